@@ -1,0 +1,1 @@
+"""λ-GELU for the Hugging Face ecosystem."""

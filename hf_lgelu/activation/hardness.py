@@ -1,0 +1,173 @@
+"""The hardness λ: its reparameterization, its target, its initial profiles and its granularities.
+
+Notation follows the paper (arXiv:2603.21991): λ ≥ 1 is the hardness, s the raw hardness that an
+optimizer moves, t the temperature, and λ(s) = 1 + softplus(s / t).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+DEFAULT_TEMPERATURE = 0.1
+"""The paper's t."""
+
+DEFAULT_INIT_HARDNESS = 1.05
+"""λ₀ of a new activation. σ(s/t) = 1 − e^(−(λ−1)) holds the gradient of s back near λ = 1, so a λ₀
+closer to 1 (the paper-like 1.0067) takes many more steps to leave GELU."""
+
+DEFAULT_TOLERANCE = 5e-3
+"""The paper's ε, the L¹ distance between the gate Φ(λx) and the Heaviside step."""
+
+SWAP_ERROR_CONSTANT = 0.16997120747990366
+"""κ = max_u u(1 − Φ(u)); sup_x |x·Φ(λx) − ReLU(x)| = κ / λ."""
+
+
+def check_temperature(temperature: float) -> float:
+    """Return `temperature` as a float, or raise if it is not a finite number above 0."""
+    value = _as_number("temperature", temperature)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"temperature must be a finite number > 0, got {temperature!r} (the paper uses 0.1)")
+    return value
+
+
+def check_init_hardness(hardness: float) -> float:
+    """Return `hardness` as a float, or raise if no finite raw hardness stands for it."""
+    value = _as_number("hardness", hardness)
+    if not (math.isfinite(value) and value > 1):
+        raise ValueError(
+            f"a learnable hardness λ must be a finite number > 1, got {hardness!r}: λ(s) = 1 + softplus(s/t) reaches "
+            "exactly 1 only at s = -inf, where it has no gradient. Use a value just above, e.g. 1.0067 or 1.05"
+        )
+    return value
+
+
+def hardness_from_raw(raw_hardness: Tensor, temperature: Tensor | float) -> Tensor:
+    """λ(s) = 1 + softplus(s / t), elementwise; differentiable in both."""
+    return 1 + F.softplus(raw_hardness / temperature)
+
+
+def raw_from_hardness(hardness: float, temperature: float = DEFAULT_TEMPERATURE) -> float:
+    """The s with λ(s) = `hardness`: s = t·log(e^(λ−1) − 1), accurate from λ = 1 + 1e-15 to 1e300.
+
+    Raises ValueError if `hardness` ≤ 1, `temperature` ≤ 0 or either is not finite.
+    """
+    excess = check_init_hardness(hardness) - 1
+    temperature = check_temperature(temperature)
+    # log(expm1(y)) overflows from y = 710 on; y + log1p(-exp(-y)) loses every digit below y = 1e-16.
+    log_expm1 = math.log(math.expm1(excess)) if excess < 1 else excess + math.log1p(-math.exp(-excess))
+    return temperature * log_expm1
+
+
+def hardness_target(tolerance: float = DEFAULT_TOLERANCE) -> float:
+    """The λ at which the gate is within `tolerance` of a step: 2 / (ε·√(2π)), 159.577 for ε = 5e-3.
+
+    The paper's E∞(λ) = ∫|H(x) − Φ(λx)|dx = 2 / (λ√(2π)), solved for λ.
+    Raises ValueError if `tolerance` is not in (0, 2/√(2π)], the range in which λ ≥ 1.
+    """
+    value = _as_number("tolerance", tolerance)
+    largest = 2 / math.sqrt(2 * math.pi)
+    if not 0 < value <= largest:
+        raise ValueError(
+            f"tolerance must lie in (0, {largest:.4f}] so that the target hardness is finite and at least 1, "
+            f"got {tolerance!r} (the paper uses 5e-3)"
+        )
+    return largest / value
+
+
+def swap_error_bound(hardness: float) -> float:
+    """κ / λ, the largest |x·Φ(λx) − ReLU(x)| over all x."""
+    value = _as_number("hardness", hardness)
+    if not value >= 1:
+        raise ValueError(f"hardness must be at least 1, got {hardness!r}")
+    return SWAP_ERROR_CONSTANT / value
+
+
+@dataclass(frozen=True)
+class InitMode:
+    """A way to spread initial hardness over depth.
+
+    `profile` maps (number of sites, low, high) to one λ per site, in the order in which they run.
+    """
+
+    name: str
+    description: str
+    profile: Callable[[int, float, float], list[float]]
+
+
+def _linear_profile(count: int, first: float, last: float) -> list[float]:
+    if count == 1:
+        return [first]
+    return [first + (last - first) * i / (count - 1) for i in range(count)]
+
+
+INIT_MODES: dict[str, InitMode] = {
+    mode.name: mode
+    for mode in (
+        InitMode("uniform", "every λ = low", lambda n, low, high: [low] * n),
+        InitMode("increasing", "linear from low to high", _linear_profile),
+        InitMode("decreasing", "linear from high to low", lambda n, low, high: _linear_profile(n, high, low)),
+    )
+}
+
+
+def init_profile(mode: str, count: int, low: float, high: float) -> list[float]:
+    """One initial λ for each of `count` activations in depth order (the paper's three init modes)."""
+    if mode not in INIT_MODES:
+        raise ValueError(f"unknown init mode {mode!r}; accepted: {', '.join(INIT_MODES)}")
+    low, high = check_init_hardness(low), check_init_hardness(high)
+    if low > high:
+        raise ValueError(f"low must not exceed high, got low={low} and high={high}")
+    return INIT_MODES[mode].profile(count, low, high)
+
+
+@dataclass(frozen=True)
+class Granularity:
+    """How many λ one activation site has.
+
+    `raw_shape` maps (shape of the activation's input, channel axis) to the shape of s, broadcastable
+    to that input. It is None where the shape needs no look at the input.
+    """
+
+    name: str
+    description: str
+    raw_shape: Callable[[tuple[int, ...], int], tuple[int, ...]] | None = None
+
+
+def _channel_shape(input_shape: tuple[int, ...], channel_axis: int) -> tuple[int, ...]:
+    axis = channel_axis % len(input_shape)
+    return (input_shape[axis],) + (1,) * (len(input_shape) - axis - 1)
+
+
+def _neuron_shape(input_shape: tuple[int, ...], channel_axis: int) -> tuple[int, ...]:
+    # Positions of a sequence share their weights, so a hidden unit there is one neuron. In a feature
+    # map (channel axis 1) every position of every channel is its own.
+    axis = channel_axis % len(input_shape)
+    return input_shape[axis:]
+
+
+GRANULARITIES: dict[str, Granularity] = {
+    granularity.name: granularity
+    for granularity in (
+        Granularity("layer", "one λ per activation site (the paper)"),
+        Granularity("channel", "one λ per channel or hidden unit, shared over positions", _channel_shape),
+        Granularity("neuron", "one λ per element of a feature map; per hidden unit in a sequence", _neuron_shape),
+        Granularity("network", "one λ shared by every site of the model"),
+    )
+}
+
+
+def check_granularity(granularity: str) -> Granularity:
+    """Return the row of GRANULARITIES, or raise naming the accepted ones."""
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"unknown granularity {granularity!r}; accepted: {', '.join(GRANULARITIES)}")
+    return GRANULARITIES[granularity]
+
+
+def _as_number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a Python number, got {type(value).__name__}")
+    return float(value)

@@ -1,0 +1,60 @@
+"""λ-GELU on torch operations, with hand-written derivatives that keep only x and λ for backward.
+
+Autograd through the plain form of `eager` would keep four tensors of x's size. The derivatives are
+written in differentiable operations, so higher orders, forward mode and `torch.func` work.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_lgelu.activation.kernels import eager
+
+
+class _LambdaGELUFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, hardness: Tensor) -> Tensor:
+        return eager.lambda_gelu(x, hardness)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, hardness = ctx.saved_tensors
+        dtype = eager.internal_dtype(x)
+        wide_hardness = hardness.to(dtype)
+        v = eager.gate_argument(x.to(dtype), wide_hardness)
+        delta = grad_output.to(dtype)
+        grad_x = grad_hardness = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (delta * eager.derivative_in_x(v)).to(x.dtype)
+        if ctx.needs_input_grad[1]:
+            # 1/λ² after the sum: one division per λ, and no partial product can overflow.
+            summed = (delta * eager.scaled_derivative_in_hardness(v)).sum_to_size(hardness.shape)
+            grad_hardness = (summed / wide_hardness.square()).to(hardness.dtype)
+        return grad_x, grad_hardness
+
+    @staticmethod
+    def jvp(ctx: Any, x_tangent: Tensor | None, hardness_tangent: Tensor | None) -> Tensor:
+        x, hardness = ctx.saved_tensors
+        dtype = eager.internal_dtype(x)
+        wide_hardness = hardness.to(dtype)
+        v = eager.gate_argument(x.to(dtype), wide_hardness)
+        tangent = torch.zeros_like(v)
+        if x_tangent is not None:
+            tangent = tangent + x_tangent.to(dtype) * eager.derivative_in_x(v)
+        if hardness_tangent is not None:
+            rate = hardness_tangent.to(dtype) / wide_hardness.square()
+            tangent = tangent + rate * eager.scaled_derivative_in_hardness(v)
+        return tangent.to(x.dtype)
+
+
+def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
+    """x·Φ(λx); saves x (its own bytes) and λ, and computes ∂λ only where it is needed."""
+    return _LambdaGELUFunction.apply(x, hardness)
