@@ -1,0 +1,1 @@
+"""Where λ-GELU lives: in transformers and timm by name, in any module by surgery."""

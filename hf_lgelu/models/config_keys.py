@@ -1,0 +1,166 @@
+"""Which key of a config decides a model's activations, and rewriting it.
+
+The key has a dozen names over the families of transformers (hidden_act, activation_function,
+feed_forward_proj, ff_activation, a boolean gelu_activation, timm's model_args["act_layer"], a key in
+each sub-config ...), and setting the wrong one is silent. So no list of families is kept: each key
+that holds an activation's name is tried, by building the model without memory from a config that
+went through save and load, and looking at what then sits at the sites in question.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+
+from hf_lgelu.models.registry import timm_activation_classes
+from hf_lgelu.models.sites import find_sites
+
+_GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
+
+
+@dataclass(frozen=True)
+class ConfigChange:
+    """One key of a config and its value before and after; `path` has one step per sub-config or dict."""
+
+    path: tuple[str, ...]
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.path)}: {self.old!r} → {self.new!r}"
+
+
+class UnsupportedConfigError(RuntimeError):
+    """No key of the config puts the wanted activation at exactly the wanted sites."""
+
+
+def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
+    """(name, module) of the outermost PreTrainedModels in a module tree: those that own a config."""
+    if isinstance(model, PreTrainedModel):
+        return [("", model)]
+    found = []
+    for name, child in model.named_children():
+        found += [(f"{name}.{inner}" if inner else name, root) for inner, root in pretrained_roots(child)]
+    return found
+
+
+def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation: str) -> list[ConfigChange]:
+    """The changes after which the config alone builds `activation` ("relu", "lambda_gelu") at these sites.
+
+    All other sites keep their class. Nothing is changed here. Raises UnsupportedConfigError if no set of
+    keys does that.
+    """
+    others = {site.name: type(site.module) for site in find_sites(model) if site.name not in site_names}
+
+    def reached(changes: list[ConfigChange]) -> set[str]:
+        """The wanted sites that these changes reach; none if they change another site."""
+        skeleton = _build(model, apply_changes(model.config, changes))
+        if any(type(_at(skeleton, name)) is not cls for name, cls in others.items()):
+            return set()
+        return {name for name in site_names if _is_activation(_at(skeleton, name), activation)}
+
+    candidates = _candidates(model.config, activation)
+    chosen = [change for change in candidates if reached([change])]
+    missed = site_names - reached(chosen)
+    if missed:
+        raise UnsupportedConfigError(
+            f"no activation key of {type(model.config).__name__} puts {activation!r} at {', '.join(sorted(missed))} "
+            "and leaves the other activations as they are"
+        )
+    return [change for change in chosen + _coupled(candidates, chosen) if change.old != change.new]
+
+
+def apply_changes(config: PreTrainedConfig, changes: list[ConfigChange]) -> PreTrainedConfig:
+    """A copy of `config` with the changes made, as it comes back from being saved and loaded."""
+    changed = copy.deepcopy(config)
+    _write(changed, changes)
+    return type(changed).from_dict(changed.to_dict())
+
+
+def rewrite_config(model: PreTrainedModel, changes: list[ConfigChange]) -> None:
+    """Make the changes in the model's config, on a copy of its own.
+
+    transformers does not copy the config that a model is built from: another model may share it.
+    """
+    if not changes:
+        return
+    copies: dict[int, Any] = {}
+    copy.deepcopy(model.config, copies)
+    for module in model.modules():
+        held = vars(module).get("config")
+        if isinstance(held, PreTrainedConfig) and id(held) in copies:
+            module.config = copies[id(held)]
+    _write(model.config, changes)
+
+
+def _write(config: PreTrainedConfig, changes: list[ConfigChange]) -> None:
+    for change in changes:
+        holder: Any = config
+        for step in change.path[:-1]:
+            holder = holder[step] if isinstance(holder, Mapping) else getattr(holder, step)
+        if isinstance(holder, Mapping):
+            holder[change.path[-1]] = change.new
+        else:
+            setattr(holder, change.path[-1], change.new)
+
+
+def _build(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"):
+        return type(model)(config)
+
+
+def _at(model: nn.Module, name: str) -> Any:
+    """What sits at a site of a model that may have another tree: a module, a function or None."""
+    parent_name, _, attribute = name.rpartition(".")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    return getattr(modules.get(parent_name), attribute, None)
+
+
+def _is_activation(found: Any, activation: str) -> bool:
+    # XLM spells its ReLU as a function.
+    return type(found) is type(ACT2FN[activation]) or (activation == "relu" and found is F.relu)
+
+
+def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]:
+    names = set(ACT2FN) | set(timm_activation_classes() or ())
+    changes = []
+    for path, value in _leaves(config, ()):
+        if isinstance(value, str) and value.removeprefix(_GATED).lower() in names:
+            gate = _GATED if value.startswith(_GATED) else ""
+            changes.append(ConfigChange(path, value, gate + activation))
+        elif path[-1] == "gelu_activation" and activation == "relu":  # XLM, Flaubert: GELU or else ReLU
+            changes.append(ConfigChange(path, value, False))
+    if hasattr(config, "model_args") and hasattr(config, "architecture"):  # TimmWrapperConfig
+        if config.model_args is None:
+            changes.append(ConfigChange(("model_args",), None, {"act_layer": activation}))
+        elif "act_layer" not in config.model_args:
+            changes.append(ConfigChange(("model_args", "act_layer"), None, activation))
+    return changes
+
+
+def _coupled(candidates: list[ConfigChange], chosen: list[ConfigChange]) -> list[ConfigChange]:
+    # T5 derives dense_act_fn from feed_forward_proj but lets a saved dense_act_fn win. Changing the
+    # one that decides would leave a config that contradicts itself, so the other follows.
+    holders = {change.path[:-1] for change in chosen if change.path[-1] == "dense_act_fn"}
+    return [
+        change
+        for change in candidates
+        if change.path[-1] == "feed_forward_proj" and change.path[:-1] in holders and change not in chosen
+    ]
+
+
+def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    items = node.items() if isinstance(node, Mapping) else vars(node).items()
+    for key, value in items:
+        if not isinstance(key, str) or key.startswith("_"):
+            continue
+        if isinstance(value, PreTrainedConfig | Mapping):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value

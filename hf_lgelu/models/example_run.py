@@ -1,0 +1,60 @@
+"""Running a model once on example inputs, to see what really happens inside."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ExampleInputs = Tensor | Mapping[str, Any] | Sequence[Any]
+"""One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
+
+
+def run_example(model: nn.Module, example_inputs: ExampleInputs) -> Any:
+    """Call `model` on the inputs without gradients and in eval mode, and restore every training flag.
+
+    Tensors are moved to the device of the model's first parameter.
+    """
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+
+    def place(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    with torch.no_grad(), evaluation_mode(model):
+        if isinstance(example_inputs, Tensor):
+            return model(place(example_inputs))
+        if isinstance(example_inputs, Mapping):
+            return model(**{name: place(value) for name, value in example_inputs.items()})
+        if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
+            return model(*(place(value) for value in example_inputs))
+    raise TypeError(
+        "example_inputs must be a tensor, a mapping of keyword arguments or a sequence of positional arguments, got "
+        + type(example_inputs).__name__
+    )
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode inside, each back to its own mode after."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def forward_hooks(
+    modules: Sequence[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], None]
+) -> Iterator[None]:
+    """Call `hook(module, positional arguments, output)` after each forward of `modules`, while inside."""
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,83 @@
+"""What transformers' `from_pretrained` has to know about λ-GELU.
+
+`from_pretrained` builds a model without memory, fills in what the checkpoint has, and gives every
+other tensor uninitialized memory, expecting the model's own `_init_weights` to set it. No model's
+knows this class: s would be garbage, mostly a huge negative number, which is a GELU that never
+learns and never says so. There is no public hook per module, so two methods of PreTrainedModel are
+extended here, each calling the original.
+"""
+
+import functools
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
+
+logger = logging.get_logger(__name__)
+
+_EXTENDED = "_extended_by_hf_lgelu"
+_STATE = ("raw_hardness", "temperature", "hardness_override")
+
+
+def extend_from_pretrained() -> None:
+    """Make checkpoint loading initialize λ-GELU. Idempotent; `import hf_lgelu` calls it."""
+    for name, extend in (
+        ("_initialize_weights", _initialize_lambda_gelu),
+        ("_adjust_missing_and_unexpected_keys", _report_lambda_gelu_keys),
+    ):
+        original = getattr(PreTrainedModel, name, None)
+        if original is None:
+            raise ImportError(
+                f"this version of transformers has no PreTrainedModel.{name}, which hf_lgelu extends to give a missing "
+                "hardness its initial value. Versions 5.17 to 5.23 are known to work"
+            )
+        if not hasattr(original, _EXTENDED):
+            extended = extend(original)
+            setattr(extended, _EXTENDED, True)
+            setattr(PreTrainedModel, name, extended)
+
+
+def _initialize_lambda_gelu(original: Any) -> Any:
+    @functools.wraps(original)
+    def _initialize_weights(self: PreTrainedModel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        # Here torch.nn.init is guarded: reset_parameters leaves every tensor that was loaded as it is.
+        if isinstance(module, LambdaGELU) and not getattr(module, "_is_hf_initialized", False):
+            module.reset_parameters()
+        original(self, module, *args, **kwargs)
+
+    return _initialize_weights
+
+
+def _report_lambda_gelu_keys(original: Any) -> Any:
+    @functools.wraps(original)
+    def _adjust_missing_and_unexpected_keys(self: PreTrainedModel, loading_info: Any) -> None:
+        original(self, loading_info)
+        _refuse_lost_sites(self)
+        owned = {f"{name}.{key}" for name, _ in lambda_gelu_modules(self) for key in _STATE}
+        missing = owned & set(loading_info.missing_keys)
+        if missing and missing == owned:
+            # A checkpoint trained with another activation. Its missing keys are no fault, so they are not listed.
+            loading_info.missing_keys = set(loading_info.missing_keys) - owned
+            sites = lambda_gelu_modules(self)
+            logger.info(f"{len(sites)} λ-GELU hardnesses are new and start at λ = {sites[0][1].init_hardness}")
+        lost = sorted(key for key in loading_info.unexpected_keys if key.endswith(".raw_hardness"))
+        if lost and not owned:
+            logger.warning(
+                f"The checkpoint holds the hardness of {len(lost)} λ-GELU activations and this model has none: its "
+                "activations are another function. That is harmless only for a hardened checkpoint read as ReLU. To "
+                "keep λ-GELU, set the config's activation key to 'lambda_gelu' or use hf_lgelu.from_pretrained"
+            )
+
+    return _adjust_missing_and_unexpected_keys
+
+
+def _refuse_lost_sites(model: PreTrainedModel) -> None:
+    if getattr(model.config, "lambda_gelu", None) and not find_sites(model, ("lambda_gelu",)):
+        raise RuntimeError(
+            "this checkpoint's λ-GELU activations were put in by surgery and its config alone cannot rebuild them: "
+            f"load it with hf_lgelu.from_pretrained({type(model).__name__}, ...)"
+        )

@@ -1,0 +1,80 @@
+"""The hardness of a whole model: reading it as a profile over depth, and setting it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, init_profile, raw_from_hardness
+from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.models.example_run import ExampleInputs, forward_hooks, run_example
+from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, find_sites, require_lambda_gelu
+
+
+@torch.no_grad()
+def hardness_profile(model: nn.Module) -> dict[str, float]:
+    """{module name: λ} of every λ-GELU site, in registration order.
+
+    A site with several λ (granularity channel or neuron) shows their mean; `module.hardness` has each.
+    Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU.
+    """
+    require_lambda_gelu(model)
+    if isinstance(model, LambdaGELU):
+        return {"": _mean(model.hardness)}
+    return {site.name: _mean(site.module.hardness) for site in find_sites(model, ("lambda_gelu",))}
+
+
+@torch.no_grad()
+def initialize_hardness(
+    model: nn.Module,
+    mode: str = "uniform",
+    low: float = DEFAULT_INIT_HARDNESS,
+    high: float = 2.0,
+    *,
+    example_inputs: ExampleInputs | None = None,
+) -> dict[str, float]:
+    """Set the initial λ of every site by one of the paper's init modes, and lift any hardening override.
+
+    Args:
+        model: has λ-GELU sites.
+        mode: "uniform" (every λ = `low`), "increasing" (linear in λ from `low` at the first site to
+            `high` at the last) or "decreasing" (the reverse).
+        low, high: λ above 1.
+        example_inputs: run once to learn in which order the activations are called. Without them the
+            order is that of registration, which is the same in nearly every published architecture.
+
+    Returns:
+        {module name: λ} in the order used.
+    """
+    owners = _in_execution_order(model, example_inputs)
+    values = init_profile(mode, len(owners), low, high)
+    for (_, module), value in zip(owners, values, strict=True):
+        raw_hardness = raw_from_hardness(value, float(module.temperature))
+        torch.nn.init.constant_(module.raw_hardness, raw_hardness)
+        torch.nn.init.zeros_(module.hardness_override)
+    return {name: value for (name, _), value in zip(owners, values, strict=True)}
+
+
+def _in_execution_order(model: nn.Module, example_inputs: ExampleInputs | None) -> list[tuple[str, LambdaGELU]]:
+    owners = require_lambda_gelu(model)
+    if example_inputs is None:
+        return owners
+    first_call: dict[int, int] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        owner = module if isinstance(module, LambdaGELU) else module.owner
+        first_call.setdefault(id(owner), len(first_call))
+
+    sites = [module for module in model.modules() if isinstance(module, LAMBDA_GELU_CLASSES)]
+    with forward_hooks(sites, note):
+        run_example(model, example_inputs)
+    silent = [name for name, module in owners if id(module) not in first_call]
+    if silent:
+        raise ValueError(f"the example inputs never reach {', '.join(silent)}; give inputs that run the whole model")
+    return sorted(owners, key=lambda item: first_call[id(item[1])])
+
+
+def _mean(hardness: Tensor) -> float:
+    # FSDP2 shards s; most ranks hold none of a (1,) tensor.
+    whole = hardness.full_tensor() if hasattr(hardness, "full_tensor") else hardness
+    return whole.mean().item()

@@ -1,0 +1,52 @@
+"""The name "lambda_gelu" in transformers' and timm's activation tables."""
+
+import importlib.util
+from collections.abc import MutableMapping
+
+from transformers.activations import ACT2CLS, ACT2FN
+
+from hf_lgelu.activation.module import LambdaGELU
+
+ACTIVATION_NAME = "lambda_gelu"
+
+
+def register_activation() -> None:
+    """Make "lambda_gelu" an activation string of transformers configs and a timm `act_layer`.
+
+    Idempotent; `import hf_lgelu` calls it. Raises RuntimeError if another class has the name.
+    """
+    # ACT2FN is a copy of ACT2CLS made at import, and some models read the one, some the other.
+    _add(ACT2CLS, "transformers.activations.ACT2CLS", LambdaGELU)
+    _add(ACT2FN, "transformers.activations.ACT2FN", LambdaGELU)
+    table = timm_activation_classes()
+    if table is not None:
+        _add(table, "timm.layers.create_act", LambdaGELU)
+
+
+def timm_activation_classes() -> MutableMapping[str, type] | None:
+    """timm's name → activation class table, or None where timm is not installed.
+
+    timm has no call to register an activation, so this is a private dict of its factory.
+    """
+    if importlib.util.find_spec("timm") is None:
+        return None
+    from timm.layers import create_act
+
+    table = getattr(create_act, "_ACT_LAYER_DEFAULT", None)
+    if table is None:
+        raise RuntimeError(
+            "this timm keeps its activation classes elsewhere than timm.layers.create_act._ACT_LAYER_DEFAULT, so "
+            "'lambda_gelu' cannot be registered as an act_layer. Use timm 1.0.26 to 1.0.31, or uninstall timm"
+        )
+    return table
+
+
+def _add(table: MutableMapping[str, type], table_name: str, activation: type) -> None:
+    # dict.get of ACT2FN returns the class; its __getitem__ would build an instance.
+    present = table.get(ACTIVATION_NAME)
+    if present is not None and present is not activation:
+        raise RuntimeError(
+            f"{ACTIVATION_NAME!r} is already registered in {table_name} as {present!r}; two activations cannot share "
+            "the name. Import hf_lgelu before the code that registers the other, or rename that one"
+        )
+    table[ACTIVATION_NAME] = activation

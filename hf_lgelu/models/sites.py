@@ -1,0 +1,133 @@
+"""Activation sites: where in a module tree an activation sits, and of what kind it is."""
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from torch import nn
+from transformers import activations as hf_activations
+
+from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
+
+LAMBDA_GELU_CLASSES = (LambdaGELU, SharedLambdaGELU)
+
+# kind → (torch classes, names in transformers.activations, names in timm.layers)
+_KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "lambda_gelu": (LAMBDA_GELU_CLASSES, (), ()),
+    "gelu": (
+        (nn.GELU,),
+        # The erf form, three spellings of the tanh form and the sigmoid form. ClippedGELUActivation
+        # is left out: it is another function.
+        (
+            "GELUActivation",
+            "NewGELUActivation",
+            "FastGELUActivation",
+            "AccurateGELUActivation",
+            "GELUTanh",
+            "QuickGELUActivation",
+        ),
+        ("GELU", "GELUTanh", "QuickGELU"),
+    ),
+    "silu": ((nn.SiLU,), ("SiLUActivation",), ("Swish", "SwishMe")),
+    "mish": ((nn.Mish,), ("MishActivation",), ("Mish", "MishMe")),
+}
+
+SMOOTH_KINDS: tuple[str, ...] = tuple(_KIND_CLASSES)
+"""The kinds of smooth gates that become ReLU when they harden."""
+
+
+@dataclass(frozen=True)
+class ActivationSite:
+    """One place in a module tree that holds an activation: `parent.<attribute>` is `module`."""
+
+    name: str
+    parent: nn.Module
+    attribute: str
+    module: nn.Module
+    kind: str
+
+    def put(self, module: nn.Module) -> None:
+        """Place `module` at this site, in the training mode of what was there."""
+        setattr(self.parent, self.attribute, module.train(self.module.training))
+
+
+@cache
+def kind_classes(kind: str) -> tuple[type, ...]:
+    """The module classes of a kind, as far as the installed libraries have them."""
+    if kind not in _KIND_CLASSES:
+        raise ValueError(f"unknown activation kind {kind!r}; accepted: {', '.join(SMOOTH_KINDS)}")
+    torch_classes, hf_names, timm_names = _KIND_CLASSES[kind]
+    found = [*torch_classes, *(getattr(hf_activations, name, None) for name in hf_names)]
+    if timm_names and importlib.util.find_spec("timm") is not None:
+        from timm import layers as timm_layers
+
+        found += [getattr(timm_layers, name, None) for name in timm_names]
+    return tuple(dict.fromkeys(cls for cls in found if cls is not None))
+
+
+def kind_of(module: nn.Module) -> str | None:
+    """The kind of smooth gate that `module` is, or None."""
+    return next((kind for kind in SMOOTH_KINDS if isinstance(module, kind_classes(kind))), None)
+
+
+def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[ActivationSite]:
+    """Every activation site of the given kinds, in the order in which the modules were registered.
+
+    A module registered at several places (one stateless GELU used throughout) is a site at each of
+    them. A parent that is itself shared (ALBERT's single layer) is walked once: its site is one.
+    """
+    wanted = check_kinds(kinds)
+    return [site for site in _walk(model, "", set()) if site.kind in wanted]
+
+
+def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
+    """Return `kinds` as a tuple, or raise naming the accepted ones."""
+    if isinstance(kinds, str):
+        raise TypeError(f"kinds must be a sequence of names such as ('gelu',), got the string {kinds!r}")
+    checked = tuple(kinds)
+    for kind in checked:
+        kind_classes(kind)
+    if not checked:
+        raise ValueError(f"kinds is empty; accepted: {', '.join(SMOOTH_KINDS)}")
+    return checked
+
+
+def _walk(module: nn.Module, prefix: str, seen: set[int]) -> Iterator[ActivationSite]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    for attribute, child in module._modules.items():
+        if child is None:
+            continue
+        name = f"{prefix}{attribute}"
+        kind = kind_of(child)
+        if kind is None:
+            yield from _walk(child, f"{name}.", seen)
+        else:
+            yield ActivationSite(name, module, attribute, child, kind)
+
+
+def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
+    """(name, module) of every module that owns a hardness, each once, in registration order."""
+    owners = {}
+    for site in _walk(model, "", set()):
+        if isinstance(site.module, LambdaGELU):
+            owners.setdefault(id(site.module), (site.name, site.module))
+    if isinstance(model, LambdaGELU):
+        return [("", model)]
+    return list(owners.values())
+
+
+def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
+    """`lambda_gelu_modules`, or a ValueError where the model has none."""
+    modules = lambda_gelu_modules(model)
+    if not modules:
+        others = sorted({site.kind for site in find_sites(model)})
+        raise ValueError(
+            f"{type(model).__name__} has no λ-GELU activation"
+            + (f" (smooth gates it has: {', '.join(others)})" if others else "")
+            + ". Set the activation key of its config to 'lambda_gelu' (the key differs by family: hidden_act, "
+            "activation_function, ...; a wrong key is ignored silently) or call hf_lgelu.replace_activations(model)"
+        )
+    return modules

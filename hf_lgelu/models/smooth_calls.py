@@ -1,0 +1,107 @@
+"""What a model still computes smoothly: every smooth activation that one forward pass executes.
+
+Surgery sees modules. An `F.gelu` inside a forward, an activation built anew at each call or a
+formula spelled out with tanh is not one; this check watches the operations themselves.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_lgelu.models.example_run import ExampleInputs, run_example
+from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, kind_of
+
+# erf, tanh and sigmoid catch the formulas that are spelled out.
+_SMOOTH_OPERATIONS = frozenset(
+    (
+        *("gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "log_sigmoid_forward"),
+        *("erf", "erfc", "special_ndtr", "tanh", "sigmoid"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class SmoothCall:
+    """A smooth elementwise operation that ran.
+
+    `module` is the dotted name of the innermost module running it ("" is the model itself; None a
+    module that is not registered in it), `module_class` that module's class. `functional` says that
+    the module is no activation module of a kind that surgery exchanges.
+    """
+
+    module: str | None
+    module_class: str
+    operation: str
+    functional: bool
+    count: int
+
+    def __str__(self) -> str:
+        place = "a module built during the forward" if self.module is None else self.module or "the model itself"
+        how = "called as a function" if self.functional else "activation module"
+        return f"{place} ({self.module_class}): {self.operation} × {self.count}, {how}"
+
+
+def find_smooth_calls(model: nn.Module, example_inputs: ExampleInputs) -> list[SmoothCall]:
+    """Run the model once and list the smooth activations executed, in the order of their first call.
+
+    Looks for GELU, SiLU, Mish, ELU, CELU, SELU, softplus, sigmoid, tanh and erf, in modules and in
+    functional calls. An empty list means that every gate on this path is piecewise linear; softmax,
+    normalization and products of activations (attention) are not gates and are not listed.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    watch = _Watch()
+    with _module_stack(watch.stack), watch:
+        run_example(model, example_inputs)
+    calls = []
+    for (module_id, operation), count in watch.counts.items():
+        module = watch.modules[module_id]
+        name = names.get(module_id)
+        functional = name is None or kind_of(module) is None
+        calls.append(SmoothCall(name, type(module).__name__, operation, functional, count))
+    return calls
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[nn.Module] = []
+        self.modules: dict[int, nn.Module] = {}  # keeps modules built during the forward alive, so ids stay theirs
+        self.counts: Counter[tuple[int, str]] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        operation = func.overloadpacket.__name__.rstrip("_")
+        module = self.stack[-1] if self.stack else None
+        # λ-GELU's softplus makes λ from s; it is no activation.
+        is_parameter = operation == "softplus" and isinstance(module, LAMBDA_GELU_CLASSES)
+        if operation in _SMOOTH_OPERATIONS and module is not None and not is_parameter:
+            self.modules[id(module)] = module
+            self.counts[id(module), operation] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _module_stack(stack: list[nn.Module]) -> Iterator[None]:
+    """Keep `stack` the modules whose forward is running, registered in the model or not."""
+
+    def enter(module: nn.Module, args: Any) -> None:
+        stack.append(module)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        stack.pop()
+
+    handles = (
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,264 @@
+"""Replacing the activations of a model that exists: GELU by λ-GELU, λ-GELU by ReLU."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from transformers import PreTrainedModel
+
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
+from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
+from hf_lgelu.models.config_keys import (
+    UnsupportedConfigError,
+    ConfigChange,
+    plan_config_changes,
+    pretrained_roots,
+    rewrite_config as rewrite,
+)
+from hf_lgelu.models.example_run import ExampleInputs
+from hf_lgelu.models.input_shapes import site_input_shapes
+from hf_lgelu.models.rebuild import forget_sites, remember_sites
+from hf_lgelu.models.registry import ACTIVATION_NAME
+from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
+
+
+@dataclass(frozen=True)
+class ReplacedSite:
+    """One activation that surgery exchanged."""
+
+    name: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class SurgeryReport:
+    """What surgery did: the sites it exchanged and the config keys it rewrote."""
+
+    sites: tuple[ReplacedSite, ...]
+    config_changes: tuple[ConfigChange, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.sites)} activations replaced"]
+        lines += [f"  {site.name}: {site.old} → {site.new}" for site in self.sites]
+        lines += [f"  config {change}" for change in self.config_changes]
+        return "\n".join(lines)
+
+
+def replace_activations(
+    model: nn.Module,
+    *,
+    kinds: Sequence[str] = ("gelu",),
+    granularity: str = "layer",
+    init_hardness: float = DEFAULT_INIT_HARDNESS,
+    temperature: float = DEFAULT_TEMPERATURE,
+    example_inputs: ExampleInputs | None = None,
+    channel_axis: int | None = None,
+    include: Callable[[str], bool] | None = None,
+    rewrite_config: bool = True,
+) -> SurgeryReport:
+    """Put a λ-GELU, each with its own λ, in the place of every activation module of the given kinds.
+
+    For models that ignore the activation string, or for more than one λ per layer.
+
+    Args:
+        model: any module tree, changed in place. A model wrapped by torch.compile is operated on inside.
+        kinds: rows of `SMOOTH_KINDS`: "gelu" (erf, tanh and sigmoid forms of torch, transformers and
+            timm), "silu", "mish".
+        granularity: "layer", "channel", "neuron" or "network".
+        init_hardness: λ at the start, above 1.
+        temperature: t > 0.
+        example_inputs: needed for "channel" and "neuron", which take their shapes from one forward pass.
+        channel_axis: the axis of channels in every activation's input; found from the forward pass if None.
+        include: a predicate on site names; the default takes all.
+        rewrite_config: make a transformers config rebuild the model. With one λ per layer and a key that
+            can say so, plain `from_pretrained` then loads it; otherwise `hf_lgelu.from_pretrained` does.
+
+    Raises:
+        ValueError: nothing to replace, or an argument is wrong. The model is then unchanged.
+        RuntimeError: the model is wrapped for distributed training or scripted.
+    """
+    model = _operable(model)
+    granularity = check_granularity(granularity).name
+    kinds = check_kinds(kinds)
+    sites = _found(model, kinds, include)
+    shapes = _raw_shapes(model, sites, granularity, example_inputs, channel_axis)
+    LambdaGELU(init_hardness=init_hardness, temperature=temperature)  # raises on bad values, before any change
+    plans = [
+        (root, _plan_lambda_gelu(root, _inside(name, sites), granularity, shapes))
+        for name, root in (pretrained_roots(model) if rewrite_config else [])
+    ]
+    modules: list[nn.Module] = []
+    for site in sites:
+        if granularity == "network" and modules:
+            modules.append(SharedLambdaGELU(modules[0]))
+            continue
+        module = LambdaGELU(
+            init_hardness=init_hardness, temperature=temperature, granularity=granularity, raw_shape=shapes[site.name]
+        )
+        modules.append(module.to(_device(model, site)))
+    return _carry_out(sites, modules, plans)
+
+
+def substitute_relu(
+    model: nn.Module, *, kinds: Sequence[str] = ("lambda_gelu",), rewrite_config: bool = True
+) -> SurgeryReport:
+    """Put `nn.ReLU` in the place of every λ-GELU: same weights, a plain ReLU network.
+
+    The largest change at any activation is 0.16997 / λ per unit of its input, so harden first. What
+    else the network computes smoothly is seen by `find_smooth_calls`.
+
+    Args:
+        model: any module tree, changed in place. A model wrapped by torch.compile is operated on inside.
+        kinds: rows of `SMOOTH_KINDS`. ("gelu",) is the direct GELU → ReLU swap.
+        rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
+            loads the saved model.
+
+    Raises:
+        ValueError: nothing to replace. The model is then unchanged.
+        RuntimeError: wrapped or scripted model, or (UnsupportedConfigError) a config with no key that says
+            ReLU at exactly these sites. The model is then unchanged.
+    """
+    model = _operable(model)
+    kinds = check_kinds(kinds)
+    sites = _found(model, kinds, None)
+    plans = [
+        (root, _plan_relu(root, _inside(name, sites)))
+        for name, root in (pretrained_roots(model) if rewrite_config else [])
+    ]
+    return _carry_out(sites, [nn.ReLU() for _ in sites], plans)
+
+
+@contextmanager
+def relu_substitution(model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> Iterator[SurgeryReport]:
+    """ReLU at every smooth gate inside the block; after it, also after an error, the model as it was.
+
+    Weights and config are untouched. Inside a wrapper for distributed training, pass the inner module.
+    Raises ValueError if there is nothing to substitute.
+    """
+    model = _operable(model)
+    kinds = check_kinds(kinds)
+    sites = _found(model, kinds, None)
+    try:
+        yield SurgeryReport(_exchange(sites, [nn.ReLU() for _ in sites]))
+    finally:
+        for site in sites:
+            setattr(site.parent, site.attribute, site.module)
+
+
+def _operable(model: nn.Module) -> nn.Module:
+    """The module to operate on, or a RuntimeError with the reason why it must not be touched."""
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        model = model._orig_mod  # the compiled wrapper guards on the modules inside and compiles again
+    for name, module in model.named_modules():
+        where = f"its module {name!r}" if name else "it"
+        if isinstance(module, DistributedDataParallel | DataParallel) or "fsdp" in type(module).__module__.lower():
+            raise RuntimeError(
+                f"the model cannot be changed: {where} is wrapped by {type(module).__name__}, which has already taken "
+                "stock of the parameters. Do the surgery before wrapping, or on the unwrapped model "
+                "(accelerator.unwrap_model(model))"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise RuntimeError(
+                f"the model cannot be changed: {where} is a TorchScript module. Operate before scripting"
+            )
+    return model
+
+
+def _found(model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None) -> list[ActivationSite]:
+    sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
+    if not sites:
+        present = sorted({f"{site.kind} at {site.name}" for site in find_sites(model)})[:4]
+        raise ValueError(
+            f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
+            + (" that `include` accepts" if include else "")
+            + (f"; it has {'; '.join(present)}" if present else "; it has no smooth activation module at all")
+            + ". Activations called as functions (F.gelu inside a forward) cannot be exchanged: "
+            "find_smooth_calls(model, example_inputs) lists them"
+        )
+    return sites
+
+
+def _raw_shapes(
+    model: nn.Module,
+    sites: list[ActivationSite],
+    granularity: str,
+    example_inputs: ExampleInputs | None,
+    channel_axis: int | None,
+) -> dict[str, tuple[int, ...]]:
+    raw_shape = check_granularity(granularity).raw_shape
+    if raw_shape is None:
+        return {site.name: (1,) for site in sites}
+    if example_inputs is None:
+        raise ValueError(
+            f"granularity {granularity!r} takes its shapes from a forward pass: pass example_inputs, e.g. one batch"
+        )
+    seen = site_input_shapes(model, sites, example_inputs)
+    return {
+        name: raw_shape(shape, axis if channel_axis is None else channel_axis) for name, (shape, axis) in seen.items()
+    }
+
+
+def _inside(root_name: str, sites: Sequence[ActivationSite]) -> dict[str, ActivationSite]:
+    """The sites below a module, by their names relative to it."""
+    prefix = f"{root_name}." if root_name else ""
+    return {site.name.removeprefix(prefix): site for site in sites if site.name.startswith(prefix)}
+
+
+def _plan_lambda_gelu(
+    root: PreTrainedModel, inside: dict[str, ActivationSite], granularity: str, shapes: dict[str, tuple[int, ...]]
+) -> list[ConfigChange]:
+    if not inside:
+        return []
+    if granularity == "layer":
+        try:
+            return plan_config_changes(root, set(inside), ACTIVATION_NAME)
+        except UnsupportedConfigError:
+            pass  # then the config remembers the sites themselves
+    return remember_sites(root.config, granularity, {name: shapes[site.name] for name, site in inside.items()})
+
+
+def _plan_relu(root: PreTrainedModel, inside: dict[str, ActivationSite]) -> list[ConfigChange]:
+    if not inside:
+        return []
+    try:
+        return plan_config_changes(root, set(inside), "relu") + forget_sites(root.config)
+    except UnsupportedConfigError as error:
+        raise UnsupportedConfigError(
+            f"{error}. Saved and loaded, the model would come back with other activations. To substitute in memory "
+            "only, pass rewrite_config=False"
+        ) from error
+
+
+def _carry_out(
+    sites: Sequence[ActivationSite],
+    modules: Sequence[nn.Module],
+    plans: Sequence[tuple[PreTrainedModel, list[ConfigChange]]],
+) -> SurgeryReport:
+    replaced = _exchange(sites, modules)
+    for root, changes in plans:
+        rewrite(root, changes)
+    return SurgeryReport(replaced, tuple(change for _, changes in plans for change in changes))
+
+
+def _exchange(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
+    for site, module in zip(sites, modules, strict=True):
+        site.put(module)
+    return tuple(
+        ReplacedSite(site.name, type(site.module).__name__, type(module).__name__)
+        for site, module in zip(sites, modules, strict=True)
+    )
+
+
+def _device(model: nn.Module, site: ActivationSite) -> torch.device:
+    """Where the site's neighbours live: a model spread over devices must not fetch s from elsewhere."""
+    near = next(site.parent.parameters(), None)
+    if near is None:
+        near = next(model.parameters(), None)
+    return torch.device("cpu") if near is None else near.device
