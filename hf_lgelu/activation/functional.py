@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.activation.kernels import choose_kernel
+from hf_lgelu.activation.kernels.eager import internal_dtype
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ACCEPTED_DTYPES = "float64, float32, float16 or bfloat16"
@@ -16,7 +17,8 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float) -> Tensor:
 
     Args:
         x: any shape, float64, float32, float16 or bfloat16. Arithmetic inside is float32 or wider.
-        hardness: λ ≥ 1, a number or a floating tensor that broadcasts to the shape of `x`.
+        hardness: λ ≥ 1, a number or a floating tensor that broadcasts to the shape of `x`. One value of any
+            shape goes with a 0-dim `x`.
 
     Returns:
         A tensor of the shape and dtype of `x`, differentiable in both arguments: ∂f/∂x = Φ(λx) +
@@ -24,26 +26,27 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float) -> Tensor:
 
     Raises:
         TypeError: `x` or `hardness` is not a floating tensor of an accepted dtype.
-        ValueError: `hardness` does not broadcast to `x`, or holds a value that is NaN, infinite or
-            below 1. Values are read only where that does not stall an accelerator: numbers always,
-            tensors on the CPU outside `torch.compile` and `torch.func`.
+        ValueError: `hardness` does not broadcast to `x`, or holds a value that is below 1, NaN, or infinite
+            in the dtype of the arithmetic. Values are read only where that does not stall an accelerator:
+            numbers always, tensors on the CPU outside `torch.compile` and `torch.func`.
     """
-    if not isinstance(x, Tensor) or x.dtype not in _DTYPES:
-        raise TypeError(f"x must be a {_ACCEPTED_DTYPES} tensor, got {_kind(x)}")
+    _check_input(x)
     if isinstance(hardness, int | float) and not isinstance(hardness, bool):
-        hardness = torch.tensor(float(hardness), device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
-        _check_values(hardness)
+        _check_number(hardness, internal_dtype(x))
+        hardness = torch.tensor(float(hardness), device=x.device, dtype=internal_dtype(x))
     elif not isinstance(hardness, Tensor) or hardness.dtype not in _DTYPES:
         raise TypeError(f"hardness must be a number or a {_ACCEPTED_DTYPES} tensor, got {_kind(hardness)}")
     elif _is_readable(hardness):
-        _check_values(hardness)
+        _check_values(hardness, internal_dtype(x))
     return apply_lambda_gelu(x, hardness)
 
 
 def apply_lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
     """`lambda_gelu` for a hardness whose values are known to be right; checks dtype and shape only."""
-    if x.dtype not in _DTYPES:
-        raise TypeError(f"x must be a {_ACCEPTED_DTYPES} tensor, got {_kind(x)}")
+    _check_input(x)
+    if x.dim() == 0 and hardness.numel() == 1:
+        # A layer's λ has shape (1,), also where torch.func.vmap hands over single elements.
+        hardness = hardness.reshape(())
     if not _broadcasts_to(hardness.shape, x.shape):
         raise ValueError(
             f"hardness of shape {tuple(hardness.shape)} does not broadcast to x of shape {tuple(x.shape)}: "
@@ -64,12 +67,21 @@ def _is_readable(hardness: Tensor) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(hardness)
 
 
-def _check_values(hardness: Tensor) -> None:
+def _check_input(x: Tensor) -> None:
+    if not isinstance(x, Tensor) or x.dtype not in _DTYPES:
+        raise TypeError(f"x must be a {_ACCEPTED_DTYPES} tensor, got {_kind(x)}")
+
+
+def _check_values(hardness: Tensor, dtype: torch.dtype) -> None:
     values = hardness.detach()
-    valid = (values >= 1) & torch.isfinite(values)
+    valid = (values >= 1) & torch.isfinite(values.to(dtype))
     if not bool(valid.all()):
-        worst = values[~valid].flatten()[0].item()
-        raise ValueError(f"hardness must be finite and at least 1 (1 is GELU), got {worst}")
+        _check_number(values[~valid].flatten()[0].item(), dtype)
+
+
+def _check_number(hardness: float, dtype: torch.dtype) -> None:
+    if not 1 <= hardness <= torch.finfo(dtype).max:
+        raise ValueError(f"hardness must be at least 1 (1 is GELU) and finite in {dtype}, got {hardness}")
 
 
 def _kind(value: object) -> str:

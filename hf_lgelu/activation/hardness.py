@@ -24,35 +24,42 @@ DEFAULT_TOLERANCE = 5e-3
 SWAP_ERROR_CONSTANT = 0.16997120747990366
 """κ = max_u u(1 − Φ(u)); sup_x |x·Φ(λx) − ReLU(x)| = κ / λ."""
 
+# s, t and λ live in float32 tensors; with more, or with a smaller t, s/t would overflow or be 0/0.
+_LARGEST = 1e37
+
 
 def check_temperature(temperature: float) -> float:
-    """Return `temperature` as a float, or raise if it is not a finite number above 0."""
+    """Return `temperature` as a float, or raise if it is not a number above 0 that float32 can hold."""
     value = _as_number("temperature", temperature)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"temperature must be a finite number > 0, got {temperature!r} (the paper uses 0.1)")
+    if not 1 / _LARGEST <= value <= _LARGEST:
+        raise ValueError(
+            f"temperature must be a finite number > 0 within float32's range, got {temperature!r} (the paper uses 0.1)"
+        )
     return value
 
 
 def check_init_hardness(hardness: float) -> float:
     """Return `hardness` as a float, or raise if no finite raw hardness stands for it."""
     value = _as_number("hardness", hardness)
-    if not (math.isfinite(value) and value > 1):
+    if not 1 < value <= _LARGEST:
         raise ValueError(
-            f"a learnable hardness λ must be a finite number > 1, got {hardness!r}: λ(s) = 1 + softplus(s/t) reaches "
-            "exactly 1 only at s = -inf, where it has no gradient. Use a value just above, e.g. 1.0067 or 1.05"
+            f"a learnable hardness λ must be a finite number > 1 within float32's range, got {hardness!r}: "
+            "λ(s) = 1 + softplus(s/t) reaches exactly 1 only at s = -inf, where it has no gradient. "
+            "Use a value just above, e.g. 1.0067 or 1.05"
         )
     return value
 
 
 def hardness_from_raw(raw_hardness: Tensor, temperature: Tensor | float) -> Tensor:
     """λ(s) = 1 + softplus(s / t), elementwise; differentiable in both."""
-    return 1 + F.softplus(raw_hardness / temperature)
+    # The default threshold of 20 goes over to the identity where float64 still sees a difference of 2e-9.
+    return 1 + F.softplus(raw_hardness / temperature, threshold=40)
 
 
 def raw_from_hardness(hardness: float, temperature: float = DEFAULT_TEMPERATURE) -> float:
-    """The s with λ(s) = `hardness`: s = t·log(e^(λ−1) − 1), accurate from λ = 1 + 1e-15 to 1e300.
+    """The s with λ(s) = `hardness`: s = t·log(e^(λ−1) − 1), accurate from λ = 1 + 1e-15 to 1e37.
 
-    Raises ValueError if `hardness` ≤ 1, `temperature` ≤ 0 or either is not finite.
+    Raises ValueError if `hardness` ≤ 1, `temperature` ≤ 0 or float32 cannot hold either.
     """
     excess = check_init_hardness(hardness) - 1
     temperature = check_temperature(temperature)
@@ -69,7 +76,7 @@ def hardness_target(tolerance: float = DEFAULT_TOLERANCE) -> float:
     """
     value = _as_number("tolerance", tolerance)
     largest = 2 / math.sqrt(2 * math.pi)
-    if not 0 < value <= largest:
+    if not (0 < value <= largest and math.isfinite(largest / value)):
         raise ValueError(
             f"tolerance must lie in (0, {largest:.4f}] so that the target hardness is finite and at least 1, "
             f"got {tolerance!r} (the paper uses 5e-3)"
@@ -114,9 +121,14 @@ INIT_MODES: dict[str, InitMode] = {
 
 
 def init_profile(mode: str, count: int, low: float, high: float) -> list[float]:
-    """One initial λ for each of `count` activations in depth order (the paper's three init modes)."""
+    """One initial λ for each of `count` activations in depth order (the paper's three init modes).
+
+    Raises ValueError if `mode` is unknown, `count` < 1, `low` ≤ 1 or `low` > `high`.
+    """
     if mode not in INIT_MODES:
         raise ValueError(f"unknown init mode {mode!r}; accepted: {', '.join(INIT_MODES)}")
+    if count < 1:
+        raise ValueError(f"count must be at least 1 activation, got {count}")
     low, high = check_init_hardness(low), check_init_hardness(high)
     if low > high:
         raise ValueError(f"low must not exceed high, got low={low} and high={high}")
@@ -137,15 +149,22 @@ class Granularity:
 
 
 def _channel_shape(input_shape: tuple[int, ...], channel_axis: int) -> tuple[int, ...]:
-    axis = channel_axis % len(input_shape)
+    axis = _checked_axis(input_shape, channel_axis)
     return (input_shape[axis],) + (1,) * (len(input_shape) - axis - 1)
 
 
 def _neuron_shape(input_shape: tuple[int, ...], channel_axis: int) -> tuple[int, ...]:
     # Positions of a sequence share their weights, so a hidden unit there is one neuron. In a feature
     # map (channel axis 1) every position of every channel is its own.
-    axis = channel_axis % len(input_shape)
+    axis = _checked_axis(input_shape, channel_axis)
     return input_shape[axis:]
+
+
+def _checked_axis(input_shape: tuple[int, ...], channel_axis: int) -> int:
+    rank = len(input_shape)
+    if not -rank <= channel_axis < rank:
+        raise ValueError(f"channel axis {channel_axis} is out of range for an activation input of shape {input_shape}")
+    return channel_axis % rank
 
 
 GRANULARITIES: dict[str, Granularity] = {

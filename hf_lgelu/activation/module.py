@@ -101,6 +101,8 @@ class SharedLambdaGELU(nn.Module):
 
     def __init__(self, owner: LambdaGELU) -> None:
         super().__init__()
+        if not isinstance(owner, LambdaGELU):
+            raise TypeError(f"owner must be the LambdaGELU that holds the shared hardness, got {type(owner).__name__}")
         # In a tuple, nn.Module does not register the owner a second time; deepcopy keeps the link.
         self._owner = (owner,)
 
@@ -124,6 +126,8 @@ class SharedLambdaGELU(nn.Module):
 
 
 def _checked_raw_shape(granularity: str, raw_shape: Sequence[int] | None) -> tuple[int, ...]:
+    if raw_shape is not None and not isinstance(raw_shape, Sequence):
+        raise TypeError(f"raw_shape must be a sequence of integers, e.g. (256,), got {raw_shape!r}")
     if granularity in ("layer", "network"):
         if raw_shape is not None and tuple(raw_shape) != (1,):
             raise ValueError(f"granularity {granularity!r} has one λ of shape (1,), got raw_shape={tuple(raw_shape)}")
