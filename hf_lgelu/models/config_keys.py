@@ -26,7 +26,10 @@ _GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
 
 @dataclass(frozen=True)
 class ConfigChange:
-    """One key of a config and its value before and after; `path` has one step per sub-config or dict."""
+    """One key of a config and its value before and after; `path` has one step per sub-config or dict.
+
+    A new value of None removes the key.
+    """
 
     path: tuple[str, ...]
     old: Any
@@ -83,7 +86,7 @@ def apply_changes(config: PreTrainedConfig, changes: list[ConfigChange]) -> PreT
     return type(changed).from_dict(changed.to_dict())
 
 
-def rewrite_config(model: PreTrainedModel, changes: list[ConfigChange]) -> None:
+def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) -> None:
     """Make the changes in the model's config, on a copy of its own.
 
     transformers does not copy the config that a model is built from: another model may share it.
@@ -106,6 +109,8 @@ def _write(config: PreTrainedConfig, changes: list[ConfigChange]) -> None:
             holder = holder[step] if isinstance(holder, Mapping) else getattr(holder, step)
         if isinstance(holder, Mapping):
             holder[change.path[-1]] = change.new
+        elif change.new is None:
+            delattr(holder, change.path[-1])
         else:
             setattr(holder, change.path[-1], change.new)
 

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
 from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
 from hf_lgelu.models.config_keys import (
-    UnsupportedConfigError,
     ConfigChange,
+    UnsupportedConfigError,
     plan_config_changes,
     pretrained_roots,
-    rewrite_config as rewrite,
+    write_config_changes,
 )
 from hf_lgelu.models.example_run import ExampleInputs
 from hf_lgelu.models.input_shapes import site_input_shapes
@@ -243,7 +243,7 @@ def _carry_out(
 ) -> SurgeryReport:
     replaced = _exchange(sites, modules)
     for root, changes in plans:
-        rewrite(root, changes)
+        write_config_changes(root, changes)
     return SurgeryReport(replaced, tuple(change for _, changes in plans for change in changes))
 
 
