@@ -1,0 +1,292 @@
+"""`lambda_gelu` and every row of KERNELS: values, first derivatives, shapes, errors and compilation."""
+
+import math
+
+import mpmath
+import oracle
+import pytest
+import torch
+from oracle import CLAMPED, assert_matches_closed_form, assert_within, random, values_and_gradients
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional as F
+
+from hf_lgelu.activation.functional import lambda_gelu
+from hf_lgelu.activation.hardness import SWAP_ERROR_CONSTANT
+
+HARDNESSES = [1.0, 2.0, 20.0, 160.0, 1e4]
+MAGNITUDES = [0.0, 1e-30, 1e-3, 1.0, 10.0, 1e4]
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("hardness", HARDNESSES)
+@pytest.mark.parametrize(("dtype", "accuracy"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+def test_matches_mpmath(function, dtype, accuracy, hardness):
+    x = torch.tensor([sign * magnitude for magnitude in MAGNITUDES for sign in (1, -1)], dtype=dtype)
+    delta = random(len(x), seed=1, dtype=dtype)
+    value, grad_x, grad_hardness = values_and_gradients(function, x, torch.tensor([hardness], dtype=dtype), delta)
+    terms = []
+    for i, (x_i, delta_i) in enumerate(zip(x.tolist(), delta.tolist(), strict=True)):
+        assert abs(value[i].item() - oracle.exact_value(x_i, hardness)) <= accuracy * abs(x_i)
+        exact = delta_i * oracle.exact_derivative_in_x(x_i, hardness)
+        assert abs(grad_x[i].item() - exact) <= accuracy * abs(delta_i)
+        terms.append(delta_i * oracle.exact_derivative_in_hardness(x_i, hardness))
+    slack = 10 * accuracy * sum(abs(term) for term in terms)
+    assert abs(grad_hardness.item() - mpmath.fsum(terms)) <= slack
+
+
+@pytest.mark.parametrize("hardness", HARDNESSES)
+@pytest.mark.parametrize("scale", [1e-4, 0.05, 1.0, 30.0])
+def test_float32_on_random_input(function, hardness, scale):
+    x, delta = random(4096, seed=2, scale=scale), random(4096, seed=3)
+    assert_matches_closed_form(function, x, torch.tensor([hardness]), delta)
+
+
+@pytest.mark.parametrize("hardness", HARDNESSES)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_round_only_once(function, dtype, hardness):
+    """The result is the float64 result for the rounded input, rounded to the dtype: float32 inside."""
+    x, delta = random(4096, seed=4, dtype=dtype), random(4096, seed=5, dtype=dtype)
+    info = torch.finfo(dtype)
+    rounding, smallest = info.eps / 2, info.smallest_normal * info.eps / 2
+    assert_matches_closed_form(function, x, torch.tensor([hardness]), delta, rounding, smallest)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_hardness_in_half_precision_gets_a_gradient_rounded_once(function, dtype):
+    x, delta, hardness = random(512, seed=6), random(512, seed=7), torch.tensor([2.5], dtype=dtype)
+    grad_hardness = values_and_gradients(function, x, hardness, delta)[2]
+    exact = (delta.double() * oracle.derivative_in_hardness(x, hardness)).sum()
+    assert_within(grad_hardness, exact, 0.51 * torch.finfo(dtype).eps * exact.abs())
+
+
+def test_dtypes_of_input_and_hardness_are_independent(function):
+    x, delta = random(64, seed=8, dtype=torch.float64), random(64, seed=9, dtype=torch.float64)
+    assert_matches_closed_form(function, x, torch.tensor([3.7]), delta)
+    assert_matches_closed_form(function, x.float(), torch.tensor([3.7], dtype=torch.float64), delta.float())
+
+
+@pytest.mark.parametrize("hardness", [1.0, 1e4, 3e38])
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [(torch.float16, 65504.0), (torch.bfloat16, 3e38), (torch.float32, 3e38)]
+)
+def test_finite_input_gives_finite_values_and_gradients(function, dtype, largest, hardness):
+    """λx overflows; the value is still ReLU's, ∂x its step, and ∂λ vanishes."""
+    x = torch.tensor([largest, -largest], dtype=dtype)
+    value, grad_x, grad_hardness = values_and_gradients(function, x, torch.tensor([hardness]), torch.ones_like(x))
+    assert torch.equal(value, F.relu(x))
+    assert grad_x.tolist() == pytest.approx([1, 0], abs=1e-30)
+    assert abs(grad_hardness.item()) <= CLAMPED
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_no_input_of_any_magnitude_gives_nan(function, dtype):
+    info = torch.finfo(dtype)
+    exponents = torch.linspace(math.log10(info.smallest_normal) - 3, math.log10(info.max) - 0.01, 400)
+    positive = (10.0 ** exponents.double()).to(dtype)
+    x = torch.cat([positive, -positive, torch.zeros(1, dtype=dtype)])
+    for hardness in HARDNESSES:
+        results = values_and_gradients(function, x, torch.tensor([hardness]), torch.ones_like(x))
+        assert all(bool(torch.isfinite(result).all()) for result in results)
+
+
+@pytest.mark.parametrize("hardness", HARDNESSES)
+def test_zero_stays_zero_with_slope_one_half(function, hardness):
+    x = torch.zeros(3)
+    value, grad_x, grad_hardness = values_and_gradients(function, x, torch.tensor([hardness]), torch.ones(3))
+    assert value.tolist() == [0, 0, 0]
+    assert grad_x.tolist() == [0.5, 0.5, 0.5]
+    assert grad_hardness.item() == 0
+
+
+def test_hardness_one_is_gelu(function):
+    x = torch.linspace(-12, 12, 2001, dtype=torch.float64)
+    got = function(x, torch.ones(1, dtype=torch.float64))
+    torch.testing.assert_close(got, F.gelu(x), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("hardness", [1.0, 20.0, 159.577, 1e4])
+def test_the_distance_to_relu_is_kappa_over_hardness(function, hardness):
+    x = torch.linspace(-6, 6, 4001, dtype=torch.float64) / hardness
+    error = (function(x, torch.tensor([hardness], dtype=torch.float64)) - F.relu(x)).abs().max().item()
+    assert error == pytest.approx(SWAP_ERROR_CONSTANT / hardness, rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1,), (), (5,), (3, 1, 1), (3, 1, 5), (2, 1, 1, 1), (2, 3, 4, 5)])
+def test_one_hardness_per_broadcast_position(function, shape):
+    x, delta = random(2, 3, 4, 5, seed=10), random(2, 3, 4, 5, seed=11)
+    hardness = 1 + random(*shape, seed=12).abs() * 3
+    assert_matches_closed_form(function, x, hardness, delta)
+
+
+@pytest.mark.parametrize(("x_shape", "hardness_shape"), [((0,), (1,)), ((0, 3), (3,)), ((2, 0, 3), (1,)), ((0,), ())])
+def test_empty_input(function, x_shape, hardness_shape):
+    x = torch.zeros(x_shape)
+    grad_hardness = values_and_gradients(function, x, torch.full(hardness_shape, 2.0), torch.zeros(x_shape))[2]
+    assert torch.equal(grad_hardness, torch.zeros(hardness_shape))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_zero_dimensional_input_takes_one_hardness_of_any_shape(shape):
+    x, hardness = torch.tensor(0.7), torch.full(shape, 2.0)
+    assert_matches_closed_form(lambda_gelu, x, hardness.reshape(()), torch.tensor(1.3))
+    value = lambda_gelu(x, hardness)
+    assert value.shape == ()
+    assert value.item() == pytest.approx(float(oracle.exact_value(x.item(), 2.0)), rel=1e-6)
+
+
+# Same shape, other strides.
+LAYOUTS = {
+    "transposed": lambda x: x.transpose(1, 3).contiguous().transpose(1, 3),
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "strided": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "expanded": lambda x: x[:, :1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("layout_of_delta", LAYOUTS)
+@pytest.mark.parametrize("layout_of_x", LAYOUTS)
+def test_any_memory_layout(function, layout_of_x, layout_of_delta):
+    x = LAYOUTS[layout_of_x](random(2, 3, 4, 6, seed=13))
+    delta = LAYOUTS[layout_of_delta](random(2, 3, 4, 6, seed=14))
+    assert not x.is_contiguous()
+    assert not delta.is_contiguous()
+    hardness = torch.tensor([1.5, 2.5, 9.0]).reshape(3, 1, 1)
+    assert_matches_closed_form(function, x, hardness, delta)
+
+
+def test_an_expanded_incoming_gradient(function):
+    """What `.sum().backward()` hands over: one element, stride 0."""
+    x, delta = random(2, 3, 4, seed=15), torch.tensor(-1.7).expand(2, 3, 4)
+    assert_matches_closed_form(function, x, torch.tensor([2.5]), delta)
+
+
+def test_channels_last_stays_channels_last(function):
+    x = random(2, 3, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+    value = function(x, torch.ones(3, 1, 1))
+    assert value.is_contiguous(memory_format=torch.channels_last)
+    (grad_x,) = torch.autograd.grad(value, x, torch.ones_like(value))
+    assert grad_x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_an_expanded_leaf_collects_the_gradients_of_all_its_copies(function):
+    leaf = torch.tensor([0.3, -0.8], requires_grad=True)
+    function(leaf.expand(4, 2), torch.tensor([2.0])).sum().backward()
+    assert_within(leaf.grad, 4 * oracle.derivative_in_x(leaf.detach(), torch.tensor(2.0)), 1e-6)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+@pytest.mark.parametrize("number", [1, 1.0, 2.5, 160])
+def test_a_number_is_one_hardness_for_all(dtype, number):
+    x = random(2, 300, seed=22, dtype=dtype)
+    value = lambda_gelu(x, number)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert value.dtype == dtype
+    assert torch.equal(value, lambda_gelu(x, torch.tensor([number], dtype=wide)))
+    assert_within(value, oracle.value(x, torch.tensor(number)), torch.finfo(dtype).eps * x.double().abs() + 6e-8)
+
+
+@pytest.mark.parametrize("hardness", [0.999, 0.0, -3.0, math.nan, math.inf, -math.inf, 1e39])
+def test_a_hardness_below_one_or_not_finite_is_refused(hardness):
+    message = r"hardness must be at least 1 \(1 is GELU\) and finite in torch\.float32, got"
+    with pytest.raises(ValueError, match=message):
+        lambda_gelu(torch.ones(2), hardness)
+    with pytest.raises(ValueError, match=message):
+        lambda_gelu(torch.ones(2), torch.tensor([2.0, hardness], dtype=torch.float64))
+
+
+def test_a_number_is_checked_and_used_without_reading_the_device():
+    """The meta device has no values to read, as an accelerator has none to read without waiting."""
+    x = torch.empty(3, device="meta")
+    assert lambda_gelu(x, 2.0).device.type == "meta"
+    assert lambda_gelu(x, torch.empty(1, device="meta")).shape == (3,)
+    with pytest.raises(ValueError, match=r"hardness must be at least 1 .* got 0\.5"):
+        lambda_gelu(x, 0.5)
+
+
+def test_a_hardness_that_only_float64_holds_is_fine_for_float64_input():
+    assert lambda_gelu(torch.zeros(2, dtype=torch.float64), 1e39).tolist() == [0, 0]
+
+
+def test_a_refusal_names_the_offending_value():
+    with pytest.raises(ValueError, match=r"got 0\.25$"):
+        lambda_gelu(torch.ones(3), torch.tensor([1.5, 0.25, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("x", "got"),
+    [
+        (torch.ones(2, dtype=torch.int64), "a torch.int64 tensor"),
+        (torch.ones(2, dtype=torch.bool), "a torch.bool tensor"),
+        (torch.ones(2, dtype=torch.complex64), "a torch.complex64 tensor"),
+        ("x", "str"),
+        (1.0, "float"),
+        (None, "NoneType"),
+        ([1.0], "list"),
+    ],
+)
+def test_an_input_that_is_no_floating_tensor_is_refused(x, got):
+    with pytest.raises(TypeError, match=f"x must be a float64, float32, float16 or bfloat16 tensor, got {got}"):
+        lambda_gelu(x, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("hardness", "got"),
+    [
+        (torch.ones(1, dtype=torch.int64), "a torch.int64 tensor"),
+        (torch.ones(1, dtype=torch.complex64), "a torch.complex64 tensor"),
+        ("2", "str"),
+        (True, "bool"),
+        (None, "NoneType"),
+        (2 + 0j, "complex"),
+    ],
+)
+def test_a_hardness_that_is_no_real_number_or_tensor_is_refused(hardness, got):
+    with pytest.raises(TypeError, match=f"hardness must be a number or a float64, .* tensor, got {got}"):
+        lambda_gelu(torch.ones(2), hardness)
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "hardness_shape"), [((2, 3), (2,)), ((2, 3), (1, 1, 1)), ((3,), (2, 3)), ((), (2,)), ((1, 3), (2, 3))]
+)
+def test_a_hardness_that_does_not_broadcast_to_the_input_is_refused(x_shape, hardness_shape):
+    with pytest.raises(ValueError, match=r"hardness of shape \(.*\) does not broadcast to x of shape \(.*\)"):
+        lambda_gelu(torch.ones(x_shape), torch.ones(hardness_shape))
+
+
+# torch.compile
+
+
+@pytest.fixture
+def counter():
+    torch._dynamo.reset()
+    return CompileCounterWithBackend("aot_eager")
+
+
+def test_compiled_whole_matches_and_is_not_compiled_again_for_another_hardness(counter):
+    compiled = torch.compile(lambda_gelu, fullgraph=True, backend=counter)
+    x, delta = random(4, 64, seed=23), random(4, 64, seed=24)
+    for hardness in HARDNESSES:
+        assert_matches_closed_form(compiled, x, torch.tensor([hardness]), delta)
+    assert counter.frame_count == 1
+
+
+def test_compiled_in_half_precision(counter):
+    compiled = torch.compile(lambda_gelu, fullgraph=True, backend=counter)
+    x, delta = random(4, 64, seed=25, dtype=torch.bfloat16), random(4, 64, seed=26, dtype=torch.bfloat16)
+    assert_matches_closed_form(compiled, x, torch.tensor([20.0]), delta, rounding=2**-8, smallest=1e-38)
+
+
+def test_compiled_with_a_number(counter):
+    compiled = torch.compile(lambda x: lambda_gelu(x, 20.0), fullgraph=True, backend=counter)
+    x = random(64, seed=27)
+    assert_within(compiled(x), oracle.value(x, torch.tensor(20.0)), 1e-6 * x.double().abs())
+
+
+def test_a_compiler_sees_plain_operations(counter):
+    torch.compile(lambda_gelu, fullgraph=True, backend=counter)(torch.ones(3), torch.ones(1))
+    nodes = [str(node.target) for node in counter.graphs[0].graph.nodes if node.op.startswith("call")]
+    assert any("erf" in name for name in nodes)
+    assert not any("autograd_function" in name for name in nodes)

@@ -1,0 +1,245 @@
+"""λ(s), its inverse, its target, its swap error, its initial profiles and its granularities."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from mpmath import mpf
+from oracle import exact_hardness, exact_value
+
+from hf_lgelu.activation.hardness import (
+    DEFAULT_TOLERANCE,
+    GRANULARITIES,
+    INIT_MODES,
+    SWAP_ERROR_CONSTANT,
+    check_granularity,
+    check_init_hardness,
+    check_temperature,
+    hardness_from_raw,
+    hardness_target,
+    init_profile,
+    raw_from_hardness,
+    swap_error_bound,
+)
+
+HARDNESSES = [1 + 1e-12, 1 + 1e-6, 1.0067, 1.05, 1.5, 2.0, 3.0, 20.9, 22.0, 38.0, 160.0, 800.0, 1e4]
+TEMPERATURES = [0.01, 0.1, 0.3, 1.0, 7.0]
+NOT_NUMBERS = ["0.1", None, True, torch.tensor(2.0)]
+
+
+def exact_raw(hardness: float, temperature: float) -> mpf:
+    return mpf(temperature) * mpmath.log(mpmath.expm1(mpf(hardness) - 1))
+
+
+def relative_error(got: float, wanted: mpf) -> float:
+    return float(abs(mpf(got) - wanted) / abs(wanted))
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("hardness", HARDNESSES)
+def test_raw_hardness_is_the_exact_inverse(hardness, temperature):
+    assert relative_error(raw_from_hardness(hardness, temperature), exact_raw(hardness, temperature)) < 1e-14
+
+
+@pytest.mark.parametrize("hardness", [1 + 2**-52, 1 + 1e-9, 1.999999, 2.000001, 1e30])
+def test_raw_hardness_is_accurate_at_the_ends_and_where_the_formula_changes(hardness):
+    assert relative_error(raw_from_hardness(hardness, 0.1), exact_raw(hardness, 0.1)) < 1e-14
+
+
+def test_raw_hardness_uses_the_papers_temperature_by_default():
+    assert raw_from_hardness(160.0) == pytest.approx(15.9, rel=1e-15)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("hardness", HARDNESSES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_hardness_from_raw_matches_mpmath(dtype, hardness, temperature):
+    raw = torch.tensor(float(exact_raw(hardness, temperature)), dtype=dtype)
+    got = hardness_from_raw(raw, temperature)
+    assert got.dtype == dtype
+    # s/t carries its own rounding, and λ − 1 as much of it as |s/t|.
+    slack = 4 * torch.finfo(dtype).eps * max(1.0, min(abs(raw.item()) / temperature, 40.0))
+    assert relative_error(got.item(), exact_hardness(raw.item(), temperature)) < slack
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("hardness", HARDNESSES)
+def test_hardness_survives_the_round_trip_in_float64(hardness, temperature):
+    raw = torch.tensor(raw_from_hardness(hardness, temperature), dtype=torch.float64)
+    assert hardness_from_raw(raw, temperature).item() == pytest.approx(hardness, rel=4e-15)
+
+
+@pytest.mark.parametrize("hardness", [1 + 1e-6, 1.0067, 2.0, 160.0, 1e4])
+def test_hardness_survives_the_round_trip_in_float32(hardness):
+    raw = torch.tensor(raw_from_hardness(hardness, 0.1), dtype=torch.float32)
+    assert hardness_from_raw(raw, torch.tensor(0.1)).item() == pytest.approx(hardness, rel=4e-7)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.3])
+@pytest.mark.parametrize("hardness", [1 + 1e-6, 1.0067, 2.0, 21.5, 160.0])
+def test_derivatives_of_hardness(hardness, temperature):
+    """dλ/ds = σ(s/t)/t, with σ(s/t) = 1 − e^(−(λ−1)); dλ/dt = −s·σ(s/t)/t²."""
+    raw = torch.tensor(raw_from_hardness(hardness, temperature), dtype=torch.float64, requires_grad=True)
+    tensor_temperature = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
+    hardness_from_raw(raw, tensor_temperature).backward()
+    sigmoid = -math.expm1(-(hardness - 1))
+    assert raw.grad.item() == pytest.approx(sigmoid / temperature, rel=1e-13)
+    assert tensor_temperature.grad.item() == pytest.approx(-raw.item() * sigmoid / temperature**2, rel=1e-13)
+
+
+def test_hardness_from_raw_is_elementwise():
+    raw = torch.tensor([[-1.0], [0.0], [2.5]], dtype=torch.float64)
+    wanted = [[float(exact_hardness(s, 0.5))] for s in (-1.0, 0.0, 2.5)]
+    torch.testing.assert_close(hardness_from_raw(raw, 0.5), torch.tensor(wanted, dtype=torch.float64))
+
+
+def test_target_of_the_paper():
+    assert DEFAULT_TOLERANCE == 5e-3
+    assert hardness_target() == pytest.approx(159.577, abs=5e-4)
+    assert hardness_target(5e-3) == hardness_target()
+
+
+@pytest.mark.parametrize("tolerance", [1e-6, 5e-3, 0.1, 2 / math.sqrt(2 * math.pi)])
+def test_target_leaves_exactly_the_tolerance_between_gate_and_step(tolerance):
+    """∫|H(x) − Φ(λx)|dx, integrated numerically, is ε."""
+    hardness = mpf(hardness_target(tolerance))
+    half = mpmath.quad(lambda x: mpmath.ncdf(-hardness * x), [0, 2 / hardness, 10 / hardness, 40 / hardness])
+    assert relative_error(tolerance, 2 * half) < 1e-14
+
+
+def test_swap_error_constant_is_the_maximum():
+    """κ = u*·(1 − Φ(u*)) at the root u* of (1 − Φ(u)) − u·φ(u), the derivative of u(1 − Φ(u))."""
+    root = mpmath.findroot(lambda u: mpmath.ncdf(-u) - u * mpmath.npdf(u), 0.75)
+    assert relative_error(SWAP_ERROR_CONSTANT, root * mpmath.ncdf(-root)) < 1e-15
+    assert all(u * mpmath.ncdf(-u) < SWAP_ERROR_CONSTANT for u in (root - mpf("0.01"), root + mpf("0.01")))
+
+
+@pytest.mark.parametrize("hardness", [1.0, 2.0, 40.0, 159.577])
+def test_swap_error_bound_holds_and_is_attained(hardness):
+    bound = swap_error_bound(hardness)
+    grid = [step / 50 / hardness for step in range(-300, 301)]
+    errors = [abs(exact_value(x, hardness) - max(x, 0)) for x in grid]
+    assert 0.9999 * bound < max(errors) <= bound
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 12])
+@pytest.mark.parametrize("mode", INIT_MODES)
+def test_init_profile(mode, count):
+    low, high = 1.0067, 2.0
+    steps = [i / max(count - 1, 1) for i in range(count)]
+    wanted = {
+        "uniform": [low] * count,
+        "increasing": [low + (high - low) * step for step in steps],
+        "decreasing": [high - (high - low) * step for step in steps],
+    }[mode]
+    assert init_profile(mode, count, low, high) == pytest.approx(wanted, rel=1e-15)
+
+
+def test_the_init_modes_are_the_papers_three():
+    assert list(INIT_MODES) == ["uniform", "increasing", "decreasing"]
+
+
+@pytest.mark.parametrize(
+    ("granularity", "input_shape", "channel_axis", "wanted"),
+    [
+        ("channel", (8, 256), 1, (256,)),
+        ("channel", (8, 256), -1, (256,)),
+        ("channel", (8, 197, 768), -1, (768,)),
+        ("channel", (8, 64, 7, 5), 1, (64, 1, 1)),
+        ("channel", (8, 64, 7, 5), -3, (64, 1, 1)),
+        ("channel", (8, 7, 5, 64), 3, (64,)),
+        ("neuron", (8, 256), 1, (256,)),
+        ("neuron", (8, 197, 768), -1, (768,)),
+        ("neuron", (8, 64, 7, 5), 1, (64, 7, 5)),
+        ("neuron", (8, 64, 7, 5), -3, (64, 7, 5)),
+    ],
+)
+def test_granularity_shapes(granularity, input_shape, channel_axis, wanted):
+    shape = GRANULARITIES[granularity].raw_shape(input_shape, channel_axis)
+    assert shape == wanted
+    assert torch.broadcast_shapes(shape, input_shape) == input_shape
+
+
+def test_layer_and_network_need_no_look_at_the_input():
+    assert [name for name, row in GRANULARITIES.items() if row.raw_shape is None] == ["layer", "network"]
+
+
+def test_every_row_of_a_table_carries_its_key_and_a_description():
+    rows = [*INIT_MODES.items(), *GRANULARITIES.items()]
+    assert all(row.name == key and row.description for key, row in rows)
+    assert all(check_granularity(name) is row for name, row in GRANULARITIES.items())
+
+
+@pytest.mark.parametrize("temperature", [0.0, -0.1, math.nan, math.inf, 1e-50, 1e50])
+@pytest.mark.parametrize("function", [check_temperature, lambda temperature: raw_from_hardness(2.0, temperature)])
+def test_a_bad_temperature_is_refused(function, temperature):
+    with pytest.raises(ValueError, match=r"temperature must be a finite number > 0 .*got"):
+        function(temperature)
+
+
+@pytest.mark.parametrize("hardness", [1, 1.0, 0.5, -2.0, math.nan, math.inf, 1e39])
+@pytest.mark.parametrize("function", [check_init_hardness, raw_from_hardness])
+def test_an_unreachable_initial_hardness_is_refused(function, hardness):
+    with pytest.raises(ValueError, match=r"a learnable hardness λ must be a finite number > 1 .*got .*1\.0067"):
+        function(hardness)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1.0, 0.8, math.nan, math.inf, 5e-324])
+def test_a_tolerance_without_a_finite_target_is_refused(tolerance):
+    with pytest.raises(ValueError, match=r"tolerance must lie in \(0, 0\.7979\].*got"):
+        hardness_target(tolerance)
+
+
+@pytest.mark.parametrize("hardness", [0.999, 0.0, -1.0, math.nan])
+def test_swap_error_bound_refuses_a_hardness_below_one(hardness):
+    with pytest.raises(ValueError, match="hardness must be at least 1, got"):
+        swap_error_bound(hardness)
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS)
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (check_temperature, "temperature"),
+        (check_init_hardness, "hardness"),
+        (raw_from_hardness, "hardness"),
+        (hardness_target, "tolerance"),
+        (swap_error_bound, "hardness"),
+    ],
+)
+def test_only_python_numbers_are_accepted(function, name, value):
+    with pytest.raises(TypeError, match=f"{name} must be a Python number, got {type(value).__name__}"):
+        function(value)
+
+
+def test_checks_return_floats():
+    assert type(check_temperature(1)) is float
+    assert type(check_init_hardness(2)) is float
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rising", 2, 1.1, 2.0), "unknown init mode 'rising'; accepted: uniform, increasing, decreasing"),
+        (("uniform", 0, 1.1, 2.0), "count must be at least 1 activation, got 0"),
+        (("uniform", 2, 1.0, 2.0), "a learnable hardness λ must be a finite number > 1"),
+        (("uniform", 2, 1.1, math.inf), "a learnable hardness λ must be a finite number > 1"),
+        (("increasing", 2, 2.0, 1.1), r"low must not exceed high, got low=2\.0 and high=1\.1"),
+    ],
+)
+def test_init_profile_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        init_profile(*arguments)
+
+
+def test_an_unknown_granularity_is_refused():
+    with pytest.raises(ValueError, match="unknown granularity 'filter'; accepted: layer, channel, neuron, network"):
+        check_granularity("filter")
+
+
+@pytest.mark.parametrize("granularity", ["channel", "neuron"])
+@pytest.mark.parametrize(("shape", "axis"), [((8, 16), 2), ((8, 16), -3), ((), 0)])
+def test_a_channel_axis_the_input_lacks_is_refused(granularity, shape, axis):
+    with pytest.raises(ValueError, match=f"channel axis {axis} is out of range"):
+        GRANULARITIES[granularity].raw_shape(shape, axis)

@@ -1,0 +1,173 @@
+"""Every row of KERNELS, and what `lambda_gelu` picks: memory, work, higher orders and `torch.func`."""
+
+import oracle
+import pytest
+import torch
+from oracle import assert_within, random
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_lgelu.activation.functional import lambda_gelu
+from hf_lgelu.activation.kernels import KERNELS, choose_kernel
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def test_every_row_of_the_table_carries_its_key():
+    assert all(kernel.name == key and kernel.description for key, kernel in KERNELS.items())
+
+
+def test_there_is_a_kernel_for_every_input():
+    assert list(KERNELS.values())[-1].supports(torch.zeros(1), torch.ones(1))
+    assert choose_kernel(torch.zeros(1), torch.ones(1)) is KERNELS["aten"]
+
+
+def saved_bytes(function, x, hardness):
+    """Bytes of the distinct storages that autograd keeps for backward."""
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        value = function(x, hardness)
+    assert value.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+@pytest.mark.parametrize("function", [KERNELS["aten"].function, lambda_gelu], ids=["aten", "lambda_gelu"])
+@pytest.mark.parametrize("shape", [(1,), (64,)])
+def test_only_x_and_hardness_are_kept_for_backward(function, dtype, shape):
+    x = torch.randn(128, 64).to(dtype).requires_grad_()
+    hardness = torch.full(shape, 2.0, requires_grad=True)
+    assert saved_bytes(function, x, hardness) == x.numel() * dtype.itemsize + 4 * hardness.numel()
+
+
+def test_nothing_is_kept_without_a_gradient_to_compute(function):
+    value = function(torch.randn(4), torch.tensor([2.0]))
+    assert not value.requires_grad
+    with torch.no_grad():
+        assert not function(torch.randn(4, requires_grad=True), torch.tensor([2.0], requires_grad=True)).requires_grad
+
+
+class CountedOperations(TorchDispatchMode):
+    """Counts aten calls on tensors of at least `size` elements, by name."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.names = size, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(isinstance(a, torch.Tensor) and a.numel() >= self.size for a in args):
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("x_learns", "hardness_learns"), [(True, False), (False, True), (True, True)])
+def test_backward_computes_only_the_gradients_asked_for(function, x_learns, hardness_learns):
+    x = torch.randn(1000, requires_grad=x_learns)
+    hardness = torch.tensor([2.0], requires_grad=hardness_learns)
+    value = function(x, hardness)
+    with CountedOperations(1000) as backward:
+        value.backward(torch.ones(1000))
+    assert (x.grad is not None, hardness.grad is not None) == (x_learns, hardness_learns)
+    # Only ∂λ adds up over elements.
+    assert ("sum" in backward.names) == hardness_learns
+    if function is not KERNELS["eager"].function:
+        # Φ is needed for ∂x alone; φ for each.
+        assert backward.names.count("erf") == int(x_learns)
+        assert backward.names.count("exp") == x_learns + hardness_learns
+
+
+# Higher orders and torch.func
+
+
+def double_input(*hardness_shape):
+    x = random(2, 3, 4, seed=16, dtype=torch.float64).requires_grad_()
+    hardness = 1 + random(*hardness_shape, seed=17, dtype=torch.float64).abs()
+    return x, hardness.requires_grad_()
+
+
+@pytest.mark.parametrize("shape", [(1,), (), (3, 1), (4,)])
+def test_gradcheck(function, shape):
+    torch.autograd.gradcheck(function, double_input(*shape), check_forward_ad=True, check_batched_grad=True)
+    torch.autograd.gradcheck(function, double_input(*shape), check_batched_forward_grad=True, check_forward_ad=True)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1)])
+def test_gradgradcheck(function, shape):
+    inputs = double_input(*shape)
+    torch.autograd.gradgradcheck(function, inputs, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+def test_second_derivatives_stay_finite(function):
+    x = torch.tensor([3e38, -3e38, 1e20, 10.0, 1e-30, 0.0], requires_grad=True)
+    hardness = torch.tensor([1e4], requires_grad=True)
+    first = torch.autograd.grad(function(x, hardness).sum(), (x, hardness), create_graph=True)
+    second = torch.autograd.grad(first[0].sum() + first[1].sum(), (x, hardness))
+    assert all(bool(torch.isfinite(result).all()) for result in second)
+
+
+POINTS = [-2.0, -0.4, 0.0, 0.3, 1.1]
+HARDNESS = 1.7
+
+
+def closed_form_hessian(x, hardness):
+    """Second derivatives of x·Φ(λx) by (x, x), (x, λ) and (λ, λ), with u = λx."""
+    x, hardness = torch.tensor(x, dtype=torch.float64), torch.tensor(hardness, dtype=torch.float64)
+    u = hardness * x
+    density = oracle.density(u)
+    return hardness * density * (2 - u**2), x * density * (2 - u**2), -(x**3) * u * density
+
+
+@pytest.mark.parametrize("transform", [hessian, lambda f, argnums: jacrev(jacfwd(f, argnums), argnums)])
+def test_hessian(function, transform):
+    for point in POINTS:
+        x, hardness = torch.tensor(point, dtype=torch.float64), torch.tensor(HARDNESS, dtype=torch.float64)
+        got = transform(function, argnums=(0, 1))(x, hardness)
+        xx, xh, hh = closed_form_hessian(point, HARDNESS)
+        torch.testing.assert_close(torch.stack([*got[0], *got[1]]), torch.stack([xx, xh, xh, hh]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("derivative", [grad, jacrev, jacfwd])
+def test_vmap_of_a_derivative(function, derivative):
+    x, hardness = torch.tensor(POINTS, dtype=torch.float64), torch.full((5,), HARDNESS, dtype=torch.float64)
+    in_x, in_hardness = vmap(derivative(function, argnums=(0, 1)))(x, hardness)
+    torch.testing.assert_close(in_x, oracle.derivative_in_x(x, hardness), rtol=0, atol=1e-12)
+    torch.testing.assert_close(in_hardness, oracle.derivative_in_hardness(x, hardness), rtol=0, atol=1e-12)
+
+
+def test_vmap_over_hardness_alone(function):
+    """An ensemble: one input, a row of hardnesses; gradients stay apart."""
+    x, hardness = random(6, seed=18, dtype=torch.float64), torch.tensor([[1.0], [2.0], [30.0]], dtype=torch.float64)
+    got = vmap(function, in_dims=(None, 0))(x, hardness)
+    torch.testing.assert_close(got, oracle.value(x, hardness), rtol=0, atol=1e-12)
+    got = vmap(grad(lambda x, h: function(x, h).sum(), argnums=1), in_dims=(None, 0))(x, hardness)
+    wanted = oracle.derivative_in_hardness(x, hardness).sum(1, keepdim=True)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+def test_jacobian_to_a_channel_hardness(function):
+    x = random(2, 3, 4, seed=19, dtype=torch.float64)
+    hardness = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64).reshape(3, 1)
+    wanted = torch.einsum("bcp,cd->bcpd", oracle.derivative_in_hardness(x, hardness), torch.eye(3).double())[..., None]
+    for transform in (jacrev, jacfwd):
+        torch.testing.assert_close(transform(function, argnums=1)(x, hardness), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_forward_mode_in_half_precision(function, dtype):
+    x, tangent = random(256, seed=20, dtype=dtype), random(256, seed=21, dtype=dtype)
+    hardness, rate = torch.tensor([20.0]), torch.tensor([3.0])
+    value, got = torch.func.jvp(function, (x, hardness), (tangent, rate))
+    exact = tangent.double() * oracle.derivative_in_x(x, hardness)
+    exact = exact + rate.double() * oracle.derivative_in_hardness(x, hardness)
+    assert value.dtype == got.dtype == dtype
+    eps = torch.finfo(dtype).eps
+    scale = tangent.double().abs() + rate.double() * oracle.derivative_in_hardness(x, hardness)
+    # Autograd's own forward mode may round each of the two terms.
+    assert_within(got, exact, 2 * eps * scale)
