@@ -25,6 +25,12 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
 
 
 @torch.no_grad()
+def smallest_hardness(model: nn.Module) -> float:
+    """The smallest λ of the model, over all sites and all elements of each."""
+    return min(_whole(module.hardness).min().item() for _, module in require_lambda_gelu(model))
+
+
+@torch.no_grad()
 def initialize_hardness(
     model: nn.Module,
     mode: str = "uniform",
@@ -75,6 +81,9 @@ def _in_execution_order(model: nn.Module, example_inputs: ExampleInputs | None) 
 
 
 def _mean(hardness: Tensor) -> float:
+    return _whole(hardness).mean().item()
+
+
+def _whole(hardness: Tensor) -> Tensor:
     # FSDP2 shards s; most ranks hold none of a (1,) tensor.
-    whole = hardness.full_tensor() if hasattr(hardness, "full_tensor") else hardness
-    return whole.mean().item()
+    return hardness.full_tensor() if hasattr(hardness, "full_tensor") else hardness

@@ -1,0 +1,1 @@
+"""How λ-GELU learns and hardens: parameter groups, schedules, hardening, and all of it in a Trainer."""

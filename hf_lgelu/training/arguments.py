@@ -1,0 +1,54 @@
+"""TrainingArguments with the options of λ-GELU."""
+
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+from hf_lgelu.training.optim import DEFAULT_LR_MULTIPLIER
+from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, SCHEDULES
+
+
+@dataclass
+class LambdaGELUTrainingArguments(TrainingArguments):
+    """All of TrainingArguments, and how the hardness learns, hardens and is reported."""
+
+    hardness_lr_multiplier: float = field(
+        default=DEFAULT_LR_MULTIPLIER,
+        metadata={"help": "c: the raw hardness learns with c times the learning rate. The paper uses 9."},
+    )
+    harden: bool = field(
+        default=False,
+        metadata={"help": "Harden the gates: learn λ, then freeze s and move every λ to the target (Algorithm 1)."},
+    )
+    target_hardness: float | None = field(
+        default=None,
+        metadata={"help": "λ at the end of hardening. Default: from the tolerance, 159.577."},
+    )
+    tolerance: float | None = field(
+        default=None,
+        metadata={"help": "ε of the target 2/(ε√(2π)); 5e-3 if neither this nor target_hardness is given."},
+    )
+    switch_fraction: float = field(
+        default=DEFAULT_SWITCH_FRACTION,
+        metadata={"help": "Share of training in which λ is learned before hardening begins."},
+    )
+    hardening_schedule: str = field(
+        default="linear",
+        metadata={"help": f"Shape of the way to the target: {', '.join(SCHEDULES)}."},
+    )
+    hardening_granularity: str = field(
+        default="epoch",
+        metadata={"help": "Move λ once per epoch ('epoch', the paper) or per optimizer step ('step')."},
+    )
+    log_hardness: bool = field(
+        default=True,
+        metadata={"help": "Add every layer's λ, their mean and the learning rate of s to the training logs."},
+    )
+    report_substitution: bool = field(
+        default=True,
+        metadata={"help": "Evaluate twice: as it is, and with ReLU in the place of every smooth gate."},
+    )
+    require_lambda_gelu: bool = field(
+        default=True,
+        metadata={"help": "Refuse a model without λ-GELU. Turn off to train a baseline with the same trainer."},
+    )

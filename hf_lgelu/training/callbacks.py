@@ -1,0 +1,183 @@
+"""Trainer callbacks: hardening, and the hardness of every layer in the log.
+
+Both are stateless: what they do follows from the trainer's position and the model, so a run resumed
+from any checkpoint goes on as if it had never stopped.
+"""
+
+import sys
+from typing import Any
+
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+from hf_lgelu.activation.hardness import hardness_target
+from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.sites import require_lambda_gelu
+from hf_lgelu.training.hardening import (
+    HARDENED_FRACTION,
+    anneal_hardness,
+    check_target_hardness,
+    freeze_hardness,
+    release_hardness,
+)
+from hf_lgelu.training.optim import hardness_learning_rate
+from hf_lgelu.training.schedules import (
+    DEFAULT_SWITCH_FRACTION,
+    check_schedule,
+    hardening_progress,
+    switch_position,
+)
+
+logger = logging.get_logger(__name__)
+
+
+class HardeningCallback(TrainerCallback):
+    """Algorithm 1 of the paper: learn λ, then freeze s and move every λ to a target while the weights train on.
+
+    With T epochs and e_s = ⌊switch_fraction·T⌋, epoch e > e_s trains and is evaluated with
+    λ(e) = λ(e_s) + (e − e_s)/(T − e_s)·(target − λ(e_s)), so the whole last epoch has the target.
+
+    Args:
+        target_hardness: λ at the end. Or
+        tolerance: ε, with the target 2/(ε√(2π)); 5e-3 if neither is given.
+        switch_fraction: share of training in which λ is learned, in [0, 1).
+        schedule: a row of SCHEDULES; "linear" is the paper's.
+        granularity: "epoch" (the paper's), or "step": the same with optimizer steps for epochs.
+
+    Use it with `LambdaGELUTrainer`, which selects best checkpoints among hardened epochs only. In a
+    plain Trainer it works as well, except together with `load_best_model_at_end`, which raises.
+    """
+
+    selects_hardened_checkpoints = False
+    """Set by LambdaGELUTrainer."""
+
+    def __init__(
+        self,
+        target_hardness: float | None = None,
+        tolerance: float | None = None,
+        switch_fraction: float = DEFAULT_SWITCH_FRACTION,
+        schedule: str = "linear",
+        granularity: str = "epoch",
+    ) -> None:
+        if target_hardness is not None and tolerance is not None:
+            raise ValueError(
+                f"give target_hardness or tolerance, not both (got {target_hardness} and {tolerance}): "
+                "the tolerance ε stands for the target 2/(ε√(2π))"
+            )
+        if granularity not in ("epoch", "step"):
+            raise ValueError(f"unknown granularity {granularity!r} of hardening; accepted: epoch, step")
+        switch_position(1, switch_fraction)  # raises on a fraction out of range
+        self.target_hardness = check_target_hardness(
+            target_hardness if tolerance is None else hardness_target(tolerance)
+        )
+        self.switch_fraction = switch_fraction
+        self.schedule = check_schedule(schedule).name
+        self.granularity = granularity
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        require_lambda_gelu(model)
+        if self.granularity == "epoch" and state.num_train_epochs >= sys.maxsize:
+            raise ValueError(
+                "the training data has no length, so epochs cannot be counted; harden with granularity='step'"
+            )
+        if args.load_best_model_at_end and not self.selects_hardened_checkpoints:
+            raise ValueError(
+                "load_best_model_at_end would restore an epoch whose gates are still soft, and substituting ReLU there "
+                "destroys the model. Use LambdaGELUTrainer, which selects among hardened epochs only (λ from "
+                f"{HARDENED_FRACTION:.0%} of the target on), or turn load_best_model_at_end off"
+            )
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        if self.granularity == "epoch":
+            self._set_hardness(model, state)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        if self.granularity == "step":
+            self._set_hardness(model, state)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        if self.progress(state) is not None:
+            freeze_hardness(model)
+
+    def progress(self, state: TrainerState) -> float | None:
+        """How far hardening has come at the trainer's position, in [0, 1]; None while λ is learned."""
+        if self.granularity == "step":
+            position, total = state.global_step + 1, state.max_steps
+        else:
+            # In the middle of an epoch, as after a resume, state.epoch has a fraction.
+            position, total = int(state.epoch or 0) + 1, int(state.num_train_epochs)
+        return hardening_progress(min(position, total), total, self.switch_fraction)
+
+    def _set_hardness(self, model: nn.Module, state: TrainerState) -> None:
+        progress = self.progress(state)
+        if progress is None:
+            release_hardness(model)
+        else:
+            anneal_hardness(model, progress, target_hardness=self.target_hardness, schedule=self.schedule)
+
+
+class HardnessLogCallback(TrainerCallback):
+    """Adds to every training log: each site's λ, their mean, and the learning rate of s.
+
+    Keys: `hardness/<module name>`, `hardness/mean`, `hardness_learning_rate`. LambdaGELUTrainer has
+    it by default. It must run before the reporters (tensorboard, trackio, wandb), and callbacks that
+    are passed to a plain Trainer run after them: add it there with `HardnessLogCallback.add_to(trainer)`.
+    """
+
+    def __init__(self) -> None:
+        self._learning_rate: float | None = None
+        self._runs_first = False
+
+    @classmethod
+    def add_to(cls, trainer: Trainer) -> "HardnessLogCallback":
+        """Put the trainer's HardnessLogCallback, or a new one, in front of its reporters."""
+        callback = trainer.pop_callback(cls) or cls()
+        trainer.callback_handler.callbacks.insert(0, callback)
+        callback._runs_first = True
+        return callback
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        require_lambda_gelu(model)
+        if not self._runs_first:
+            raise RuntimeError(
+                "this HardnessLogCallback runs after the reporters, which would never see what it adds. Do not pass it "
+                "in callbacks=[...] of a plain Trainer; call HardnessLogCallback.add_to(trainer), or use "
+                "LambdaGELUTrainer"
+            )
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any, **kwargs: Any
+    ) -> None:
+        # Trainer logs the learning rate of the step just made, and the scheduler moves on before the log.
+        self._learning_rate = hardness_learning_rate(optimizer)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if logs is None or "loss" not in logs:
+            return
+        profile = hardness_profile(model)
+        added = {f"hardness/{name}": value for name, value in profile.items()}
+        added["hardness/mean"] = sum(profile.values()) / len(profile)
+        if self._learning_rate is not None:
+            added["hardness_learning_rate"] = self._learning_rate
+        logs.update(added)
+        if state.log_history:
+            state.log_history[-1].update(added)

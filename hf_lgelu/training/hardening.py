@@ -1,0 +1,69 @@
+"""Hardening as functions of the model: the callback calls them, and so can any training loop."""
+
+import torch
+from torch import nn
+
+from hf_lgelu.activation.hardness import hardness_from_raw, hardness_target
+from hf_lgelu.models.profile import smallest_hardness
+from hf_lgelu.models.sites import require_lambda_gelu
+from hf_lgelu.training.schedules import scheduled_hardness
+
+HARDENED_FRACTION = 0.5
+"""A model counts as hardened from this share of the target on: over 18 reference runs of the MLPs no
+best epoch that substituted without loss had a smaller λ."""
+
+
+@torch.no_grad()
+def anneal_hardness(
+    model: nn.Module, progress: float, *, target_hardness: float | None = None, schedule: str = "linear"
+) -> None:
+    """Set every λ to its place on the way from λ(s) to the target; s itself keeps its value.
+
+    λ(e) follows from s, `progress` and the schedule alone, so a resumed run needs nothing else.
+    From the first call on λ no longer follows s, whose gradient is exactly 0: call `freeze_hardness`
+    before each optimizer step.
+
+    Args:
+        model: has λ-GELU sites; unwrapped.
+        progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
+        target_hardness: λ at progress 1; default `hardness_target()`, 159.577.
+        schedule: a row of SCHEDULES.
+    """
+    target = check_target_hardness(target_hardness)
+    for _, module in require_lambda_gelu(model):
+        start = hardness_from_raw(module.raw_hardness.double(), module.temperature.double())
+        module.hardness_override.copy_(scheduled_hardness(schedule, start, target, progress))
+
+
+def freeze_hardness(model: nn.Module) -> None:
+    """Keep the optimizer off every s: call it between backward and the optimizer step.
+
+    A gradient of exactly 0 is not enough, since momentum would go on moving s; without a gradient an
+    optimizer skips a parameter. `requires_grad` stays True, because DDP's reducer waits for s.
+    """
+    for _, module in require_lambda_gelu(model):
+        module.raw_hardness.grad = None
+
+
+@torch.no_grad()
+def release_hardness(model: nn.Module) -> None:
+    """Let λ follow s again."""
+    for _, module in require_lambda_gelu(model):
+        module.hardness_override.zero_()
+
+
+def is_hardened(model: nn.Module, target_hardness: float | None = None) -> bool:
+    """Whether every site's λ has reached half the target, from where a substitution counts as safe."""
+    target = check_target_hardness(target_hardness)
+    return smallest_hardness(model) >= HARDENED_FRACTION * target
+
+
+def check_target_hardness(target_hardness: float | None) -> float:
+    """Return the target, `hardness_target()` for None; raise if it is not a finite number above 1."""
+    if target_hardness is None:
+        return hardness_target()
+    if not isinstance(target_hardness, int | float) or not 1 < target_hardness < float("inf"):
+        raise ValueError(
+            f"target_hardness must be a finite number > 1, got {target_hardness!r}; hardness_target(tolerance) gives it"
+        )
+    return float(target_hardness)

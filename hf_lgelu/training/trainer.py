@@ -1,0 +1,203 @@
+"""A Trainer that learns, hardens and reports λ-GELU."""
+
+import json
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+
+from hf_lgelu.models.sites import find_sites, lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.models.surgery import relu_substitution
+from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
+from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
+from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, metrics_of_both, on_both
+from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
+from hf_lgelu.training.optim import separate_hardness_group
+
+logger = logging.get_logger(__name__)
+
+
+class LambdaGELUTrainer(Trainer):
+    """transformers' Trainer, and:
+
+    - s has its own parameter group, with learning rate c·η and no weight decay, in every optimizer
+      that keeps ordinary groups; the others are refused;
+    - `args.harden` hardens (`HardeningCallback`), and a best checkpoint is then selected among
+      hardened epochs only (every λ at least half the target);
+    - every layer's λ is in the training log (`HardnessLogCallback`);
+    - every evaluation reports each metric twice, as it is and, as `eval_relu_<metric>`, with ReLU in
+      the place of every smooth gate, with the largest logit change and the share of unchanged
+      predictions.
+
+    Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments. A model without λ-GELU raises
+    unless `args.require_lambda_gelu` is off.
+    """
+
+    args: LambdaGELUTrainingArguments
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _check_arguments(self.args)
+        self._compares_substitution = False
+        self._keeps_logits = True
+        self._told_soft = False
+        if self.args.require_lambda_gelu:
+            require_lambda_gelu(self.model)
+        if self.args.harden and self._hardening_callback() is None:
+            self.add_callback(_hardening_callback(self.args))
+        if self.args.log_hardness and lambda_gelu_modules(self.model):
+            HardnessLogCallback.add_to(self)
+        self._adopt_callbacks()
+
+    def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
+        super().add_callback(callback)
+        self._adopt_callbacks()
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Trainer's optimizer, with the raw hardness moved to a group of its own."""
+        if self.optimizer is not None:
+            return self.optimizer
+        optimizer = super().create_optimizer(model)
+        optimized = self.model if model is None else model
+        if lambda_gelu_modules(optimized):
+            separate_hardness_group(optimizer, optimized, self.args.hardness_lr_multiplier)
+        return optimizer
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Any, Any, Any]:
+        """As Trainer's; inside an evaluation, the logits come with those of the ReLU substitution."""
+        if not self._compares_substitution:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)
+        with relu_substitution(self.model):
+            relu_loss, relu_logits, _ = super().prediction_step(model, inputs, False, ignore_keys)
+        rows = compare_outputs(loss, logits, relu_loss, relu_logits, labels)
+        return loss, (rows, logits, relu_logits) if self._keeps_logits else (rows,), labels
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """As Trainer's; every metric is reported as it is and with ReLU substituted."""
+        if not self.args.report_substitution or not find_sites(self.model):
+            return super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        if prediction_loss_only is None:
+            prediction_loss_only = self.args.prediction_loss_only
+        compute_metrics, preprocess = self.compute_metrics, self.preprocess_logits_for_metrics
+        self._compares_substitution, self._keeps_logits = True, not prediction_loss_only
+        self.compute_metrics = None
+        if compute_metrics is not None and self._keeps_logits:
+            self.compute_metrics = metrics_of_both(compute_metrics, metric_key_prefix)
+        if preprocess is not None:
+            self.preprocess_logits_for_metrics = on_both(preprocess)
+        try:
+            output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
+        finally:
+            self._compares_substitution = False
+            self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess
+        rows, *logits = output.predictions
+        metrics = {**output.metrics, **comparison_metrics(rows, metric_key_prefix)}
+        return output._replace(predictions=logits[0] if logits else None, metrics=metrics)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        hardening = self._hardening_callback()
+        if hardening is None or is_hardened(self.model, hardening.target_hardness):
+            return super()._determine_best_metric(metrics, trial)
+        if self.args.load_best_model_at_end and not self._told_soft:
+            self._told_soft = True
+            logger.warning(
+                "The gates are still soft: no epoch counts as the best before every λ has reached "
+                f"{HARDENED_FRACTION:.0%} of the target {hardening.target_hardness:.6g}, since substituting ReLU in an "
+                "earlier one would destroy it"
+            )
+        return False
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        _check_checkpoint_activations(resume_from_checkpoint, self.model if model is None else model)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _hardening_callback(self) -> HardeningCallback | None:
+        callbacks = self.callback_handler.callbacks
+        return next((callback for callback in callbacks if isinstance(callback, HardeningCallback)), None)
+
+    def _adopt_callbacks(self) -> None:
+        for callback in list(self.callback_handler.callbacks):
+            if isinstance(callback, HardeningCallback):
+                callback.selects_hardened_checkpoints = True
+            elif isinstance(callback, HardnessLogCallback):
+                HardnessLogCallback.add_to(self)
+
+
+def _hardening_callback(args: LambdaGELUTrainingArguments) -> HardeningCallback:
+    return HardeningCallback(
+        target_hardness=args.target_hardness,
+        tolerance=args.tolerance,
+        switch_fraction=args.switch_fraction,
+        schedule=args.hardening_schedule,
+        granularity=args.hardening_granularity,
+    )
+
+
+def _check_arguments(args: Any) -> None:
+    if not isinstance(args, LambdaGELUTrainingArguments):
+        raise TypeError(f"args must be LambdaGELUTrainingArguments, got {type(args).__name__}")
+    if args.harden:
+        _hardening_callback(args)  # raises on wrong options now, not at the first epoch
+    if args.lr_scheduler_type == "greedy":
+        raise ValueError(
+            "lr_scheduler_type 'greedy' changes each group's learning rate on its own and loses the ratio "
+            "hardness_lr_multiplier; choose another scheduler"
+        )
+    if args.lr_scheduler_type == "reduce_lr_on_plateau" and (args.lr_scheduler_kwargs or {}).get("min_lr"):
+        raise ValueError(
+            "min_lr of reduce_lr_on_plateau would stop both learning rates at the same floor and lose the ratio "
+            "hardness_lr_multiplier; leave min_lr at 0"
+        )
+    if args.report_substitution and (args.batch_eval_metrics or not args.eval_do_concat_batches):
+        raise ValueError(
+            "report_substitution compares two sets of logits and cannot be combined with batch_eval_metrics=True or "
+            "eval_do_concat_batches=False; pass report_substitution=False or leave those at their defaults"
+        )
+
+
+def _check_checkpoint_activations(folder: str, model: nn.Module) -> None:
+    """Refuse to resume a model from a checkpoint with other activations: transformers would load it silently."""
+    saved = {name for name in _checkpoint_keys(folder) if name.endswith("raw_hardness")}
+    if not saved and not _checkpoint_keys(folder):
+        return
+    present = {f"{name}.raw_hardness".removeprefix(".") for name, _ in lambda_gelu_modules(model)}
+    if saved != present:
+        raise ValueError(
+            f"the checkpoint {folder} holds the hardness of {len(saved)} λ-GELU activations and the model has "
+            f"{len(present)}: they are not the same network (was ReLU substituted in one of them?). Resume with the "
+            "model as it was when the checkpoint was written"
+        )
+
+
+def _checkpoint_keys(folder: str) -> set[str]:
+    index, weights = os.path.join(folder, SAFE_WEIGHTS_INDEX_NAME), os.path.join(folder, SAFE_WEIGHTS_NAME)
+    if os.path.isfile(index):
+        with open(index, encoding="utf-8") as file:
+            return set(json.load(file)["weight_map"])
+    if os.path.isfile(weights):
+        from safetensors import safe_open
+
+        with safe_open(weights, framework="pt") as file:
+            return set(file.keys())
+    return set()
