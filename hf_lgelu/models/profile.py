@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, init_profile, raw_from_hardness
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, check_temperature, init_profile, raw_from_hardness
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.example_run import ExampleInputs, forward_hooks, run_example
 from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, find_sites, require_lambda_gelu
@@ -37,6 +37,7 @@ def initialize_hardness(
     low: float = DEFAULT_INIT_HARDNESS,
     high: float = 2.0,
     *,
+    temperature: float | None = None,
     example_inputs: ExampleInputs | None = None,
 ) -> dict[str, float]:
     """Set the initial λ of every site by one of the paper's init modes, and lift any hardening override.
@@ -46,6 +47,7 @@ def initialize_hardness(
         mode: "uniform" (every λ = `low`), "increasing" (linear in λ from `low` at the first site to
             `high` at the last) or "decreasing" (the reverse).
         low, high: λ above 1.
+        temperature: t of every site from now on; None keeps each one's own.
         example_inputs: run once to learn in which order the activations are called. Without them the
             order is that of registration, which is the same in nearly every published architecture.
 
@@ -55,6 +57,8 @@ def initialize_hardness(
     owners = _in_execution_order(model, example_inputs)
     values = init_profile(mode, len(owners), low, high)
     for (_, module), value in zip(owners, values, strict=True):
+        if temperature is not None:
+            torch.nn.init.constant_(module.temperature, check_temperature(temperature))
         raw_hardness = raw_from_hardness(value, float(module.temperature))
         torch.nn.init.constant_(module.raw_hardness, raw_hardness)
         torch.nn.init.zeros_(module.hardness_override)

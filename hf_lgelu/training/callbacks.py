@@ -128,7 +128,7 @@ class HardeningCallback(TrainerCallback):
 class HardnessLogCallback(TrainerCallback):
     """Adds to every training log: each site's λ, their mean, and the learning rate of s.
 
-    Keys: `hardness/<module name>`, `hardness/mean`, `hardness_learning_rate`. LambdaGELUTrainer has
+    Evaluations get the same in the trainer's `state.log_history`. Keys: `hardness/<module name>`, `hardness/mean`, `hardness_learning_rate`. LambdaGELUTrainer has
     it by default. It must run before the reporters (tensorboard, trackio, wandb), and callbacks that
     are passed to a plain Trainer run after them: add it there with `HardnessLogCallback.add_to(trainer)`.
     """
@@ -171,13 +171,15 @@ class HardnessLogCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if logs is None or "loss" not in logs:
+        evaluated = logs is not None and any(name.startswith("eval_") for name in logs)
+        if logs is None or not ("loss" in logs or evaluated):
             return
         profile = hardness_profile(model)
         added = {f"hardness/{name}": value for name, value in profile.items()}
         added["hardness/mean"] = sum(profile.values()) / len(profile)
         if self._learning_rate is not None:
             added["hardness_learning_rate"] = self._learning_rate
-        logs.update(added)
         if state.log_history:
             state.log_history[-1].update(added)
+        if not evaluated:  # the reporters have this step's λ from its training log already
+            logs.update(added)
