@@ -128,9 +128,10 @@ class HardeningCallback(TrainerCallback):
 class HardnessLogCallback(TrainerCallback):
     """Adds to every training log: each site's λ, their mean, and the learning rate of s.
 
-    Evaluations get the same in the trainer's `state.log_history`. Keys: `hardness/<module name>`, `hardness/mean`, `hardness_learning_rate`. LambdaGELUTrainer has
-    it by default. It must run before the reporters (tensorboard, trackio, wandb), and callbacks that
-    are passed to a plain Trainer run after them: add it there with `HardnessLogCallback.add_to(trainer)`.
+    Evaluations get the same in the trainer's `state.log_history`. Keys: `hardness/<module name>`,
+    `hardness/mean`, `hardness_learning_rate`. LambdaGELUTrainer has it by default. It must run before
+    the reporters (tensorboard, trackio, wandb), and callbacks that are passed to a plain Trainer run
+    after them: add it there with `HardnessLogCallback.add_to(trainer)`.
     """
 
     def __init__(self) -> None:
