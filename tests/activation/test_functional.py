@@ -6,7 +6,7 @@ import mpmath
 import oracle
 import pytest
 import torch
-from oracle import CLAMPED, assert_matches_closed_form, assert_within, random, values_and_gradients
+from expectations import CLAMPED, assert_matches_closed_form, assert_within, random, values_and_gradients
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 

@@ -3,7 +3,7 @@
 import oracle
 import pytest
 import torch
-from oracle import assert_within, random
+from expectations import assert_within, random
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 from torch.utils._python_dispatch import TorchDispatchMode

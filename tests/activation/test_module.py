@@ -1,0 +1,296 @@
+"""LambdaGELU: its state, casts, round trips, the hardening override, and how s learns."""
+
+import io
+import math
+
+import oracle
+import pytest
+import safetensors.torch
+import torch
+from expectations import (
+    CASTS,
+    COPIES,
+    DELTA,
+    X,
+    assert_evaluates_at,
+    assert_learns,
+    assert_same_state,
+    assert_within,
+    override,
+    random,
+    raw_gradient,
+    state_of,
+)
+from torch import nn
+
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, GRANULARITIES
+from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
+
+STATE = ["raw_hardness", "temperature", "hardness_override"]
+
+
+@pytest.fixture
+def default_dtype(request):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(before)
+
+
+# State
+
+
+@pytest.mark.parametrize("default_dtype", [torch.float32, torch.bfloat16, torch.float64], indirect=True)
+def test_state_is_float32_of_shape_one_whatever_the_default_dtype(default_dtype):
+    module = LambdaGELU(init_hardness=1.5, temperature=0.3)
+    assert [name for name, _ in module.named_parameters()] == ["raw_hardness"]
+    assert list(module.state_dict()) == STATE
+    assert all(tensor.dtype == torch.float32 and tensor.shape == (1,) for tensor in module.state_dict().values())
+    assert module.raw_hardness.item() == pytest.approx(0.3 * math.log(math.expm1(0.5)), rel=1e-7)
+    assert module.temperature.item() == pytest.approx(0.3, rel=1e-7)
+    assert module.hardness_override.item() == 0
+    assert module.hardness.dtype == torch.float32
+    assert module.hardness.item() == pytest.approx(1.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_casting_a_model_leaves_the_hardness_alone(cast):
+    model = nn.Sequential(nn.Linear(5, 5), LambdaGELU(init_hardness=1.2345))
+    override(model[1], 3.3)
+    raw_gradient(model[1])
+    before, grad_before = state_of(model[1]), model[1].raw_hardness.grad.clone()
+    parameter = model[1].raw_hardness
+    CASTS[cast](model)
+    assert model[0].weight.dtype != torch.float32
+    assert_same_state(model[1], before)
+    assert model[1].raw_hardness is parameter
+    assert isinstance(parameter, nn.Parameter)
+    assert torch.equal(parameter.grad, grad_before)
+    assert model[1].hardness.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_output_has_the_dtype_of_the_input(dtype):
+    x, module = X.to(dtype), LambdaGELU(init_hardness=20.0)
+    y = module(x)
+    assert (y.dtype, y.shape) == (x.dtype, x.shape)
+    # λ is float32 also for float64 input.
+    tolerance = torch.finfo(dtype).eps * x.double().abs() + 3e-6 * x.double().abs()
+    assert_within(y.detach(), oracle.value(x, torch.tensor(20.0)), tolerance)
+
+
+def test_a_module_can_be_built_on_the_meta_device_and_initialized_later():
+    with torch.device("meta"):
+        module = LambdaGELU(init_hardness=1.5, temperature=0.3)
+    module.to_empty(device="cpu")
+    for tensor in module.state_dict().values():
+        tensor.fill_(-1e30)
+    module.reset_parameters()
+    assert_same_state(module, LambdaGELU(init_hardness=1.5, temperature=0.3).state_dict())
+
+
+def test_default_hardness_and_repr():
+    module = LambdaGELU()
+    assert_evaluates_at(module, DEFAULT_INIT_HARDNESS)
+    assert repr(module) == "LambdaGELU(granularity='layer', raw_shape=(1,), init_hardness=1.05)"
+
+
+@pytest.mark.parametrize("module", [LambdaGELU(True), LambdaGELU(inplace=True), LambdaGELU(False)])
+def test_inplace_is_accepted_and_ignored(module):
+    x = X.clone()
+    assert_evaluates_at(module, DEFAULT_INIT_HARDNESS, x)
+    assert torch.equal(x, X)
+    assert list(module.state_dict()) == STATE
+
+
+# Round trips
+
+
+def through_state_dict(module):
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    other = LambdaGELU(init_hardness=7.0, temperature=0.9)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    return other
+
+
+def through_safetensors(module):
+    other = LambdaGELU(init_hardness=7.0, temperature=0.9)
+    other.load_state_dict(safetensors.torch.load(safetensors.torch.save(module.state_dict())))
+    return other
+
+
+ROUND_TRIPS = {
+    "state_dict": through_state_dict,
+    "safetensors": through_safetensors,
+    **COPIES,
+}
+
+
+@pytest.mark.parametrize("hardness_override", [0.0, 42.0])
+@pytest.mark.parametrize("round_trip", ROUND_TRIPS)
+def test_hardness_temperature_and_override_survive(round_trip, hardness_override):
+    module = LambdaGELU(init_hardness=1.7, temperature=0.3)
+    override(module, hardness_override)
+    other = ROUND_TRIPS[round_trip](module)
+    assert_same_state(other, state_of(module))
+    assert_evaluates_at(other, hardness_override or 1.7)
+    # Not only now, but in how it learns on.
+    override(other, 0.0)
+    assert_learns(other, temperature=0.3)
+    assert module.raw_hardness.grad is None
+
+
+# The override of hardening
+
+
+@pytest.mark.parametrize("init_hardness", [1 + 1e-6, 1.5, 160.0])
+def test_while_the_override_rules_s_gets_a_gradient_of_exactly_zero(init_hardness):
+    module = LambdaGELU(init_hardness=init_hardness)
+    override(module, 40.0)
+    gradient = raw_gradient(module, X * 0.01)
+    assert gradient.tolist() == [0.0]
+    assert module.hardness.tolist() == [40.0]
+    assert_evaluates_at(module, 40.0)
+
+
+def test_the_gradient_to_the_input_is_that_of_the_override():
+    module, x = LambdaGELU(), X.clone().requires_grad_()
+    override(module, 40.0)
+    module(x).backward(DELTA)
+    assert_within(x.grad, DELTA.double() * oracle.derivative_in_x(X, torch.tensor(40.0)), 1e-6 * DELTA.double().abs())
+
+
+def test_a_released_override_gives_s_back_its_rule():
+    module = LambdaGELU(init_hardness=1.5)
+    override(module, 40.0)
+    raw_gradient(module)
+    override(module, 0.0)
+    assert_evaluates_at(module, 1.5)
+    assert_learns(module, temperature=0.1)
+
+
+def test_reset_lifts_the_override_and_restores_the_start():
+    module = LambdaGELU(init_hardness=1.5, temperature=0.3)
+    before = state_of(module)
+    for tensor in module.state_dict().values():
+        tensor.fill_(5.0)
+    module.reset_parameters()
+    assert_same_state(module, before)
+
+
+# Learning
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.3])
+@pytest.mark.parametrize("init_hardness", [1 + 1e-6, 1.0067, 1.05, 2.0, 20.0, 160.0])
+def test_gradient_of_s(init_hardness, temperature):
+    module = LambdaGELU(init_hardness=init_hardness, temperature=temperature)
+    # Gates as narrow as 1/λ, so that elements lie inside them.
+    assert_learns(module, temperature, X / init_hardness)
+
+
+def fit_hardness(init_hardness, temperature, learning_rate, steps):
+    """s after each step of gradient descent on Σ(a(x; λ) − ReLU(x))², worked out in float64."""
+    raw = torch.tensor([temperature * math.log(math.expm1(init_hardness - 1))], dtype=torch.float64)
+    path = []
+    for _ in range(steps):
+        hardness = oracle.hardness_of(raw, temperature)
+        delta = 2 * (oracle.value(X, hardness) - X.double().relu())
+        slope = (delta * oracle.derivative_in_hardness(X, hardness)).sum() * oracle.hardness_rate(raw, temperature)
+        raw = raw - learning_rate * slope
+        path.append(raw.item())
+    return path
+
+
+def train_hardness(module, learning_rate, steps):
+    optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
+    path = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (module(X) - X.relu()).square().sum().backward()
+        optimizer.step()
+        path.append(module.raw_hardness.item())
+    return path
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.3])
+def test_sgd_follows_the_closed_form_towards_relu(temperature):
+    path = train_hardness(LambdaGELU(init_hardness=1.5, temperature=temperature), learning_rate=0.01, steps=20)
+    assert path == pytest.approx(fit_hardness(1.5, temperature, 0.01, 20), rel=1e-4)
+    assert path == sorted(path)
+    assert path[-1] - path[0] > 0.01
+
+
+def test_sgd_depends_on_learning_rate_over_squared_temperature_only():
+    """The paper's (t, c) = (0.1, 1) and (0.3, 9) are the same run."""
+    narrow, wide = LambdaGELU(init_hardness=1.2, temperature=0.1), LambdaGELU(init_hardness=1.2, temperature=0.3)
+    train_hardness(narrow, learning_rate=0.01, steps=10)
+    train_hardness(wide, learning_rate=0.09, steps=10)
+    assert narrow.hardness.item() > 1.25
+    assert wide.hardness.item() == pytest.approx(narrow.hardness.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("granularity", "raw_shape"), [("layer", None), ("channel", (3, 1)), ("neuron", (3, 5)), ("network", None)]
+)
+def test_every_granularity_learns_its_own_hardnesses(granularity, raw_shape):
+    module = LambdaGELU(granularity=granularity, raw_shape=raw_shape)
+    shape = raw_shape or (1,)
+    assert {tuple(module.raw_hardness.shape), tuple(module.hardness_override.shape)} == {shape}
+    with torch.no_grad():
+        module.raw_hardness.copy_(random(*shape, seed=3, scale=0.1))
+    assert_evaluates_at(module, oracle.hardness_of(module.raw_hardness.detach(), 0.1))
+    assert_learns(module, temperature=0.1)
+
+
+def test_the_cases_above_cover_every_granularity():
+    assert list(GRANULARITIES) == ["layer", "channel", "neuron", "network"]
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"init_hardness": 1.0}, ValueError, r"a learnable hardness λ must be a finite number > 1 .*got 1\.0"),
+        ({"init_hardness": "2"}, TypeError, "hardness must be a Python number, got str"),
+        ({"temperature": 0.0}, ValueError, r"temperature must be a finite number > 0 .*got 0\.0"),
+        ({"temperature": None}, TypeError, "temperature must be a Python number, got NoneType"),
+        ({"granularity": "filter"}, ValueError, "unknown granularity 'filter'; accepted: layer, channel"),
+        ({"raw_shape": (3,)}, ValueError, r"'layer' has one λ of shape \(1,\), got raw_shape=\(3,\)"),
+        ({"raw_shape": ()}, ValueError, r"'layer' has one λ of shape \(1,\), got raw_shape=\(\)"),
+        ({"granularity": "network", "raw_shape": (3,)}, ValueError, r"'network' has one λ of shape \(1,\)"),
+        ({"granularity": "channel"}, ValueError, "'channel' needs raw_shape, .*replace_activations"),
+        ({"granularity": "neuron"}, ValueError, "'neuron' needs raw_shape"),
+        ({"granularity": "neuron", "raw_shape": 256}, TypeError, r"sequence of integers, e\.g\. \(256,\), got 256"),
+        ({"granularity": "channel", "raw_shape": ()}, ValueError, "non-empty sequence of positive integers, got"),
+        ({"granularity": "channel", "raw_shape": (0, 1)}, ValueError, r"positive integers, got \(0, 1\)"),
+        ({"granularity": "channel", "raw_shape": (2.0,)}, ValueError, "positive integers"),
+        ({"granularity": "channel", "raw_shape": (True,)}, ValueError, "positive integers"),
+        ({"granularity": "channel", "raw_shape": "33"}, ValueError, "positive integers"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        LambdaGELU(**arguments)
+
+
+@pytest.mark.parametrize("shape", [[1], (1,), torch.Size([1])])
+def test_any_sequence_is_a_shape(shape):
+    assert LambdaGELU(raw_shape=shape).raw_hardness.shape == (1,)
+    assert LambdaGELU(granularity="channel", raw_shape=shape).raw_hardness.shape == (1,)
+
+
+@pytest.mark.parametrize("module", [LambdaGELU(), SharedLambdaGELU(LambdaGELU())])
+@pytest.mark.parametrize(("x", "got"), [(torch.ones(2, dtype=torch.int32), "a torch.int32 tensor"), ("x", "str")])
+def test_an_input_that_is_no_floating_tensor_is_refused(module, x, got):
+    with pytest.raises(TypeError, match=f"x must be a float64, float32, float16 or bfloat16 tensor, got {got}"):
+        module(x)
+
+
+def test_a_hardness_per_channel_refuses_an_input_of_other_channels():
+    with pytest.raises(ValueError, match=r"hardness of shape \(3, 1\) does not broadcast to x of shape \(4, 5\)"):
+        LambdaGELU(granularity="channel", raw_shape=(3, 1))(torch.ones(4, 5))
