@@ -1,0 +1,1 @@
+"""Running benchmarks, recording each run, and reporting what the records hold."""

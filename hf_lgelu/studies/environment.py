@@ -1,0 +1,42 @@
+"""On what a run was made: package versions and hardware, for its record."""
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+import torch
+
+_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "timm", "numpy", "scikit-learn")
+
+
+def package_versions() -> dict[str, str]:
+    """{package: version} of Python, hf-lgelu and what it stands on, as far as installed."""
+    versions = {"python": platform.python_version()}
+    for package in ("hf-lgelu", *_PACKAGES):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def hardware(processes: int) -> dict[str, Any]:
+    """CPU, cores, accelerators and the number of processes of the run."""
+    return {
+        "cpu": _cpu_name(),
+        "cpu_cores": os.cpu_count(),
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "processes": processes,
+        "threads_per_process": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,96 @@
+"""Records → figures. No torch; matplotlib is imported when a figure is drawn."""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hf_lgelu.studies.records import RunRecord
+from hf_lgelu.studies.report import grouped
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which stay apart for colour-blind readers.
+_AS_IS, _SUBSTITUTED = "#0072B2", "#D55E00"
+
+
+def draw_hardness(records: Sequence[RunRecord], path: str | os.PathLike) -> None:
+    """λ of every site over the epochs, mean over seeds, one panel per λ-GELU configuration."""
+    groups = {key: seeds for key, seeds in grouped(records).items() if seeds[0].last.hardness}
+    if not groups:
+        raise ValueError("none of the records has a hardness to draw")
+    figure = _figure(4.2 * len(groups), 3.6)
+    axes = figure.subplots(1, len(groups), squeeze=False)[0]
+    for axis, ((benchmark, label), seeds) in zip(axes, groups.items(), strict=True):
+        _draw_profile(axis, seeds)
+        axis.set_title(f"{benchmark}\n{label} ({len(seeds)} seeds)", fontsize=11)
+    axes[0].set_ylabel("hardness λ (log scale)")
+    figure.savefig(path, dpi=160)
+
+
+def draw_substitution(records: Sequence[RunRecord], path: str | os.PathLike) -> None:
+    """The metric in the last epoch as it is and with ReLU substituted: one row per configuration, a dot per seed."""
+    groups = {key: seeds for key, seeds in grouped(records).items() if seeds[0].last.relu_score is not None}
+    if not groups:
+        raise ValueError("none of the records has a substituted score to draw")
+    benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in groups))
+    figure = _figure(7.0, 0.9 + 0.55 * len(groups) + 0.5 * len(benchmarks))
+    heights = [sum(1 for benchmark, _ in groups if benchmark == name) for name in benchmarks]
+    axes = figure.subplots(len(benchmarks), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, name in zip(axes, benchmarks, strict=True):
+        rows = [(label, seeds) for (benchmark, label), seeds in groups.items() if benchmark == name]
+        _draw_rows(axis, rows)
+        axis.set_title(f"{name}: {rows[0][1][0].metric} in the last epoch, one mark per seed", fontsize=11, loc="left")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(path, dpi=160)
+
+
+def _draw_profile(axis: "Axes", seeds: list[RunRecord]) -> None:
+    from matplotlib import colormaps
+
+    sites = list(seeds[0].last.hardness)
+    epochs = [0.0] + [epoch.epoch for epoch in seeds[0].epochs]
+    for depth, site in enumerate(sites):
+        paths = [
+            [record.initial_hardness[site], *(epoch.hardness[site] for epoch in record.epochs)] for record in seeds
+        ]
+        mean = [sum(values) / len(values) for values in zip(*paths, strict=True)]
+        shade = 0.05 + 0.85 * depth / max(1, len(sites) - 1)
+        axis.plot(epochs, mean, color=colormaps["viridis"](shade), linewidth=2, label=f"{depth + 1}")
+    axis.set_yscale("log")
+    axis.set_xlabel("epoch")
+    axis.grid(alpha=0.3)
+    axis.legend(title="layer", fontsize=9, frameon=False)
+
+
+def _draw_rows(axis: "Axes", rows: list[tuple[str, list[RunRecord]]]) -> None:
+    for height, (_, seeds) in enumerate(reversed(rows)):
+        as_is = [record.last.score for record in seeds]
+        substituted = [record.last.relu_score for record in seeds]
+        ends = sum(as_is) / len(as_is), sum(substituted) / len(substituted)
+        axis.plot(ends, (height, height), color="0.6", linewidth=2, zorder=1)
+        label = height == 0
+        axis.scatter(
+            as_is, [height + 0.12] * len(seeds), s=46, color=_AS_IS, label="as trained" if label else None, zorder=2
+        )
+        axis.scatter(
+            substituted, [height - 0.12] * len(seeds), s=46, color=_SUBSTITUTED, marker="D",
+            label="ReLU substituted, same weights" if label else None, zorder=2,
+        )  # fmt: skip
+    axis.set_yticks(range(len(rows)), [label for label, _ in reversed(rows)])
+    axis.set_ylim(-0.6, len(rows) - 0.4)
+    axis.grid(axis="x", alpha=0.3)
+
+
+def _figure(width: float, height: float) -> "Figure":
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("drawing figures needs matplotlib: pip install 'hf-lgelu[benchmarks]'")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

@@ -1,0 +1,150 @@
+"""One run of one benchmark: train, harden, substitute, record."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, set_seed
+
+from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData, DataOptions
+from hf_lgelu.models.profile import hardness_profile, initialize_hardness
+from hf_lgelu.models.registry import ACTIVATION_NAME
+from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.studies.arguments import RunArguments, check_benchmark
+from hf_lgelu.studies.environment import hardware, package_versions
+from hf_lgelu.studies.records import EpochRecord, RunRecord, write_record
+from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
+from hf_lgelu.training.trainer import LambdaGELUTrainer
+
+
+def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> RunRecord:
+    """Train one model and write `output_dir`/record.json (schema: records.py).
+
+    With `run.save_final_model`, the model goes to `output_dir` and, after hardening, its ReLU network
+    to `output_dir`/relu. Resumes with `training.resume_from_checkpoint`.
+    """
+    benchmark = check_benchmark(run.benchmark)
+    data = benchmark.load(
+        DataOptions(
+            data_dir=run.data_dir,
+            max_train_samples=run.max_train_samples,
+            max_eval_samples=run.max_eval_samples,
+            validation_fraction=run.validation_fraction,
+        )
+    )
+    set_seed(training.seed)
+    model = benchmark.build_model(run.activation, data)
+    learns_hardness = run.activation == ACTIVATION_NAME
+    training.require_lambda_gelu = learns_hardness
+    if training.harden and not learns_hardness:
+        raise ValueError(f"only {ACTIVATION_NAME} hardens, got activation {run.activation!r} with harden=True")
+    if learns_hardness:
+        initialize_hardness(
+            model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature,
+            example_inputs=benchmark.collate([data.train[i] for i in range(2)]),
+        )  # fmt: skip
+    initial_hardness = hardness_profile(model) if learns_hardness else {}
+
+    trainer = LambdaGELUTrainer(
+        model=model,
+        args=training,
+        train_dataset=data.train,
+        eval_dataset=data.eval,
+        data_collator=benchmark.collate,
+        compute_metrics=benchmark.compute_metrics,
+    )
+    started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    record = _record(benchmark, run, trainer, data, initial_hardness, time.perf_counter() - started)
+    if run.save_final_model:
+        trainer.save_model()
+    if trainer.is_world_process_zero():
+        if run.save_final_model and training.harden:
+            substitute_relu(model)
+            model.save_pretrained(Path(training.output_dir) / "relu")
+        write_record(record, training.output_dir)
+    trainer.accelerator.wait_for_everyone()
+    return record
+
+
+def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
+    """A short name that tells a run from its neighbours, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0"."""
+    parts = [run.activation]
+    if run.activation == ACTIVATION_NAME:
+        parts += [run.init_mode] + ["hardened"] * training.harden
+    return f"{run.benchmark}/{'-'.join(parts)}-seed{training.seed}"
+
+
+def _record(
+    benchmark: Benchmark,
+    run: RunArguments,
+    trainer: LambdaGELUTrainer,
+    data: BenchmarkData,
+    initial_hardness: dict[str, float],
+    seconds: float,
+) -> RunRecord:
+    processes = trainer.accelerator.num_processes
+    evaluations = [entry for entry in trainer.state.log_history if f"eval_{benchmark.metric}" in entry]
+    if not evaluations:
+        raise RuntimeError("the run was never evaluated, so there is nothing to record; set eval_strategy to 'epoch'")
+    return RunRecord(
+        name=run_name(run, trainer.args),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=round(seconds, 3),
+        config=_config(run, trainer.args, processes),
+        data={
+            "train_samples": len(data.train),
+            "eval_samples": len(data.eval),
+            "eval_split": data.eval_split,
+            "source": benchmark.hub_id or benchmark.description,
+        },
+        model=_describe(trainer.model),
+        metric=benchmark.metric,
+        greater_is_better=benchmark.greater_is_better,
+        initial_hardness=initial_hardness,
+        epochs=tuple(_epoch(entry, benchmark.metric) for entry in evaluations),
+        versions=package_versions(),
+        hardware=hardware(processes),
+    )
+
+
+def _config(run: RunArguments, training: LambdaGELUTrainingArguments, processes: int) -> dict[str, Any]:
+    of_run = ("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature")
+    of_training = (
+        *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
+        *("hardening_schedule", "hardening_granularity", "seed", "optim", "optim_args", "learning_rate"),
+        *("weight_decay", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "num_train_epochs", "max_steps"),
+        *("gradient_accumulation_steps", "bf16"),
+    )
+    values = {name: getattr(run, name) for name in of_run} | {name: getattr(training, name) for name in of_training}
+    values["train_batch_size"] = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
+    values["validation_fraction"] = run.validation_fraction
+    return {name: str(value) if hasattr(value, "value") else value for name, value in values.items()}
+
+
+def _describe(model: PreTrainedModel) -> dict[str, Any]:
+    return {
+        "class": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "activation_sites": len(find_sites(model)),
+    }
+
+
+def _epoch(entry: dict[str, Any], metric: str) -> EpochRecord:
+    prefix = "hardness/"
+    return EpochRecord(
+        epoch=entry["epoch"],
+        score=entry[f"eval_{metric}"],
+        loss=entry.get("eval_loss"),
+        relu_score=entry.get(f"eval_relu_{metric}"),
+        relu_loss=entry.get("eval_relu_loss"),
+        relu_max_logit_change=entry.get("eval_relu_max_logit_change"),
+        relu_unchanged_predictions=entry.get("eval_relu_unchanged_predictions"),
+        hardness={
+            name.removeprefix(prefix): value
+            for name, value in entry.items()
+            if name.startswith(prefix) and name != f"{prefix}mean"
+        },
+    )

@@ -1,0 +1,46 @@
+"""Tables and figures from the records below a folder: `python scripts/report.py --runs runs/mlp`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import HfArgumentParser
+
+from hf_lgelu.studies.figures import draw_hardness, draw_substitution
+from hf_lgelu.studies.records import read_records
+from hf_lgelu.studies.report import basis, substitution_table, validation_table
+
+
+@dataclass
+class ReportArguments:
+    """Where the records are, and where the report goes."""
+
+    runs: str = field(metadata={"help": "Folder with records in it or below it."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder of the report; default: the runs' own."})
+
+
+def main() -> None:
+    """Write tables.md, hardness.png and substitution.png, and print the tables."""
+    (arguments,) = HfArgumentParser(ReportArguments).parse_args_into_dataclasses()
+    records = read_records(arguments.runs)
+    folder = Path(arguments.output_dir or arguments.runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = "\n\n".join(
+        (
+            basis(records),
+            "Best validation score",
+            validation_table(records),
+            "GELU or λ-GELU replaced by ReLU, last epoch",
+            substitution_table(records, at="last"),
+            "The same at the epoch with the best validation score",
+            substitution_table(records, at="best"),
+        )
+    )
+    (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
+    draw_hardness(records, folder / "hardness.png")
+    draw_substitution(records, folder / "substitution.png")
+    print(tables)
+    print(f"\nWritten: {folder}/tables.md, {folder}/hardness.png, {folder}/substitution.png")
+
+
+if __name__ == "__main__":
+    main()

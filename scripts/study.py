@@ -1,0 +1,44 @@
+"""Run a study: `python scripts/study.py --study mlp --output_dir runs/mlp`; again resumes it."""
+
+import sys
+from dataclasses import dataclass, field
+
+from transformers import HfArgumentParser
+
+from hf_lgelu.studies.experiments import STUDIES
+from hf_lgelu.studies.study import check_study, leave_process_group, run_study
+
+
+@dataclass
+class StudyArguments:
+    """Which study, and where its records go."""
+
+    study: str = field(metadata={"help": f"One of {', '.join(STUDIES)}.", "choices": list(STUDIES)})
+    output_dir: str = field(metadata={"help": "Folder of the records; runs that have one there are skipped."})
+    benchmarks: list[str] = field(default_factory=list, metadata={"help": "Only these benchmarks of the study."})
+    data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
+    num_train_epochs: float | None = field(default=None, metadata={"help": "Shorter or longer than the recipe."})
+    validation_fraction: float | None = field(
+        default=None, metadata={"help": "Select on a held-out part of the training split."}
+    )
+
+
+def main() -> int:
+    """Run this process's share; the exit status is 1 if a run failed."""
+    worker = leave_process_group()
+    (arguments,) = HfArgumentParser(StudyArguments).parse_args_into_dataclasses()
+    study = check_study(arguments.study)
+    chosen = {
+        name: getattr(arguments, name)
+        for name in ("data_dir", "num_train_epochs", "validation_fraction")
+        if getattr(arguments, name) is not None
+    }
+    experiments = study.build(tuple(arguments.benchmarks) or study.benchmarks)
+    failed = run_study(experiments, arguments.output_dir, overrides=chosen, worker=worker)
+    for name in failed:
+        print(f"failed: {name} (see {arguments.output_dir}/{name}/error.txt)", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
