@@ -52,8 +52,8 @@ class RunArguments:
     validation_fraction: float = field(
         default=0.0,
         metadata={
-            "help": "Share of the training split to hold out for selection. 0 evaluates on the test split, as the paper "
-            "seems to."
+            "help": "Share of the training split to hold out for selection. 0 evaluates on the test split, as the "
+            "paper seems to."
         },
     )
     save_final_model: bool = field(

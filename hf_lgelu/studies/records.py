@@ -17,6 +17,7 @@ Schema, version 1 (`SCHEMA_VERSION`); every key is present, null where it does n
 - versions: {package: version}; hardware: {cpu, cpu_cores, accelerators, processes, platform}
 """
 
+import itertools
 import json
 import os
 import tempfile
@@ -89,9 +90,7 @@ class RunRecord:
         if not sites:
             return None
         path = [epoch.hardness for epoch in self.epochs]
-        moved = (
-            abs(after[site] - before[site]) for before, after in zip(path, path[1:], strict=False) for site in sites
-        )
+        moved = [abs(after[site] - before[site]) for before, after in itertools.pairwise(path) for site in sites]
         return sum(moved) / len(sites)
 
     def _best(self, epochs: tuple[EpochRecord, ...], score: Callable[[EpochRecord], float]) -> EpochRecord:

@@ -111,12 +111,12 @@ def basis(records: Sequence[RunRecord]) -> str:
             f"{_same(runs, lambda r: r.config['train_batch_size'])}, {_same(runs, lambda r: r.config['optim'])} "
             f"at {_same(runs, lambda r: r.config['learning_rate'])}."
         )
+    versions = [
+        f"{name} {_same(records, lambda record, name=name: record.versions.get(name, '?'))}"
+        for name in ("torch", "transformers")
+    ]
     sentences.append(
-        f"{_same(records, _hardware)}; "
-        + ", ".join(
-            f"{name} {_same(records, lambda r, n=name: r.versions.get(n, '?'))}" for name in ("torch", "transformers")
-        )
-        + ". ± is the sample standard deviation over seeds."
+        f"{_same(records, _hardware)}; {', '.join(versions)}. ± is the sample standard deviation over seeds."
     )
     return " ".join(sentences)
 
@@ -125,7 +125,8 @@ def summarize(record: RunRecord, folder: str | os.PathLike) -> str:
     """What one run came to, in a few lines."""
     last, name = record.last, record.metric
     lines = [
-        f"{record.name}: best {name} {record.best.score:.4f} in epoch {record.best.epoch:g}; last epoch {last.score:.4f}"
+        f"{record.name}: best {name} {record.best.score:.4f} in epoch {record.best.epoch:g}, "
+        f"{last.score:.4f} in the last"
     ]
     if last.relu_score is not None:
         lines.append(
