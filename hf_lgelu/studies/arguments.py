@@ -18,7 +18,6 @@ _RUN_DEFAULTS: dict[str, Any] = {
     "logging_strategy": "epoch",
     "save_strategy": "no",
     "report_to": "none",
-    "remove_unused_columns": False,
     "dataloader_pin_memory": False,
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, set_seed
 
+from hf_lgelu.activation.hardness import hardness_target
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData, DataOptions
 from hf_lgelu.models.profile import hardness_profile, initialize_hardness
 from hf_lgelu.models.registry import ACTIVATION_NAME
@@ -16,6 +17,7 @@ from hf_lgelu.studies.arguments import RunArguments, check_benchmark
 from hf_lgelu.studies.environment import hardware, package_versions
 from hf_lgelu.studies.records import EpochRecord, RunRecord, write_record
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
+from hf_lgelu.training.hardening import check_target_hardness
 from hf_lgelu.training.trainer import LambdaGELUTrainer
 
 
@@ -98,7 +100,7 @@ def _record(
             "train_samples": len(data.train),
             "eval_samples": len(data.eval),
             "eval_split": data.eval_split,
-            "source": benchmark.hub_id or benchmark.description,
+            "source": benchmark.hub_id or "scikit-learn",
         },
         model=_describe(trainer.model),
         metric=benchmark.metric,
@@ -121,7 +123,11 @@ def _config(run: RunArguments, training: LambdaGELUTrainingArguments, processes:
     values = {name: getattr(run, name) for name in of_run} | {name: getattr(training, name) for name in of_training}
     values["train_batch_size"] = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
     values["validation_fraction"] = run.validation_fraction
-    return {name: str(value) if hasattr(value, "value") else value for name, value in values.items()}
+    if training.harden:
+        values["target_hardness"] = check_target_hardness(
+            training.target_hardness if training.tolerance is None else hardness_target(training.tolerance)
+        )
+    return {name: getattr(value, "value", value) for name, value in values.items()}
 
 
 def _describe(model: PreTrainedModel) -> dict[str, Any]:
