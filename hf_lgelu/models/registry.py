@@ -13,14 +13,18 @@ ACTIVATION_NAME = "lambda_gelu"
 def register_activation() -> None:
     """Make "lambda_gelu" an activation string of transformers configs and a timm `act_layer`.
 
-    Idempotent; `import hf_lgelu` calls it. Raises RuntimeError if another class has the name.
+    Idempotent; `import hf_lgelu` calls it. Raises RuntimeError if another class has the name in one of the
+    tables; all are then left as they were.
     """
     # ACT2FN is a copy of ACT2CLS made at import, and some models read the one, some the other.
-    _add(ACT2CLS, "transformers.activations.ACT2CLS", LambdaGELU)
-    _add(ACT2FN, "transformers.activations.ACT2FN", LambdaGELU)
-    table = timm_activation_classes()
-    if table is not None:
-        _add(table, "timm.layers.create_act", LambdaGELU)
+    tables = {"transformers.activations.ACT2CLS": ACT2CLS, "transformers.activations.ACT2FN": ACT2FN}
+    timm_table = timm_activation_classes()
+    if timm_table is not None:
+        tables["timm.layers.create_act"] = timm_table
+    for table_name, table in tables.items():
+        _check_free(table, table_name)
+    for table in tables.values():
+        table[ACTIVATION_NAME] = LambdaGELU
 
 
 def timm_activation_classes() -> MutableMapping[str, type] | None:
@@ -41,12 +45,11 @@ def timm_activation_classes() -> MutableMapping[str, type] | None:
     return table
 
 
-def _add(table: MutableMapping[str, type], table_name: str, activation: type) -> None:
+def _check_free(table: MutableMapping[str, type], table_name: str) -> None:
     # dict.get of ACT2FN returns the class; its __getitem__ would build an instance.
     present = table.get(ACTIVATION_NAME)
-    if present is not None and present is not activation:
+    if present is not None and present is not LambdaGELU:
         raise RuntimeError(
             f"{ACTIVATION_NAME!r} is already registered in {table_name} as {present!r}; two activations cannot share "
             "the name. Import hf_lgelu before the code that registers the other, or rename that one"
         )
-    table[ACTIVATION_NAME] = activation
