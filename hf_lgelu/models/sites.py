@@ -12,6 +12,8 @@ from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
 
 LAMBDA_GELU_CLASSES = (LambdaGELU, SharedLambdaGELU)
 
+_FUSED_KERNEL = "activation_relu_or_gelu"
+
 # kind → (torch classes, names in transformers.activations, names in timm.layers)
 _KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...]]] = {
     "lambda_gelu": (LAMBDA_GELU_CLASSES, (), ()),
@@ -50,6 +52,10 @@ class ActivationSite:
     def put(self, module: nn.Module) -> None:
         """Place `module` at this site, in the training mode of what was there."""
         setattr(self.parent, self.attribute, module.train(self.module.training))
+        # torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). It runs in eval mode
+        # without looking at the module, so the code it goes by has to follow; 0 keeps it off.
+        if getattr(self.parent, _FUSED_KERNEL, 0):
+            setattr(self.parent, _FUSED_KERNEL, {nn.ReLU: 1, nn.GELU: 2}.get(type(module), 0))
 
 
 @cache
@@ -106,6 +112,11 @@ def _walk(module: nn.Module, prefix: str, seen: set[int]) -> Iterator[Activation
             yield from _walk(child, f"{name}.", seen)
         else:
             yield ActivationSite(name, module, attribute, child, kind)
+
+
+def uncompiled_name(name: str) -> str:
+    """A site's name as the model class spells it, without the steps that torch.compile puts between."""
+    return name.replace("_orig_mod.", "")
 
 
 def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
