@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.models.registry import timm_activation_classes
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import find_sites, uncompiled_name
+
+# How a model or config says that it knows no such activation or no such argument.
+_REFUSALS = (AssertionError, AttributeError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError)
 
 _GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
 
@@ -36,7 +40,7 @@ class ConfigChange:
     new: Any
 
     def __str__(self) -> str:
-        return f"{'.'.join(self.path)}: {self.old!r} → {self.new!r}"
+        return f"{'.'.join(self.path)}: {_shortened(self.old)} → {_shortened(self.new)}"
 
 
 class UnsupportedConfigError(RuntimeError):
@@ -59,11 +63,17 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
     All other sites keep their class. Nothing is changed here. Raises UnsupportedConfigError if no set of
     keys does that.
     """
-    others = {site.name: type(site.module) for site in find_sites(model) if site.name not in site_names}
+    others = {uncompiled_name(site.name): type(site.module) for site in find_sites(model)}
+    others = {name: cls for name, cls in others.items() if name not in site_names}
+    refusals: list[Exception] = []
 
     def reached(changes: list[ConfigChange]) -> set[str]:
         """The wanted sites that these changes reach; none if they change another site."""
-        skeleton = _build(model, apply_changes(model.config, changes))
+        try:
+            skeleton = _build(model, apply_changes(model.config, changes))
+        except _REFUSALS as refusal:
+            refusals.append(refusal)
+            return set()
         if any(type(_at(skeleton, name)) is not cls for name, cls in others.items()):
             return set()
         return {name for name in site_names if _is_activation(_at(skeleton, name), activation)}
@@ -75,7 +85,7 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
         raise UnsupportedConfigError(
             f"no activation key of {type(model.config).__name__} puts {activation!r} at {', '.join(sorted(missed))} "
             "and leaves the other activations as they are"
-        )
+        ) from (refusals[-1] if refusals else None)
     return [change for change in chosen + _coupled(candidates, chosen) if change.old != change.new]
 
 
@@ -115,15 +125,15 @@ def _write(config: PreTrainedConfig, changes: list[ConfigChange]) -> None:
             setattr(holder, change.path[-1], change.new)
 
 
-def _build(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
+def _build(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, nn.Module]:
+    """{name: module} of what the config builds, without memory."""
     with torch.device("meta"):
-        return type(model)(config)
+        return dict(type(model)(config).named_modules(remove_duplicate=False))
 
 
-def _at(model: nn.Module, name: str) -> Any:
+def _at(modules: Mapping[str, nn.Module], name: str) -> Any:
     """What sits at a site of a model that may have another tree: a module, a function or None."""
     parent_name, _, attribute = name.rpartition(".")
-    modules = dict(model.named_modules(remove_duplicate=False))
     return getattr(modules.get(parent_name), attribute, None)
 
 
@@ -169,3 +179,8 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
             yield from _leaves(value, (*path, key))
         else:
             yield (*path, key), value
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
