@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
+from hf_lgelu.models.rebuild import describe_sites, recorded_models
+from hf_lgelu.models.sites import lambda_gelu_modules
 
 logger = logging.get_logger(__name__)
 
@@ -76,8 +77,9 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
 
 
 def _refuse_lost_sites(model: PreTrainedModel) -> None:
-    if getattr(model.config, "lambda_gelu", None) and not find_sites(model, ("lambda_gelu",)):
-        raise RuntimeError(
-            "this checkpoint's λ-GELU activations were put in by surgery and its config alone cannot rebuild them: "
-            f"load it with hf_lgelu.from_pretrained({type(model).__name__}, ...)"
-        )
+    for inner, record in recorded_models(model):
+        if describe_sites(inner) != record:
+            raise RuntimeError(
+                f"{type(inner).__name__}'s λ-GELU activations were put in by surgery and its config alone cannot "
+                f"rebuild them: load the checkpoint with hf_lgelu.from_pretrained({type(model).__name__}, ...)"
+            )

@@ -1,10 +1,11 @@
 """Saving and loading what an activation string cannot say: several λ per layer, or only some sites.
 
-Surgery then writes the sites and the shapes of their hardness into the config, under "lambda_gelu".
+Surgery then writes every λ-GELU site and the shape of its hardness into the config, under "lambda_gelu".
 `from_pretrained` here builds the model, repeats the surgery and loads the weights in one go.
 """
 
 import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -12,22 +13,58 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
 from hf_lgelu.models.config_keys import ConfigChange
+from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, find_sites, uncompiled_name
 
 _KEY = "lambda_gelu"
 
+SiteRecord = list[dict[str, Any]]
+"""One entry per site in registration order (JSON objects lose theirs): {"site", "granularity", "raw_shape"}, or
+{"site", "shared_with"} for a site that uses the hardness of an earlier one."""
 
-def remember_sites(
-    config: PreTrainedConfig, granularity: str, shapes: dict[str, tuple[int, ...]]
-) -> list[ConfigChange]:
-    """The config change that records which sites hold λ-GELU and the shape of each one's s."""
-    record = {"granularity": granularity, "sites": {name: list(shape) for name, shape in shapes.items()}}
-    return [ConfigChange((_KEY,), getattr(config, _KEY, None), record)]
+
+def describe_sites(model: nn.Module, planned: Mapping[str, nn.Module] | None = None) -> SiteRecord:
+    """The record of a model's λ-GELU sites; a module `planned` for a site counts as being there."""
+    owners: dict[int, str] = {}
+    record: SiteRecord = []
+    for site in find_sites(model):
+        name = uncompiled_name(site.name)
+        module = (planned or {}).get(name, site.module)
+        if not isinstance(module, LAMBDA_GELU_CLASSES):
+            continue
+        owner = module.owner if isinstance(module, SharedLambdaGELU) else module
+        if id(owner) in owners:
+            record.append({"site": name, "shared_with": owners[id(owner)]})
+            continue
+        owners[id(owner)] = name
+        record.append({"site": name, "granularity": owner.granularity, "raw_shape": list(owner.raw_hardness.shape)})
+    return record
+
+
+def remember_sites(config: PreTrainedConfig, record: SiteRecord) -> list[ConfigChange]:
+    """The config changes that leave this record, and no other one in a sub-config."""
+    inner = [change for change in forget_sites(config) if len(change.path) > 1]
+    return [*inner, ConfigChange((_KEY,), getattr(config, _KEY, None), record)]
 
 
 def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:
-    """The config change that removes such a record; empty if there is none."""
-    record = getattr(config, _KEY, None)
-    return [] if record is None else [ConfigChange((_KEY,), record, None)]
+    """The config changes that remove every record; empty if there is none."""
+    return [ConfigChange((*path, _KEY), record, None) for path, record in _records(config, ())]
+
+
+def recorded_models(
+    model: nn.Module, enclosing: SiteRecord | None = None
+) -> Iterator[tuple[PreTrainedModel, SiteRecord]]:
+    """(model, record) of every PreTrainedModel in a tree whose config holds a record of its own.
+
+    A record that equals the enclosing model's is that one: inner models share or copy the config.
+    """
+    if isinstance(model, PreTrainedModel):
+        record = getattr(model.config, _KEY, None)
+        if record and record != enclosing:
+            yield model, record
+        enclosing = record
+    for child in model.children():
+        yield from recorded_models(child, enclosing)
 
 
 def from_pretrained(model_class: type, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> Any:
@@ -35,28 +72,27 @@ def from_pretrained(model_class: type, pretrained_model_name_or_path: str | os.P
 
     Needed where the activation string alone cannot rebuild the model: granularity "channel", "neuron"
     or "network", and models whose config has no activation key. For all others it is plain
-    `from_pretrained`.
+    `from_pretrained`. As there, a checkpoint may be loaded with another head or without one.
 
     Args:
         model_class: a PreTrainedModel subclass or one of transformers' Auto classes.
         pretrained_model_name_or_path: folder or Hub id, as for transformers.
         **kwargs: everything that transformers' `from_pretrained` takes (dtype, device_map, revision, ...).
+
+    Raises:
+        TypeError: `model_class` is neither.
+        ValueError: the model has none of the places where the checkpoint has λ-GELU.
     """
-    config = kwargs.get("config")
-    if config is None:
-        shared = ("revision", "token", "cache_dir", "subfolder", "local_files_only", "force_download")
-        config = AutoConfig.from_pretrained(
-            pretrained_model_name_or_path, **{name: kwargs[name] for name in shared if name in kwargs}
-        )
-    record = getattr(config, _KEY, None)
-    if not record:
+    config = _config(model_class, pretrained_model_name_or_path, kwargs)
+    if not any(True for _ in _records(config, ())):
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
     concrete = _concrete_class(model_class, config)
 
     class _Rebuilt(concrete):
         def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
-            _repeat_surgery(self, record)
+            for model, record in list(recorded_models(self)):
+                _repeat_surgery(model, record)
 
     # transformers reads these when it resolves the checkpoint's files and the model's own code.
     _Rebuilt.__name__, _Rebuilt.__qualname__, _Rebuilt.__module__ = (
@@ -70,28 +106,61 @@ def from_pretrained(model_class: type, pretrained_model_name_or_path: str | os.P
     return loaded
 
 
-def _repeat_surgery(model: nn.Module, record: dict[str, Any]) -> None:
-    owner: LambdaGELU | None = None
-    for name, shape in record["sites"].items():
-        parent_name, _, attribute = name.rpartition(".")
-        parent = _submodule(model, parent_name)
-        if parent is None or not isinstance(getattr(parent, attribute, None), nn.Module):
-            raise ValueError(
-                f"the checkpoint has a λ-GELU at {name!r}, and {type(model).__name__} has no module there; load it "
-                "with the model class that was saved"
-            )
-        if record["granularity"] == "network" and owner is not None:
-            setattr(parent, attribute, SharedLambdaGELU(owner))
+def _records(config: PreTrainedConfig, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], SiteRecord]]:
+    record = getattr(config, _KEY, None)
+    if record is not None:
+        yield path, record
+    for key, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            yield from _records(value, (*path, key))
+
+
+def _config(model_class: type, path: str | os.PathLike, kwargs: Mapping[str, Any]) -> PreTrainedConfig:
+    config = kwargs.get("config")
+    if isinstance(config, PreTrainedConfig):
+        return config
+    config_class = getattr(model_class, "config_class", None) or AutoConfig
+    shared = ("revision", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "trust_remote_code")
+    return config_class.from_pretrained(config or path, **{name: kwargs[name] for name in shared if name in kwargs})
+
+
+def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
+    owners: dict[str, LambdaGELU] = {}
+    for entry in record:
+        parent, attribute = _place(model, entry["site"])
+        if parent is None:
+            continue  # it was in a head, and this model has another
+        first = entry.get("shared_with", entry["site"])
+        if first in owners:
+            setattr(parent, attribute, SharedLambdaGELU(owners[first]))
             continue
-        owner = LambdaGELU(granularity=record["granularity"], raw_shape=shape)
-        setattr(parent, attribute, owner)
+        owners[first] = LambdaGELU(
+            granularity=entry.get("granularity", "network"), raw_shape=entry.get("raw_shape", (1,))
+        )
+        setattr(parent, attribute, owners[first])
+    if not owners:
+        raise ValueError(
+            f"the checkpoint has λ-GELU at {', '.join(entry['site'] for entry in record)}, and {type(model).__name__} "
+            "has no module at any of these; load it with the model class that was saved"
+        )
+    actual = describe_sites(model)
+    for inner in model.modules():  # some models give each of their parts a copy of the config
+        if isinstance(inner, PreTrainedModel) and getattr(inner.config, _KEY, None) == record:
+            setattr(inner.config, _KEY, actual)
 
 
-def _submodule(model: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        return None
+def _place(model: PreTrainedModel, name: str) -> tuple[nn.Module | None, str]:
+    """(parent, attribute) of a site, or (None, attribute); with or without the name of the model below the head."""
+    prefix = f"{model.base_model_prefix}."
+    for candidate in (name, prefix + name, name.removeprefix(prefix)):
+        parent_name, _, attribute = candidate.rpartition(".")
+        try:
+            parent = model.get_submodule(parent_name)
+        except AttributeError:
+            continue
+        if isinstance(getattr(parent, attribute, None), nn.Module):
+            return parent, attribute
+    return None, attribute
 
 
 def _concrete_class(model_class: type, config: PreTrainedConfig) -> type[PreTrainedModel]:

@@ -20,9 +20,9 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.models.example_run import ExampleInputs
 from hf_lgelu.models.input_shapes import site_input_shapes
-from hf_lgelu.models.rebuild import forget_sites, remember_sites
+from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.registry import ACTIVATION_NAME
-from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
+from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites, uncompiled_name
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ def replace_activations(
     For models that ignore the activation string, or for more than one λ per layer.
 
     Args:
-        model: any module tree, changed in place. A model wrapped by torch.compile is operated on inside.
+        model: any module tree, changed in place. A model wrapped by torch.compile is operated on inside. Give
+            the outermost PreTrainedModel: a part does not know the config that the whole is saved with.
         kinds: rows of `SMOOTH_KINDS`: "gelu" (erf, tanh and sigmoid forms of torch, transformers and
             timm), "silu", "mish".
         granularity: "layer", "channel", "neuron" or "network".
@@ -89,11 +90,6 @@ def replace_activations(
     kinds = check_kinds(kinds)
     sites = _found(model, kinds, include)
     shapes = _raw_shapes(model, sites, granularity, example_inputs, channel_axis)
-    LambdaGELU(init_hardness=init_hardness, temperature=temperature)  # raises on bad values, before any change
-    plans = [
-        (root, _plan_lambda_gelu(root, _inside(name, sites), granularity, shapes))
-        for name, root in (pretrained_roots(model) if rewrite_config else [])
-    ]
     modules: list[nn.Module] = []
     for site in sites:
         if granularity == "network" and modules:
@@ -102,7 +98,12 @@ def replace_activations(
         module = LambdaGELU(
             init_hardness=init_hardness, temperature=temperature, granularity=granularity, raw_shape=shapes[site.name]
         )
+        module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
+    plans = [
+        (root, _plan_lambda_gelu(root, _inside(name, sites, modules)))
+        for name, root in (pretrained_roots(model) if rewrite_config else [])
+    ]
     return _carry_out(sites, modules, plans)
 
 
@@ -115,7 +116,7 @@ def substitute_relu(
     else the network computes smoothly is seen by `find_smooth_calls`.
 
     Args:
-        model: any module tree, changed in place. A model wrapped by torch.compile is operated on inside.
+        model: any module tree, changed in place; as for `replace_activations`.
         kinds: rows of `SMOOTH_KINDS`. ("gelu",) is the direct GELU → ReLU swap.
         rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
             loads the saved model.
@@ -128,11 +129,12 @@ def substitute_relu(
     model = _operable(model)
     kinds = check_kinds(kinds)
     sites = _found(model, kinds, None)
+    modules = [nn.ReLU() for _ in sites]
     plans = [
-        (root, _plan_relu(root, _inside(name, sites)))
+        (root, _plan_relu(root, _inside(name, sites, modules)))
         for name, root in (pretrained_roots(model) if rewrite_config else [])
     ]
-    return _carry_out(sites, [nn.ReLU() for _ in sites], plans)
+    return _carry_out(sites, modules, plans)
 
 
 @contextmanager
@@ -149,7 +151,7 @@ def relu_substitution(model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) 
         yield SurgeryReport(_exchange(sites, [nn.ReLU() for _ in sites]))
     finally:
         for site in sites:
-            setattr(site.parent, site.attribute, site.module)
+            site.put(site.module)
 
 
 def _operable(model: nn.Module) -> nn.Module:
@@ -205,30 +207,34 @@ def _raw_shapes(
     }
 
 
-def _inside(root_name: str, sites: Sequence[ActivationSite]) -> dict[str, ActivationSite]:
-    """The sites below a module, by their names relative to it."""
+def _inside(root_name: str, sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """{site name relative to the root: module that will be there} of the sites below a root."""
     prefix = f"{root_name}." if root_name else ""
-    return {site.name.removeprefix(prefix): site for site in sites if site.name.startswith(prefix)}
+    return {
+        uncompiled_name(site.name.removeprefix(prefix)): module
+        for site, module in zip(sites, modules, strict=True)
+        if site.name.startswith(prefix)
+    }
 
 
-def _plan_lambda_gelu(
-    root: PreTrainedModel, inside: dict[str, ActivationSite], granularity: str, shapes: dict[str, tuple[int, ...]]
-) -> list[ConfigChange]:
-    if not inside:
+def _plan_lambda_gelu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
+    if not planned:
         return []
-    if granularity == "layer":
+    record = describe_sites(root, planned)
+    if all(entry.get("granularity") == "layer" for entry in record):
         try:
-            return plan_config_changes(root, set(inside), ACTIVATION_NAME)
+            names = {entry["site"] for entry in record}
+            return plan_config_changes(root, names, ACTIVATION_NAME) + forget_sites(root.config)
         except UnsupportedConfigError:
             pass  # then the config remembers the sites themselves
-    return remember_sites(root.config, granularity, {name: shapes[site.name] for name, site in inside.items()})
+    return remember_sites(root.config, record)
 
 
-def _plan_relu(root: PreTrainedModel, inside: dict[str, ActivationSite]) -> list[ConfigChange]:
-    if not inside:
+def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
+    if not planned:
         return []
     try:
-        return plan_config_changes(root, set(inside), "relu") + forget_sites(root.config)
+        return plan_config_changes(root, set(planned), "relu") + forget_sites(root.config)
     except UnsupportedConfigError as error:
         raise UnsupportedConfigError(
             f"{error}. Saved and loaded, the model would come back with other activations. To substitute in memory "
