@@ -16,13 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_lgelu.models.example_run import ExampleInputs, run_example
 from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, kind_of
 
-# erf, tanh and sigmoid catch the formulas that are spelled out.
+# erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
 _SMOOTH_OPERATIONS = frozenset(
     (
-        *("gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "log_sigmoid_forward"),
+        *("gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "log_sigmoid_forward", "glu", "hardswish"),
         *("erf", "erfc", "special_ndtr", "tanh", "sigmoid"),
+        *("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"),
     )
 )
+_FUSED_ENCODER_LAYER = "_transformer_encoder_layer_fwd"  # torch's, in eval mode; one argument says GELU or ReLU
+_USE_GELU = 7
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,10 @@ class SmoothCall:
 def find_smooth_calls(model: nn.Module, example_inputs: ExampleInputs) -> list[SmoothCall]:
     """Run the model once and list the smooth activations executed, in the order of their first call.
 
-    Looks for GELU, SiLU, Mish, ELU, CELU, SELU, softplus, sigmoid, tanh and erf, in modules and in
-    functional calls. An empty list means that every gate on this path is piecewise linear; softmax,
-    normalization and products of activations (attention) are not gates and are not listed.
+    Looks for GELU, SiLU, Mish, ELU, CELU, SELU, GLU, softplus, sigmoid, tanh, erf, hardswish and fused
+    recurrent cells, in modules and in functional calls. An empty list means that no gate on this path is one of
+    these; softmax, normalization and products of activations (attention) are not gates and are not
+    listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) and what runs outside torch.
     """
     names = {id(module): name for name, module in model.named_modules()}
     watch = _Watch()
@@ -80,7 +84,8 @@ class _Watch(TorchDispatchMode):
         module = self.stack[-1] if self.stack else None
         # λ-GELU's softplus makes λ from s; it is no activation.
         is_parameter = operation == "softplus" and isinstance(module, LAMBDA_GELU_CLASSES)
-        if operation in _SMOOTH_OPERATIONS and module is not None and not is_parameter:
+        is_smooth = operation in _SMOOTH_OPERATIONS or (operation == _FUSED_ENCODER_LAYER and bool(args[_USE_GELU]))
+        if is_smooth and module is not None and not is_parameter:
             self.modules[id(module)] = module
             self.counts[id(module), operation] += 1
         return func(*args, **(kwargs or {}))
