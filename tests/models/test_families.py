@@ -1,0 +1,194 @@
+"""Every family of the tables: λ-GELU in, forward, backward, to disk and back, ReLU in, and out of the house."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from families import FAMILIES
+from family import Family, get, logits_of, main_output, normal
+from safetensors.torch import load_file, save_file
+from timm_families import TIMM_FAMILIES, TimmFamily
+from torch import nn
+
+from hf_lgelu import LambdaGELU, find_smooth_calls, from_pretrained, replace_activations, substitute_relu
+from hf_lgelu.models.config_keys import UnsupportedConfigError
+from hf_lgelu.models.sites import find_sites
+
+HERE = Path(__file__).parent
+ALL: tuple[Family | TimmFamily, ...] = FAMILIES + TIMM_FAMILIES
+STRING = tuple(family for family in FAMILIES if family.keys)
+NO_RELU_KEY = tuple(family for family in FAMILIES if not family.relu_config)
+LEAVES_THE_HOUSE = tuple(family for family in ALL if family not in NO_RELU_KEY)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def over(families):
+    return pytest.mark.parametrize("family", families, ids=lambda family: family.name)
+
+
+def with_lambda_gelu(family: Family | TimmFamily) -> nn.Module:
+    """The family's model with λ-GELU, by name, by class or by surgery."""
+    if isinstance(family, Family):
+        by_surgery = not family.keys
+        model = family.build() if by_surgery else family.build("lambda_gelu")
+    else:
+        by_surgery = family.accepts == "nothing"
+        model = family.build({"string": "lambda_gelu", "class": LambdaGELU, "nothing": None}[family.accepts])
+    if by_surgery:
+        replace_activations(model)
+    return model
+
+
+@torch.no_grad()
+def learn(model: nn.Module) -> nn.Module:
+    """Give every site another hardness than the initial one and than its neighbours have."""
+    for index, module in enumerate(lambda_gelus(model)):
+        module.raw_hardness.fill_(0.04 * (index + 1))
+    return model
+
+
+def lambda_gelus(model: nn.Module) -> list[LambdaGELU]:
+    return [module for module in model.modules() if isinstance(module, LambdaGELU)]
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+def assert_apart(one: torch.Tensor, other: torch.Tensor) -> None:
+    assert (one - other).abs().max() > 1e-3 * one.abs().max()
+
+
+@over(ALL)
+def test_there_are_as_many_hardnesses_as_the_architecture_has_activations(family):
+    model = with_lambda_gelu(family)
+    assert len({id(module.raw_hardness) for module in lambda_gelus(model)}) == family.sites
+    assert len(find_sites(model, ("lambda_gelu",))) == family.sites
+    assert find_sites(model, ("gelu", "silu", "mish")) == []
+
+
+@over(ALL)
+def test_every_hardness_gets_a_gradient(family):
+    model = with_lambda_gelu(family)
+    output = main_output(model(**family.inputs()))
+    assert torch.isfinite(output).all()
+    (output * normal(*output.shape)).sum().backward()
+    for module in lambda_gelus(model):
+        assert module.raw_hardness.grad is not None
+        assert torch.isfinite(module.raw_hardness.grad).all()
+        assert module.raw_hardness.grad.abs() > 0
+
+
+@over(FAMILIES)
+def test_checkpoint_comes_back_exactly(family, tmp_path):
+    model = with_lambda_gelu(family)
+    untrained = logits_of(model, family.inputs())
+    trained = logits_of(learn(model), family.inputs())
+    assert_apart(trained, untrained)
+    model.save_pretrained(tmp_path)
+    load = family.model_class.from_pretrained if family.keys else lambda path: from_pretrained(family.model_class, path)
+    assert torch.equal(logits_of(load(tmp_path), family.inputs()), trained)
+
+
+@over(TIMM_FAMILIES)
+def test_timm_state_dict_comes_back_exactly(family, tmp_path):
+    model = with_lambda_gelu(family)
+    untrained = logits_of(model, family.inputs())
+    trained = logits_of(learn(model), family.inputs())
+    assert_apart(trained, untrained)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    fresh = with_lambda_gelu(family)
+    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
+    assert torch.equal(logits_of(fresh, family.inputs()), trained)
+
+
+@over(STRING)
+def test_surgery_writes_the_key_that_the_family_reads(family, tmp_path):
+    model = family.build()
+    report = replace_activations(model)
+    assert len(report) == family.sites
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert {key: get(saved, key) for key in family.keys} == {
+        key: template.format("lambda_gelu") for key, template in family.keys.items()
+    }
+    assert "lambda_gelu" not in saved
+    expected = logits_of(learn(model), family.inputs())
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits_of(family.model_class.from_pretrained(tmp_path), family.inputs()), expected)
+
+
+@over(ALL)
+def test_what_stays_smooth(family):
+    model = with_lambda_gelu(family)
+    substitute_relu(model, rewrite_config=False)
+    calls = Counter()
+    for call in find_smooth_calls(model, family.inputs()):
+        assert call.functional
+        calls[f"{call.module_class} {call.operation}"] += call.count
+    assert calls == family.smooth
+
+
+@over(NO_RELU_KEY)
+def test_substitution_that_no_config_can_say_is_refused(family):
+    model = with_lambda_gelu(family)
+    config, modules = model.config.to_dict(), dict(model.named_modules())
+    with pytest.raises(UnsupportedConfigError, match="rewrite_config=False"):
+        substitute_relu(model)
+    assert model.config.to_dict() == config
+    assert dict(model.named_modules()) == modules
+    assert len(substitute_relu(model, rewrite_config=False)) == family.sites
+    assert lambda_gelus(model) == []
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """{family: (logits with λ-GELU, with ReLU here, with ReLU in a process without hf_lgelu)}, from one process."""
+    root = tmp_path_factory.mktemp("relu")
+    here = {family.name: _leave(family, root / family.name) for family in LEAVES_THE_HOUSE}
+    reader = subprocess.run(
+        [sys.executable, HERE / "relu_reader.py", root],
+        env={**os.environ, "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert reader.returncode == 0, reader.stderr[-3000:]
+    result = torch.load(root / "logits.pt")
+    assert result["modules"] == []
+    return {name: (*logits, result["logits"][name]) for name, logits in here.items()}
+
+
+def _leave(family: Family | TimmFamily, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    model = learn(with_lambda_gelu(family))
+    smooth = logits_of(model, family.inputs())
+    report = substitute_relu(model)
+    assert len(report) == family.sites
+    folder.mkdir()
+    if isinstance(family, Family):
+        model.save_pretrained(folder)
+        saved = json.loads((folder / "config.json").read_text())
+        assert {key: get(saved, key) for key in family.relu_config} == family.relu_config
+        assert "lambda_gelu" not in json.dumps(saved)
+    else:
+        save_file(model.state_dict(), folder / "model.safetensors")
+    torch.save(family.inputs(), folder / "inputs.pt")
+    return smooth, logits_of(model, family.inputs())
+
+
+@over(LEAVES_THE_HOUSE)
+def test_relu_model_computes_the_same_in_a_process_without_hf_lgelu(family, elsewhere):
+    smooth, relu, relu_elsewhere = elsewhere[family.name]
+    assert_apart(smooth, relu)
+    assert_close(relu_elsewhere, relu)
