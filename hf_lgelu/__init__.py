@@ -8,6 +8,7 @@ from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.hardness import hardness_target, swap_error_bound
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.loading import extend_from_pretrained
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
 from hf_lgelu.models.profile import hardness_profile, initialize_hardness
 from hf_lgelu.models.rebuild import from_pretrained
 from hf_lgelu.models.registry import register_activation
@@ -23,6 +24,7 @@ from hf_lgelu.version import __version__
 
 register_activation()
 extend_from_pretrained()
+register_auto_classes()
 
 __all__ = [
     "HardeningCallback",
@@ -30,6 +32,8 @@ __all__ = [
     "LambdaGELU",
     "LambdaGELUTrainer",
     "LambdaGELUTrainingArguments",
+    "MLPConfig",
+    "MLPForClassification",
     "SurgeryReport",
     "__version__",
     "anneal_hardness",

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel, PrinterCallback, set_seed
 
 from hf_lgelu.activation.hardness import hardness_target
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData, DataOptions
@@ -28,6 +28,7 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
     to `output_dir`/relu. Resumes with `training.resume_from_checkpoint`.
     """
     benchmark = check_benchmark(run.benchmark)
+    _check(run, training)
     data = benchmark.load(
         DataOptions(
             data_dir=run.data_dir,
@@ -40,8 +41,6 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
     model = benchmark.build_model(run.activation, data)
     learns_hardness = run.activation == ACTIVATION_NAME
     training.require_lambda_gelu = learns_hardness
-    if training.harden and not learns_hardness:
-        raise ValueError(f"only {ACTIVATION_NAME} hardens, got activation {run.activation!r} with harden=True")
     if learns_hardness:
         initialize_hardness(
             model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature,
@@ -57,6 +56,8 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
         data_collator=benchmark.collate,
         compute_metrics=benchmark.compute_metrics,
     )
+    if training.disable_tqdm:
+        trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     record = _record(benchmark, run, trainer, data, initial_hardness, time.perf_counter() - started)
@@ -69,6 +70,13 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
         write_record(record, training.output_dir)
     trainer.accelerator.wait_for_everyone()
     return record
+
+
+def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
+    if training.harden and run.activation != ACTIVATION_NAME:
+        raise ValueError(f"only {ACTIVATION_NAME} hardens, got activation {run.activation!r} with harden=True")
+    if training.eval_strategy == "no":
+        raise ValueError("a run that is never evaluated has nothing to record; set eval_strategy to 'epoch' or 'steps'")
 
 
 def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
@@ -89,8 +97,6 @@ def _record(
 ) -> RunRecord:
     processes = trainer.accelerator.num_processes
     evaluations = [entry for entry in trainer.state.log_history if f"eval_{benchmark.metric}" in entry]
-    if not evaluations:
-        raise RuntimeError("the run was never evaluated, so there is nothing to record; set eval_strategy to 'epoch'")
     return RunRecord(
         name=run_name(run, trainer.args),
         created=datetime.now(UTC).isoformat(timespec="seconds"),

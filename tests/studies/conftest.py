@@ -1,0 +1,39 @@
+import dataclasses
+
+import pytest
+
+from hf_lgelu.studies.records import EpochRecord, RunRecord
+
+
+def make_record(
+    *, activation="gelu", seed=0, benchmark="mlp-adult", harden=False, init_mode="uniform", scores=(0.8, 0.9, 0.85),
+    relu_scores=(0.5, 0.6, 0.7), hardness=None, **fields,
+):  # fmt: skip
+    """A record with round numbers; `hardness` is one {site: λ} per epoch."""
+    hardness = hardness or [{} for _ in scores]
+    epochs = tuple(
+        EpochRecord(
+            epoch=float(index + 1), score=score, loss=1.0, relu_score=relu, relu_loss=None if relu is None else 1.0,
+            relu_max_logit_change=None if relu is None else 0.25 * (index + 1),
+            relu_unchanged_predictions=None if relu is None else 0.5, hardness=path,
+        )
+        for index, (score, relu, path) in enumerate(zip(scores, relu_scores, hardness, strict=True))
+    )  # fmt: skip
+    record = RunRecord(
+        name=f"{benchmark}/{activation}-seed{seed}", created="2026-01-01T00:00:00+00:00", seconds=1.0,
+        config={
+            "benchmark": benchmark, "activation": activation, "init_mode": init_mode, "harden": harden, "seed": seed,
+            "train_batch_size": 64, "optim": "sgd", "learning_rate": 0.05,
+        },
+        data={"train_samples": 100, "eval_samples": 50, "eval_split": "test", "source": "x"}, model={},
+        metric="accuracy", greater_is_better=True,
+        initial_hardness={site: 1.0 for site in hardness[0]}, epochs=epochs,
+        versions={"torch": "1", "transformers": "2"},
+        hardware={"cpu": "abacus", "cpu_cores": 1, "accelerators": [], "processes": 1, "threads_per_process": 1},
+    )  # fmt: skip
+    return dataclasses.replace(record, **fields)
+
+
+@pytest.fixture
+def record_of():
+    return make_record
