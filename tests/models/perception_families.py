@@ -15,6 +15,7 @@ _SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "n
 _CONVNEXT = {"hidden_sizes": [8, 16], "depths": [1, 2], "num_stages": 2, "num_labels": 3}
 _RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 3}
 _REGNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8, "num_labels": 3}
+_FOCALNET = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "focal_levels": [1, 1]}
 _CVT = {
     **{"embed_dim": [8, 16], "num_heads": [1, 2], "depth": [1, 2], "patch_sizes": [7, 3], "patch_stride": [4, 2]},
     **{"patch_padding": [2, 1], "mlp_ratio": [2.0, 2.0], "cls_token": [False, True], "num_labels": 3},
@@ -73,6 +74,9 @@ PERCEPTION_FAMILIES: tuple[Family, ...] = (
     Family("regnet", "RegNet", IMAGE, _REGNET, HIDDEN_ACT, pixels, 7, {"Sigmoid sigmoid": 2}),
     # GELU whatever the config says; stages of one and two blocks
     Family("cvt", "Cvt", IMAGE, _CVT, {}, large_pixels, 3),
+    # the MLPs read the config; focal modulation has a GELU per level and one behind them, whatever it says:
+    # two stages of one block with one level, three each
+    Family("focalnet", "FocalNet", IMAGE, _FOCALNET, {}, pixels, 6),
     # a text and an image tower of two layers each
     Family("clip", "CLIP", "Model", _TWO_TOWERS, _TOWER_KEYS, pixels_and_tokens, 4),
     # + the image tower's attention pooling head
