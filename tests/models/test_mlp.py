@@ -1,0 +1,230 @@
+"""The MLP model, against loops over Python floats."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
+from transformers.activations import ACT2FN
+
+from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.benchmarks.rows import TensorRows, collate_rows
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
+from hf_lgelu.models.registry import register_activation
+
+
+def small_mlp(hidden_act="gelu", **changes):
+    register_activation()
+    torch.manual_seed(0)
+    sizes = {"num_features": 5, "hidden_size": 7, "num_hidden_layers": 3, "num_labels": 4} | changes
+    return MLPForClassification(MLPConfig(hidden_act=hidden_act, **sizes))
+
+
+def small_batch(rows=6):
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(rows, 5, generator=generator) * 3
+    return {"features": features, "labels": torch.randint(0, 4, (rows,), generator=generator)}
+
+
+def gate(hardness):
+    return lambda x: x * 0.5 * math.erfc(-hardness * x / math.sqrt(2))
+
+
+ACTIVATIONS = {"relu": lambda x: max(x, 0.0), "gelu": gate(1.0), "lambda_gelu": gate(1.05)}
+
+
+def affine(values, linear):
+    weight, bias = linear.weight.tolist(), linear.bias.tolist()
+    return [sum(w * v for w, v in zip(row, values, strict=True)) + b for row, b in zip(weight, bias, strict=True)]
+
+
+def loop_logits(model, features, activation):
+    """Logits of each row, in float64 one number at a time."""
+    logits = []
+    for values in features.tolist():
+        for layer in model.layers:
+            values = [activation(value) for value in affine(values, layer.linear)]
+        logits.append(affine(values, model.classifier))
+    return logits
+
+
+def loop_loss(logits, labels):
+    losses = []
+    for row, label in zip(logits, labels.tolist(), strict=True):
+        losses.append(math.log(sum(math.exp(value) for value in row)) - row[label])
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_logits_and_loss_equal_a_loop_over_floats(name):
+    model, batch = small_mlp(name), small_batch()
+    with torch.no_grad():
+        for parameter in model.parameters():  # larger weights, so that the gates are used over their whole range
+            parameter.mul_(3 if parameter.numel() > 1 else 1)
+        output = model(**batch)
+    expected = loop_logits(model, batch["features"], ACTIVATIONS[name])
+    np.testing.assert_allclose(output.logits, expected, rtol=2e-5, atol=2e-5)
+    assert output.loss.item() == pytest.approx(loop_loss(expected, batch["labels"]), rel=1e-5)
+    assert model(batch["features"]).loss is None
+
+
+def test_has_as_many_layers_as_the_config_says_each_with_an_activation_of_its_own():
+    model = small_mlp("lambda_gelu", num_hidden_layers=4)
+    activations = [model.get_submodule(f"layers.{i}.activation") for i in range(4)]
+    assert all(type(activation) is LambdaGELU for activation in activations)
+    assert len({id(activation) for activation in activations}) == 4
+    assert [tuple(layer.linear.weight.shape) for layer in model.layers] == [(7, 5), (7, 7), (7, 7), (7, 7)]
+    assert tuple(model.classifier.weight.shape) == (4, 7)
+    assert model.num_parameters() == (5 * 7 + 7) + 3 * (7 * 7 + 7) + (7 * 4 + 4) + 4
+
+
+def test_defaults_are_the_papers_network():
+    config = MLPConfig(num_features=784, num_labels=10)
+    assert (config.hidden_size, config.num_hidden_layers, config.hidden_act) == (256, 4, "lambda_gelu")
+
+
+def test_weights_start_like_torchs_own_linear_layers():
+    model = small_mlp(num_features=300, hidden_size=200, num_labels=50)
+    for linear in (module for module in model.modules() if isinstance(module, torch.nn.Linear)):
+        bound = 1 / math.sqrt(linear.in_features)
+        for tensor, tolerance in ((linear.weight, 0.02), (linear.bias, 0.2)):
+            assert 0.9 * bound < tensor.abs().max() <= bound
+            assert tensor.std().item() == pytest.approx(bound / math.sqrt(3), rel=tolerance)
+
+
+@pytest.mark.parametrize("name", ["gelu", "lambda_gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reload_gives_the_same_logits(name, dtype, tmp_path):
+    register_auto_classes()
+    register_auto_classes()
+    model, features = small_mlp(name).to(dtype), small_batch()["features"]
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    reloaded = AutoModel.from_pretrained(tmp_path, dtype=dtype)
+    assert type(reloaded) is MLPForClassification
+    assert type(AutoConfig.from_pretrained(tmp_path)) is MLPConfig
+    expected = model(features).logits
+    assert reloaded(features).logits.dtype == expected.dtype == dtype
+    assert torch.equal(reloaded(features).logits, expected)
+    assert expected.abs().min() > 0
+
+
+def test_a_load_fills_missing_tensors_and_leaves_the_others(tmp_path, monkeypatch):
+    model = small_mlp()
+    torch.nn.init.constant_(model.layers[0].linear.weight, 0.5)  # a value that initialization cannot draw
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    missing = {"layers.1.linear.weight", "classifier.bias"}
+    save_file({k: v for k, v in tensors.items() if k not in missing}, tmp_path / "model.safetensors", {"format": "pt"})
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **kwargs: empty_like(*args, **kwargs).fill_(7.0))
+    loaded = MLPForClassification.from_pretrained(tmp_path).state_dict()
+    for name, tensor in tensors.items():
+        if name in missing:
+            assert 0 < tensor.abs().max() <= 1 / math.sqrt(7)
+            assert 0 < loaded[name].abs().max() <= 1 / math.sqrt(7)
+        else:
+            assert torch.equal(loaded[name], tensor)
+
+
+def test_bfloat16_weights_take_float32_features_and_give_a_float32_loss():
+    model, batch = small_mlp().to(torch.bfloat16), small_batch()
+    output = model(**batch)
+    output.loss.backward()
+    assert (output.logits.dtype, output.loss.dtype) == (torch.bfloat16, torch.float32)
+    assert model.layers[0].linear.weight.grad.abs().sum() > 0
+    assert output.loss.item() == pytest.approx(small_mlp()(**batch).loss.item(), rel=2e-2)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+def test_accumulation_does_not_scale_the_gradient(accumulation, tmp_path):
+    model, batch = small_mlp(), small_batch(rows=16)
+    expected = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    loss = model(**batch).loss
+    for (name, tensor), gradient in zip(
+        expected.items(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+    ):
+        expected[name] = (tensor - 0.5 * gradient).detach()
+    arguments = TrainingArguments(
+        tmp_path,
+        per_device_train_batch_size=16 // accumulation,
+        gradient_accumulation_steps=accumulation,
+        max_steps=1,
+        optim="sgd",
+        learning_rate=0.5,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        remove_unused_columns=False,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=TensorRows(**batch), data_collator=collate_rows)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(reentrant):
+    model, batch = small_mlp("lambda_gelu"), small_batch()
+    batch["features"].requires_grad_(reentrant)  # the reentrant form needs an input that requires grad
+    model(**batch).loss.backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.train()
+    calls = []
+    model.layers[1].linear.register_forward_hook(lambda *_: calls.append(1))
+    model(**batch).loss.backward()
+    assert len(calls) == 2
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-6, atol=1e-9)
+    assert expected["layers.2.activation.raw_hardness"].abs() > 0
+
+
+def test_return_dict_false_gives_a_tuple():
+    model, batch = small_mlp(), small_batch()
+    loss, logits = model(**batch, return_dict=False)
+    assert torch.equal(logits, model(**batch).logits)
+    assert loss.ndim == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({}, TypeError, "num_features"),
+        ({"num_features": 0}, ValueError, "num_features must be at least 1, got 0"),
+        ({"num_features": "5"}, TypeError, "num_features must be an integer, got '5'"),
+        ({"num_features": True}, TypeError, "num_features must be an integer, got True"),
+        ({"num_features": 5, "hidden_size": 8.0}, TypeError, "hidden_size must be an integer, got 8.0"),
+        ({"num_features": 5, "hidden_size": -1}, ValueError, "hidden_size must be at least 1"),
+        ({"num_features": 5, "num_hidden_layers": 0}, ValueError, "num_hidden_layers must be at least 1"),
+        ({"num_features": 5, "num_labels": 1}, ValueError, "num_labels must be at least 2"),
+        ({"num_features": 5, "num_labels": 0}, ValueError, "num_labels must be at least"),
+        ({"num_features": 5, "id2label": {0: "only"}}, ValueError, "num_labels must be at least 2"),
+        ({"num_features": 5, "hidden_act": None}, TypeError, "hidden_act must be a string"),
+    ],
+)
+def test_a_wrong_config_is_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        MLPConfig(**changes)
+
+
+def test_an_unknown_activation_is_refused_with_the_accepted_names(monkeypatch):
+    with pytest.raises(ValueError, match=r"hidden_act='gelux'; accepted: .*gelu.*relu"):
+        small_mlp("gelux")
+    register_activation()
+    monkeypatch.delitem(ACT2FN, "lambda_gelu")
+    with pytest.raises(ValueError, match=r"'lambda_gelu' is added by `import hf_lgelu`"):
+        MLPForClassification(MLPConfig(num_features=5))
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 5, 1), (5,)])
+def test_features_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"must have shape \(batch, 5\), got .*flatten"):
+        small_mlp()(torch.zeros(shape))
