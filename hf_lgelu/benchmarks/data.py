@@ -1,0 +1,90 @@
+"""A data set, ready to train on: from raw splits to rows of standardized features."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from hf_lgelu.benchmarks.options import DataOptions
+from hf_lgelu.benchmarks.rows import TensorRows
+from hf_lgelu.benchmarks.splits import choose_rows
+
+
+class Encoder(Protocol):
+    """Raw rows → features, with everything it learned taken from training rows."""
+
+    def encode(self, raw: Any) -> np.ndarray:
+        """(N, F) float32."""
+
+    def describe(self) -> dict[str, Any]:
+        """What it learned, as plain JSON: enough to prepare a new row for the trained model."""
+
+
+@dataclass(frozen=True)
+class RawSplit:
+    """One split before preprocessing: `labels` (N,) int64, and `read`, which maps row numbers to raw rows."""
+
+    labels: np.ndarray
+    read: Callable[[np.ndarray], Any]
+
+
+@dataclass(frozen=True)
+class BenchmarkData:
+    """The rows of one benchmark.
+
+    `eval` is what a run is selected on: the validation part if there is one, else `test` itself.
+    `eval_split` and `test_split` say in words what they are, e.g. "validation (10 % of train)".
+    `preprocessing` is the encoder's description of itself.
+    """
+
+    train: TensorRows
+    eval: TensorRows
+    test: TensorRows
+    eval_split: str
+    test_split: str
+    label_names: tuple[str, ...]
+    preprocessing: Mapping[str, Any]
+
+    @property
+    def num_features(self) -> int:
+        """F, columns of the features."""
+        return self.train.features.shape[1]
+
+    @property
+    def num_labels(self) -> int:
+        """Classes."""
+        return len(self.label_names)
+
+
+def prepare(
+    train: RawSplit,
+    test: RawSplit,
+    fit: Callable[[Any], Encoder],
+    label_names: Sequence[str],
+    options: DataOptions,
+    test_split: str = "test",
+) -> BenchmarkData:
+    """Choose rows, fit the encoder on the training rows alone, and encode every part with it.
+
+    The encoder sees exactly the rows that a run trains on: neither the validation part nor rows beyond
+    `options.max_train_samples`.
+    """
+    chosen = choose_rows(train.labels, len(test.labels), options)
+    raw_train = train.read(chosen.train)
+    encoder = fit(raw_train)
+
+    def rows(split: RawSplit, numbers: np.ndarray, raw: Any) -> TensorRows:
+        labels = split.labels[numbers].astype(np.int64, copy=False)
+        return TensorRows(torch.from_numpy(encoder.encode(raw)), torch.from_numpy(labels))
+
+    train_rows = rows(train, chosen.train, raw_train)
+    eval_rows = test_rows = rows(test, chosen.test, test.read(chosen.test))
+    eval_split = test_split
+    if chosen.validation is not None:
+        eval_rows = rows(train, chosen.validation, train.read(chosen.validation))
+        eval_split = f"validation ({options.validation_fraction * 100:g} % of train)"
+    return BenchmarkData(
+        train_rows, eval_rows, test_rows, eval_split, test_split, tuple(label_names), encoder.describe()
+    )
