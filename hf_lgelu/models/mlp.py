@@ -32,6 +32,7 @@ class MLPConfig(PreTrainedConfig):
     """
 
     model_type = "lgelu_mlp"
+    has_no_defaults_at_init = True  # num_features is required: saving must not build a config without it
 
     num_features: int
     hidden_size: int = 256
