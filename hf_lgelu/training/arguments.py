@@ -46,7 +46,7 @@ class LambdaGELUTrainingArguments(TrainingArguments):
     )
     report_substitution: bool = field(
         default=True,
-        metadata={"help": "Evaluate twice: as it is, and with ReLU in the place of every smooth gate."},
+        metadata={"help": "Evaluate twice: as it is, and with ReLU substituted."},
     )
     require_lambda_gelu: bool = field(
         default=True,

@@ -21,7 +21,7 @@ from hf_lgelu.training.hardening import (
     freeze_hardness,
     release_hardness,
 )
-from hf_lgelu.training.optim import hardness_learning_rate
+from hf_lgelu.training.optim import hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.training.schedules import (
     DEFAULT_SWITCH_FRACTION,
     check_schedule,
@@ -46,7 +46,8 @@ class HardeningCallback(TrainerCallback):
         granularity: "epoch" (the paper's), or "step": the same with optimizer steps for epochs.
 
     Use it with `LambdaGELUTrainer`, which selects best checkpoints among hardened epochs only. In a
-    plain Trainer it works as well, except together with `load_best_model_at_end`, which raises.
+    plain Trainer it works as well, except together with `load_best_model_at_end` or
+    `save_strategy="best"`, which raise.
     """
 
     selects_hardened_checkpoints = False
@@ -83,24 +84,38 @@ class HardeningCallback(TrainerCallback):
             raise ValueError(
                 "the training data has no length, so epochs cannot be counted; harden with granularity='step'"
             )
-        if args.load_best_model_at_end and not self.selects_hardened_checkpoints:
-            raise ValueError(
-                "load_best_model_at_end would restore an epoch whose gates are still soft, and substituting ReLU there "
-                "destroys the model. Use LambdaGELUTrainer, which selects among hardened epochs only (λ from "
-                f"{HARDENED_FRACTION:.0%} of the target on), or turn load_best_model_at_end off"
+        if not self.selects_hardened_checkpoints:
+            _refuse_best_checkpoints(args)
+        total = state.max_steps if self.granularity == "step" else state.num_train_epochs
+        if self.switch_fraction > 0 and switch_position(total, self.switch_fraction) == 0:
+            logger.warning(
+                f"With {total} {self.granularity}s, ⌊{self.switch_fraction}·{total}⌋ = 0: hardening begins at once and "
+                "λ is never learned. Train longer, or harden with granularity='step'"
             )
 
     def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        optimizer: Any,
+        **kwargs: Any,
     ) -> None:
         if self.granularity == "epoch":
-            self._set_hardness(model, state)
+            self._set_hardness(model, optimizer, state)
 
     def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        optimizer: Any,
+        **kwargs: Any,
     ) -> None:
         if self.granularity == "step":
-            self._set_hardness(model, state)
+            self._set_hardness(model, optimizer, state)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
@@ -117,12 +132,26 @@ class HardeningCallback(TrainerCallback):
             position, total = int(state.epoch or 0) + 1, int(state.num_train_epochs)
         return hardening_progress(min(position, total), total, self.switch_fraction)
 
-    def _set_hardness(self, model: nn.Module, state: TrainerState) -> None:
+    def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
         progress = self.progress(state)
         if progress is None:
             release_hardness(model)
         else:
+            hold_averaged_hardness(optimizer, model)
             anneal_hardness(model, progress, target_hardness=self.target_hardness, schedule=self.schedule)
+
+
+def _refuse_best_checkpoints(args: TrainingArguments) -> None:
+    for option, selects in (
+        ("load_best_model_at_end", args.load_best_model_at_end),
+        ("save_strategy='best'", args.save_strategy == "best"),
+    ):
+        if selects:
+            raise ValueError(
+                f"{option} would select an epoch whose gates are still soft, and substituting ReLU there destroys the "
+                "model. Use LambdaGELUTrainer, which selects among hardened epochs only (λ from "
+                f"{HARDENED_FRACTION:.0%} of the target on), or turn it off"
+            )
 
 
 class HardnessLogCallback(TrainerCallback):

@@ -1,8 +1,9 @@
 """Comparing a model with its ReLU substitution, batch by batch.
 
 Both sets of logits are seen in one pass over the data, so the comparison needs no memory for the
-logits of a whole evaluation set, and travels through Trainer's own gathering: exact over several
-processes and over an uneven last batch.
+logits of a whole evaluation set, and travels through Trainer's own gathering: exact over an uneven
+last batch, and over several processes, except that there, as in Trainer's own loss, the mean loss of
+a batch that was filled up counts the samples that fill it.
 """
 
 from collections.abc import Callable
@@ -19,11 +20,12 @@ _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
 def compare_outputs(
     loss: Tensor | None, logits: Any, relu_loss: Tensor | None, relu_logits: Any, labels: Any
 ) -> Tensor:
-    """(batch, 5) float64 on the logits' device: loss, loss substituted, largest logit change, predictions
+    """(batch, 5) float32 on the logits' device: loss, loss substituted, largest logit change, predictions
     that stay the same, predictions made. Positions labelled -100 do not count."""
     before, after = first_tensor(logits), first_tensor(relu_logits)
     batch_size = before.shape[0]
-    change = (before.float() - after.float()).abs()
+    # Where both are the -inf of a masked class, the difference would be NaN.
+    change = torch.where(before == after, 0.0, (before.float() - after.float()).abs())
     same = before.argmax(-1) == after.argmax(-1)
     counted = torch.ones_like(same)
     if isinstance(labels, Tensor) and labels.shape == same.shape:
@@ -67,20 +69,19 @@ def metrics_of_both(
     """A `compute_metrics` for (rows, logits, substituted logits): every metric, and again as relu_<metric>."""
 
     def compute_both(prediction: EvalPrediction) -> dict[str, float]:
-        _, logits, relu_logits = prediction.predictions
+        rows, logits, relu_logits = prediction.predictions
+        relu_losses = None if prediction.losses is None else rows[:, _RELU_LOSS]
 
-        def of(predictions: Any) -> dict[str, float]:
+        def of(predictions: Any, losses: Any) -> dict[str, float]:
             metrics = compute_metrics(
                 EvalPrediction(
-                    predictions=predictions,
-                    label_ids=prediction.label_ids,
-                    inputs=prediction.inputs,
-                    losses=prediction.losses,
+                    predictions=predictions, label_ids=prediction.label_ids, inputs=prediction.inputs, losses=losses
                 )
             )
             return {name.removeprefix(f"{prefix}_"): value for name, value in metrics.items()}
 
-        return {**of(logits), **{f"relu_{name}": value for name, value in of(relu_logits).items()}}
+        as_it_is, substituted = of(logits, prediction.losses), of(relu_logits, relu_losses)
+        return {**as_it_is, **{f"relu_{name}": value for name, value in substituted.items()}}
 
     return compute_both
 

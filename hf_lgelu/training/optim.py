@@ -32,6 +32,8 @@ def hardness_parameter_groups(
         hardness_lr_multiplier: c; s learns with c·η (the paper uses 9).
         weight_decay: of the first group; biases and normalizations have none, and neither has s.
 
+    Parameters with requires_grad=False are in no group, s included.
+
     Raises:
         ValueError: no λ-GELU, or a number out of range.
         RuntimeError: s is hidden in a flat parameter (FSDP without use_orig_params=True).
@@ -64,31 +66,48 @@ def separate_hardness_group(
     """Move s out of an optimizer's groups into one of its own, with c times their learning rate and no decay.
 
     For optimizers that somebody else built, before their first step and before their scheduler.
-    Raises RuntimeError where the optimizer does not hold every s in its parameter groups (LOMO,
-    layer-wise GaLore and other optimizers that replace the groups).
+    Raises RuntimeError where the optimizer cannot give s a learning rate of its own: it does not hold
+    every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates
+    (LOMO), or has a hardness group already.
     """
     _check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
     hardness = _hardness_parameters(model)
+    if not hardness:  # every s is frozen
+        return
     groups = list(getattr(optimizer, "param_groups", ()))
-    held = {id(parameter) for group in groups for parameter in group["params"]}
-    if not hardness.keys() <= held or not hasattr(optimizer, "add_param_group"):
+    if any(group.get("group_name") == HARDNESS_GROUP for group in groups):
         raise RuntimeError(
-            f"{type(optimizer).__name__} replaces the parameter groups, so the raw hardness cannot have a learning "
-            "rate of its own and would be lost or decayed. Choose an optimizer with ordinary groups, such as "
+            "the optimizer has a hardness group already; a second call would multiply its learning rate once more"
+        )
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    # LOMO has groups for show: it updates inside backward, everything with one learning rate.
+    if not hardness.keys() <= held or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
+        raise RuntimeError(
+            f"{type(optimizer).__name__} replaces the parameter groups or ignores their learning rates, so the raw "
+            "hardness cannot have a learning rate of its own. Choose an optimizer with ordinary groups, such as "
             "adamw_torch or sgd"
         )
     for group in groups:
-        moved = [parameter for parameter in group["params"] if id(parameter) in hardness]
-        if not moved:
-            continue
-        if not isinstance(group.get("lr"), int | float | torch.Tensor):
-            raise RuntimeError(
-                f"{type(optimizer).__name__} has no learning rate to multiply (relative step sizes); give it one"
-            )
-        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in hardness]
-        options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-        options.update(lr=hardness_lr_multiplier * group["lr"], weight_decay=0.0, group_name=HARDNESS_GROUP)
-        optimizer.add_param_group({"params": moved, **options})
+        moves = [id(parameter) in hardness for parameter in group["params"]]
+        if any(moves):
+            _move_to_own_group(optimizer, group, moves, hardness_lr_multiplier)
+
+
+def _move_to_own_group(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], moves: list[bool], multiplier: float
+) -> None:
+    if not isinstance(group.get("lr"), int | float | torch.Tensor):
+        raise RuntimeError(
+            f"{type(optimizer).__name__} has no learning rate to multiply (relative step sizes); give it one"
+        )
+    options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+    options.update(lr=multiplier * group["lr"], weight_decay=0.0, group_name=HARDNESS_GROUP)
+    # An optimizer that was built from named_parameters() keeps the names beside the parameters.
+    named = "param_names" in group
+    entries = list(zip(group["param_names"], group["params"], strict=True)) if named else group["params"]
+    for key in ("params", "param_names") if named else ("params",):
+        group[key] = [item for item, moved in zip(group[key], moves, strict=True) if not moved]
+    optimizer.add_param_group({"params": [e for e, moved in zip(entries, moves, strict=True) if moved], **options})
 
 
 def hardness_learning_rate(optimizer: Any) -> float | None:
@@ -99,8 +118,20 @@ def hardness_learning_rate(optimizer: Any) -> float | None:
     return None
 
 
+def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
+    """Keep a schedule-free optimizer from moving a frozen s. Other optimizers are left alone.
+
+    Such an optimizer exchanges two sequences in every parameter whenever it goes from training to
+    evaluation and back. Once its second sequence ("z") equals s, the exchange changes nothing.
+    """
+    for _, module in require_lambda_gelu(model):
+        state = optimizer.state.get(module.raw_hardness, {})
+        if "z" in state:
+            state["z"].copy_(module.raw_hardness.detach())
+
+
 def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
-    """{id: s} of every hardness, each once, as the model's own parameters() lists them."""
+    """{id: s} of every hardness that learns, each once, as the model's own parameters() lists them."""
     require_lambda_gelu(model)
     visible = {id(parameter) for parameter in model.parameters()}
     hardness = {id(module.raw_hardness): module.raw_hardness for _, module in lambda_gelu_modules(model)}
@@ -109,7 +140,7 @@ def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
             "the raw hardness is hidden in a flat parameter, so it cannot have a group of its own. Wrap with FSDP2, or "
             "with FSDP's use_orig_params=True (fsdp_use_orig_params: true in accelerate's config)"
         )
-    return hardness
+    return {key: parameter for key, parameter in hardness.items() if parameter.requires_grad}
 
 
 def _check_rate(name: str, value: float) -> None:

@@ -69,8 +69,8 @@ def switch_position(total: int, switch_fraction: float) -> int:
     """e_s = ⌊switch_fraction·T⌋: the last epoch (or step) in which λ is learned."""
     if not 0 <= switch_fraction < 1:
         raise ValueError(f"switch_fraction must lie in [0, 1), got {switch_fraction}")
-    # 0.29 · 100 is 28.999999999999996 in floating point and means 29.
-    return math.floor(switch_fraction * total + 1e-9)
+    # 0.29 · 100 is 28.999999999999996 in floating point and means 29. The last epoch is always at the target.
+    return min(math.floor(switch_fraction * total * (1 + 1e-12)), total - 1)
 
 
 def hardening_progress(position: int, total: int, switch_fraction: float = DEFAULT_SWITCH_FRACTION) -> float | None:

@@ -11,13 +11,13 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
-from hf_lgelu.models.sites import find_sites, lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.models.surgery import relu_substitution
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, metrics_of_both, on_both
 from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
-from hf_lgelu.training.optim import separate_hardness_group
+from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
 
 logger = logging.get_logger(__name__)
 
@@ -30,9 +30,10 @@ class LambdaGELUTrainer(Trainer):
     - `args.harden` hardens (`HardeningCallback`), and a best checkpoint is then selected among
       hardened epochs only (every λ at least half the target);
     - every layer's λ is in the training log (`HardnessLogCallback`);
-    - every evaluation reports each metric twice, as it is and, as `eval_relu_<metric>`, with ReLU in
-      the place of every smooth gate, with the largest logit change and the share of unchanged
-      predictions.
+    - every evaluation reports each metric twice, as it is and, as `eval_relu_<metric>`, with ReLU
+      substituted, with the largest logit change and the share of unchanged predictions. What is
+      substituted is what `substitute_relu` would exchange: every λ-GELU. In a model without any, it is
+      every smooth gate (the direct swap).
 
     Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments. A model without λ-GELU raises
     unless `args.require_lambda_gelu` is off.
@@ -59,14 +60,23 @@ class LambdaGELUTrainer(Trainer):
         self._adopt_callbacks()
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Trainer's optimizer, with the raw hardness moved to a group of its own."""
-        if self.optimizer is not None:
-            return self.optimizer
-        optimizer = super().create_optimizer(model)
+        """Trainer's optimizer, with the raw hardness moved to a group of its own.
+
+        An optimizer that was passed to the trainer is left as it is.
+        """
         optimized = self.model if model is None else model
-        if lambda_gelu_modules(optimized):
-            separate_hardness_group(optimizer, optimized, self.args.hardness_lr_multiplier)
-        return optimizer
+        learns = any(module.raw_hardness.requires_grad for _, module in lambda_gelu_modules(optimized))
+        if self.optimizer is None:
+            super().create_optimizer(model)
+            if learns:
+                separate_hardness_group(self.optimizer, optimized, self.args.hardness_lr_multiplier)
+        elif learns and hardness_learning_rate(self.optimizer) is None:
+            logger.warning(
+                "The optimizer that was passed has no hardness group: the raw hardness learns and decays as the "
+                "weights beside it. Build it from hardness_parameter_groups(...), or call "
+                "separate_hardness_group(optimizer, model) before passing it"
+            )
+        return self.optimizer
 
     def prediction_step(
         self,
@@ -79,10 +89,12 @@ class LambdaGELUTrainer(Trainer):
         if not self._compares_substitution:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)
-        with relu_substitution(self.model):
+        with relu_substitution(self.model, kinds=self._substituted_kinds()):
             relu_loss, relu_logits, _ = super().prediction_step(model, inputs, False, ignore_keys)
         rows = compare_outputs(loss, logits, relu_loss, relu_logits, labels)
-        return loss, (rows, logits, relu_logits) if self._keeps_logits else (rows,), labels
+        if not self._keeps_logits:
+            return loss, (rows,), None
+        return loss, (rows, logits, relu_logits), labels
 
     def evaluation_loop(
         self,
@@ -119,7 +131,8 @@ class LambdaGELUTrainer(Trainer):
         hardening = self._hardening_callback()
         if hardening is None or is_hardened(self.model, hardening.target_hardness):
             return super()._determine_best_metric(metrics, trial)
-        if self.args.load_best_model_at_end and not self._told_soft:
+        selects = self.args.load_best_model_at_end or self.args.save_strategy == "best"
+        if selects and not self._told_soft:
             self._told_soft = True
             logger.warning(
                 "The gates are still soft: no epoch counts as the best before every λ has reached "
@@ -131,6 +144,9 @@ class LambdaGELUTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         _check_checkpoint_activations(resume_from_checkpoint, self.model if model is None else model)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _substituted_kinds(self) -> tuple[str, ...]:
+        return ("lambda_gelu",) if lambda_gelu_modules(self.model) else SMOOTH_KINDS
 
     def _hardening_callback(self) -> HardeningCallback | None:
         callbacks = self.callback_handler.callbacks
@@ -178,16 +194,24 @@ def _check_arguments(args: Any) -> None:
 
 def _check_checkpoint_activations(folder: str, model: nn.Module) -> None:
     """Refuse to resume a model from a checkpoint with other activations: transformers would load it silently."""
-    saved = {name for name in _checkpoint_keys(folder) if name.endswith("raw_hardness")}
-    if not saved and not _checkpoint_keys(folder):
+    keys = _checkpoint_keys(folder)
+    if not keys:  # sharded or adapters only
         return
-    present = {f"{name}.raw_hardness".removeprefix(".") for name, _ in lambda_gelu_modules(model)}
+    saved = {name for name in keys if name.endswith("raw_hardness")}
+    present = {_unwrapped(f"{name}.raw_hardness".removeprefix(".")) for name, _ in lambda_gelu_modules(model)}
     if saved != present:
         raise ValueError(
             f"the checkpoint {folder} holds the hardness of {len(saved)} λ-GELU activations and the model has "
             f"{len(present)}: they are not the same network (was ReLU substituted in one of them?). Resume with the "
             "model as it was when the checkpoint was written"
         )
+
+
+def _unwrapped(name: str) -> str:
+    """The name as a checkpoint has it: without what torch.compile, FSDP and activation checkpointing add."""
+    for wrapper in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name
 
 
 def _checkpoint_keys(folder: str) -> set[str]:

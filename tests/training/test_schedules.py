@@ -1,0 +1,130 @@
+"""Every hardening schedule against its closed form, and Algorithm 1's counting against exact integers."""
+
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from closed_forms import SCHEDULE_FORMS, progress_at
+
+from hf_lgelu.training.schedules import (
+    DEFAULT_SWITCH_FRACTION,
+    SCHEDULES,
+    check_schedule,
+    hardening_progress,
+    scheduled_hardness,
+    switch_position,
+)
+
+PROGRESS = [Fraction(k, 97) for k in range(98)]
+WAYS = [(1.0067, 159.577), (1.0 + 1e-6, 1e4), (9.3, 40.0), (200.0, 40.0)]
+
+
+def path(schedule, start, target):
+    return [scheduled_hardness(schedule, start, target, float(progress)) for progress in PROGRESS]
+
+
+def test_every_schedule_has_a_closed_form_here():
+    assert set(SCHEDULES) == set(SCHEDULE_FORMS) == {"linear", "geometric", "inverse", "cosine"}
+
+
+@pytest.mark.parametrize(("start", "target"), WAYS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedule_is_its_closed_form(schedule, start, target):
+    for progress, hardness in zip(PROGRESS, path(schedule, start, target), strict=True):
+        share = mpmath.mpf(float(progress))
+        assert hardness == pytest.approx(float(SCHEDULE_FORMS[schedule](start, target, share)), rel=1e-13)
+
+
+@pytest.mark.parametrize(("start", "target"), WAYS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedule_goes_monotonically_from_start_to_exactly_the_target(schedule, start, target):
+    way = path(schedule, start, target)
+    assert way[0] == pytest.approx(start, rel=1e-15)
+    assert way[-1] == target
+    assert (np.diff(way) > 0).all() if target > start else (np.diff(way) < 0).all()
+
+
+@pytest.mark.parametrize(("start", "target"), WAYS)
+def test_what_stays_equal_along_each_schedule(start, target):
+    for schedule, of in (("linear", np.array), ("geometric", np.log), ("inverse", np.reciprocal)):
+        steps = np.diff(of(path(schedule, start, target)))
+        np.testing.assert_allclose(steps, steps.mean(), rtol=1e-9)
+    cosine = np.diff(path("cosine", start, target))
+    np.testing.assert_allclose(cosine, cosine[::-1], rtol=1e-9)  # symmetric
+    assert abs(cosine[0]) < abs(cosine[len(cosine) // 2]) / 10  # and slow at both ends
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedule_works_elementwise(schedule):
+    starts = np.array([1.01, 2.0, 30.0])
+    for progress in (0.0, 0.3, 1.0):
+        together = scheduled_hardness(schedule, starts, 159.577, progress)
+        alone = [scheduled_hardness(schedule, start, 159.577, progress) for start in starts.tolist()]
+        np.testing.assert_allclose(together, alone, rtol=1e-15)
+        assert together.shape == (3,)
+
+
+@pytest.mark.parametrize("progress", [-1e-9, 1 + 1e-9, float("nan"), 7])
+def test_progress_out_of_range_is_refused(progress):
+    with pytest.raises(ValueError, match=r"progress must lie in \[0, 1\], got"):
+        scheduled_hardness("linear", 1.0, 100.0, progress)
+
+
+def test_unknown_schedule_is_refused_with_the_accepted_ones():
+    for refused in (lambda: check_schedule("exponential"), lambda: scheduled_hardness("exponential", 1.0, 2.0, 0.5)):
+        with pytest.raises(ValueError, match="'exponential'; accepted: linear, geometric, inverse, cosine"):
+            refused()
+
+
+# Algorithm 1's counting
+
+
+def test_default_switch_is_the_papers_quarter():
+    assert DEFAULT_SWITCH_FRACTION == 0.25
+    assert [switch_position(total, 0.25) for total in range(1, 13)] == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
+
+
+@pytest.mark.parametrize("denominator", [100, 1000, 3, 7, 64])
+def test_switch_is_the_floor_of_the_fraction_that_was_meant(denominator):
+    """k/100 as a float times T lies on either side of an integer; k·T//100 cannot."""
+    for total in (*range(1, 201), 12_345, 10**6, 10**7, 10**9):
+        for k in range(denominator):
+            assert switch_position(total, k / denominator) == k * total // denominator, (k, denominator, total)
+
+
+def test_29_percent_of_100_epochs_are_29():
+    assert int(0.29 * 100) == 28  # what goes wrong without care
+    assert switch_position(100, 0.29) == 29
+
+
+@pytest.mark.parametrize("fraction", [1 - 1e-9, 1 - 1e-13, 1 - 2**-53])
+def test_the_last_epoch_is_hardened_however_late_the_switch(fraction):
+    for total in (1, 2, 50, 10**6):
+        assert switch_position(total, fraction) <= total - 1
+        assert hardening_progress(total, total, fraction) == 1
+
+
+@pytest.mark.parametrize("fraction", [-0.01, 1, 1.5, float("nan"), float("inf")])
+def test_switch_fraction_out_of_range_is_refused(fraction):
+    with pytest.raises(ValueError, match=r"switch_fraction must lie in \[0, 1\), got"):
+        switch_position(10, fraction)
+    with pytest.raises(ValueError, match=r"switch_fraction must lie in \[0, 1\), got"):
+        hardening_progress(1, 10, fraction)
+
+
+@pytest.mark.parametrize("total", range(1, 61))
+def test_progress_is_algorithm_1(total):
+    progress = [hardening_progress(position, total) for position in range(1, total + 1)]
+    switch = total // 4
+    assert progress[:switch] == [None] * switch
+    assert progress[switch] is not None
+    assert progress[-1] == 1
+    for position, value in enumerate(progress[switch:], start=switch + 1):
+        assert value == float(progress_at(position, total, switch))
+
+
+@pytest.mark.parametrize(("position", "total"), [(0, 5), (-1, 5), (6, 5), (1, 0)])
+def test_position_outside_training_is_refused(position, total):
+    with pytest.raises(ValueError, match=rf"got position={position} and total={total}"):
+        hardening_progress(position, total)

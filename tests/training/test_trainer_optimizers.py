@@ -1,0 +1,326 @@
+"""The hardness group through LambdaGELUTrainer: every optimizer and every learning-rate schedule it offers."""
+
+import importlib.util
+
+import pytest
+import torch
+from tiny_training import hardness_values, lambda_gelus, raw_values, rows, state_of, tiny_model, tiny_trainer
+from transformers import TrainerCallback
+from transformers.trainer_utils import SchedulerType
+from transformers.training_args import OptimizerNames
+
+from hf_lgelu import hardness_parameter_groups
+
+# Everything in OptimizerNames that needs a package beyond torch and transformers, by that package.
+PACKAGES = {
+    "torch_xla": ["adamw_torch_xla"],
+    "torch_npu": ["adamw_torch_npu_fused"],
+    "torchdistx": ["adamw_anyprecision"],
+    "torchao": ["adamw_torch_4bit", "adamw_torch_8bit"],
+    "bitsandbytes": [
+        *("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"),
+        *("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit"),
+        *("lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"),
+        *("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"),
+    ],
+    "galore_torch": ["galore_adamw", "galore_adamw_8bit", "galore_adafactor"],
+    "apollo_torch": ["apollo_adamw"],
+    "grokadamw": ["grokadamw"],
+    "schedulefree": ["schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd"],
+    "optimi": ["stable_adamw"],
+}
+# Those that update inside backward or hide the parameters: LambdaGELUTrainer refuses them. They need packages, too.
+WITHOUT_GROUPS = {
+    "lomo_optim": ["lomo", "adalomo"],
+    "galore_torch": ["galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise"],
+    "apollo_torch": ["apollo_adamw_layerwise"],
+}
+REFUSED = [name for names in WITHOUT_GROUPS.values() for name in names]
+NEEDS = {name: package for table in (PACKAGES, WITHOUT_GROUPS) for package, names in table.items() for name in names}
+NEEDS_CUDA = {"galore_adamw_8bit", "galore_adamw_8bit_layerwise", "adalomo", "stable_adamw"}
+IN_TORCH = ["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop"]
+AVAILABLE = IN_TORCH + [
+    name for package, names in PACKAGES.items() if importlib.util.find_spec(package) is not None for name in names
+]
+
+
+def options_for(name):
+    low_rank = name.startswith(("galore", "apollo"))
+    return {"optim": name} | ({"optim_target_modules": "all-linear", "optim_args": "rank=2"} if low_rank else {})
+
+
+def require_device(name):
+    if name in NEEDS_CUDA and not torch.cuda.is_available():
+        pytest.skip(f"{name} needs a CUDA device")
+
+
+def test_every_optimizer_of_trainer_is_listed_here():
+    assert sorted([*IN_TORCH, *NEEDS]) == sorted(name.value for name in OptimizerNames)
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_optimizer_of_an_absent_package_is_refused_by_transformers(tmp_path, name):
+    """These are not tested below where their package is absent; this says for which that is so."""
+    if importlib.util.find_spec(NEEDS[name]) is not None:
+        assert name in AVAILABLE or name in REFUSED
+        return
+    with pytest.raises((ImportError, ValueError), match=r"(?i)install|failed to import"):
+        tiny_trainer(tmp_path, **options_for(name)).create_optimizer()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_optimizer_without_groups_is_refused(tmp_path, name):
+    if importlib.util.find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed; test_optim.py refuses the same with stand-ins")
+    require_device(name)
+    with pytest.raises((RuntimeError, ValueError), match=r"replaces the parameter groups|relative_step=True"):
+        tiny_trainer(tmp_path, **options_for(name)).create_optimizer()
+
+
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_hardness_has_nine_times_the_rate_and_no_decay(tmp_path, name):
+    require_device(name)
+    model = tiny_model()
+    trainer = tiny_trainer(tmp_path, model, learning_rate=1e-3, weight_decay=0.25, **options_for(name))
+    groups = trainer.create_optimizer().param_groups
+    of_group = {id(parameter): group for group in groups for parameter in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(of_group) == len(list(model.parameters()))
+    for parameter_name, parameter in model.named_parameters():
+        group = of_group[id(parameter)]
+        hardness = parameter_name.endswith("raw_hardness")
+        assert float(group["lr"]) == pytest.approx(9e-3 if hardness else 1e-3, rel=1e-6)
+        if hardness or "bias" in parameter_name or "norm" in parameter_name:
+            assert group["weight_decay"] == 0
+        elif not name.startswith(("galore", "apollo")):  # those set their groups up without weight decay
+            assert group["weight_decay"] == 0.25
+
+
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_without_a_gradient_s_does_not_decay(tmp_path, name):
+    require_device(name)
+    model = tiny_model()
+    for parameter in model.parameters():
+        parameter.register_hook(torch.zeros_like)
+    before, raw = state_of(model), raw_values(model)
+    tiny_trainer(tmp_path, model, weight_decay=0.5, num_train_epochs=3, **options_for(name)).train()
+    assert raw_values(model) == raw
+    if not name.startswith(("galore", "apollo")):
+        assert (model.classifier.weight.abs() < before["classifier.weight"].abs()).all()  # weights do decay
+
+
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_s_learns_and_then_stays_bit_for_bit(tmp_path, name):
+    require_device(name)
+    model, seen = tiny_model(), []
+
+    class Note(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            seen.append(raw_values(model))
+
+        def on_evaluate(self, args, state, control, **kwargs):
+            seen.append(raw_values(model))
+
+    trainer = tiny_trainer(
+        tmp_path,
+        model,
+        train=rows(32),
+        eval_dataset=rows(4, seed=1),
+        eval_strategy="epoch",
+        harden=True,
+        num_train_epochs=4,
+        callbacks=[Note()],
+        **options_for(name),
+    )
+    trainer.train()
+    learned, frozen = seen[:8], seen[9:]
+    assert learned[0] != learned[-1]
+    assert len(frozen) == 3 * 9
+    assert frozen == [frozen[0]] * len(frozen)
+    assert hardness_values(model) == pytest.approx([159.5769121605731] * 2, rel=1e-7)
+
+
+class ScheduleFreeSGD(torch.optim.Optimizer):
+    """Schedule-free SGD (arXiv:2405.15682): a parameter is y while training and the average x in evaluation."""
+
+    def __init__(self, parameters, lr, weight_decay=0.0, beta=0.9):
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "beta": beta, "k": 0, "trains": True})
+
+    def _exchange(self, trains):
+        for group in self.param_groups:
+            weight = 1 - group["beta"] if trains else 1 - 1 / group["beta"]
+            if group["trains"] != trains:
+                for parameter in group["params"]:
+                    if "z" in self.state[parameter]:
+                        parameter.data.lerp_(self.state[parameter]["z"], weight)
+            group["trains"] = trains
+
+    def train(self):
+        self._exchange(True)
+
+    def eval(self):
+        self._exchange(False)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            assert group["trains"]
+            group["k"] += 1
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                z = self.state[parameter].setdefault("z", parameter.clone())
+                x = parameter.lerp(z, 1 - 1 / group["beta"])
+                z -= group["lr"] * parameter.grad
+                x.lerp_(z, 1 / group["k"])
+                parameter.copy_(x.lerp(z, 1 - group["beta"]))
+
+
+def test_a_schedule_free_optimizer_does_not_move_a_frozen_s(tmp_path):
+    """It exchanges two values of every parameter around each evaluation, with a gradient or without."""
+    model, seen = tiny_model(), []
+    model.register_forward_pre_hook(lambda module, args: seen.append((module.training, raw_values(model))))
+    trainer = tiny_trainer(
+        tmp_path,
+        model,
+        eval_dataset=rows(4, seed=1),
+        eval_strategy="steps",
+        eval_steps=2,
+        report_substitution=False,
+        harden=True,
+        num_train_epochs=4,
+        learning_rate=0.5,
+        optimizer_cls_and_kwargs=(ScheduleFreeSGD, {"lr": 0.5}),
+    )
+    trainer.train()
+    training = [index for index, (trains, _) in enumerate(seen) if trains]
+    assert len(training) == 12
+    soft, frozen = seen[: training[3]], [raw for _, raw in seen[training[3] :]]
+    assert soft[2][1] != soft[1][1]
+    assert any(not trains for trains, _ in seen[training[3] :])
+    assert frozen == [frozen[0]] * len(frozen)
+
+
+# Learning-rate schedules
+
+SCHEDULER_OPTIONS = {
+    "cosine_with_min_lr": {"min_lr": 1e-3},
+    "cosine_warmup_with_min_lr": {"min_lr": 1e-3, "warmup_lr_rate": 0.1},
+    "warmup_stable_decay": {"num_decay_steps": 8},
+    "cosine_with_restarts": {"num_cycles": 2},
+    "polynomial": {"lr_end": 1e-4, "power": 2.0},
+    # "max" of a falling loss is never better, so the rate falls at every second evaluation.
+    "reduce_lr_on_plateau": {"mode": "max", "factor": 0.5, "patience": 0},
+}
+KEEPS_RATIO = [scheduler.value for scheduler in SchedulerType if scheduler.value != "greedy"]
+
+
+class Rates(TrainerCallback):
+    """The learning rates with which each step is made."""
+
+    def __init__(self, model):
+        self.steps = []
+        self.hardness = {id(module.raw_hardness) for module in lambda_gelus(model)}
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs):
+        rates = {True: set(), False: set()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                rates[id(parameter) in self.hardness].add(float(group["lr"]))
+        self.steps.append((rates[False], rates[True]))
+
+
+@pytest.mark.parametrize("scheduler", KEEPS_RATIO)
+def test_ratio_holds_through_every_schedule(tmp_path, scheduler):
+    model = tiny_model()
+    rates = Rates(model)
+    trainer = tiny_trainer(
+        tmp_path,
+        model,
+        lr_scheduler_type=scheduler,
+        lr_scheduler_kwargs=SCHEDULER_OPTIONS.get(scheduler),
+        learning_rate=0.02,
+        warmup_steps=5,
+        num_train_epochs=7,
+        logging_strategy="steps",
+        logging_steps=1,
+        eval_strategy="epoch",
+        eval_dataset=rows(4, seed=1),
+        metric_for_best_model="loss",
+        callbacks=[rates],
+    )
+    trainer.train()
+    assert len(rates.steps) == 21
+    used = []
+    for weights, hardness in rates.steps:
+        (weight_rate,), (hardness_rate,) = weights, hardness
+        assert hardness_rate == pytest.approx(9 * weight_rate, rel=1e-14, abs=0)
+        used.append(weight_rate)
+    assert max(used) <= 0.02
+    assert len(set(used)) > 1 or scheduler == "constant"
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["learning_rate"] for entry in logged] == used
+    assert [entry["hardness_learning_rate"] for entry in logged] == [min(hardness) for _, hardness in rates.steps]
+
+
+def test_greedy_is_refused_because_it_loses_the_ratio(tmp_path):
+    with pytest.raises(ValueError, match=r"lr_scheduler_type 'greedy' .* loses the ratio"):
+        tiny_trainer(tmp_path, lr_scheduler_type="greedy", eval_strategy="epoch", eval_dataset=rows(4))
+
+
+def test_plateau_with_a_floor_is_refused_and_without_is_not(tmp_path):
+    plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "eval_dataset": rows(4)}
+    with pytest.raises(ValueError, match="min_lr of reduce_lr_on_plateau"):
+        tiny_trainer(tmp_path, lr_scheduler_kwargs={"min_lr": 1e-4}, **plateau)
+    tiny_trainer(tmp_path, lr_scheduler_kwargs={"min_lr": 0, "factor": 0.5}, **plateau)
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 0.0, 2.5])
+def test_multiplier_is_an_option(tmp_path, multiplier):
+    model = tiny_model()
+    before = raw_values(model)
+    trainer = tiny_trainer(tmp_path, model, hardness_lr_multiplier=multiplier, learning_rate=0.5, optim="sgd")
+    assert trainer.create_optimizer().param_groups[-1]["lr"] == 0.5 * multiplier
+    trainer.train()
+    assert (raw_values(model) == before) == (multiplier == 0)
+
+
+# Optimizers that are passed in
+
+
+def test_a_passed_optimizer_with_a_hardness_group_is_used_as_it_is(tmp_path, caplog):
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(hardness_parameter_groups(model, 0.02, 4.0, weight_decay=0.1))
+    trainer = tiny_trainer(tmp_path, model, optimizers=(optimizer, None), logging_strategy="steps", logging_steps=1)
+    trainer.train()
+    assert len(optimizer.param_groups) == 3
+    first = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert (first["learning_rate"], first["hardness_learning_rate"]) == (0.02, 0.08)
+    assert "no hardness group" not in caplog.text
+
+
+def test_a_passed_optimizer_without_a_hardness_group_is_told(tmp_path, caplog):
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    tiny_trainer(tmp_path, model, optimizers=(optimizer, None)).train()
+    assert len(optimizer.param_groups) == 1
+    assert caplog.text.count("has no hardness group") == 1
+
+
+def test_a_second_training_keeps_one_hardness_group(tmp_path):
+    model = tiny_model()
+    trainer = tiny_trainer(tmp_path, model, learning_rate=0.5)
+    trainer.train()
+    trainer.train()
+    assert [group["initial_lr"] for group in trainer.optimizer.param_groups] == [0.5, 0.5, 4.5]
+
+
+def test_frozen_hardness_trains_without_a_group(tmp_path):
+    model = tiny_model()
+    for module in lambda_gelus(model):
+        module.raw_hardness.requires_grad_(False)
+    before = raw_values(model)
+    trainer = tiny_trainer(tmp_path, model, logging_strategy="steps", logging_steps=1)
+    trainer.train()
+    assert len(trainer.optimizer.param_groups) == 2
+    assert raw_values(model) == before
+    assert "hardness_learning_rate" not in trainer.state.log_history[0]
