@@ -141,8 +141,9 @@ def substitute_relu(
 def relu_substitution(model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> Iterator[SurgeryReport]:
     """ReLU at every smooth gate inside the block; after it, also after an error, the model as it was.
 
-    Weights and config are untouched. Inside a wrapper for distributed training, pass the inner module.
-    Raises ValueError if there is nothing to substitute.
+    Weights and config are untouched. Of a model wrapped for distributed training, pass the inner module, and
+    call that one too: DistributedDataParallel broadcasts buffers at each forward and fails where all that the
+    model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
     """
     model = _operable(model)
     kinds = check_kinds(kinds)
