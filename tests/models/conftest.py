@@ -1,0 +1,28 @@
+"""What every test of models runs under."""
+
+import logging
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def host_log(caplog):
+    """The log, including what transformers says; its loggers do not propagate."""
+    host = logging.getLogger("transformers")
+    host.addHandler(caplog.handler)
+    yield caplog
+    host.removeHandler(caplog.handler)

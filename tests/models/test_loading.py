@@ -1,0 +1,249 @@
+"""Checkpoints: what a missing hardness becomes, what a saved one stays, and what is said about it."""
+
+import json
+import math
+
+import pytest
+import torch
+from families import BY_NAME
+from family import logits_of
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertLMHeadModel,
+    BertModel,
+    EncoderDecoderModel,
+    PreTrainedModel,
+)
+
+from hf_lgelu import LambdaGELU, replace_activations
+from hf_lgelu.models import loading
+
+POISON = -3e30
+INITIAL_RAW = 0.1 * math.log(math.expm1(0.05))  # λ = 1.05 at t = 0.1
+BERT = BY_NAME["bert"]
+HEAD = "cls.predictions.transform.transform_act_fn"
+SITES = [f"bert.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in range(2)] + [HEAD]
+
+
+@pytest.fixture
+def polluted(monkeypatch):
+    """Fresh memory holds a huge negative number: as s, a GELU that never learns."""
+    empty_like = torch.empty_like
+
+    def poisoned(tensor, *args, **kwargs):
+        fresh = empty_like(tensor, *args, **kwargs)
+        return fresh.fill_(POISON) if fresh.is_floating_point() and fresh.device.type != "meta" else fresh
+
+    monkeypatch.setattr(torch, "empty_like", poisoned)
+
+
+def raw_values(model) -> dict[str, float]:
+    return {name: m.raw_hardness.item() for name, m in model.named_modules() if isinstance(m, LambdaGELU)}
+
+
+@torch.no_grad()
+def learn(model):
+    for index, module in enumerate(m for m in model.modules() if isinstance(m, LambdaGELU)):
+        module.raw_hardness.fill_(0.1 * (index + 1))
+    return model
+
+
+def assert_initial(module: LambdaGELU) -> None:
+    assert module.raw_hardness.item() == pytest.approx(INITIAL_RAW, rel=1e-6)
+    assert module.raw_hardness.requires_grad
+    assert module.temperature.item() == pytest.approx(0.1)
+    assert module.hardness_override.item() == 0
+    assert {t.dtype for t in (module.raw_hardness, module.temperature, module.hardness_override)} == {torch.float32}
+    assert module.hardness.item() == pytest.approx(1.05, abs=1e-6)
+
+
+HOW = [{}, {"dtype": torch.bfloat16}, {"device_map": "cpu"}, {"device_map": "auto", "dtype": torch.float16}]
+
+
+@pytest.mark.usefixtures("polluted")
+@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "timm-wrapper-resnet18", "clip"])
+def test_a_gelu_checkpoint_gets_initial_hardness(name, how, tmp_path):
+    family = BY_NAME[name]
+    family.build().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config).replace('"gelu"', '"lambda_gelu"'))
+    model = family.model_class.from_pretrained(tmp_path, **how)
+    modules = [module for module in model.modules() if isinstance(module, LambdaGELU)]
+    assert len(modules) == family.sites
+    for module in modules:
+        assert_initial(module)
+
+
+@pytest.mark.usefixtures("polluted")
+def test_without_the_extension_the_hardness_would_be_what_memory_held(tmp_path, monkeypatch):
+    BERT.build().save_pretrained(tmp_path)
+    monkeypatch.setattr(PreTrainedModel, "_initialize_weights", PreTrainedModel._initialize_weights.__wrapped__)
+    model = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu")
+    assert set(raw_values(model).values()) == {torch.tensor(POISON).item()}
+
+
+@pytest.mark.usefixtures("polluted")
+def test_one_lost_hardness_alone_is_initial_and_is_reported(tmp_path):
+    learn(BERT.build("lambda_gelu")).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[f"{SITES[1]}.raw_hardness"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model, info = BertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(info["missing_keys"]) == {f"{SITES[1]}.raw_hardness"}
+    assert raw_values(model) == pytest.approx({SITES[0]: 0.1, SITES[1]: INITIAL_RAW, SITES[2]: 0.3}, rel=1e-6)
+
+
+def test_a_gelu_checkpoint_is_not_reported_as_incomplete(tmp_path, host_log):
+    BERT.build().save_pretrained(tmp_path)
+    _, info = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu", output_loading_info=True)
+    assert set(info["missing_keys"]) == set()
+    assert "MISSING" not in host_log.text
+
+
+def test_a_lost_weight_is_still_reported(tmp_path, host_log):
+    BERT.build().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["bert.encoder.layer.0.output.dense.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    _, info = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu", output_loading_info=True)
+    assert set(info["missing_keys"]) == {"bert.encoder.layer.0.output.dense.weight"}
+    assert "MISSING" in host_log.text
+
+
+@pytest.mark.parametrize(("activation", "warns"), [("relu", True), ("lambda_gelu", False)])
+def test_lambda_gelu_weights_read_as_another_function_are_warned_of(activation, warns, tmp_path, caplog):
+    learn(BERT.build("lambda_gelu")).save_pretrained(tmp_path)
+    BertForMaskedLM.from_pretrained(tmp_path, hidden_act=activation)
+    assert ("holds the hardness of 3 λ-GELU activations" in caplog.text) is warns
+
+
+def test_a_relu_checkpoint_is_not_warned_of(tmp_path, caplog):
+    BERT.build("relu").save_pretrained(tmp_path)
+    BertForMaskedLM.from_pretrained(tmp_path)
+    assert "hardness" not in caplog.text
+
+
+@pytest.mark.usefixtures("polluted")
+def test_temperature_and_override_come_back(tmp_path):
+    model = BERT.build()
+    replace_activations(model, temperature=0.3, init_hardness=1.7)
+    with torch.no_grad():
+        model.get_submodule(SITES[0]).hardness_override.fill_(42.0)  # in the middle of hardening
+    expected = logits_of(model, BERT.inputs())
+    model.save_pretrained(tmp_path)
+    loaded = BertForMaskedLM.from_pretrained(tmp_path)
+    modules = [loaded.get_submodule(name) for name in SITES]
+    assert [m.temperature.item() for m in modules] == pytest.approx([0.3] * 3)
+    assert [m.hardness.item() for m in modules] == pytest.approx([42.0, 1.7, 1.7], rel=1e-6)
+    assert [m.raw_hardness.item() for m in modules] == pytest.approx([0.3 * math.log(math.expm1(0.7))] * 3, rel=1e-6)
+    assert torch.equal(logits_of(loaded, BERT.inputs()), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_saved_hardness_stays_float32_in_half_precision(dtype, tmp_path):
+    model = BERT.build("lambda_gelu")
+    with torch.no_grad():
+        model.get_submodule(HEAD).raw_hardness.fill_(0.1234567)
+    model.save_pretrained(tmp_path)
+    loaded = BertForMaskedLM.from_pretrained(tmp_path, dtype=dtype)
+    assert loaded.bert.embeddings.word_embeddings.weight.dtype == dtype
+    assert loaded.get_submodule(HEAD).raw_hardness.dtype == torch.float32
+    assert loaded.get_submodule(HEAD).raw_hardness.item() == model.get_submodule(HEAD).raw_hardness.item()
+
+
+@pytest.mark.usefixtures("polluted")
+def test_a_sharded_checkpoint_comes_back(tmp_path):
+    model = learn(BERT.build("lambda_gelu"))
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    loaded = BertForMaskedLM.from_pretrained(tmp_path)
+    assert raw_values(loaded) == raw_values(model)
+    assert torch.equal(logits_of(loaded, BERT.inputs()), logits_of(model, BERT.inputs()))
+
+
+@pytest.mark.usefixtures("polluted")
+def test_between_base_model_and_head(tmp_path):
+    learn(BERT.build("lambda_gelu")).save_pretrained(tmp_path / "head")
+    base = BertModel.from_pretrained(tmp_path / "head")
+    assert list(raw_values(base).values()) == pytest.approx([0.1, 0.2])
+    base.save_pretrained(tmp_path / "base")
+    classifier = BertForSequenceClassification.from_pretrained(tmp_path / "base")
+    assert list(raw_values(classifier).values()) == pytest.approx([0.1, 0.2])
+    head, info = BertForMaskedLM.from_pretrained(tmp_path / "base", output_loading_info=True)
+    assert list(raw_values(head).values()) == pytest.approx([0.1, 0.2, INITIAL_RAW])
+    # The base was λ-GELU, so the head's site is news to the user, unlike the sites of a GELU checkpoint.
+    assert f"{HEAD}.raw_hardness" in info["missing_keys"]
+
+
+def _bert(**more) -> BertConfig:
+    return BertConfig(**BERT.sizes, **more)
+
+
+@pytest.mark.usefixtures("polluted")
+def test_a_composite_of_two_checkpoints_keeps_what_they_learned(tmp_path):
+    learn(BertModel(_bert(hidden_act="lambda_gelu"))).save_pretrained(tmp_path / "encoder")
+    learn(BertLMHeadModel(_bert(hidden_act="lambda_gelu", is_decoder=True))).save_pretrained(tmp_path / "decoder")
+    model = EncoderDecoderModel.from_encoder_decoder_pretrained(tmp_path / "encoder", tmp_path / "decoder")
+    learned = pytest.approx([0.1, 0.2, 0.1, 0.2, 0.3])
+    assert list(raw_values(model).values()) == learned
+    model.init_weights()
+    assert list(raw_values(model).values()) == learned
+    model.save_pretrained(tmp_path / "both")
+    assert list(raw_values(EncoderDecoderModel.from_pretrained(tmp_path / "both")).values()) == learned
+
+
+def test_a_composite_of_trained_models_keeps_what_they_learned():
+    encoder, decoder = BertModel(_bert()), BertLMHeadModel(_bert(is_decoder=True, add_cross_attention=True))
+    for part in (encoder, decoder):
+        replace_activations(part)
+        learn(part)
+    model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    assert list(raw_values(model).values()) == pytest.approx([0.1, 0.2, 0.1, 0.2, 0.3])
+
+
+def _by_string(path):
+    return BERT.build("lambda_gelu")
+
+
+def _by_surgery(path):
+    model = BERT.build()
+    replace_activations(model)
+    return model
+
+
+def _by_surgery_on_a_checkpoint(path):
+    BERT.build().save_pretrained(path)
+    model = BertForMaskedLM.from_pretrained(path)
+    replace_activations(model)
+    return model
+
+
+def _by_checkpoint(path):
+    BERT.build().save_pretrained(path)
+    return BertForMaskedLM.from_pretrained(path, hidden_act="lambda_gelu")
+
+
+@pytest.mark.parametrize("make", [_by_string, _by_surgery, _by_surgery_on_a_checkpoint, _by_checkpoint])
+def test_init_weights_does_not_undo_what_was_learned(make, tmp_path):
+    model = learn(make(tmp_path))
+    model.init_weights()
+    assert list(raw_values(model).values()) == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_extending_again_does_not_wrap_twice():
+    before = PreTrainedModel._initialize_weights, PreTrainedModel._adjust_missing_and_unexpected_keys
+    loading.extend_from_pretrained()
+    after = PreTrainedModel._initialize_weights, PreTrainedModel._adjust_missing_and_unexpected_keys
+    assert after == before
+    assert not hasattr(before[0].__wrapped__, "__wrapped__")
+
+
+@pytest.mark.parametrize("name", ["_initialize_weights", "_adjust_missing_and_unexpected_keys"])
+def test_a_transformers_without_the_method_is_an_error_that_names_it(name, monkeypatch):
+    monkeypatch.delattr(PreTrainedModel, name)
+    with pytest.raises(ImportError, match=f"PreTrainedModel.{name}"):
+        loading.extend_from_pretrained()
