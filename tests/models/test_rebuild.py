@@ -1,0 +1,316 @@
+"""Checkpoints that no activation string describes: several λ per layer, one for all, or only some sites."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from families import BY_NAME
+from family import Family, logits_of
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM
+
+from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
+from hf_lgelu.activation.module import SharedLambdaGELU
+
+MODELS = ["gpt2", "resnet", "timm-wrapper-resnet18", "bert", "t5", "bart", "mpt", "clip"]
+MLP_SITES = ("encoder.layer.0.intermediate.intermediate_act_fn", "encoder.layer.1.intermediate.intermediate_act_fn")
+BERT_HEAD = "cls.predictions.transform.transform_act_fn"
+
+
+@torch.no_grad()
+def learn(model: nn.Module) -> nn.Module:
+    """Another λ for every element of every site."""
+    generator = torch.Generator().manual_seed(5)
+    for module in model.modules():
+        if isinstance(module, LambdaGELU):
+            module.raw_hardness.uniform_(-0.2, 0.6, generator=generator)
+    return model
+
+
+def operated(family: Family, granularity: str, **more) -> nn.Module:
+    model = family.build()
+    replace_activations(model, granularity=granularity, example_inputs=family.inputs(), **more)
+    return learn(model)
+
+
+def raw_values(model: nn.Module) -> dict[str, list]:
+    return {name: m.raw_hardness.tolist() for name, m in model.named_modules() if isinstance(m, LambdaGELU)}
+
+
+@pytest.mark.parametrize("granularity", ["channel", "neuron", "network"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_comes_back_exactly_and_can_be_saved_again(name, granularity, tmp_path):
+    family = BY_NAME[name]
+    model = operated(family, granularity)
+    expected = logits_of(model, family.inputs())
+    assert (expected - logits_of(family.build(), family.inputs())).abs().max() > 1e-4
+    for generation in ("first", "second"):
+        model.save_pretrained(tmp_path / generation)
+        model, info = from_pretrained(family.model_class, tmp_path / generation, output_loading_info=True)
+        assert type(model) is family.model_class
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert torch.equal(logits_of(model, family.inputs()), expected)
+
+
+@pytest.mark.parametrize("granularity", ["channel", "network"])
+def test_plain_from_pretrained_refuses_and_names_the_way(granularity, tmp_path):
+    operated(BY_NAME["gpt2"], granularity).save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=r"hf_lgelu.from_pretrained\(GPT2LMHeadModel"):
+        BY_NAME["gpt2"].model_class.from_pretrained(tmp_path)
+
+
+SHAPES = {
+    # 2 layers, 4 x 16 hidden units; the sequence is not counted
+    ("gpt2", "channel"): [(64,)] * 2,
+    ("gpt2", "neuron"): [(64,)] * 2,
+    # stem 8 channels at 8 x 8, pooled to 4 x 4; stages of 8 at 4 x 4 and 16 at 2 x 2, behind residual sums
+    ("resnet", "channel"): [(8, 1, 1), (8, 1, 1), (16, 1, 1)],
+    ("resnet", "neuron"): [(8, 8, 8), (8, 4, 4), (16, 2, 2)],
+    # on 32 x 32: stem 64 at 16 x 16, pooled; stages at 8, 4, 2 and 1, two sites each, inside and behind the sum
+    ("timm-wrapper-resnet18", "channel"): [(64, 1, 1), *[(8, 1, 1)] * 4, *[(16, 1, 1)] * 4],
+    ("timm-wrapper-resnet18", "neuron"): [
+        *((64, 16, 16), (8, 8, 8), (8, 8, 8), (8, 4, 4), (8, 4, 4)),
+        *((16, 2, 2), (16, 2, 2), (16, 1, 1), (16, 1, 1)),
+    ],
+    # 24 hidden units in each layer, 16 in the head
+    ("bert", "channel"): [(24,), (24,), (16,)],
+    # pixel by pixel with channels last: 4 x 8 units, then 4 x 16 in two blocks
+    ("convnext", "channel"): [(32,), (64,), (64,)],
+    ("convnext", "neuron"): [(32,), (64,), (64,)],
+}
+
+
+@pytest.mark.parametrize(("name", "granularity"), SHAPES, ids=lambda value: value)
+def test_shapes_of_the_hardness(name, granularity):
+    model = operated(BY_NAME[name], granularity)
+    shapes = [tuple(m.raw_hardness.shape) for m in model.modules() if isinstance(m, LambdaGELU)]
+    assert shapes == SHAPES[name, granularity]
+
+
+def test_one_hardness_for_the_network_is_saved_once_and_stays_shared(tmp_path):
+    # BART registers its encoder first; sorted by name the decoder is first. The saved s is the encoder's.
+    model = operated(BY_NAME["bart"], "network")
+    model.save_pretrained(tmp_path)
+    assert sum(name.endswith("raw_hardness") for name in model.state_dict()) == 1
+    loaded = from_pretrained(BY_NAME["bart"].model_class, tmp_path)
+    modules = [m for m in loaded.modules() if isinstance(m, LambdaGELU | SharedLambdaGELU)]
+    assert [type(m) for m in modules] == [LambdaGELU] + [SharedLambdaGELU] * 3
+    assert all(m.raw_hardness is modules[0].raw_hardness for m in modules)
+    assert list(raw_values(loaded)) == ["model.encoder.layers.0.activation_fn"]
+    assert raw_values(loaded) == raw_values(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "auto"),
+    [
+        ("gpt2", AutoModelForCausalLM),
+        ("bert", AutoModelForMaskedLM),
+        ("resnet", AutoModelForImageClassification),
+        ("timm-wrapper-resnet18", AutoModelForImageClassification),
+    ],
+)
+def test_auto_classes(name, auto, tmp_path):
+    family = BY_NAME[name]
+    model = operated(family, "channel")
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(auto, tmp_path)
+    assert type(loaded) is family.model_class
+    assert torch.equal(logits_of(loaded, family.inputs()), logits_of(model, family.inputs()))
+
+
+def test_an_auto_class_of_another_task_is_refused(tmp_path):
+    operated(BY_NAME["gpt2"], "channel").save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="GPT2Config"):
+        from_pretrained(AutoModelForImageClassification, tmp_path)
+
+
+@pytest.mark.parametrize("how", [{"dtype": torch.bfloat16}, {"dtype": torch.float16, "device_map": "auto"}], ids=str)
+def test_in_half_precision_the_hardness_is_float32(how, tmp_path):
+    model = operated(BY_NAME["gpt2"], "channel")
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(BY_NAME["gpt2"].model_class, tmp_path, **how)
+    assert loaded.transformer.wte.weight.dtype == how["dtype"]
+    assert {m.raw_hardness.dtype for m in loaded.modules() if isinstance(m, LambdaGELU)} == {torch.float32}
+    assert raw_values(loaded) == raw_values(model)
+    assert torch.isfinite(logits_of(loaded, BY_NAME["gpt2"].inputs())).all()
+
+
+def test_a_plain_checkpoint_is_loaded_plainly(tmp_path):
+    family = BY_NAME["bert"]
+    model = learn(family.build("lambda_gelu"))
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(family.model_class, tmp_path)
+    assert torch.equal(logits_of(loaded, family.inputs()), logits_of(model, family.inputs()))
+    assert from_pretrained(AutoModel, tmp_path, hidden_act="relu").config.hidden_act == "relu"
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_a_config_can_be_given(as_path, tmp_path):
+    family = BY_NAME["bert"]
+    model = operated(family, "channel")
+    model.save_pretrained(tmp_path)
+    config = str(tmp_path) if as_path else family.build().config.from_pretrained(tmp_path)
+    loaded = from_pretrained(family.model_class, tmp_path, config=config)
+    assert torch.equal(logits_of(loaded, family.inputs()), logits_of(model, family.inputs()))
+
+
+@pytest.mark.parametrize("granularity", ["channel", "network"])
+def test_with_another_head_and_without_one(granularity, tmp_path):
+    # BERT's record names bert.encoder... and the head's site; the base model has encoder... and no head.
+    model = operated(BY_NAME["bert"], granularity)
+    learned = raw_values(model)
+    model.save_pretrained(tmp_path / "mlm")
+    base = from_pretrained(transformers.BertModel, tmp_path / "mlm")
+    base.save_pretrained(tmp_path / "base")
+    classifier = from_pretrained(transformers.BertForSequenceClassification, tmp_path / "base")
+    classifier.save_pretrained(tmp_path / "classifier")
+    again = from_pretrained(transformers.BertForSequenceClassification, tmp_path / "classifier")
+    owners = 2 if granularity == "channel" else 1
+    body = [learned[f"bert.{name}"] for name in MLP_SITES[:owners]]
+    assert raw_values(base) == dict(zip(MLP_SITES[:owners], body, strict=True))
+    for loaded in (classifier, again):
+        assert raw_values(loaded) == {f"bert.{name}": value for name, value in zip(MLP_SITES, body, strict=False)}
+    head = from_pretrained(transformers.BertForMaskedLM, tmp_path / "base")
+    assert raw_values(head) == raw_values(classifier)
+
+
+def test_an_encoder_alone_is_taken_from_an_encoder_decoder(tmp_path):
+    model = operated(BY_NAME["t5"], "channel")
+    model.save_pretrained(tmp_path)
+    encoder = from_pretrained(transformers.T5EncoderModel, tmp_path)
+    expected = {name: value for name, value in raw_values(model).items() if name.startswith("encoder.")}
+    assert len(expected) == 2
+    assert raw_values(encoder) == expected
+
+
+def test_a_model_with_none_of_the_sites_is_refused(tmp_path):
+    operated(BY_NAME["bert"], "channel", include=lambda name: name == BERT_HEAD).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{BERT_HEAD}.*BertForSequenceClassification has no module"):
+        from_pretrained(transformers.BertForSequenceClassification, tmp_path)
+
+
+def test_some_sites_only(tmp_path):
+    family = BY_NAME["bert"]
+    model = operated(family, "layer", include=lambda name: ".1." in name)
+    assert model.config.hidden_act == "gelu"
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(family.model_class, tmp_path)
+    assert list(raw_values(loaded)) == [f"bert.{MLP_SITES[1]}"]
+    assert torch.equal(logits_of(loaded, family.inputs()), logits_of(model, family.inputs()))
+
+
+def test_repeated_surgery_is_remembered_whole(tmp_path):
+    family = BY_NAME["bert"]
+    model = family.build()
+    for site, granularity in zip((f"bert.{MLP_SITES[1]}", BERT_HEAD), ("channel", "layer"), strict=True):
+        replace_activations(
+            model,
+            granularity=granularity,
+            example_inputs=family.inputs(),
+            include=lambda name, site=site: name == site,
+        )
+    learn(model).save_pretrained(tmp_path)
+    loaded = from_pretrained(family.model_class, tmp_path)
+    assert raw_values(loaded) == raw_values(model)
+    assert [len(value) for value in raw_values(loaded).values()] == [24, 1]
+
+
+def test_sites_taken_one_by_one_end_in_the_key():
+    family = BY_NAME["bert"]
+    model = family.build()
+    for part in (".0.", ".1.", "cls."):
+        replace_activations(model, include=lambda name, part=part: part in name)
+    assert model.config.hidden_act == "lambda_gelu"
+    assert not hasattr(model.config, "lambda_gelu")
+
+
+def test_going_back_to_one_hardness_per_layer_forgets_the_record(tmp_path):
+    family = BY_NAME["bert"]
+    model = operated(family, "channel")
+    replace_activations(model, kinds=("lambda_gelu",))
+    assert not hasattr(model.config, "lambda_gelu")
+    learn(model).save_pretrained(tmp_path)
+    loaded = family.model_class.from_pretrained(tmp_path)
+    assert raw_values(loaded) == raw_values(model)
+
+
+@pytest.mark.parametrize("granularity", ["channel", "neuron", "network"])
+def test_substitution_forgets_the_record_and_plain_loading_works(granularity, tmp_path):
+    family = BY_NAME["bart"]
+    model = operated(family, granularity)
+    substitute_relu(model)
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["activation_function"] == "relu"
+    assert "lambda_gelu" not in saved
+    loaded = family.model_class.from_pretrained(tmp_path)
+    assert torch.equal(logits_of(loaded, family.inputs()), logits_of(model, family.inputs()))
+
+
+@pytest.fixture
+def composite():
+    """An encoder-decoder whose encoder had surgery on its own, so that the record is in a sub-config."""
+    sizes = BY_NAME["bert"].sizes
+    encoder = transformers.BertModel(transformers.BertConfig(**sizes))
+    replace_activations(encoder, granularity="channel", example_inputs=BY_NAME["bert"].inputs())
+    decoder_config = transformers.BertConfig(
+        **sizes, is_decoder=True, add_cross_attention=True, hidden_act="lambda_gelu"
+    )
+    model = transformers.EncoderDecoderModel(encoder=encoder, decoder=transformers.BertLMHeadModel(decoder_config))
+    return learn(model)
+
+
+def test_a_record_in_a_sub_config_is_found(composite, tmp_path):
+    composite.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=r"hf_lgelu.from_pretrained\(EncoderDecoderModel"):
+        transformers.EncoderDecoderModel.from_pretrained(tmp_path)
+    loaded = from_pretrained(transformers.EncoderDecoderModel, tmp_path)
+    assert raw_values(loaded) == raw_values(composite)
+    assert [len(value) for value in raw_values(loaded).values()] == [24, 24, 1, 1, 1]
+
+
+def test_a_record_in_a_sub_config_is_forgotten_on_substitution(composite, tmp_path):
+    substitute_relu(composite)
+    composite.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert [saved[part]["hidden_act"] for part in ("encoder", "decoder")] == ["relu", "relu"]
+    assert "lambda_gelu" not in json.dumps(saved)
+
+
+def test_surgery_on_the_whole_takes_over_the_record_of_a_part(composite, tmp_path):
+    replace_activations(composite, kinds=("lambda_gelu",), granularity="network")
+    learn(composite).save_pretrained(tmp_path)
+    loaded = from_pretrained(transformers.EncoderDecoderModel, tmp_path)
+    assert raw_values(loaded) == raw_values(composite)
+    assert len(raw_values(loaded)) == 1
+
+
+def test_a_plain_module_repeats_the_surgery_and_loads_its_state(tmp_path):
+    def make():
+        torch.manual_seed(0)
+        gelu = nn.GELU()
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), gelu, nn.Flatten(), nn.Linear(64, 8), gelu).eval()
+        replace_activations(model, granularity="channel", example_inputs=torch.zeros(1, 3, 6, 6))
+        return model
+
+    model = learn(make())
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    fresh = make()
+    fresh.load_state_dict(torch.load(tmp_path / "state.pt"), strict=True)
+    x = torch.randn(2, 3, 6, 6)
+    assert torch.equal(fresh(x), model(x))
+    assert [tuple(model[i].raw_hardness.shape) for i in (1, 4)] == [(4, 1, 1), (8,)]
+    hidden = model[0](x).double()
+    hardness = model[1].hardness.double()
+    expected = torch.stack(
+        [0.5 * z * (1 + torch.erf(z * hardness[c, 0, 0] / 2**0.5)) for c, z in enumerate(hidden.unbind(1))], dim=1
+    )
+    torch.testing.assert_close(model[1](model[0](x)).double(), expected, rtol=0, atol=1e-6)
+
+
+def test_hidden_states_are_still_recorded(tmp_path):
+    operated(BY_NAME["gpt2"], "channel").save_pretrained(tmp_path)
+    loaded = from_pretrained(BY_NAME["gpt2"].model_class, tmp_path)
+    output = loaded(**BY_NAME["gpt2"].inputs(), output_hidden_states=True)
+    assert len(output.hidden_states) == 3

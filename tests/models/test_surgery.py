@@ -1,0 +1,335 @@
+"""Exchanging the activations of a model that exists."""
+
+import copy
+import math
+
+import pytest
+import timm.layers
+import torch
+from families import BY_NAME
+from family import logits_of
+from torch import nn
+from torch.nn import functional as F
+from transformers import BertForMaskedLM, activations
+
+from hf_lgelu import LambdaGELU, relu_substitution, replace_activations, substitute_relu
+from hf_lgelu.activation.module import SharedLambdaGELU
+from hf_lgelu.models import surgery
+from hf_lgelu.models.config_keys import UnsupportedConfigError
+from hf_lgelu.models.sites import find_sites
+
+BERT = BY_NAME["bert"]
+
+
+class Chain(nn.Module):
+    """Linear layers with the given activations between them, at named places."""
+
+    def __init__(self, *acts: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(act, nn.Linear(8, 8)) for act in acts)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def lambda_gelus(model):
+    return [module for module in model.modules() if isinstance(module, LambdaGELU)]
+
+
+def snapshot(model):
+    """Modules, tensors (by identity and value), modes and config of a model."""
+    return (
+        {name: id(module) for name, module in model.named_modules(remove_duplicate=False)},
+        {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()},
+        {name: module.training for name, module in model.named_modules()},
+        model.config.to_dict() if hasattr(model, "config") else None,
+    )
+
+
+def assert_unchanged(model, before):
+    modules, tensors, modes, config = snapshot(model)
+    assert (modules, modes, config) == (before[0], before[2], before[3])
+    assert tensors.keys() == before[1].keys()
+    for name, (pointer, value) in tensors.items():
+        assert pointer == before[1][name][0]
+        assert torch.equal(value, before[1][name][1])
+
+
+def lambda_gelu_reference(x: torch.Tensor, hardness: float) -> torch.Tensor:
+    return (x.double() * 0.5 * torch.erfc(-hardness * x.double() / math.sqrt(2))).to(x.dtype)
+
+
+SMOOTH = [
+    ("gelu", lambda: nn.GELU()),
+    ("gelu", lambda: nn.GELU(approximate="tanh")),
+    *(
+        ("gelu", lambda name=name: activations.ACT2FN[name])
+        for name in (
+            *("gelu", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python"),
+            *("gelu_pytorch_tanh", "gelu_python_tanh", "quick_gelu"),
+        )
+    ),
+    ("gelu", timm.layers.GELU),
+    ("gelu", timm.layers.GELUTanh),
+    ("gelu", timm.layers.QuickGELU),
+    ("silu", nn.SiLU),
+    ("silu", lambda: activations.ACT2FN["silu"]),
+    ("silu", lambda: activations.ACT2FN["swish"]),
+    ("silu", timm.layers.Swish),
+    ("mish", nn.Mish),
+    ("mish", lambda: activations.ACT2FN["mish"]),
+    ("mish", timm.layers.Mish),
+]
+
+
+@pytest.mark.parametrize(("kind", "make"), SMOOTH, ids=lambda value: value if isinstance(value, str) else "")
+def test_every_form_is_replaced_under_its_kind_only(kind, make):
+    x = torch.randn(3, 4)
+    for kinds in (("gelu",), ("silu",), ("mish",)):
+        model = Chain(make(), make())
+        if kinds != (kind,):
+            with pytest.raises(ValueError, match=f"it has {kind} at blocks.0.0"):
+                replace_activations(model, kinds=kinds)
+            continue
+        replace_activations(model, kinds=kinds, init_hardness=1.5)
+        assert [type(block[0]) for block in model.blocks] == [LambdaGELU, LambdaGELU]
+        hidden = lambda_gelu_reference(model.first(x), 1.5)
+        expected = model.blocks[1][1](lambda_gelu_reference(model.blocks[0][1](hidden), 1.5))
+        torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-6)
+
+
+OTHERS = [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.Hardswish, nn.LeakyReLU, lambda: activations.ACT2FN["gelu_10"]]
+
+
+@pytest.mark.parametrize("make", OTHERS)
+def test_other_functions_are_left_alone(make):
+    model = Chain(make(), nn.GELU())
+    other = model.blocks[0][0]
+    replace_activations(model, kinds=("gelu", "silu", "mish"))
+    assert model.blocks[0][0] is other
+    assert type(model.blocks[1][0]) is LambdaGELU
+
+
+def test_one_gelu_at_three_places_becomes_three_hardnesses():
+    gelu = nn.GELU()
+    model = nn.Sequential(nn.Linear(4, 8), gelu, nn.Linear(8, 8), gelu, nn.Linear(8, 2), gelu)
+    assert len(replace_activations(model)) == 3
+    assert len({id(module.raw_hardness) for module in (model[1], model[3], model[5])}) == 3
+    assert sum("raw_hardness" in name for name, _ in model.named_parameters()) == 3
+    model(torch.randn(2, 4)).sum().backward()
+    assert all(module.raw_hardness.grad is not None for module in lambda_gelus(model))
+    assert len(substitute_relu(model)) == 3
+    assert [type(model[i]) for i in (1, 3, 5)] == [nn.ReLU] * 3
+
+
+def test_a_layer_used_twice_has_one_site():
+    layer = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    model = nn.Sequential(layer, layer)
+    assert [site.name for site in replace_activations(model).sites] == ["0.1"]
+
+
+def test_include_chooses_sites_by_name():
+    model = Chain(nn.GELU(), nn.GELU(), nn.GELU())
+    report = replace_activations(model, include=lambda name: name == "blocks.1.0")
+    assert [site.name for site in report.sites] == ["blocks.1.0"]
+    assert [type(block[0]) for block in model.blocks] == [nn.GELU, LambdaGELU, nn.GELU]
+
+
+def test_the_report_says_what_was_done():
+    model = BERT.build()
+    report = replace_activations(model)
+    names = [f"bert.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in range(2)]
+    assert [site.name for site in report.sites] == [*names, "cls.predictions.transform.transform_act_fn"]
+    assert {(site.old, site.new) for site in report.sites} == {("GELUActivation", "LambdaGELU")}
+    assert [(change.path, change.old, change.new) for change in report.config_changes] == [
+        (("hidden_act",), "gelu", "lambda_gelu")
+    ]
+    assert str(report).splitlines()[0] == "3 activations replaced"
+    assert "hidden_act: 'gelu' → 'lambda_gelu'" in str(report)
+    assert f"{names[0]}: GELUActivation → LambdaGELU" in str(report)
+
+
+BAD = [
+    ({"granularity": "layers"}, ValueError, "granularity"),
+    ({"granularity": "channel"}, ValueError, "example_inputs"),
+    ({"init_hardness": 1.0}, ValueError, "λ"),
+    ({"temperature": 0.0}, ValueError, "temperature"),
+    ({"kinds": "gelu"}, TypeError, "sequence"),
+    ({"kinds": ()}, ValueError, "empty"),
+    ({"kinds": ("gelu", "swiglu")}, ValueError, "swiglu"),
+    ({"kinds": ("mish",)}, ValueError, "it has gelu at"),
+    ({"include": lambda name: False}, ValueError, "`include` accepts"),
+    ({"granularity": "channel", "example_inputs": torch.zeros(1, 3)}, RuntimeError, ""),
+    ({"granularity": "channel", "example_inputs": "words"}, TypeError, "example_inputs"),
+    ({"granularity": "channel", "example_inputs": torch.zeros(1, 4), "channel_axis": 5}, ValueError, "channel axis 5"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD, ids=[str(row[0])[:40] for row in BAD])
+def test_bad_arguments_leave_the_model_as_it_was(arguments, error, message):
+    model = Chain(nn.GELU(), nn.GELU(approximate="tanh")).train()
+    model.blocks[1].eval()
+    before = snapshot(model)
+    with pytest.raises(error, match=message):
+        replace_activations(model, **arguments)
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("operate", [replace_activations, substitute_relu])
+def test_nothing_found_leaves_the_model_as_it_was(operate):
+    model = BERT.build("relu")
+    before = snapshot(model)
+    with pytest.raises(ValueError, match="find_smooth_calls"):
+        operate(model)
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("operate", [replace_activations, lambda model: substitute_relu(model, kinds=("gelu",))])
+def test_a_failure_in_planning_leaves_the_model_as_it_was(operate, monkeypatch):
+    def fail(*args):
+        raise OSError("disk full")
+
+    model = BERT.build()
+    before = snapshot(model)
+    monkeypatch.setattr(surgery, "plan_config_changes", fail)
+    with pytest.raises(OSError, match="disk full"):
+        operate(model)
+    assert_unchanged(model, before)
+
+
+def test_a_failure_in_a_second_model_leaves_the_first_as_it_was():
+    # The wrapped BERT can say ReLU, MPT cannot: neither is touched.
+    both = nn.ModuleDict({"bert": BERT.build(), "mpt": BY_NAME["mpt"].build()})
+    before = [snapshot(model) for model in both.values()]
+    with pytest.raises(UnsupportedConfigError, match="MptConfig"):
+        substitute_relu(both, kinds=("gelu",))
+    for model, state in zip(both.values(), before, strict=True):
+        assert_unchanged(model, state)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_is_kept(training):
+    model = Chain(nn.GELU(), nn.GELU()).train(training)
+    model.blocks[0].train(not training)
+    replace_activations(model)
+    assert [block[0].training for block in model.blocks] == [not training, training]
+    substitute_relu(model)
+    assert [block[0].training for block in model.blocks] == [not training, training]
+    assert model.training is training
+
+
+def test_substitution_keeps_every_weight_bit():
+    model = BERT.build("lambda_gelu")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    substitute_relu(model)
+    after = model.state_dict()
+    gone = {name for name in before if name.endswith(("raw_hardness", "temperature", "hardness_override"))}
+    assert after.keys() == before.keys() - gone
+    assert all(torch.equal(after[name], before[name]) for name in after)
+
+
+@pytest.mark.parametrize("kinds", [("lambda_gelu",), ("gelu",), ("silu", "gelu")])
+def test_substitution_takes_the_kinds_it_is_given(kinds):
+    model = Chain(LambdaGELU(), nn.GELU(), nn.SiLU())
+    substitute_relu(model, kinds=kinds)
+    expected = [nn.ReLU if kind in kinds else cls for kind, cls in _KINDS]
+    assert [type(block[0]) for block in model.blocks] == expected
+
+
+_KINDS = [("lambda_gelu", LambdaGELU), ("gelu", nn.GELU), ("silu", nn.SiLU)]
+
+
+def test_rewriting_the_config_can_be_left_out():
+    model = BERT.build("lambda_gelu")
+    report = substitute_relu(model, rewrite_config=False)
+    assert (len(report), report.config_changes) == (3, ())
+    assert model.config.hidden_act == "lambda_gelu"
+    other = BERT.build()
+    assert replace_activations(other, rewrite_config=False).config_changes == ()
+    assert other.config.hidden_act == "gelu"
+    assert not hasattr(other.config, "lambda_gelu")
+
+
+def test_a_config_that_another_model_shares_is_not_touched():
+    config = BERT.build().config
+    one, other = BertForMaskedLM(config), BertForMaskedLM(config)
+    replace_activations(one)
+    assert one.config.hidden_act == "lambda_gelu"
+    assert one.bert.config is one.config
+    assert other.config is config
+    assert config.hidden_act == "gelu"
+    substitute_relu(one)
+    assert (one.config.hidden_act, config.hidden_act) == ("relu", "gelu")
+
+
+def test_a_wrapper_around_pretrained_models_has_each_config_rewritten(tmp_path):
+    class Ensemble(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.members = nn.ModuleList([BERT.build(), BY_NAME["gpt2"].build()])
+            self.act = nn.GELU()
+
+    model = Ensemble()
+    report = replace_activations(model)
+    assert len(report) == 3 + 2 + 1
+    bert, gpt2 = model.members
+    assert (bert.config.hidden_act, gpt2.config.activation_function) == ("lambda_gelu", "lambda_gelu")
+    expected = logits_of(bert, BERT.inputs())
+    bert.save_pretrained(tmp_path)
+    assert torch.equal(logits_of(BertForMaskedLM.from_pretrained(tmp_path), BERT.inputs()), expected)
+
+
+def test_a_copy_has_its_own_hardness():
+    model = Chain(nn.GELU(), nn.GELU())
+    replace_activations(model, granularity="network")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.blocks[0][0].raw_hardness.fill_(2.0)
+    assert model.blocks[0][0].hardness.item() == pytest.approx(1.05)
+    assert twin.blocks[1][0].hardness.item() == pytest.approx(21.0)
+    assert isinstance(twin.blocks[1][0], SharedLambdaGELU)
+
+
+def test_torchs_encoder_layer_computes_what_its_sites_hold():
+    # In eval mode it runs a fused GELU or ReLU kernel that never looks at the module.
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=nn.GELU(), batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+
+    def reference(activation):
+        hidden = layer.norm1(x + layer.self_attn(x, x, x, need_weights=False)[0])
+        return layer.norm2(hidden + layer.linear2(activation(layer.linear1(hidden))))
+
+    def close(activation):
+        with torch.no_grad():
+            return torch.allclose(layer(x), reference(activation), rtol=0, atol=1e-5)
+
+    assert close(F.gelu)
+    replace_activations(layer, init_hardness=8.0)
+    assert close(lambda z: lambda_gelu_reference(z, 8.0))
+    assert not close(F.gelu)
+    with relu_substitution(layer):
+        assert close(F.relu)
+    assert close(lambda z: lambda_gelu_reference(z, 8.0))
+    substitute_relu(layer)
+    assert close(F.relu)
+
+
+def test_torchs_encoder_layer_is_given_back_as_it_was():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=nn.GELU(), batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad():
+        before = layer(x)
+        with relu_substitution(layer):
+            inside = layer(x)
+        after = layer(x)
+    assert torch.equal(after, before)
+    assert not torch.allclose(inside, before, rtol=0, atol=1e-3)
+
+
+def test_sites_are_found_in_registration_order_below_containers():
+    model = nn.ModuleDict({"b": Chain(nn.GELU(), nn.GELU()), "a": nn.Sequential(nn.Identity(), nn.GELU())})
+    assert [site.name for site in find_sites(model)] == ["b.blocks.0.0", "b.blocks.1.0", "a.1"]
