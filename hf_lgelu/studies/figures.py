@@ -17,21 +17,28 @@ _AS_IS, _SUBSTITUTED = "#0072B2", "#D55E00"
 
 
 def draw_hardness(records: Sequence[RunRecord], path: str | os.PathLike) -> None:
-    """λ of every site over the epochs, mean over seeds, one panel per λ-GELU configuration."""
+    """λ of every site over the epochs, mean over seeds: a row per benchmark, a panel per λ-GELU configuration."""
     groups = {key: seeds for key, seeds in grouped(records).items() if seeds[0].last.hardness}
     if not groups:
         raise ValueError("none of the records has a hardness to draw")
-    figure = _figure(4.2 * len(groups), 3.6)
-    axes = figure.subplots(1, len(groups), squeeze=False)[0]
-    for axis, ((benchmark, label), seeds) in zip(axes, groups.items(), strict=True):
-        _draw_profile(axis, seeds)
-        axis.set_title(f"{benchmark}\n{label} ({len(seeds)} seeds)", fontsize=11)
-    axes[0].set_ylabel("hardness λ (log scale)")
+    benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in groups))
+    labels = list(dict.fromkeys(label for _, label in groups))
+    figure = _figure(0.6 + 3.3 * len(labels), 0.4 + 3.2 * len(benchmarks))
+    axes = figure.subplots(len(benchmarks), len(labels), squeeze=False)
+    for row, benchmark in zip(axes, benchmarks, strict=True):
+        for axis, label in zip(row, labels, strict=True):
+            if (benchmark, label) not in groups:
+                axis.axis("off")
+                continue
+            seeds = groups[benchmark, label]
+            _draw_profile(axis, seeds)
+            axis.set_title(f"{benchmark}, {len(seeds)} seeds\n{label}", fontsize=11)
+        row[0].set_ylabel("hardness λ (log scale)")
     figure.savefig(path, dpi=160)
 
 
 def draw_substitution(records: Sequence[RunRecord], path: str | os.PathLike) -> None:
-    """The metric in the last epoch as it is and with ReLU substituted: one row per configuration, a dot per seed."""
+    """The metric in the last epoch, as it is and with ReLU substituted: a row per configuration, a mark per seed."""
     groups = {key: seeds for key, seeds in grouped(records).items() if seeds[0].last.relu_score is not None}
     if not groups:
         raise ValueError("none of the records has a substituted score to draw")
@@ -42,7 +49,8 @@ def draw_substitution(records: Sequence[RunRecord], path: str | os.PathLike) -> 
     for axis, name in zip(axes, benchmarks, strict=True):
         rows = [(label, seeds) for (benchmark, label), seeds in groups.items() if benchmark == name]
         _draw_rows(axis, rows)
-        axis.set_title(f"{name}: {rows[0][1][0].metric} in the last epoch, one mark per seed", fontsize=11, loc="left")
+        metric = rows[0][1][0].metric
+        axis.set_title(f"{name}: {metric} in the last epoch, one mark per seed, the line joins the means", fontsize=10)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=160)
@@ -50,6 +58,7 @@ def draw_substitution(records: Sequence[RunRecord], path: str | os.PathLike) -> 
 
 def _draw_profile(axis: "Axes", seeds: list[RunRecord]) -> None:
     from matplotlib import colormaps
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     sites = list(seeds[0].last.hardness)
     epochs = [0.0] + [epoch.epoch for epoch in seeds[0].epochs]
@@ -61,9 +70,12 @@ def _draw_profile(axis: "Axes", seeds: list[RunRecord]) -> None:
         shade = 0.05 + 0.85 * depth / max(1, len(sites) - 1)
         axis.plot(epochs, mean, color=colormaps["viridis"](shade), linewidth=2, label=f"{depth + 1}")
     axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.yaxis.set_minor_formatter("")
     axis.set_xlabel("epoch")
     axis.grid(alpha=0.3)
-    axis.legend(title="layer", fontsize=9, frameon=False)
+    axis.legend(title="layer", fontsize=9, frameon=False, ncols=1 + len(sites) // 7)
 
 
 def _draw_rows(axis: "Axes", rows: list[tuple[str, list[RunRecord]]]) -> None:

@@ -106,8 +106,8 @@ def basis(records: Sequence[RunRecord]) -> str:
         sentences.append(
             f"{benchmark}: seeds {_listed(seeds)}, {_same(runs, lambda r: f'{r.last.epoch:g}')} epochs, "
             f"{_same(runs, lambda r: r.data['train_samples'])} training rows, metric {runs[0].metric} on "
-            f"{_same(runs, lambda r: r.data['eval_samples'])} rows of the "
-            f"{_same(runs, lambda r: r.data['eval_split'])} split, batch "
+            f"{_same(runs, lambda r: r.data['eval_samples'])} rows of "
+            f"{_same(runs, lambda r: r.data['eval_split'])}, batch "
             f"{_same(runs, lambda r: r.config['train_batch_size'])}, {_same(runs, lambda r: r.config['optim'])} "
             f"at {_same(runs, lambda r: r.config['learning_rate'])}."
         )
@@ -161,7 +161,8 @@ def _same(records: Sequence[RunRecord], look: Callable[[RunRecord], object]) -> 
 
 def _hardware(record: RunRecord) -> str:
     machine = record.hardware
-    where = ", ".join(machine["accelerators"]) or f"{machine['cpu']}, {machine['threads_per_process']} threads"
+    threads = machine["threads_per_process"]
+    where = ", ".join(machine["accelerators"]) or f"{machine['cpu']}, {threads} thread{'s' * (threads > 1)}"
     return where if machine["processes"] == 1 else f"{machine['processes']} × {where}"
 
 

@@ -95,7 +95,7 @@ def test_groups_keep_benchmarks_apart_and_put_baselines_first(record_of):
 
 def test_basis_names_what_the_numbers_rest_on(record_of):
     text = basis([record_of(seed=0), record_of(seed=2)])
-    for fact in ("seeds 0, 2", "3 epochs", "100 training rows", "50 rows of the test split", "abacus", "torch 1"):
+    for fact in ("seeds 0, 2", "3 epochs", "100 training rows", "50 rows of test", "abacus", "torch 1"):
         assert fact in text
 
 
