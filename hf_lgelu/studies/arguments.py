@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import HfArgumentParser
 
 from hf_lgelu.activation.hardness import DEFAULT_TEMPERATURE, INIT_MODES
@@ -18,7 +19,7 @@ _RUN_DEFAULTS: dict[str, Any] = {
     "logging_strategy": "epoch",
     "save_strategy": "no",
     "report_to": "none",
-    "dataloader_pin_memory": False,
+    "dataloader_pin_memory": torch.accelerator.is_available(),
 }
 
 
