@@ -1,0 +1,175 @@
+"""Finding and rewriting the config key that decides a model's activations."""
+
+import json
+
+import pytest
+import torch
+from families import BY_NAME
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+
+from hf_lgelu import replace_activations, substitute_relu
+from hf_lgelu.models.config_keys import (
+    ConfigChange,
+    UnsupportedConfigError,
+    apply_changes,
+    plan_config_changes,
+    pretrained_roots,
+    write_config_changes,
+)
+from hf_lgelu.models.sites import find_sites
+
+BERT = BY_NAME["bert"]
+
+
+def plan(model, activation):
+    return plan_config_changes(model, {site.name for site in find_sites(model)}, activation)
+
+
+class TwoKeysConfig(PreTrainedConfig):
+    """A config with decoys: an activation's name under keys that decide nothing, and two keys that do."""
+
+    model_type = "two_keys"
+    inner_act: str = "gelu"
+    outer_act: str = "gelu"
+    label_style: str = "gelu"
+    extras: dict | None = None
+
+
+class TwoKeys(PreTrainedModel):
+    config_class = TwoKeysConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.linear = nn.Linear(4, 4)
+        self.inner = ACT2FN[config.inner_act]
+        self.outer = ACT2FN[config.outer_act]
+        self.fixed = nn.GELU()
+        self.post_init()
+
+    def _init_weights(self, module):
+        pass
+
+    def forward(self, x):
+        return self.fixed(self.outer(self.linear(self.inner(x))))
+
+
+def test_only_keys_that_decide_are_chosen():
+    model = TwoKeys(TwoKeysConfig(extras={"act": "gelu"}))
+    model.fixed = nn.ReLU()  # or no key could say ReLU everywhere
+    changes = plan_config_changes(model, {"inner", "outer"}, "lambda_gelu")
+    assert sorted(changes, key=str) == [
+        ConfigChange(("inner_act",), "gelu", "lambda_gelu"),
+        ConfigChange(("outer_act",), "gelu", "lambda_gelu"),
+    ]
+
+
+def test_one_of_two_keys_is_enough_for_one_of_two_sites():
+    model = TwoKeys(TwoKeysConfig())
+    assert plan_config_changes(model, {"outer"}, "relu") == [ConfigChange(("outer_act",), "gelu", "relu")]
+
+
+def test_a_site_that_no_key_reaches_is_named():
+    model = TwoKeys(TwoKeysConfig())
+    with pytest.raises(UnsupportedConfigError, match="'relu' at fixed and leaves"):
+        plan(model, "relu")
+
+
+def test_a_key_that_reaches_too_much_is_not_chosen():
+    with pytest.raises(UnsupportedConfigError, match="BertConfig"):
+        plan_config_changes(BERT.build(), {"bert.encoder.layer.0.intermediate.intermediate_act_fn"}, "relu")
+
+
+def test_a_key_that_says_so_already_needs_no_change():
+    model = BERT.build("lambda_gelu")
+    assert plan(model, "lambda_gelu") == []
+
+
+def test_a_config_that_cannot_be_built_is_no_candidate_and_the_reason_is_kept():
+    model = BY_NAME["openai-gpt"].build()
+    with pytest.raises(UnsupportedConfigError) as caught:
+        plan(model, "lambda_gelu")
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert plan(model, "relu") == [ConfigChange(("afn",), "gelu", "relu")]
+
+
+def test_planning_changes_nothing_and_draws_no_random_numbers():
+    model = BERT.build()
+    before = model.config.to_dict()
+    state = torch.random.get_rng_state()
+    plan(model, "relu")
+    assert model.config.to_dict() == before
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_t5_ends_with_both_of_its_keys_saying_the_same(tmp_path):
+    for name, gate in (("t5", ""), ("t5-gated", "gated-")):
+        model = BY_NAME[name].build()
+        replace_activations(model)
+        substitute_relu(model)
+        model.save_pretrained(tmp_path)
+        saved = json.loads((tmp_path / "config.json").read_text())
+        assert (saved["feed_forward_proj"], saved["dense_act_fn"]) == (f"{gate}relu", "relu")
+
+
+def test_the_boolean_key_of_xlm():
+    model = BY_NAME["xlm"].build()
+    assert plan(model, "relu") == [ConfigChange(("gelu_activation",), True, False)]
+
+
+@pytest.mark.parametrize("model_args", [None, {}, {"act_layer": "gelu"}])
+def test_timm_wrappers_get_an_act_layer(model_args):
+    from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
+
+    config = TimmWrapperConfig(architecture="test_vit", model_args=model_args, num_labels=2)
+    model = TimmWrapperForImageClassification(config)
+    changed = apply_changes(model.config, plan(model, "relu"))
+    assert changed.model_args == {"act_layer": "relu"}
+    rebuilt = TimmWrapperForImageClassification(changed)
+    assert sum(isinstance(module, nn.ReLU) for module in rebuilt.modules()) == len(find_sites(model))
+
+
+def test_changes_are_written_to_a_copy():
+    config = BertConfig(**BERT.sizes)
+    model = BertForMaskedLM(config)
+    write_config_changes(model, [ConfigChange(("hidden_act",), "gelu", "relu")])
+    assert model.config is not config
+    assert (model.config.hidden_act, config.hidden_act) == ("relu", "gelu")
+    assert all(module.config is model.config for module in model.modules() if hasattr(module, "config"))
+
+
+def test_sub_configs_that_modules_hold_are_copied_with_the_whole():
+    model = BY_NAME["clip"].build()
+    old = model.config
+    write_config_changes(model, [ConfigChange(("text_config", "hidden_act"), "gelu", "relu")])
+    assert model.text_model.config is model.config.text_config
+    assert model.text_model.config.hidden_act == "relu"
+    assert model.vision_model.config is model.config.vision_config
+    assert old.text_config.hidden_act == "gelu"
+
+
+def test_no_change_leaves_the_config_object():
+    model = BERT.build()
+    config = model.config
+    write_config_changes(model, [])
+    assert model.config is config
+
+
+def test_a_change_of_none_removes_the_key():
+    config = BertConfig(**BERT.sizes, extra=1)
+    assert not hasattr(apply_changes(config, [ConfigChange(("extra",), 1, None)]), "extra")
+    assert config.extra == 1
+
+
+def test_roots_are_the_outermost_models_with_a_config():
+    bert = BERT.build()
+    assert pretrained_roots(bert) == [("", bert)]
+    wrapper = nn.ModuleDict({"a": nn.Sequential(bert), "b": nn.Linear(2, 2), "c": BY_NAME["gpt2"].build()})
+    assert pretrained_roots(wrapper) == [("a.0", bert), ("c", wrapper["c"])]
+    assert pretrained_roots(nn.Linear(2, 2)) == []
+
+
+def test_a_change_reads_as_one_line():
+    assert str(ConfigChange(("text_config", "hidden_act"), "gelu", "relu")) == "text_config.hidden_act: 'gelu' → 'relu'"
+    assert len(str(ConfigChange(("lambda_gelu",), None, [{"site": "x" * 100}] * 100))) < 120

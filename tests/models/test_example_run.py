@@ -1,0 +1,77 @@
+"""One run of a model on example inputs."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import BatchEncoding
+
+from hf_lgelu.models.example_run import evaluation_mode, forward_hooks, run_example
+
+
+class Add(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, a, b=None, scale=1):
+        assert not torch.is_grad_enabled()
+        assert not self.training
+        return (a if b is None else a + b) * scale * self.weight
+
+
+ONE, TWO = torch.ones(2), torch.full((2,), 2.0)
+FORMS = [
+    (ONE, 1.0),
+    ({"a": ONE, "b": TWO, "scale": 10}, 30.0),
+    (BatchEncoding({"a": ONE, "b": TWO}), 3.0),
+    ((ONE, TWO, 2), 6.0),
+    ([ONE], 1.0),
+]
+
+
+@pytest.mark.parametrize(("inputs", "expected"), FORMS, ids=lambda value: type(value).__name__)
+def test_inputs_of_every_form(inputs, expected):
+    assert run_example(Add(), inputs).tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize("inputs", ["ab", 3, None])
+def test_other_inputs_are_refused(inputs):
+    with pytest.raises(TypeError, match=f"got {type(inputs).__name__}"):
+        run_example(Add(), inputs)
+
+
+class Broken(nn.Module):
+    def __init__(self, check):
+        super().__init__()
+        self.dropout = nn.Dropout()
+        self.check = check
+
+    def forward(self, x):
+        self.check()
+        raise ArithmeticError
+
+
+def test_every_module_gets_its_own_mode_back_also_after_an_error():
+    def check():
+        assert not any(module.training for module in model.modules())
+
+    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2), Broken(check)).train()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    with pytest.raises(ArithmeticError):
+        run_example(model, torch.ones(2, 2))
+    assert [module.training for module in model.modules()] == modes
+    with evaluation_mode(model):
+        check()
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_hooks_are_called_and_removed_also_after_an_error():
+    seen = []
+    model = nn.Sequential(nn.ReLU(), Broken(lambda: None))
+    with pytest.raises(ArithmeticError), forward_hooks([model[0]], lambda *call: seen.append(call)):
+        model(-ONE)
+    assert [(module, args[0].tolist(), output.tolist()) for module, args, output in seen] == [
+        (model[0], [-1.0, -1.0], [0.0, 0.0])
+    ]
+    assert len(model[0]._forward_hooks) == 0

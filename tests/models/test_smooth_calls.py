@@ -1,0 +1,214 @@
+"""What one forward pass still computes smoothly."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hf_lgelu import LambdaGELU, find_smooth_calls, replace_activations
+from hf_lgelu.models.smooth_calls import SmoothCall
+
+
+class Calls(nn.Module):
+    """Runs a function of its input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def hand_written_gelu(x):
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+SMOOTH_FUNCTIONS = {
+    "gelu": (F.gelu, "gelu"),
+    "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"), "gelu"),
+    "silu": (F.silu, "silu"),
+    "silu in place": (lambda x: F.silu(x.clone(), inplace=True), "silu"),
+    "x * sigmoid": (lambda x: x * torch.sigmoid(1.702 * x), "sigmoid"),
+    "erf": (lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), "erf"),
+    "erfc": (lambda x: 0.5 * x * torch.erfc(-x / 2**0.5), "erfc"),
+    "ndtr": (lambda x: x * torch.special.ndtr(x), "erf"),
+    "tanh by hand": (hand_written_gelu, "tanh"),
+    "mish": (F.mish, "mish"),
+    "elu": (F.elu, "elu"),
+    "celu": (F.celu, "celu"),
+    "selu": (F.selu, "elu"),
+    "softplus": (F.softplus, "softplus"),
+    "logsigmoid": (F.logsigmoid, "log_sigmoid_forward"),
+    "glu": (F.glu, "glu"),
+    "tanhshrink": (F.tanhshrink, "tanh"),
+    "hardswish": (F.hardswish, "hardswish"),
+    "method": (lambda x: x.tanh(), "tanh"),
+    "in place": (lambda x: x.clone().sigmoid_(), "sigmoid"),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH_FUNCTIONS)
+def test_a_smooth_function_is_found_with_the_module_that_calls_it(name):
+    function, operation = SMOOTH_FUNCTIONS[name]
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), Calls(function)))
+    assert find_smooth_calls(model, torch.randn(2, 4)) == [
+        SmoothCall("0.1", "Calls", operation, functional=True, count=1)
+    ]
+
+
+PIECEWISE_LINEAR = {
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
+    "relu6": F.relu6,
+    "hardtanh": F.hardtanh,
+    "hardsigmoid": F.hardsigmoid,
+    "clamp": lambda x: x.clamp(min=0),
+    "abs": torch.abs,
+    "prelu": lambda x: F.prelu(x, torch.tensor([0.1])),
+    "softmax": lambda x: F.softmax(x, dim=-1),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "product": lambda x: x * x.mean(),
+}
+
+
+@pytest.mark.parametrize("name", PIECEWISE_LINEAR)
+def test_what_is_no_smooth_gate_is_not_listed(name):
+    assert find_smooth_calls(Calls(PIECEWISE_LINEAR[name]), torch.randn(2, 4)) == []
+
+
+def test_modules_and_functions_are_told_apart():
+    model = nn.Sequential(nn.GELU(), nn.ReLU(), Calls(F.gelu), nn.SiLU(), nn.Tanh(), LambdaGELU())
+    assert find_smooth_calls(model, torch.randn(2, 4)) == [
+        SmoothCall("0", "GELU", "gelu", functional=False, count=1),
+        SmoothCall("2", "Calls", "gelu", functional=True, count=1),
+        SmoothCall("3", "SiLU", "silu", functional=False, count=1),
+        SmoothCall("4", "Tanh", "tanh", functional=True, count=1),
+        SmoothCall("5", "LambdaGELU", "erf", functional=False, count=1),
+    ]
+
+
+def test_the_model_itself_can_be_the_caller():
+    assert find_smooth_calls(Calls(F.gelu), torch.randn(2)) == [SmoothCall("", "Calls", "gelu", True, 1)]
+    assert find_smooth_calls(nn.GELU(), torch.randn(2)) == [SmoothCall("", "GELU", "gelu", False, 1)]
+
+
+def test_a_module_built_in_the_forward_is_found():
+    model = nn.Sequential(Calls(lambda x: nn.GELU()(nn.GELU()(x))))
+    assert find_smooth_calls(model, torch.randn(2)) == [SmoothCall(None, "GELU", "gelu", True, 1)] * 2
+
+
+def test_calls_are_counted():
+    gelu = nn.GELU()
+    model = nn.Sequential(gelu, Calls(lambda x: F.gelu(F.gelu(x)) + torch.tanh(x)), gelu, gelu)
+    assert find_smooth_calls(model, torch.randn(2)) == [
+        SmoothCall("0", "GELU", "gelu", False, 3),
+        SmoothCall("1", "Calls", "gelu", True, 2),
+        SmoothCall("1", "Calls", "tanh", True, 1),
+    ]
+
+
+def test_the_softplus_of_the_hardness_is_no_gate_and_a_softplus_of_the_input_is():
+    assert [call.operation for call in find_smooth_calls(LambdaGELU(), torch.randn(2))] == ["erf"]
+    assert [call.operation for call in find_smooth_calls(nn.Softplus(), torch.randn(2))] == ["softplus"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "inputs"),
+    [(nn.LSTM(4, 4), (2, 3, 4)), (nn.GRU(4, 4), (2, 3, 4)), (nn.LSTMCell(4, 4), (2, 4)), (nn.RNN(4, 4), (2, 3, 4))],
+    ids=["LSTM", "GRU", "LSTMCell", "RNN"],
+)
+def test_recurrent_cells_are_smooth(cell, inputs):
+    assert find_smooth_calls(cell, torch.randn(inputs)) != []
+
+
+@pytest.mark.parametrize(("activation", "operations"), [("gelu", ["_transformer_encoder_layer_fwd"]), ("relu", [])])
+def test_torchs_fused_encoder_layer_is_smooth_with_gelu_only(activation, operations):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=activation, batch_first=True)
+    assert [call.operation for call in find_smooth_calls(layer, torch.randn(2, 3, 8))] == operations
+
+
+def test_the_order_is_that_of_the_first_call():
+    model = nn.ModuleList([nn.GELU(), nn.SiLU()])
+    model.forward = lambda x: model[0](model[1](x))
+    assert [call.module for call in find_smooth_calls(model, torch.randn(2))] == ["1", "0"]
+
+
+@pytest.mark.parametrize("inputs", [torch.randn(2), {"x": torch.randn(2)}, (torch.randn(2),)], ids=type)
+def test_inputs_of_every_form(inputs):
+    assert len(find_smooth_calls(Calls(F.gelu), inputs)) == 1
+
+
+def test_the_model_keeps_its_modes_weights_and_statistics():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.GELU()).train()
+    model[2].eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    find_smooth_calls(model, torch.randn(8, 4))
+    assert [module.training for module in model] == [True, True, False, True]
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def global_hooks():
+    hooks = nn.modules.module
+    return len(hooks._global_forward_hooks) + len(hooks._global_forward_pre_hooks)
+
+
+def test_nothing_is_left_behind_by_an_error():
+    def fail(x):
+        F.gelu(x)
+        raise LookupError("no such thing")
+
+    model = nn.Sequential(nn.GELU(), nn.Sequential(Calls(fail))).train()
+    hooks = global_hooks()
+    with pytest.raises(LookupError, match="no such thing"):
+        find_smooth_calls(model, torch.randn(2))
+    assert global_hooks() == hooks
+    assert all(module.training for module in model.modules())
+    # and a later run is not disturbed by the one that failed
+    assert find_smooth_calls(nn.Sequential(nn.GELU()), torch.randn(2)) == [SmoothCall("0", "GELU", "gelu", False, 1)]
+
+
+def test_an_error_that_a_module_catches_does_not_shift_the_names():
+    def fail(x):
+        raise LookupError
+
+    class Catches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.broken = Calls(fail)
+
+        def forward(self, x):
+            try:
+                return self.broken(x)
+            except LookupError:
+                return F.gelu(x)
+
+    assert find_smooth_calls(nn.Sequential(Catches()), torch.randn(2)) == [SmoothCall("0", "Catches", "gelu", True, 1)]
+
+
+def test_wrong_inputs_are_refused():
+    with pytest.raises(TypeError, match="example_inputs must be a tensor"):
+        find_smooth_calls(nn.GELU(), 3)
+
+
+def test_the_line_for_a_person():
+    lines = [str(call) for call in find_smooth_calls(nn.Sequential(nn.GELU(), Calls(nn.GELU())), torch.randn(2))]
+    assert lines[0] == "0 (GELU): gelu × 1, activation module"
+    assert str(SmoothCall(None, "GELU", "gelu", True, 2)) == (
+        "a module built during the forward (GELU): gelu × 2, called as a function"
+    )
+    assert str(SmoothCall("", "Net", "tanh", True, 1)) == "the model itself (Net): tanh × 1, called as a function"
+
+
+def test_after_surgery_only_functions_are_left_to_find():
+    model = nn.Sequential(nn.GELU(), Calls(F.gelu))
+    replace_activations(model)
+    assert [(call.module, call.functional) for call in find_smooth_calls(model, torch.randn(2))] == [
+        ("0", False),
+        ("1", True),
+    ]
