@@ -1,0 +1,116 @@
+"""The package's parts import one way, read off the source with ast."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "hf_lgelu"
+
+# What a part may import of the others. The top-level __init__ collects the public names; nothing imports it.
+ALLOWED = {
+    "activation": set(),
+    "models": {"activation"},
+    "training": {"activation", "models"},
+    "benchmarks": {"activation", "models", "training"},
+    "studies": {"activation", "models", "training", "benchmarks"},
+    "deploy": {"activation", "models", "studies.records"},
+}
+WITHOUT_TORCH = ("training/schedules.py", "studies/records.py", "studies/report.py")
+VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of the modules that a file imports, at any depth; `from a import b` counts as a and as a.b."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(_package_of(path, node.level)) if node.level else ""
+            base = ".".join(part for part in (start, node.module) if part)
+            names |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _package_of(path: Path, level: int) -> tuple[str, ...]:
+    folders = ("hf_lgelu", *path.relative_to(PACKAGE).parts[:-1])
+    return folders[: len(folders) - level + 1]
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0]
+
+
+def within(path: Path) -> set[str]:
+    """What a file imports of the package, without the leading name."""
+    return {name.removeprefix("hf_lgelu.") for name in imported(path) if name.startswith("hf_lgelu.")}
+
+
+def test_there_is_something_to_look_at():
+    assert {"activation", "models"} <= {part_of(path) for path in FILES}
+    assert "activation.module" in within(PACKAGE / "models" / "registry.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    names = within(path)
+    part = part_of(path)
+    if part not in ALLOWED:
+        assert path.parent == PACKAGE, f"{part} is no known part of the package"
+        return
+    assert "hf_lgelu" not in imported(path), "inside the package, name the module that holds what you import"
+    for name in names:
+        if name.partition(".")[0] == part or name == "version" or name.startswith("version."):
+            continue
+        assert any(name == allowed or name.startswith(f"{allowed}.") for allowed in ALLOWED[part]), (
+            f"{part} must not import {name}; allowed: {', '.join(sorted(ALLOWED[part])) or 'nothing of the package'}"
+        )
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "activation").rglob("*.py")), ids=lambda path: path.name)
+def test_the_activation_needs_torch_alone(path):
+    outside = {name.partition(".")[0] for name in imported(path)} - {"hf_lgelu"}
+    assert outside <= {"torch", "triton", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("start", WITHOUT_TORCH)
+def test_pure_files_reach_no_torch(start):
+    first = PACKAGE / start
+    if not first.exists():
+        pytest.skip(f"{start} is not written yet")
+    heavy = {"torch", "transformers", "timm", "accelerate", "datasets", "safetensors"}
+    todo, done = [first], set()
+    while todo:
+        path = todo.pop()
+        done.add(path)
+        assert not {name.partition(".")[0] for name in imported(path)} & heavy, path.relative_to(PACKAGE)
+        files = {PACKAGE / (name.replace(".", "/") + ".py") for name in within(path)}
+        todo += [file for file in files if file.exists() and file not in done]
+
+
+def test_names_say_what_a_module_is():
+    named = {path.stem for path in FILES} | {path.parent.name for path in FILES}
+    assert named & VAGUE == set()
+
+
+def test_importing_sees_every_form(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+    (tmp_path / "models").mkdir()
+    file = tmp_path / "models" / "x.py"
+    file.write_text(
+        "import hf_lgelu.training.optim as o\n"
+        "from hf_lgelu import studies\n"
+        "def f():\n    from hf_lgelu.deploy import hub\n"
+        "from . import sites\n"
+        "from ..training import trainer\n"
+        "if True:\n    import torch.nn\n"
+    )
+    assert within(file) == {
+        *("training.optim", "studies", "deploy", "deploy.hub", "models", "models.sites"),
+        *("training", "training.trainer"),
+    }
+    assert "torch.nn" in imported(file)
