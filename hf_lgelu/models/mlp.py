@@ -90,8 +90,8 @@ class MLPForClassification(PreTrainedModel):
     config: MLPConfig
     main_input_name = "features"
     supports_gradient_checkpointing = True
-    # cross_entropy is a mean over the batch. Without this Trainer would believe that the loss is already
-    # divided by the number of rows of all accumulated batches, and scale gradients by that number of batches.
+    # The loss is a mean over the batch. Trainer would take a forward with **kwargs for one that divides by the
+    # rows of all accumulated batches, and not divide again; said outright, a later **kwargs cannot change it.
     accepts_loss_kwargs = False
     _no_split_modules = ("MLPLayer",)
 

@@ -91,7 +91,9 @@ def test_without_a_test_split_a_third_is_held_out(load_rows, adult_rows):
     train, test = row_numbers(data, data.train), row_numbers(data, data.test)
     assert sorted(train + test) == list(range(48))
     assert len(test) == 16
-    assert data.test.labels.sum() == 4  # 12 of 48 rows earn more
+    assert data.train.labels.tolist() == [int(i % 4 == 0) for i in train]
+    assert data.test.labels.tolist() == [int(i % 4 == 0) for i in test]
+    assert data.test.labels.sum() == 4  # of 12 among 48
     assert data.eval_split == data.test_split == "test (held out, 1/3 of the rows)"
     assert data.preprocessing["mean"][0] == pytest.approx(np.mean([20 + 3 * i % 41 for i in train]), rel=1e-12)
 
