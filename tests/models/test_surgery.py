@@ -163,7 +163,7 @@ BAD = [
     ({"kinds": ("gelu", "swiglu")}, ValueError, "swiglu"),
     ({"kinds": ("mish",)}, ValueError, "it has gelu at"),
     ({"include": lambda name: False}, ValueError, "`include` accepts"),
-    ({"granularity": "channel", "example_inputs": torch.zeros(1, 3)}, RuntimeError, ""),
+    ({"granularity": "channel", "example_inputs": torch.zeros(1, 3)}, RuntimeError, "multiplied"),
     ({"granularity": "channel", "example_inputs": "words"}, TypeError, "example_inputs"),
     ({"granularity": "channel", "example_inputs": torch.zeros(1, 4), "channel_axis": 5}, ValueError, "channel axis 5"),
 ]
