@@ -1,0 +1,309 @@
+"""Hardening as functions of the model, and the two plain loops that use them: PyTorch's and accelerate's."""
+
+import copy
+
+import pytest
+import torch
+from accelerate import Accelerator
+from closed_forms import SCHEDULE_FORMS, hardened, hardness, progress_at, target
+from tiny_training import (
+    CLASSES,
+    FEATURES,
+    assert_same_state,
+    batch,
+    hardness_values,
+    lambda_gelus,
+    raw_values,
+    rows,
+    state_of,
+    tiny_model,
+)
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import get_scheduler
+
+import hf_lgelu
+from hf_lgelu import (
+    anneal_hardness,
+    find_smooth_calls,
+    freeze_hardness,
+    hardening_progress,
+    hardness_parameter_groups,
+    initialize_hardness,
+    is_hardened,
+    release_hardness,
+    replace_activations,
+    substitute_relu,
+)
+
+TARGET = float(target())
+FLOAT32 = 2**-23  # one unit in the last place of a float32, relative
+
+
+@pytest.fixture
+def model():
+    """Two sites with hardness and temperature of their own."""
+    model = tiny_model()
+    initialize_hardness(model, "increasing", low=1.02, high=7.0)
+    initialize_hardness(model.activations[1], low=7.0, high=7.0, temperature=0.3)
+    return model
+
+
+def starts(model):
+    """λ(s) of each layer by hand."""
+    return [hardness(module.raw_hardness.item(), module.temperature.item()) for module in lambda_gelus(model)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULE_FORMS)
+@pytest.mark.parametrize("end", [None, 40.0, 1.5])
+def test_annealed_hardness_is_the_formula_of_each_layer(model, schedule, end):
+    before = raw_values(model)
+    options = {} if end is None else {"target_hardness": end}
+    for position in range(3, 11):
+        progress = progress_at(position, 10, 2)
+        anneal_hardness(model, float(progress), schedule=schedule, **options)
+        by_hand = [hardened(schedule, start, end or TARGET, progress) for start in starts(model)]
+        assert hardness_values(model) == pytest.approx(by_hand, rel=FLOAT32)
+        assert raw_values(model) == before
+    assert hardness_values(model) == [torch.tensor(end or TARGET).item()] * 2
+
+
+def test_schedule_is_linear_and_target_159_577_by_default(model):
+    anneal_hardness(model, 0.25)
+    assert hardness_values(model) == pytest.approx(
+        [float(0.75 * start + 0.25 * target()) for start in starts(model)], rel=FLOAT32
+    )
+
+
+def test_progress_0_is_the_learned_hardness(model):
+    learned = hardness_values(model)
+    anneal_hardness(model, 0.0)
+    assert hardness_values(model) == pytest.approx(learned, rel=FLOAT32)
+
+
+@pytest.mark.parametrize("granularity", ["channel", "neuron", "network"])
+def test_every_granularity_anneals_elementwise(granularity):
+    model = tiny_model("gelu")
+    inputs = batch(rows(4))["features"]
+    replace_activations(model, granularity=granularity, example_inputs=inputs, rewrite_config=False)
+    owners = lambda_gelus(model)
+    generator = torch.Generator().manual_seed(0)
+    for module in owners:
+        module.raw_hardness.data.uniform_(-0.3, 0.6, generator=generator)
+    anneal_hardness(model, 0.5, schedule="geometric")
+    for module in owners:
+        raw, hard = module.raw_hardness.flatten().tolist(), module.hardness.flatten().tolist()
+        start = [hardness(value, module.temperature.item()) for value in raw]
+        assert hard == pytest.approx([float((value * target()) ** 0.5) for value in start], rel=FLOAT32)
+        assert len(set(hard)) == len(hard) == (1 if granularity == "network" else 8)
+    anneal_hardness(model, 1.0)
+    assert all((module.hardness == torch.tensor(TARGET)).all() for module in model.activations)
+
+
+def test_s_gets_a_gradient_of_exactly_zero_while_annealed(model):
+    def gradients():
+        model.zero_grad()
+        model(**batch(rows(8))).loss.backward()
+        return [module.raw_hardness.grad.item() for module in lambda_gelus(model)]
+
+    assert all(gradients())
+    anneal_hardness(model, 0.5)
+    assert gradients() == [0.0, 0.0]  # not None: DDP's reducer waits for them
+    release_hardness(model)
+    assert all(gradients())
+
+
+def test_the_rest_of_the_gradient_is_that_of_the_annealed_hardness(model):
+    """Freezing s must not detach what the weights learn."""
+    other = copy.deepcopy(model)
+    anneal_hardness(model, 0.5)
+    for module, annealed in zip(lambda_gelus(other), hardness_values(model), strict=True):
+        initialize_hardness(module, low=annealed, high=annealed)
+    for each in (model, other):
+        each(**batch(rows(8))).loss.backward()
+    for (name, parameter), twin in zip(model.named_parameters(), other.parameters(), strict=True):
+        if not name.endswith("raw_hardness"):
+            torch.testing.assert_close(parameter.grad, twin.grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("freezes", [True, False])
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_momentum_moves_s_unless_it_is_frozen(freezes, kind):
+    """Why freeze_hardness exists: a gradient of exactly 0 is not enough."""
+    model, data = tiny_model(), batch(rows(8))
+    groups = hardness_parameter_groups(model, 0.05)
+    optimizer = torch.optim.AdamW(groups) if kind == "adamw" else torch.optim.SGD(groups, momentum=0.9)
+
+    def step(freezes):
+        optimizer.zero_grad()
+        model(**data).loss.backward()
+        if freezes:
+            freeze_hardness(model)
+        optimizer.step()
+
+    for _ in range(5):
+        step(False)
+    anneal_hardness(model, 0.5)
+    before, weights = raw_values(model), state_of(model)
+    for _ in range(5):
+        step(freezes)
+    assert (raw_values(model) == before) == freezes
+    assert not torch.equal(weights["linears.0.weight"], model.linears[0].weight)  # weights train on
+    assert all(module.raw_hardness.requires_grad for module in lambda_gelus(model))
+
+
+def test_release_lets_s_rule_and_learn_again(model):
+    learned = hardness_values(model)
+    anneal_hardness(model, 0.7)
+    assert hardness_values(model) != learned
+    release_hardness(model)
+    assert hardness_values(model) == learned
+    optimizer = torch.optim.SGD(hardness_parameter_groups(model, 0.1))
+    model(**batch(rows(8))).loss.backward()
+    optimizer.step()
+    assert all(new != old for new, old in zip(hardness_values(model), learned, strict=True))
+
+
+def test_annealing_reaches_a_wrapped_model(model):
+    anneal_hardness(nn.DataParallel(model), 1.0)
+    assert is_hardened(model)
+
+
+def test_is_hardened_from_half_the_target_at_every_layer(model):
+    assert not is_hardened(model)
+    half = TARGET / 2
+    for hard, expected in (((half * 0.999, 160.0), False), ((160.0, half * 0.999), False), ((half * 1.001,) * 2, True)):
+        for module, value in zip(lambda_gelus(model), hard, strict=True):
+            module.hardness_override.fill_(value)
+        assert is_hardened(model) is expected
+    assert not is_hardened(model, 400.0)
+    assert is_hardened(model, 20.0)
+
+
+def test_is_hardened_looks_at_every_channel():
+    model = tiny_model("gelu")
+    replace_activations(model, granularity="channel", example_inputs=batch(rows(4))["features"], rewrite_config=False)
+    anneal_hardness(model, 1.0)
+    model.activations[0].hardness_override[3] = 2.0
+    assert not is_hardened(model)
+
+
+CALLS = {
+    "anneal_hardness": lambda model: anneal_hardness(model, 0.5),
+    "freeze_hardness": freeze_hardness,
+    "release_hardness": release_hardness,
+    "is_hardened": is_hardened,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_model_without_lambda_gelu_is_refused(name):
+    with pytest.raises(ValueError, match=r"TinyClassifier has no λ-GELU activation \(smooth gates it has: gelu\)"):
+        CALLS[name](tiny_model("gelu"))
+    assert getattr(hf_lgelu, name)
+
+
+@pytest.mark.parametrize("end", [1, 0.5, -3.0, float("inf"), float("nan"), "160"])
+def test_a_target_that_is_no_hardness_is_refused(model, end):
+    for call in (lambda: anneal_hardness(model, 0.5, target_hardness=end), lambda: is_hardened(model, end)):
+        with pytest.raises(ValueError, match=r"target_hardness must be a finite number > 1, got"):
+            call()
+
+
+def test_a_refused_annealing_changes_nothing(model):
+    before = state_of(model)
+    for options in ({"progress": 1.5}, {"progress": 0.5, "schedule": "steep"}):
+        with pytest.raises(ValueError, match=r"progress must lie in|unknown schedule 'steep'"):
+            anneal_hardness(model, **options)
+    assert_same_state(state_of(model), before)
+
+
+# Plain loops
+
+EPOCHS, SWITCH = 8, 2
+KAPPA = 0.169968  # max_u u(1 − Φ(u)), rounded up
+
+
+def plain_network():
+    torch.manual_seed(0)
+    layers = [nn.Linear(FEATURES, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, CLASSES)]
+    network = nn.Sequential(*layers)
+    replace_activations(network)
+    return network
+
+
+def swap_bound(network):
+    """By hand: a swap moves an activation by at most κ/λ, and ReLU passes on at most what it is given."""
+    moved = 0.0
+    for layer in network:
+        moved = (
+            layer.weight.abs().sum(dim=1).max().item() * moved
+            if isinstance(layer, nn.Linear)
+            else moved + KAPPA / TARGET
+        )
+    return moved
+
+
+def check_end(network, path, before):
+    """Algorithm 1's λ in every epoch, and a swap that changes as little as λ = 159.577 promises."""
+    at_switch = [float(hardness(raw, 0.1)) for raw in raw_values(network)]
+    assert all(abs(new - old) > 0.01 for new, old in zip(at_switch, before, strict=True))  # λ was learned
+    assert path[SWITCH - 1] == pytest.approx(at_switch, rel=1e-5)
+    for epoch in range(SWITCH + 1, EPOCHS + 1):
+        share = (epoch - SWITCH) / (EPOCHS - SWITCH)
+        by_hand = [start + share * (TARGET - start) for start in at_switch]
+        assert path[epoch - 1] == pytest.approx(by_hand, rel=1e-6)
+    assert hardness_values(network) == [torch.tensor(TARGET).item()] * 2
+
+    inputs = batch(rows(64, seed=9))["features"]
+    relu, soft = copy.deepcopy(network), copy.deepcopy(network)
+    assert len(substitute_relu(relu)) == 2
+    assert not find_smooth_calls(relu, inputs)
+    release_hardness(soft)
+    with torch.no_grad():
+        change = (network(inputs) - relu(inputs)).abs().max().item()
+        direct = (soft(inputs) - relu(inputs)).abs().max().item()
+    assert 0 < change <= swap_bound(network) < direct / 5
+
+
+def test_a_plain_pytorch_loop_hardens():
+    network, data = plain_network(), [batch(rows(16, seed)) for seed in range(6)]
+    optimizer = torch.optim.AdamW(hardness_parameter_groups(network, 0.01, weight_decay=0.01))
+    before, path = hardness_values(network), []
+    for epoch in range(1, EPOCHS + 1):
+        progress = hardening_progress(epoch, EPOCHS)
+        if progress is not None:
+            anneal_hardness(network, progress)
+        for inputs in data:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(inputs["features"]), inputs["labels"]).backward()
+            if progress is not None:
+                freeze_hardness(network)
+            optimizer.step()
+        path.append(hardness_values(network))
+    check_end(network, path, before)
+
+
+def test_a_plain_accelerate_loop_hardens():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    network = plain_network()
+    optimizer = torch.optim.AdamW(hardness_parameter_groups(network, 0.01, weight_decay=0.01))
+    scheduler = get_scheduler("cosine", optimizer, num_warmup_steps=2, num_training_steps=6 * EPOCHS)
+    loader = DataLoader(rows(96), batch_size=8, shuffle=True)
+    model, optimizer, loader, scheduler = accelerator.prepare(network, optimizer, loader, scheduler)
+    before, path = hardness_values(network), []
+    for epoch in range(1, EPOCHS + 1):
+        progress = hardening_progress(epoch, EPOCHS)
+        if progress is not None:
+            anneal_hardness(accelerator.unwrap_model(model), progress)
+        for inputs in loader:
+            with accelerator.accumulate(model):
+                loss = nn.functional.cross_entropy(model(inputs["features"]), inputs["labels"])
+                accelerator.backward(loss)
+                if progress is not None:
+                    freeze_hardness(accelerator.unwrap_model(model))
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        path.append(hardness_values(network))
+    check_end(accelerator.unwrap_model(model), path, before)

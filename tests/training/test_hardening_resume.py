@@ -1,0 +1,169 @@
+"""A run resumed from any of its checkpoints is the run that was never interrupted, bit for bit."""
+
+import pytest
+import torch
+from tiny_training import (
+    assert_same_state,
+    hardness_values,
+    raw_values,
+    rows,
+    state_of,
+    tiny_model,
+    tiny_trainer,
+    watched,
+)
+
+from hf_lgelu import HardeningCallback, replace_activations, substitute_relu
+from hf_lgelu.training.trainer import _check_checkpoint_activations
+
+# 5 batches, 2 per update, 5 epochs: updates 1-3 are soft, 4-15 harden; of each epoch, two lie in its middle.
+RUN = {
+    "train": rows(20),
+    "num_train_epochs": 5,
+    "gradient_accumulation_steps": 2,
+    "weight_decay": 0.01,
+    "lr_scheduler_type": "cosine",
+}
+EVALUATION = {"eval_strategy": "epoch", "eval_dataset": rows(6, seed=1)}
+FORWARDS_BEFORE = [0, 2, 4, 5]  # forward passes of 0, 1, 2, 3 updates of an epoch
+
+
+def run(folder, granularity, plain=False, checkpoint=None, seed=0, dropout=0.2, **options):
+    """Dropout makes the run depend on the random state as well."""
+    if plain:
+        options["callbacks"] = [HardeningCallback(granularity=granularity)]
+    else:
+        options |= {"harden": True, "hardening_granularity": granularity}
+    model = tiny_model(dropout=dropout, seed=seed)
+    trainer = tiny_trainer(folder, model, plain=plain, **RUN, **options)
+    with watched(model) as seen:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    return trainer, seen
+
+
+def optimizer_state(trainer):
+    return [
+        {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        for state in trainer.optimizer.state_dict()["state"].values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("granularity", "options"),
+    [
+        ("epoch", {}),
+        ("step", {}),
+        ("epoch", {"plain": True}),
+        # The last step of an epoch is saved before its evaluation, which draws a random number that a resumed run
+        # does not draw (with any activation, in transformers' Trainer as well): so without dropout.
+        ("epoch", {**EVALUATION, "dropout": 0.0}),
+    ],
+)
+def test_resuming_from_every_checkpoint(tmp_path, granularity, options):
+    whole, seen = run(tmp_path, granularity, save_strategy="steps", save_steps=1, **options)
+    assert len(seen.trained) == 25
+    assert len({tuple(values) for values in seen.trained}) == 3 + (4 if granularity == "epoch" else 12)
+    for step in range(1, 15):
+        folder = str(tmp_path / f"checkpoint-{step}")
+        resumed, tail = run(tmp_path / "resumed", granularity, checkpoint=folder, seed=99, **options)
+        assert resumed.state.global_step == 15
+        before = 5 * (step // 3) + FORWARDS_BEFORE[step % 3]
+        assert tail.trained == seen.trained[before:], step
+        assert tail.trained_raw == seen.trained_raw[before:]
+        assert_same_end(resumed, whole)
+
+
+@pytest.mark.parametrize("granularity", ["epoch", "step"])
+def test_resuming_from_every_epoch(tmp_path, granularity):
+    whole, _ = run(tmp_path, granularity, save_strategy="epoch", **EVALUATION)
+    for step in (3, 6, 9, 12):
+        folder = str(tmp_path / f"checkpoint-{step}")
+        resumed, _ = run(tmp_path / "resumed", granularity, checkpoint=folder, seed=99, **EVALUATION)
+        assert_same_end(resumed, whole)
+
+
+def assert_same_end(trainer, other):
+    """The weights, s, and what the optimizer remembers of each."""
+    assert_same_state(state_of(trainer.model), state_of(other.model))
+    states = optimizer_state(trainer), optimizer_state(other)
+    assert len(states[0]) == 10
+    for state, expected in zip(*states, strict=True):
+        assert_same_state(state, expected)
+
+
+def test_a_checkpoint_of_the_middle_of_hardening_evaluates_as_the_run_did(tmp_path):
+    """Without a trainer: what hardening has done is in the state dict."""
+    trainer, seen = run(tmp_path, "step", save_strategy="steps", save_steps=1)
+    loaded = type(trainer.model).from_pretrained(tmp_path / "checkpoint-8")
+    assert hardness_values(loaded) == seen.trained[5 * 2 + FORWARDS_BEFORE[2] - 1]
+    assert 20 < hardness_values(loaded)[0] < 159
+    assert raw_values(loaded) == seen.trained_raw[-1]
+
+
+def test_resuming_the_end_of_a_run_changes_nothing(tmp_path):
+    whole, _ = run(tmp_path, "epoch", save_strategy="steps", save_steps=1)
+    resumed, _ = run(tmp_path, "epoch", checkpoint=str(tmp_path / "checkpoint-15"), seed=99)
+    assert_same_state(state_of(resumed.model), state_of(whole.model))
+
+
+# Other networks
+
+ONE_STEP = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Of a λ-GELU model."""
+    tiny_trainer(tmp_path / "soft", **ONE_STEP).train()
+    return str(tmp_path / "soft" / "checkpoint-1")
+
+
+def refused(tmp_path, model, checkpoint, message):
+    trainer = tiny_trainer(tmp_path / "other", model, require_lambda_gelu=False)
+    before = state_of(model)
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=checkpoint)
+    assert_same_state(state_of(model), before)
+
+
+def test_a_substituted_model_does_not_resume_a_lambda_gelu_checkpoint(tmp_path, checkpoint):
+    model = tiny_model()
+    substitute_relu(model, rewrite_config=False)
+    message = r"holds the hardness of 2 λ-GELU activations and the model has 0: they are not the same network"
+    refused(tmp_path, model, checkpoint, message)
+
+
+def test_a_lambda_gelu_model_does_not_resume_a_relu_checkpoint(tmp_path):
+    tiny_trainer(tmp_path, tiny_model("relu"), require_lambda_gelu=False, **ONE_STEP).train()
+    message = r"holds the hardness of 0 λ-GELU activations and the model has 2"
+    refused(tmp_path, tiny_model(), str(tmp_path / "checkpoint-1"), message)
+
+
+def test_another_granularity_does_not_resume(tmp_path, checkpoint):
+    model = tiny_model("gelu")
+    replace_activations(model, granularity="network", rewrite_config=False)
+    refused(tmp_path, model, checkpoint, "hardness of 2 λ-GELU activations and the model has 1")
+
+
+def test_a_baseline_resumes_a_baseline(tmp_path):
+    tiny_trainer(tmp_path, tiny_model("gelu"), require_lambda_gelu=False, **ONE_STEP).train()
+    trainer = tiny_trainer(tmp_path, tiny_model("gelu", seed=5), require_lambda_gelu=False, max_steps=3)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert trainer.state.global_step == 3
+
+
+def test_checkpoints_of_several_files_are_looked_into(tmp_path):
+    tiny_model().save_pretrained(tmp_path, max_shard_size=500)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    _check_checkpoint_activations(str(tmp_path), tiny_model())
+    with pytest.raises(ValueError, match="hardness of 2 λ-GELU activations and the model has 0"):
+        _check_checkpoint_activations(str(tmp_path), tiny_model("relu"))
+
+
+def test_wrappers_in_module_names_are_no_difference(checkpoint):
+    _check_checkpoint_activations(checkpoint, torch.compile(tiny_model(), backend="eager"))
+    wrapped = tiny_model()
+    wrapped.activations._fsdp_wrapped_module = torch.nn.ModuleList(wrapped.activations)
+    for index in "01":
+        del wrapped.activations._modules[index]
+    _check_checkpoint_activations(checkpoint, wrapped)
