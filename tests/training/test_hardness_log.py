@@ -1,0 +1,243 @@
+"""λ in the log: read back from tensorboard's event files, trackio's database and the trainer's history."""
+
+import json
+import math
+import sys
+
+import pytest
+from closed_forms import hardness
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_training import batch, hardness_values, lambda_gelus, raw_values, rows, tiny_model, tiny_trainer
+from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback
+
+from hf_lgelu import HardeningCallback, HardnessLogCallback, replace_activations
+
+NAMES = ["hardness/activations.0", "hardness/activations.1", "hardness/mean", "hardness_learning_rate"]
+# 12 steps, a log after each; e_s = 1, so that λ learns in the first 3 and hardens after.
+RUN = {
+    "num_train_epochs": 4,
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+    "learning_rate": 0.01,
+    "warmup_steps": 4,
+    "eval_strategy": "epoch",
+    "eval_dataset": rows(4, seed=1),
+}
+
+
+class Truth(TrainerCallback):
+    """What each step's log should say, read off the model and the optimizer."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_pre_optimizer_step(self, args, state, control, model, optimizer, **kwargs):
+        own = id(lambda_gelus(model)[0].raw_hardness)
+        (self.rate,) = [group["lr"] for group in optimizer.param_groups if own in map(id, group["params"])]
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        first, second = hardness_values(model)
+        self.steps.append([first, second, (first + second) / 2, self.rate])
+
+
+def train(folder, truth, plain=False, **options):
+    if not plain:
+        options |= {"harden": True}
+    trainer = tiny_trainer(folder, plain=plain, **{**RUN, "callbacks": [truth], **options})
+    if plain:
+        trainer.add_callback(HardeningCallback())
+        HardnessLogCallback.add_to(trainer)
+    trainer.train()
+    return trainer
+
+
+def check(series, steps):
+    """`series`: {name: [value at each step]}."""
+    assert len(steps) == 12
+    for name, expected in zip(NAMES, zip(*steps, strict=True), strict=True):
+        assert series[name] == pytest.approx(expected, rel=1e-6), name
+    assert series["hardness/mean"][-1] == pytest.approx(159.5769121605731, rel=1e-7)
+    assert 1 < series["hardness/mean"][2] < 2 < series["hardness/mean"][3]
+
+
+# Reporters
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_tensorboard_receives_the_hardness(tmp_path, monkeypatch, plain):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    truth = Truth()
+    train(tmp_path, truth, plain, report_to=["tensorboard"])
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    scalars = (
+        {name: events.Scalars(f"train/{name}") for name in NAMES}
+        if not plain
+        else {name: events.Scalars(f"train/{name}") for name in NAMES[:3]}
+    )
+    assert all([event.step for event in series] == list(range(1, 13)) for series in scalars.values())
+    series = {name: [event.value for event in values] for name, values in scalars.items()}
+    if plain:  # a plain Trainer has no hardness group, so there is no rate of its own to log
+        assert "train/hardness_learning_rate" not in events.Tags()["scalars"]
+        series["hardness_learning_rate"] = [step[3] for step in truth.steps]
+    check(series, truth.steps)
+
+
+def test_trackio_receives_the_hardness(tmp_path, monkeypatch):
+    """Offline, into a folder: trackio reads its place from the environment when it is imported."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID", "TRACKIO_DATASET_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, name)
+    truth = Truth()
+    try:
+        train(tmp_path, truth, report_to=["trackio"], project="lambda-gelu", run_name="tiny")
+        from trackio.sqlite_storage import SQLiteStorage
+
+        logs = SQLiteStorage.get_logs("lambda-gelu", "tiny")
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+            del sys.modules[name]  # the next import shall look at the environment anew
+    assert (tmp_path / "trackio" / "lambda-gelu.db").exists()
+    logs = [log for log in logs if "train/loss" in log]
+    assert [log["train/global_step"] for log in logs] == list(range(1, 13))
+    check({name: [log[f"train/{name}"] for log in logs] for name in NAMES}, truth.steps)
+
+
+class Reporter(TrainerCallback):
+    """As those of wandb and others: sends what `logs` holds when it is called, each once."""
+
+    def __init__(self):
+        self.received = []
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        self.received.append(dict(logs))
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_any_reporter_receives_the_hardness(tmp_path, later):
+    truth, reporter = Truth(), Reporter()
+    trainer = tiny_trainer(tmp_path, callbacks=[truth] if later else [reporter, truth], harden=True, **RUN)
+    if later:
+        trainer.add_callback(reporter)
+    trainer.train()
+    training = [logs for logs in reporter.received if "loss" in logs]
+    check({name: [logs[name] for logs in training] for name in NAMES}, truth.steps)
+    others = [logs for logs in reporter.received if "loss" not in logs]
+    assert len(others) == 5  # 4 evaluations and the summary: a second value for a step would blur the curves
+    assert not any(name.startswith("hardness") for logs in others for name in logs)
+
+
+# The history
+
+
+def test_history_has_the_hardness_of_each_step_and_each_evaluation(tmp_path):
+    truth = Truth()
+    trainer = train(tmp_path, truth)
+    history = trainer.state.log_history
+    training = [entry for entry in history if "loss" in entry]
+    check({name: [entry[name] for entry in training] for name in NAMES}, truth.steps)
+    assert [entry["hardness_learning_rate"] for entry in training] == pytest.approx(
+        [9 * entry["learning_rate"] for entry in training], rel=1e-14
+    )
+    evaluations = [entry for entry in history if "eval_loss" in entry]
+    assert [[entry[name] for name in NAMES] for entry in evaluations] == [
+        pytest.approx(truth.steps[last], rel=1e-6) for last in (2, 5, 8, 11)
+    ]
+    assert json.dumps(history)
+
+
+def test_logged_hardness_is_the_formula_of_s(tmp_path):
+    model = tiny_model()
+    trainer = tiny_trainer(tmp_path, model, **{**RUN, "num_train_epochs": 1})
+    trainer.train()
+    last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    by_hand = [float(hardness(raw, 0.1)) for raw in raw_values(model)]
+    assert [last[name] for name in NAMES[:3]] == pytest.approx([*by_hand, sum(by_hand) / 2], rel=1e-6)
+
+
+def test_metrics_that_evaluate_returns_are_not_mixed_with_the_hardness(tmp_path):
+    trainer = train(tmp_path, Truth())
+    assert not any(name.startswith("hardness") for name in trainer.evaluate())
+
+
+def test_an_evaluation_before_any_training_has_the_hardness_too(tmp_path):
+    trainer = tiny_trainer(tmp_path, eval_dataset=rows(4))
+    trainer.evaluate()
+    entry = trainer.state.log_history[-1]
+    assert entry["hardness/mean"] == pytest.approx(1.05)
+    assert "hardness_learning_rate" not in entry
+
+
+def test_logs_of_several_hardnesses_per_layer_are_their_means(tmp_path):
+    model = tiny_model("gelu")
+    inputs = batch(rows(4))["features"]
+    replace_activations(model, granularity="channel", example_inputs=inputs, rewrite_config=False)
+    trainer = tiny_trainer(tmp_path, model, **{**RUN, "num_train_epochs": 1})
+    trainer.train()
+    last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    for name, module in zip(NAMES, lambda_gelus(model), strict=False):
+        values = [1 + math.log1p(math.exp(raw / 0.1)) for raw in module.raw_hardness.tolist()]
+        assert len(set(values)) == 8
+        assert last[name] == pytest.approx(sum(values) / 8, rel=1e-6)
+
+
+def test_logging_can_be_turned_off(tmp_path):
+    trainer = tiny_trainer(tmp_path, log_hardness=False, **RUN)
+    trainer.train()
+    assert not any(name.startswith("hardness") for entry in trainer.state.log_history for name in entry)
+
+
+def test_a_baseline_has_nothing_to_log(tmp_path):
+    trainer = tiny_trainer(tmp_path, tiny_model("gelu"), require_lambda_gelu=False, **RUN)
+    trainer.train()
+    assert not any(name.startswith("hardness") for entry in trainer.state.log_history for name in entry)
+
+
+# Its place among the callbacks
+
+
+def place(trainer):
+    kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
+    assert kinds.count(HardnessLogCallback) == 1
+    return kinds.index(HardnessLogCallback)
+
+
+@pytest.mark.parametrize("given", [None, HardnessLogCallback, HardnessLogCallback()])
+@pytest.mark.parametrize("log_hardness", [True, False])
+def test_it_is_in_front_of_the_reporters_however_it_came(tmp_path, given, log_hardness):
+    if given is None and not log_hardness:
+        return
+    callbacks = [Reporter()] if given is None else [Reporter(), given]
+    trainer = tiny_trainer(tmp_path, report_to=["tensorboard"], callbacks=callbacks, log_hardness=log_hardness)
+    trainer.add_callback(TensorBoardCallback)
+    assert place(trainer) == 0
+
+
+def test_it_can_be_added_to_a_lambda_gelu_trainer_later(tmp_path):
+    trainer = tiny_trainer(tmp_path, report_to=["tensorboard"], log_hardness=False)
+    trainer.add_callback(HardnessLogCallback())
+    assert place(trainer) == 0
+
+
+def test_passed_to_a_plain_trainer_it_refuses_to_run_too_late(tmp_path):
+    trainer = tiny_trainer(tmp_path, plain=True, callbacks=[HardnessLogCallback()])
+    with pytest.raises(RuntimeError, match=r"runs after the reporters.*HardnessLogCallback.add_to\(trainer\)"):
+        trainer.train()
+
+
+def test_add_to_takes_the_one_that_is_there(tmp_path):
+    given = HardnessLogCallback()
+    trainer = tiny_trainer(tmp_path, plain=True, report_to=["tensorboard"], callbacks=[given])
+    assert HardnessLogCallback.add_to(trainer) is given
+    assert place(trainer) == 0
+    trainer.train()
+
+
+def test_a_model_without_lambda_gelu_is_refused(tmp_path):
+    trainer = tiny_trainer(tmp_path, tiny_model("gelu"), plain=True)
+    HardnessLogCallback.add_to(trainer)
+    with pytest.raises(ValueError, match="has no λ-GELU activation"):
+        trainer.train()
