@@ -145,7 +145,7 @@ def relu_substitution(model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) 
     call that one too: DistributedDataParallel broadcasts buffers at each forward and fails where all that the
     model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
     """
-    model = _operable(model)
+    model = _operable(model, temporarily=True)
     kinds = check_kinds(kinds)
     sites = _found(model, kinds, None)
     try:
@@ -155,13 +155,15 @@ def relu_substitution(model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) 
             site.put(site.module)
 
 
-def _operable(model: nn.Module) -> nn.Module:
+def _operable(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
     """The module to operate on, or a RuntimeError with the reason why it must not be touched."""
     if isinstance(model, torch._dynamo.OptimizedModule):
         model = model._orig_mod  # the compiled wrapper guards on the modules inside and compiles again
     for name, module in model.named_modules():
         where = f"its module {name!r}" if name else "it"
-        if isinstance(module, DistributedDataParallel | DataParallel) or "fsdp" in type(module).__module__.lower():
+        # A shard of FSDP can be left out for one evaluation, if all ranks do it; Trainer has no unwrapped model then.
+        sharded = "fsdp" in type(module).__module__.lower() and not temporarily
+        if isinstance(module, DistributedDataParallel | DataParallel) or sharded:
             raise RuntimeError(
                 f"the model cannot be changed: {where} is wrapped by {type(module).__name__}, which has already taken "
                 "stock of the parameters. Do the surgery before wrapping, or on the unwrapped model "

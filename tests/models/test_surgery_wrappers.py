@@ -66,14 +66,41 @@ WRAPPERS = {
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("operate", OPERATIONS)
-@pytest.mark.parametrize("wrap", WRAPPERS)
+@pytest.mark.parametrize(
+    ("wrap", "operate"),
+    # For one evaluation a sharded model may do without its activations; for good it may not.
+    [
+        (wrap, operate)
+        for wrap in WRAPPERS
+        for operate in OPERATIONS
+        if operate is not relu_inside or "fsdp" not in wrap
+    ],
+)
 def test_wrapped_for_distributed_training_is_refused(wrap, operate):
     model = mlp()
     wrapped = WRAPPERS[wrap](model)
     with pytest.raises(RuntimeError, match="Do the surgery before wrapping"):
         operate(wrapped)
     assert [type(module) for module in (model[1], model[3])] == [nn.GELU] * 2
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("whole", [True, False], ids=["root alone", "each linear layer too"])
+def test_a_model_sharded_by_fsdp2_can_be_substituted_for_an_evaluation(whole):
+    model = mlp()
+    replace_activations(model)
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        before = model(x)
+        expected = nn.Sequential(model[0], nn.ReLU(), model[2], nn.ReLU(), model[4])(x)
+    for layer in () if whole else (model[0], model[2], model[4]):
+        fully_shard(layer)
+    fully_shard(model)
+    with torch.no_grad():
+        with relu_substitution(model):
+            torch.testing.assert_close(model(x), expected)
+        torch.testing.assert_close(model(x), before)
+    assert not torch.allclose(before, expected)
 
 
 @pytest.mark.usefixtures("process_group")
