@@ -88,7 +88,7 @@ def metrics_of_both(
 
 def first_tensor(logits: Any) -> Tensor:
     """The logits proper: a model with several outputs has them first."""
-    while isinstance(logits, tuple | list):
+    while isinstance(logits, tuple | list) and logits:
         logits = logits[0]
     if not isinstance(logits, Tensor) or logits.dim() < 2:
         raise ValueError(

@@ -71,11 +71,8 @@ def test_tensorboard_receives_the_hardness(tmp_path, monkeypatch, plain):
     train(tmp_path, truth, plain, report_to=["tensorboard"])
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
-    scalars = (
-        {name: events.Scalars(f"train/{name}") for name in NAMES}
-        if not plain
-        else {name: events.Scalars(f"train/{name}") for name in NAMES[:3]}
-    )
+    names = NAMES[:3] if plain else NAMES
+    scalars = {name: events.Scalars(f"train/{name}") for name in names}
     assert all([event.step for event in series] == list(range(1, 13)) for series in scalars.values())
     series = {name: [event.value for event in values] for name, values in scalars.items()}
     if plain:  # a plain Trainer has no hardness group, so there is no rate of its own to log
@@ -205,12 +202,17 @@ def place(trainer):
     return kinds.index(HardnessLogCallback)
 
 
-@pytest.mark.parametrize("given", [None, HardnessLogCallback, HardnessLogCallback()])
-@pytest.mark.parametrize("log_hardness", [True, False])
+@pytest.mark.parametrize(
+    ("given", "log_hardness"),
+    [
+        (lambda: [], True),
+        (lambda: [HardnessLogCallback], True),
+        (lambda: [HardnessLogCallback()], True),
+        (lambda: [HardnessLogCallback()], False),
+    ],
+)
 def test_it_is_in_front_of_the_reporters_however_it_came(tmp_path, given, log_hardness):
-    if given is None and not log_hardness:
-        return
-    callbacks = [Reporter()] if given is None else [Reporter(), given]
+    callbacks = [Reporter(), *given()]
     trainer = tiny_trainer(tmp_path, report_to=["tensorboard"], callbacks=callbacks, log_hardness=log_hardness)
     trainer.add_callback(TensorBoardCallback)
     assert place(trainer) == 0

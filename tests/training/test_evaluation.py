@@ -1,0 +1,345 @@
+"""What an evaluation reports of a model and its ReLU substitution, against plain loops over deep copies."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from tiny_training import CLASSES, batch, rows, tiny_model, tiny_trainer
+from torch import nn
+from torch.nn import functional as F
+from transformers import BertConfig, BertForTokenClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers.modeling_outputs import ModelOutput
+
+from hf_lgelu import anneal_hardness, find_smooth_calls, replace_activations, substitute_relu
+from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, first_tensor
+
+SAMPLES = rows(11, seed=1)  # batches of 4, 4 and 3
+
+
+def substituted(model):
+    relu = copy.deepcopy(model).eval()
+    substitute_relu(relu, rewrite_config=False)
+    return relu
+
+
+def accuracy(prediction):
+    hits = prediction.predictions.argmax(-1) == prediction.label_ids
+    return {"accuracy": float(hits[prediction.label_ids != -100].mean())}
+
+
+@torch.no_grad()
+def by_hand(model, samples):
+    """Accuracy and cross entropy, one sample at a time, in float64."""
+    logits = torch.cat([model.eval()(sample["features"][None]).logits for sample in samples]).double()
+    labels = torch.stack([sample["labels"] for sample in samples])
+    losses = [math.log(sum(math.exp(z - row[label]) for z in row)) for row, label in zip(logits, labels, strict=True)]
+    return logits, (logits.argmax(-1) == labels).double().mean().item(), sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("hardened", [None, 0.02, 1.0])
+def test_report_equals_a_plain_loop(tmp_path, hardened):
+    model = tiny_model(seed=3)
+    if hardened is not None:
+        anneal_hardness(model, hardened)
+    logits, hits, loss = by_hand(copy.deepcopy(model), SAMPLES)
+    relu_logits, relu_hits, relu_loss = by_hand(substituted(model), SAMPLES)
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, compute_metrics=accuracy).evaluate()
+    assert metrics["eval_accuracy"] == pytest.approx(hits, rel=1e-12)
+    assert metrics["eval_relu_accuracy"] == pytest.approx(relu_hits, rel=1e-12)
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    assert metrics["eval_relu_loss"] == pytest.approx(relu_loss, rel=1e-6)
+    change = (logits - relu_logits).abs().max().item()
+    assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-3, abs=1e-6)
+    unchanged = (logits.argmax(-1) == relu_logits.argmax(-1)).double().mean().item()
+    assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(unchanged, rel=1e-6)
+    if hardened is None:  # the two halves of the report differ, so that a mix-up would show
+        assert unchanged < 1
+        assert hits != relu_hits
+        assert change > 0.3
+    if hardened == 1.0:
+        assert change < 0.01
+
+
+def test_loss_of_an_uneven_last_batch_is_the_mean_over_samples(tmp_path):
+    """Not the mean of batch means, which differs."""
+    model = tiny_model(seed=3)
+    _, _, loss = by_hand(copy.deepcopy(model), SAMPLES)
+    of_batches = [by_hand(copy.deepcopy(model), SAMPLES[start : start + 4])[2] for start in (0, 4, 8)]
+    assert sum(of_batches) / 3 != pytest.approx(loss, rel=1e-3)
+    own = tiny_trainer(tmp_path, model, plain=True, eval_dataset=SAMPLES).evaluate()
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES).evaluate()
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    assert metrics["eval_loss"] == pytest.approx(own["eval_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("option", [{}, {"prediction_loss_only": True, "compute_metrics": accuracy}])
+def test_without_metrics_losses_and_changes_are_reported(tmp_path, option):
+    model = tiny_model(seed=3)
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, **option).evaluate()
+    logits, _, _ = by_hand(copy.deepcopy(model), SAMPLES)
+    relu_logits, _, relu_loss = by_hand(substituted(model), SAMPLES)
+    assert metrics["eval_relu_loss"] == pytest.approx(relu_loss, rel=1e-6)
+    change = (logits - relu_logits).abs().max().item()
+    assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-5)
+    assert not any("accuracy" in name for name in metrics)
+
+
+def test_without_labels_only_the_changes_are_reported(tmp_path):
+    unlabelled = [{"features": sample["features"]} for sample in SAMPLES]
+    model = tiny_model(seed=3)
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=unlabelled).evaluate()
+    assert {name for name in metrics if "relu" in name} == {
+        "eval_relu_max_logit_change",
+        "eval_relu_unchanged_predictions",
+    }
+    assert "eval_loss" not in metrics
+
+
+def test_preprocessing_of_logits_applies_to_both(tmp_path):
+    model, shapes = tiny_model(seed=3), []
+
+    def to_classes(logits, labels):
+        shapes.append((tuple(logits.shape), tuple(labels.shape)))
+        return logits.argmax(-1)
+
+    def agreement(prediction):
+        assert prediction.predictions.shape == (11,)
+        return {"agreement": float((prediction.predictions == prediction.label_ids).mean())}
+
+    metrics = tiny_trainer(
+        tmp_path, model, eval_dataset=SAMPLES, compute_metrics=agreement, preprocess_logits_for_metrics=to_classes
+    ).evaluate()
+    assert metrics["eval_agreement"] == pytest.approx(by_hand(copy.deepcopy(model), SAMPLES)[1])
+    assert metrics["eval_relu_agreement"] == pytest.approx(by_hand(substituted(model), SAMPLES)[1])
+    assert shapes == [((size, CLASSES), (size,)) for size in (4, 4, 4, 4, 3, 3)]
+    assert metrics["eval_relu_max_logit_change"] > 0.3
+
+
+def test_metrics_of_the_losses_get_those_of_each_network(tmp_path):
+    """Perplexity from the losses: the substituted one must not be that of the soft network."""
+    model = tiny_model(seed=3)
+
+    def perplexity(prediction):
+        return {"perplexity": float(np.exp(prediction.losses.mean()))}
+
+    metrics = tiny_trainer(
+        tmp_path, model, eval_dataset=SAMPLES, compute_metrics=perplexity, include_for_metrics=["loss"]
+    ).evaluate()
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(metrics["eval_loss"]), rel=1e-5)
+    assert metrics["eval_relu_perplexity"] == pytest.approx(math.exp(metrics["eval_relu_loss"]), rel=1e-5)
+    assert metrics["eval_relu_perplexity"] != pytest.approx(metrics["eval_perplexity"], rel=1e-2)
+
+
+def test_metrics_of_the_inputs_get_them(tmp_path):
+    features = batch(SAMPLES)["features"].numpy()
+
+    def seen(prediction):
+        return {"difference": float(np.abs(prediction.inputs - features).max())}
+
+    metrics = tiny_trainer(
+        tmp_path, eval_dataset=SAMPLES, compute_metrics=seen, include_for_metrics=["inputs"]
+    ).evaluate()
+    assert (metrics["eval_difference"], metrics["eval_relu_difference"]) == (0, 0)
+
+
+def test_metric_names_with_the_prefix_are_understood(tmp_path):
+    trainer = tiny_trainer(
+        tmp_path, eval_dataset={"a": SAMPLES}, compute_metrics=lambda prediction: {"eval_a_x": 1.0, "y": 2.0}
+    )
+    metrics = trainer.evaluate()
+    assert [metrics[f"eval_a_{name}"] for name in ("x", "relu_x", "y", "relu_y")] == [1, 1, 2, 2]
+
+
+def test_label_smoothing_and_the_substituted_loss(tmp_path):
+    """Smoothing takes the labels out of the inputs; the second pass must find them again."""
+    model = tiny_model(seed=3)
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, label_smoothing_factor=0.1).evaluate()
+    relu_logits, _, relu_loss = by_hand(substituted(model), SAMPLES)
+    uniform = -F.log_softmax(relu_logits, -1).mean().item()
+    assert metrics["eval_relu_loss"] == pytest.approx(0.9 * relu_loss + 0.1 * uniform, rel=1e-5)
+
+
+# Logits of other shapes
+
+
+def bert_for_tokens():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForTokenClassification(BertConfig(hidden_act="lambda_gelu", vocab_size=11, num_labels=3, **sizes))
+    return widened(model)
+
+
+def widened(model):
+    """Weights large enough for a swap to change predictions."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(25)
+    return model
+
+
+def test_token_level_logits_count_labelled_positions_only(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    samples = []
+    for length in (6, 6, 6, 4, 4):  # a batch of 4 with padding inside it, and a last one of another length
+        tokens = torch.randint(0, 11, (6,), generator=generator)
+        labels = torch.randint(0, 3, (6,), generator=generator)
+        labels[length:] = -100
+        samples.append({"input_ids": tokens, "labels": labels})
+    model = bert_for_tokens()
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=samples, compute_metrics=accuracy).evaluate()
+    relu = substituted(model)
+    changes, same, hits, relu_hits = [], [], [], []
+    with torch.no_grad():
+        for sample in samples:
+            logits, relu_logits = (each.eval()(sample["input_ids"][None]).logits[0] for each in (model, relu))
+            for position, label in enumerate(sample["labels"].tolist()):
+                if label != -100:
+                    z, r = logits[position], relu_logits[position]
+                    changes.append((z - r).abs().max().item())
+                    same.append((z.argmax() == r.argmax()).item())
+                    hits.append((z.argmax() == label).item())
+                    relu_hits.append((r.argmax() == label).item())
+    assert len(changes) == 26
+    assert metrics["eval_relu_max_logit_change"] == pytest.approx(max(changes), rel=1e-5)
+    assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(sum(same) / 26, rel=1e-6)
+    assert 0 < sum(same) < 26
+    assert metrics["eval_accuracy"] == pytest.approx(sum(hits) / 26)
+    assert metrics["eval_relu_accuracy"] == pytest.approx(sum(relu_hits) / 26)
+
+
+def test_a_language_model_with_a_cache_among_its_outputs(tmp_path):
+    torch.manual_seed(0)
+    config = GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=11)
+    model = widened(GPT2LMHeadModel(config))
+    tokens = torch.randint(0, 11, (5, 6), generator=torch.Generator().manual_seed(0))
+    samples = [{"input_ids": row, "labels": row} for row in tokens]
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
+    relu = substituted(model)
+    with torch.no_grad():
+        change = (model.eval()(tokens).logits - relu(tokens).logits).abs().max().item()
+    assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-5)
+    for name, each in (("eval_loss", model), ("eval_relu_loss", relu)):
+        # Trainer's own loss, however it counts the tokens of a language model.
+        own = tiny_trainer(tmp_path, each, plain=True, eval_dataset=samples).evaluate()["eval_loss"]
+        assert metrics[name] == pytest.approx(own, rel=1e-5)
+    assert metrics["eval_relu_loss"] != pytest.approx(metrics["eval_loss"], rel=1e-3)
+
+
+class Several(nn.Module):
+    """Logits first, then more, in a dict or a tuple."""
+
+    def __init__(self, model, as_tuple):
+        super().__init__()
+        self.model, self.as_tuple = model, as_tuple
+
+    def forward(self, features, labels=None):
+        output = self.model(features, labels)
+        outputs = {"loss": output.loss, "logits": output.logits, "hidden": (features, features.sum(-1))}
+        return tuple(outputs.values()) if self.as_tuple else ModelOutput(**outputs)
+
+
+@pytest.mark.parametrize("as_tuple", [False, True])
+def test_of_several_outputs_the_first_is_compared(tmp_path, as_tuple):
+    model = tiny_model(seed=3)
+
+    def first_accuracy(prediction):
+        logits, hidden = prediction.predictions
+        assert [array.shape for array in hidden] == [(11, 5), (11,)]
+        return {"accuracy": float((logits.argmax(-1) == prediction.label_ids).mean())}
+
+    metrics = tiny_trainer(
+        tmp_path, Several(model, as_tuple), eval_dataset=SAMPLES, compute_metrics=first_accuracy
+    ).evaluate()
+    assert metrics["eval_relu_accuracy"] == pytest.approx(by_hand(substituted(model), SAMPLES)[1])
+    assert metrics["eval_relu_unchanged_predictions"] < 1
+
+
+@pytest.mark.parametrize("output", [torch.zeros(4), torch.tensor(0.0), "text", ()])
+def test_outputs_that_are_no_logits_are_refused(output):
+    with pytest.raises(ValueError, match="can be compared only on logits"):
+        first_tensor(output)
+
+
+# Rows
+
+
+def test_rows_and_their_metrics_by_hand():
+    logits = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
+    other = torch.tensor([[1.5, 1.0], [3.0, 0.25], [0.0, 1.0]])
+    rows = compare_outputs(torch.tensor(0.5), logits, torch.tensor(0.75), other, torch.tensor([1, 0, 1]))
+    expected = [[0.5, 0.75, 1.0, 0, 1], [0.5, 0.75, 0.25, 1, 1], [0.5, 0.75, 0, 1, 1]]
+    assert rows.tolist() == expected
+    metrics = comparison_metrics(rows.numpy(), "eval")
+    assert metrics == {
+        "eval_relu_max_logit_change": 1.0,
+        "eval_relu_unchanged_predictions": pytest.approx(2 / 3),
+        "eval_loss": 0.5,
+        "eval_relu_loss": 0.75,
+    }
+
+
+def test_half_precision_logits_are_compared_in_float32():
+    logits = torch.tensor([[1024.0, 0.0]], dtype=torch.float16)
+    other = torch.tensor([[-65504.0, 0.0]], dtype=torch.float16)
+    assert compare_outputs(None, logits, None, other, None)[0, 2] == 66528  # inf in float16
+
+
+def test_masked_classes_do_not_make_the_change_nan():
+    masked = torch.tensor([[-math.inf, 1.0, 2.0]])
+    rows = compare_outputs(None, masked, None, masked + torch.tensor([0.0, 0.5, 0.0]), None)
+    assert rows[0, 2] == 0.5
+    assert rows[0, 3] == 1
+
+
+def test_regression_targets_do_not_mask_anything():
+    logits, labels = torch.ones(3, 1), torch.tensor([0.3, -100.5, 2.0])
+    assert compare_outputs(None, logits, None, logits - 2, labels)[:, 2].tolist() == [2, 2, 2]
+
+
+# Which gates are substituted
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu", "gelu_pytorch_tanh"])
+def test_a_smooth_baseline_reports_the_direct_swap(tmp_path, activation):
+    model = tiny_model(activation, seed=3)
+    relu = copy.deepcopy(model)
+    for index in range(2):
+        relu.activations[index] = nn.ReLU()
+    metrics = tiny_trainer(
+        tmp_path, model, eval_dataset=SAMPLES, compute_metrics=accuracy, require_lambda_gelu=False
+    ).evaluate()
+    logits, relu_logits = (by_hand(each, SAMPLES)[0] for each in (model, relu))
+    change = (logits - relu_logits).abs().max().item()
+    assert change > 0.1
+    assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-5)
+    assert metrics["eval_relu_accuracy"] == pytest.approx(by_hand(relu, SAMPLES)[1])
+
+
+def test_a_relu_baseline_has_nothing_to_substitute(tmp_path):
+    metrics = tiny_trainer(
+        tmp_path, tiny_model("relu"), eval_dataset=SAMPLES, compute_metrics=accuracy, require_lambda_gelu=False
+    ).evaluate()
+    assert "eval_accuracy" in metrics
+    assert not any("relu" in name for name in metrics)
+
+
+def test_beside_lambda_gelu_other_gates_stay_as_substitute_relu_leaves_them(tmp_path):
+    model: PreTrainedModel = tiny_model("gelu", seed=3)
+    replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
+    anneal_hardness(model, 1.0)
+    relu = substituted(model)
+    assert find_smooth_calls(relu, batch(SAMPLES)["features"])  # the GELU is still there
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES).evaluate()
+    change = (by_hand(model, SAMPLES)[0] - by_hand(relu, SAMPLES)[0]).abs().max().item()
+    assert 0 < change < 0.01
+    assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-2, abs=1e-6)
+
+
+def test_the_report_can_be_turned_off(tmp_path):
+    metrics = tiny_trainer(
+        tmp_path, eval_dataset=SAMPLES, compute_metrics=accuracy, report_substitution=False
+    ).evaluate()
+    assert not any("relu" in name for name in metrics)
+    assert "eval_accuracy" in metrics
