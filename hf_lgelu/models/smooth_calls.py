@@ -57,6 +57,7 @@ def find_smooth_calls(model: nn.Module, example_inputs: ExampleInputs) -> list[S
     these; softmax, normalization and products of activations (attention) are not gates and are not
     listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) and what runs outside torch.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile, which would run eagerly here all the same
     names = {id(module): name for name, module in model.named_modules()}
     watch = _Watch()
     with _module_stack(watch.stack), watch:

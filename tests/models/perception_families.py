@@ -23,6 +23,12 @@ _CVT = {
 _WORDS = {**TEXT, "projection_dim": 16, "projection_size": 16}
 _TWO_TOWERS = {"text_config": _WORDS, "vision_config": _TOWER, "projection_dim": 16}
 _TOWER_KEYS = {"text_config.hidden_act": "{}", "vision_config.hidden_act": "{}"}
+_LLAVA = {
+    "text_config": {**TEXT, "num_key_value_heads": 1, "model_type": "llama"},
+    "vision_config": {**_TOWER, "model_type": "clip_vision_model"},
+    **{"image_token_index": 31, "vision_feature_layer": -1},
+}
+_LLAVA_KEYS = {**_TOWER_KEYS, "projector_hidden_act": "{}"}
 _WHISPER = {**DECODED, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 16}
 _WAV2VEC2 = {
     **{"vocab_size": 32, "conv_dim": [8, 8], "conv_stride": [5, 2], "conv_kernel": [10, 3]},
@@ -42,6 +48,11 @@ _TIMM_RESNET = {"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]}
 
 def _timm(architecture: str, model_args: dict[str, Any]) -> dict[str, Any]:
     return {"architecture": architecture, "model_args": model_args, "num_labels": 3}
+
+
+def _image_prompts() -> dict[str, torch.Tensor]:
+    # four patches an image, each in the place of one token
+    return {**pixels(), "input_ids": torch.tensor([[1, 31, 31, 31, 31, 9, 4], [1, 31, 31, 31, 31, 5, 11]])}
 
 
 def _spectrogram() -> dict[str, torch.Tensor]:
@@ -81,6 +92,8 @@ PERCEPTION_FAMILIES: tuple[Family, ...] = (
     Family("clip", "CLIP", "Model", _TWO_TOWERS, _TOWER_KEYS, pixels_and_tokens, 4),
     # + the image tower's attention pooling head
     Family("siglip", "Siglip", "Model", _TWO_TOWERS, _TOWER_KEYS, pixels_and_tokens, 5),
+    # two layers of the image tower, two of the language model, one in the projector between them
+    Family("llava", "Llava", "ForConditionalGeneration", _LLAVA, _LLAVA_KEYS, _image_prompts, 5),
     # two layers each in encoder and decoder; the encoder's two convolutions call F.gelu
     Family(
         *("whisper", "Whisper", "ForConditionalGeneration", _WHISPER, ACTIVATION_FUNCTION, _spectrogram),

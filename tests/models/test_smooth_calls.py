@@ -191,6 +191,22 @@ def test_an_error_that_a_module_catches_does_not_shift_the_names():
     assert find_smooth_calls(nn.Sequential(Catches()), torch.randn(2)) == [SmoothCall("0", "Catches", "gelu", True, 1)]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_compiled_model_hides_nothing():
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), Calls(F.silu)).eval()
+    x = torch.randn(2, 4)
+    expected = [SmoothCall("1", "GELU", "gelu", False, 1), SmoothCall("2", "Calls", "silu", True, 1)]
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        compiled(x)
+    assert find_smooth_calls(compiled, x) == expected
+    model.compile(backend="aot_eager")
+    with torch.no_grad():
+        model(x)
+    assert find_smooth_calls(model, x) == expected
+
+
 def test_wrong_inputs_are_refused():
     with pytest.raises(TypeError, match="example_inputs must be a tensor"):
         find_smooth_calls(nn.GELU(), 3)

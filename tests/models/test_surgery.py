@@ -10,7 +10,7 @@ from families import BY_NAME
 from family import logits_of
 from torch import nn
 from torch.nn import functional as F
-from transformers import BertForMaskedLM, activations
+from transformers import AutoModelForCausalLM, BertForMaskedLM, activations
 
 from hf_lgelu import LambdaGELU, relu_substitution, replace_activations, substitute_relu
 from hf_lgelu.activation.module import SharedLambdaGELU
@@ -281,6 +281,29 @@ def test_a_wrapper_around_pretrained_models_has_each_config_rewritten(tmp_path):
     expected = logits_of(bert, BERT.inputs())
     bert.save_pretrained(tmp_path)
     assert torch.equal(logits_of(BertForMaskedLM.from_pretrained(tmp_path), BERT.inputs()), expected)
+
+
+def test_layers_that_something_wraps_do_not_hide_the_config_key():
+    # as adapters do: the linear layers have other names than the config builds, the activations have not
+    model = BERT.build()
+    for layer in model.bert.encoder.layer:
+        layer.intermediate.dense = nn.Sequential(layer.intermediate.dense)
+    replace_activations(model)
+    assert model.config.hidden_act == "lambda_gelu"
+    substitute_relu(model)
+    assert model.config.hidden_act == "relu"
+
+
+def test_generation_and_attention_settings_survive():
+    config = BY_NAME["gpt2"].build().config
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    replace_activations(model)
+    assert model.config._attn_implementation == "eager"
+    assert model.generate(**BY_NAME["gpt2"].inputs(), max_new_tokens=2, do_sample=False).shape == (2, 8)
+    model.set_attn_implementation("sdpa")
+    held = [module.config for module in model.modules() if hasattr(module, "config")]
+    assert len(held) > 3
+    assert {held_config._attn_implementation for held_config in held} == {"sdpa"}
 
 
 def test_a_copy_has_its_own_hardness():
