@@ -38,8 +38,8 @@ def hardness_parameter_groups(
         ValueError: no λ-GELU, or a number out of range.
         RuntimeError: s is hidden in a flat parameter (FSDP without use_orig_params=True).
     """
-    _check_rate("learning_rate", learning_rate)
-    _check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
+    check_rate("learning_rate", learning_rate)
+    check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
     if not weight_decay >= 0:
         raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
     hardness = _hardness_parameters(model)
@@ -70,7 +70,7 @@ def separate_hardness_group(
     every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates
     (LOMO), or has a hardness group already.
     """
-    _check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
+    check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
     hardness = _hardness_parameters(model)
     if not hardness:  # every s is frozen
         return
@@ -143,6 +143,7 @@ def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
     return {key: parameter for key, parameter in hardness.items() if parameter.requires_grad}
 
 
-def _check_rate(name: str, value: float) -> None:
+def check_rate(name: str, value: float) -> None:
+    """Raise a ValueError with the name unless the value is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")

@@ -17,7 +17,7 @@ from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, metrics_of_both, on_both
 from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
-from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
+from hf_lgelu.training.optim import check_rate, hardness_learning_rate, separate_hardness_group
 
 logger = logging.get_logger(__name__)
 
@@ -173,6 +173,7 @@ def _hardening_callback(args: LambdaGELUTrainingArguments) -> HardeningCallback:
 def _check_arguments(args: Any) -> None:
     if not isinstance(args, LambdaGELUTrainingArguments):
         raise TypeError(f"args must be LambdaGELUTrainingArguments, got {type(args).__name__}")
+    check_rate("hardness_lr_multiplier", args.hardness_lr_multiplier)
     if args.harden:
         _hardening_callback(args)  # raises on wrong options now, not at the first epoch
     if args.lr_scheduler_type == "greedy":

@@ -1,0 +1,276 @@
+"""LambdaGELUTrainer: the module tree around an evaluation, predictions, arguments, refusals."""
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+from tiny_training import (
+    assert_same_state,
+    batch,
+    hardness_values,
+    rows,
+    state_of,
+    tiny_model,
+    tiny_trainer,
+)
+from transformers import HfArgumentParser, TrainingArguments
+
+from hf_lgelu import (
+    HardeningCallback,
+    HardnessLogCallback,
+    LambdaGELUTrainer,
+    LambdaGELUTrainingArguments,
+    anneal_hardness,
+    replace_activations,
+)
+
+SAMPLES = rows(6, seed=1)
+
+
+def tree(model):
+    """Every module by name and identity, with its mode."""
+    return [(name, id(module), module.training) for name, module in model.named_modules()]
+
+
+# The module tree
+
+
+@pytest.mark.parametrize("granularity", ["layer", "network"])
+def test_an_evaluation_leaves_the_model_as_it_was(tmp_path, granularity):
+    model = tiny_model("gelu", num_hidden_layers=3).eval()
+    replace_activations(model, granularity=granularity, rewrite_config=False)
+    anneal_hardness(model, 0.3)
+    trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES)
+    before, config, modules = state_of(model), model.config.to_dict(), tree(model)
+    trainer.evaluate()
+    assert tree(model) == modules
+    assert_same_state(state_of(model), before)
+    assert model.config.to_dict() == config
+
+
+class ForwardError(Exception): ...
+
+
+def fail_in_the_substituted_pass(model):
+    """At the second batch, once its activations are ReLU."""
+    calls = []
+
+    def note(module, inputs):
+        if isinstance(model.activations[0], torch.nn.ReLU):
+            calls.append(1)
+            if len(calls) == 2:
+                raise ForwardError
+
+    return model.register_forward_pre_hook(note)
+
+
+def test_an_error_in_the_substituted_pass_leaves_the_model_as_it_was(tmp_path):
+    model = tiny_model().eval()
+    before, modules = state_of(model), tree(model)
+    trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES)
+    handle = fail_in_the_substituted_pass(model)
+    with pytest.raises(ForwardError):
+        trainer.evaluate()
+    assert tree(model) == modules
+    assert_same_state(state_of(model), before)
+    handle.remove()
+    assert_works(trainer)
+
+
+@pytest.mark.parametrize("where", ["compute_metrics", "preprocess_logits_for_metrics"])
+def test_an_error_in_a_function_of_the_user_leaves_everything_as_it_was(tmp_path, where):
+    fails = [True]
+
+    def function(*args):
+        if fails:
+            raise ForwardError
+        return args[0] if where == "preprocess_logits_for_metrics" else {"x": 1.0}
+
+    model = tiny_model().eval()
+    functions = {"compute_metrics": lambda prediction: {}, where: function}
+    trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, **functions)
+    modules = tree(model)
+    with pytest.raises(ForwardError):
+        trainer.evaluate()
+    assert tree(model) == modules
+    assert getattr(trainer, where) is function
+    fails.clear()
+    assert_works(trainer)
+
+
+def assert_works(trainer):
+    """Ordinary afterwards: one forward pass where nothing is compared, and a complete report where it is."""
+    loss, logits, labels = trainer.prediction_step(trainer.model, batch(SAMPLES), False)
+    assert (loss.dim(), logits.shape, labels.shape) == (0, (6, 3), (6,))
+    assert trainer.evaluate()["eval_relu_max_logit_change"] > 0
+
+
+# Predictions
+
+
+def test_predict_returns_ordinary_predictions(tmp_path):
+    model = tiny_model()
+
+    def shape(prediction):
+        assert prediction.predictions.shape == (6, 3)
+        return {"size": 6.0}
+
+    output = tiny_trainer(tmp_path, model, compute_metrics=shape).predict(SAMPLES)
+    with torch.no_grad():
+        logits = model(batch(SAMPLES)["features"]).logits.numpy()
+    assert output.predictions == pytest.approx(logits, rel=1e-5)
+    assert output.label_ids.tolist() == batch(SAMPLES)["labels"].tolist()
+    assert output.metrics["test_size"] == output.metrics["test_relu_size"] == 6
+    assert output.metrics["test_relu_max_logit_change"] > 0
+
+
+def test_predict_without_labels(tmp_path):
+    unlabelled = [{"features": sample["features"]} for sample in SAMPLES]
+    output = tiny_trainer(tmp_path).predict(unlabelled)
+    assert output.predictions.shape == (6, 3)
+    assert output.label_ids is None
+
+
+def test_training_is_that_of_a_plain_trainer_with_the_same_groups(tmp_path):
+    """c = 1 and no decay: nothing but reports is added."""
+    options = {"num_train_epochs": 2, "eval_strategy": "epoch", "eval_dataset": SAMPLES, "hardness_lr_multiplier": 1.0}
+    model, plain = tiny_model(dropout=0.2), tiny_model(dropout=0.2)
+    tiny_trainer(tmp_path, model, **options).train()
+    del options["hardness_lr_multiplier"]
+    tiny_trainer(tmp_path, plain, plain=True, **options).train()
+    assert_same_state(state_of(model), state_of(plain))
+
+
+# Arguments
+
+OURS = [
+    field
+    for field in dataclasses.fields(LambdaGELUTrainingArguments)
+    if field.name in LambdaGELUTrainingArguments.__annotations__
+]
+
+
+def test_arguments_from_the_command_line(tmp_path):
+    parser = HfArgumentParser(LambdaGELUTrainingArguments)
+    given = (
+        f"--output_dir {tmp_path} --use_cpu --hardness_lr_multiplier 3 --harden --tolerance 0.01 --switch_fraction 0.5 "
+        "--hardening_schedule geometric --hardening_granularity step --log_hardness false --report_substitution false "
+        "--require_lambda_gelu false"
+    )
+    (args,) = parser.parse_args_into_dataclasses(given.split())
+    read = {field.name: getattr(args, field.name) for field in OURS}
+    assert read == {
+        "hardness_lr_multiplier": 3.0,
+        "harden": True,
+        "target_hardness": None,
+        "tolerance": 0.01,
+        "switch_fraction": 0.5,
+        "hardening_schedule": "geometric",
+        "hardening_granularity": "step",
+        "log_hardness": False,
+        "report_substitution": False,
+        "require_lambda_gelu": False,
+    }
+    assert all(field.metadata["help"] for field in OURS)
+
+
+def test_default_arguments_are_the_papers():
+    args = LambdaGELUTrainingArguments()
+    assert args.hardness_lr_multiplier == 9
+    assert not args.harden
+    assert (args.switch_fraction, args.hardening_schedule, args.hardening_granularity) == (0.25, "linear", "epoch")
+    callback = HardeningCallback()
+    assert (callback.switch_fraction, callback.schedule, callback.granularity) == (0.25, "linear", "epoch")
+    assert callback.target_hardness == pytest.approx(159.577, abs=5e-4)
+
+
+def test_arguments_reach_the_callback(tmp_path):
+    trainer = tiny_trainer(
+        tmp_path,
+        harden=True,
+        target_hardness=77.0,
+        switch_fraction=0.5,
+        hardening_schedule="cosine",
+        hardening_granularity="step",
+    )
+    (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, HardeningCallback)]
+    assert (callback.target_hardness, callback.switch_fraction) == (77.0, 0.5)
+    assert (callback.schedule, callback.granularity) == ("cosine", "step")
+
+
+def test_without_harden_nothing_hardens(tmp_path):
+    trainer = tiny_trainer(tmp_path, num_train_epochs=4)
+    trainer.train()
+    assert not any(isinstance(callback, HardeningCallback) for callback in trainer.callback_handler.callbacks)
+    assert max(hardness_values(trainer.model)) < 5
+
+
+def test_arguments_survive_the_checkpoint(tmp_path):
+    trainer = tiny_trainer(tmp_path, harden=True, tolerance=0.01, save_strategy="epoch")
+    trainer.train()
+    args = torch.load(tmp_path / "checkpoint-3" / "training_args.bin", weights_only=False)
+    assert type(args) is LambdaGELUTrainingArguments
+    assert args.tolerance == 0.01
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_a_model_without_lambda_gelu_is_refused_unless_told(tmp_path, activation):
+    with pytest.raises(ValueError, match="TinyClassifier has no λ-GELU activation"):
+        tiny_trainer(tmp_path, tiny_model(activation))
+    tiny_trainer(tmp_path, tiny_model(activation), require_lambda_gelu=False).train()
+
+
+def test_other_arguments_are_refused(tmp_path):
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    with pytest.raises(TypeError, match="args must be LambdaGELUTrainingArguments, got TrainingArguments"):
+        LambdaGELUTrainer(tiny_model(), args)
+
+
+@pytest.mark.parametrize("option", [{"batch_eval_metrics": True}, {"eval_do_concat_batches": False}])
+def test_evaluations_in_pieces_are_refused_together_with_the_report(tmp_path, option):
+    with pytest.raises(ValueError, match=r"report_substitution .* cannot be combined with batch_eval_metrics=True"):
+        tiny_trainer(tmp_path, **option)
+    tiny_trainer(tmp_path, report_substitution=False, **option)
+
+
+def test_a_wrong_multiplier_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match="hardness_lr_multiplier must be a finite number >= 0, got -1"):
+        tiny_trainer(tmp_path, hardness_lr_multiplier=-1.0)
+
+
+def test_outputs_without_classes_are_refused_with_a_way_out(tmp_path):
+    class Scores(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = tiny_model()
+
+        def forward(self, features, labels=None):
+            return {"scores": self.model(features).logits[:, 0]}
+
+    with pytest.raises(ValueError, match=r"shape \(batch, ..., classes\).*is \(4,\). Pass report_substitution=False"):
+        tiny_trainer(tmp_path, Scores(), eval_dataset=[{"features": s["features"]} for s in SAMPLES]).evaluate()
+
+
+# Other ways to set it up
+
+
+def test_a_model_from_a_function(tmp_path):
+    args = LambdaGELUTrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", harden=True
+    )
+    trainer = LambdaGELUTrainer(
+        model_init=lambda: tiny_model(), args=args, train_dataset=rows(12), callbacks=[HardnessLogCallback]
+    )
+    trainer.train()
+    assert hardness_values(trainer.model) == pytest.approx([159.5769121605731] * 2, rel=1e-7)
+    assert len(trainer.optimizer.param_groups) == 3
+
+
+def test_no_warnings_in_an_ordinary_run(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny_trainer(tmp_path, harden=True, num_train_epochs=4, eval_strategy="epoch", eval_dataset=SAMPLES).train()
