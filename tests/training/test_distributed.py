@@ -1,0 +1,82 @@
+"""Two processes with gloo: DistributedDataParallel, AdamW, accumulation, gradient checkpointing, hardening.
+
+One launch for everything, in distributed_run.py, which asserts that there really are two processes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import distributed_run
+import pytest
+from closed_forms import hardened, hardness, progress_at, target
+from distributed_run import EPOCHS, RUNS, SWITCH, UPDATES
+
+from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
+
+TARGET = float(target())
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """(folder, report) of a run in two processes."""
+    folder = tmp_path_factory.mktemp("distributed")
+    # accelerate's own launcher starts one process on a CPU; torchrun with this variable starts two that know it.
+    environment = os.environ | {
+        "ACCELERATE_USE_CPU": "true",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(HERE),
+    }
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*torchrun, str(HERE / "distributed_run.py"), str(folder)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return folder, json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_hardening_in_two_processes_is_algorithm_1(launched, name):
+    _, report = launched
+    path, raw = report[name]["hardness"], report[name]["raw"]
+    steps = EPOCHS * UPDATES
+    assert len(path) == steps
+    start = [float(hardness(value, 0.1)) for value in raw]
+    for step, values in enumerate(path, start=1):
+        if name == "step":
+            progress = progress_at(step, steps, steps // 4)
+        else:
+            progress = progress_at((step - 1) // UPDATES + 1, EPOCHS, SWITCH)
+        if progress is not None:
+            assert values == pytest.approx([hardened("linear", value, TARGET, progress) for value in start], rel=1e-6)
+    assert path[-1] == pytest.approx([TARGET] * 2, rel=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing")
+@pytest.mark.parametrize("name", RUNS)
+def test_evaluation_of_an_uneven_set_is_that_of_one_process(launched, tmp_path, name):
+    """7 samples in batches of 2 on 2 processes: the last round is filled up with a sample that must not count."""
+    folder, report = launched
+    model = type(distributed_run.model()).from_pretrained(folder / name / f"checkpoint-{EPOCHS * UPDATES}")
+    args = LambdaGELUTrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, per_device_eval_batch_size=2
+    )
+    trainer = LambdaGELUTrainer(
+        model, args, eval_dataset=distributed_run.samples(7, 1), compute_metrics=distributed_run.accuracy
+    )
+    assert trainer.accelerator.num_processes == 1
+    alone, together = distributed_run.evaluate(trainer), report[name]["metrics"]
+    for prefix in ("eval", "soft_eval"):
+        for metric in ("accuracy", "relu_accuracy", "relu_unchanged_predictions"):
+            assert together[f"{prefix}_{metric}"] == pytest.approx(alone[f"{prefix}_{metric}"], rel=1e-6)
+        change = f"{prefix}_relu_max_logit_change"
+        assert together[change] == pytest.approx(alone[change], rel=1e-3, abs=1e-6)
+    assert together["soft_eval_relu_max_logit_change"] > 10 * together["eval_relu_max_logit_change"] > 0
+
+
+def test_a_plain_accelerate_loop_hardens_in_two_processes(launched):
+    _, report = launched
+    assert report["accelerate"] == pytest.approx([TARGET] * 2, rel=1e-7)
