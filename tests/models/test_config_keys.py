@@ -1,10 +1,13 @@
 """Finding and rewriting the config key that decides a model's activations."""
 
 import json
+from typing import Literal
 
 import pytest
 import torch
 from families import BY_NAME
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
@@ -74,6 +77,44 @@ def test_a_site_that_no_key_reaches_is_named():
     model = TwoKeys(TwoKeysConfig())
     with pytest.raises(UnsupportedConfigError, match="'relu' at fixed and leaves"):
         plan(model, "relu")
+
+
+class ForgetfulConfig(TwoKeysConfig):
+    """Does not save one of its keys."""
+
+    model_type = "forgetful"
+
+    def to_dict(self):
+        return {key: value for key, value in super().to_dict().items() if key != "outer_act"}
+
+
+def test_a_key_that_is_not_saved_is_none():
+    class Forgetful(TwoKeys):
+        config_class = ForgetfulConfig
+
+    model = Forgetful(ForgetfulConfig())
+    assert plan_config_changes(model, {"inner"}, "relu") == [ConfigChange(("inner_act",), "gelu", "relu")]
+    with pytest.raises(UnsupportedConfigError, match="at outer"):
+        plan_config_changes(model, {"outer"}, "relu")
+
+
+@strict
+class StrictConfig(TwoKeysConfig):
+    """Takes known names only."""
+
+    model_type = "strict"
+    inner_act: Literal["gelu", "relu"] = "gelu"
+
+
+def test_a_key_that_is_typed_too_narrowly_is_none():
+    class Strict(TwoKeys):
+        config_class = StrictConfig
+
+    model = Strict(StrictConfig())
+    assert plan_config_changes(model, {"inner"}, "relu") == [ConfigChange(("inner_act",), "gelu", "relu")]
+    with pytest.raises(UnsupportedConfigError, match="at inner") as caught:
+        plan_config_changes(model, {"inner"}, "lambda_gelu")
+    assert isinstance(caught.value.__cause__, StrictDataclassError)
 
 
 def test_a_key_that_reaches_too_much_is_not_chosen():
