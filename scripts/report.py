@@ -7,7 +7,7 @@ from transformers import HfArgumentParser
 
 from hf_lgelu.studies.figures import draw_hardness, draw_substitution
 from hf_lgelu.studies.records import read_records
-from hf_lgelu.studies.report import basis, substitution_table, validation_table
+from hf_lgelu.studies.report import all_tables
 
 
 @dataclass
@@ -24,17 +24,7 @@ def main() -> None:
     records = read_records(arguments.runs)
     folder = Path(arguments.output_dir or arguments.runs)
     folder.mkdir(parents=True, exist_ok=True)
-    tables = "\n\n".join(
-        (
-            basis(records),
-            "Best validation score",
-            validation_table(records),
-            "GELU or λ-GELU replaced by ReLU, last epoch",
-            substitution_table(records, at="last"),
-            "The same at the epoch with the best validation score",
-            substitution_table(records, at="best"),
-        )
-    )
+    tables = all_tables(records)
     (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
     draw_hardness(records, folder / "hardness.png")
     draw_substitution(records, folder / "substitution.png")

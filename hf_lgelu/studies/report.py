@@ -97,6 +97,21 @@ def substitution_table(records: Sequence[RunRecord], at: str = "last") -> str:
     return _markdown(header, rows)
 
 
+def all_tables(records: Sequence[RunRecord]) -> str:
+    """What `scripts/report.py` writes to tables.md and the README shows."""
+    return "\n\n".join(
+        (
+            "**The gates as learned**",
+            validation_table(records),
+            "**ReLU in their place, same weights, last epoch.** GELU is the direct swap",
+            substitution_table(records, at="last"),
+            "**The same at each run's best epoch as trained**, the paper's choice of checkpoint",
+            substitution_table(records, at="best"),
+            basis(records),
+        )
+    )
+
+
 def basis(records: Sequence[RunRecord]) -> str:
     """One sentence on what the numbers rest on: seeds, epochs, split, hardware, versions."""
     sentences = []
