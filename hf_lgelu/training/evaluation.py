@@ -24,13 +24,13 @@ def compare_outputs(
     that stay the same, predictions made. Positions labelled -100 do not count."""
     before, after = first_tensor(logits), first_tensor(relu_logits)
     batch_size = before.shape[0]
-    # Where both are the -inf of a masked class, the difference would be NaN.
-    change = torch.where(before == after, 0.0, (before.float() - after.float()).abs())
+    change = (before.float() - after.float()).abs_()
+    change.masked_fill_(before == after, 0)  # both are the -inf of a masked class: the difference is NaN
     same = before.argmax(-1) == after.argmax(-1)
     counted = torch.ones_like(same)
     if isinstance(labels, Tensor) and labels.shape == same.shape:
         counted = labels != -100
-        change = change * counted.unsqueeze(-1)
+        change.masked_fill_(~counted.unsqueeze(-1), 0)
     rows = torch.empty(batch_size, 5, dtype=torch.float32, device=before.device)
     rows[:, _LOSS] = float("nan") if loss is None else loss
     rows[:, _RELU_LOSS] = float("nan") if relu_loss is None else relu_loss

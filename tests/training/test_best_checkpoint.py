@@ -3,7 +3,7 @@
 import pytest
 from closed_forms import target
 from tiny_training import assert_same_state, hardness_values, rows, state_of, tiny_model, tiny_trainer
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_lgelu import HardeningCallback
 
@@ -103,6 +103,21 @@ def test_a_run_that_never_hardens_enough_keeps_its_last_weights(tmp_path):
     assert trainer.state.epoch == 3
     assert min(hardness_values(trainer.model)) == pytest.approx(TARGET / 6, rel=0.1)
     assert states
+
+
+def test_early_stopping_waits_until_an_epoch_can_be_the_best(tmp_path):
+    """Patience 2 with a falling metric: after epoch 7, two after the first hardened one; not after epoch 3."""
+    stop = EarlyStoppingCallback(early_stopping_patience=2)
+    trainer, states = train(tmp_path, save_strategy="epoch", load_best_model_at_end=True, harden=True, callbacks=[stop])
+    assert len(states) == 7
+    assert step_of(trainer) == 15
+    trainer, states = train(
+        tmp_path / "soft",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
+    )
+    assert len(states) == 3
 
 
 class StopAt(TrainerCallback):

@@ -144,6 +144,15 @@ def test_metrics_of_the_inputs_get_them(tmp_path):
     assert (metrics["eval_difference"], metrics["eval_relu_difference"]) == (0, 0)
 
 
+def test_moving_results_to_the_cpu_on_the_way_changes_nothing(tmp_path):
+    options = {"eval_dataset": SAMPLES, "compute_metrics": accuracy}
+    once = tiny_trainer(tmp_path, tiny_model(seed=3), **options).evaluate()
+    piecewise = tiny_trainer(tmp_path, tiny_model(seed=3), eval_accumulation_steps=1, **options).evaluate()
+    reported = [name for name in once if "relu" in name or name in ("eval_loss", "eval_accuracy")]
+    assert len(reported) == 6
+    assert [piecewise[name] for name in reported] == [once[name] for name in reported]
+
+
 def test_metric_names_with_the_prefix_are_understood(tmp_path):
     trainer = tiny_trainer(
         tmp_path, eval_dataset={"a": SAMPLES}, compute_metrics=lambda prediction: {"eval_a_x": 1.0, "y": 2.0}
@@ -291,6 +300,12 @@ def test_masked_classes_do_not_make_the_change_nan():
     rows = compare_outputs(None, masked, None, masked + torch.tensor([0.0, 0.5, 0.0]), None)
     assert rows[0, 2] == 0.5
     assert rows[0, 3] == 1
+
+
+def test_positions_without_a_label_do_not_count_whatever_is_there():
+    logits, labels = torch.zeros(1, 3, 2), torch.tensor([[0, -100, 1]])
+    other = torch.tensor([[[0.5, 0.0], [math.nan, 7.0], [0.0, 0.25]]])
+    assert compare_outputs(None, logits, None, other, labels)[0, 2:].tolist() == [0.5, 1, 2]
 
 
 def test_regression_targets_do_not_mask_anything():

@@ -233,6 +233,15 @@ def transformer(family):
     return BertForSequenceClassification(BertConfig(hidden_act="lambda_gelu", vocab_size=11, **sizes))
 
 
+@pytest.mark.parametrize("granularity", ["epoch", "step"])
+def test_bfloat16_autocast(tmp_path, granularity):
+    """λ and s stay float32, to the last bit of the formula."""
+    trainer, seen = run(tmp_path, num_train_epochs=4, bf16=True, hardening_granularity=granularity)
+    positions = epochs(4, 3) if granularity == "epoch" else list(range(1, 13))
+    check_path(trainer.model, seen, positions, positions[-1])
+    assert trainer.accelerator.mixed_precision == "bf16"
+
+
 class Stream(IterableDataset):
     """Data without a length."""
 
