@@ -31,7 +31,7 @@ def mean_and_deviation(values: Sequence[float | None], digits: int) -> str:
     """ "mean ± sample standard deviation"; the value alone for one; a dash where any is missing."""
     if not values or any(value is None for value in values):
         return _MISSING
-    mean = statistics.fmean(values)
+    mean = round(statistics.fmean(values), digits) + 0.0  # -0.00004 is shown as 0.0000, without a sign
     if len(values) == 1:
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ± {statistics.stdev(values):.{digits}f}"

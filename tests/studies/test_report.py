@@ -30,6 +30,8 @@ def test_mean_and_deviation_against_statistics():
     values = [0.91, 0.93, 0.98]
     assert mean_and_deviation(values, 4) == f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f}"
     assert mean_and_deviation([0.5], 2) == "0.50"
+    assert mean_and_deviation([-0.00004, 0.0], 4) == "0.0000 ± 0.0000"
+    assert mean_and_deviation([-0.0123], 2) == "-0.01"
     assert mean_and_deviation([0.5, None], 2) == "–"
     assert mean_and_deviation([], 2) == "–"
 
