@@ -10,12 +10,14 @@ from typing import Any
 
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, find_sites, uncompiled_name
 
 _KEY = "lambda_gelu"
+_WHERE = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
 SiteRecord = list[dict[str, Any]]
 """One entry per site in registration order (JSON objects lose theirs): {"site", "granularity", "raw_shape"}, or
@@ -86,7 +88,7 @@ def from_pretrained(model_class: type, pretrained_model_name_or_path: str | os.P
     config = _config(model_class, pretrained_model_name_or_path, kwargs)
     if not any(True for _ in _records(config, ())):
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
-    concrete = _concrete_class(model_class, config)
+    concrete = _concrete_class(model_class, config, pretrained_model_name_or_path, kwargs)
 
     class _Rebuilt(concrete):
         def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
@@ -120,7 +122,7 @@ def _config(model_class: type, path: str | os.PathLike, kwargs: Mapping[str, Any
     if isinstance(config, PreTrainedConfig):
         return config
     config_class = getattr(model_class, "config_class", None) or AutoConfig
-    shared = ("revision", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "trust_remote_code")
+    shared = (*_WHERE, "subfolder", "trust_remote_code")
     return config_class.from_pretrained(config or path, **{name: kwargs[name] for name in shared if name in kwargs})
 
 
@@ -163,17 +165,24 @@ def _place(model: PreTrainedModel, name: str) -> tuple[nn.Module | None, str]:
     return None, attribute
 
 
-def _concrete_class(model_class: type, config: PreTrainedConfig) -> type[PreTrainedModel]:
+def _concrete_class(
+    model_class: type, config: PreTrainedConfig, path: str | os.PathLike, kwargs: Mapping[str, Any]
+) -> type[PreTrainedModel]:
     if issubclass(model_class, PreTrainedModel):
         return model_class
-    mapping = getattr(model_class, "_model_mapping", None)
-    if mapping is None or type(config) not in mapping:
-        raise TypeError(
-            f"model_class must be a PreTrainedModel subclass or an Auto class that knows {type(config).__name__}, got "
-            f"{model_class!r}"
+    mapping = getattr(model_class, "_model_mapping", {})
+    if type(config) in mapping:
+        found = mapping[type(config)]
+        if not isinstance(found, tuple):
+            return found
+        by_name = {cls.__name__: cls for cls in found}
+        return next((by_name[name] for name in config.architectures or () if name in by_name), found[0])
+    own_code = (getattr(config, "auto_map", None) or {}).get(model_class.__name__)
+    if own_code and kwargs.get("trust_remote_code"):
+        return get_class_from_dynamic_module(
+            own_code, path, **{name: kwargs[name] for name in _WHERE if name in kwargs}
         )
-    found = mapping[type(config)]
-    if not isinstance(found, tuple):
-        return found
-    by_name = {cls.__name__: cls for cls in found}
-    return next((by_name[name] for name in config.architectures or () if name in by_name), found[0])
+    raise TypeError(
+        f"model_class must be a PreTrainedModel subclass or an Auto class that knows {type(config).__name__}, got "
+        f"{model_class!r}" + (". The checkpoint brings its own code: pass trust_remote_code=True" if own_code else "")
+    )

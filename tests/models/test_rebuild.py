@@ -1,5 +1,6 @@
 """Checkpoints that no activation string describes: several λ per layer, one for all, or only some sites."""
 
+import importlib
 import json
 
 import pytest
@@ -8,7 +9,13 @@ import transformers
 from families import BY_NAME
 from family import Family, logits_of
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    dynamic_module_utils,
+)
 
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
 from hf_lgelu.activation.module import SharedLambdaGELU
@@ -150,9 +157,52 @@ def test_a_config_can_be_given(as_path, tmp_path):
     family = BY_NAME["bert"]
     model = operated(family, "channel")
     model.save_pretrained(tmp_path)
-    config = str(tmp_path) if as_path else family.build().config.from_pretrained(tmp_path)
+    elsewhere = tmp_path / "config"
+    elsewhere.mkdir()
+    (tmp_path / "config.json").rename(elsewhere / "config.json")
+    config = str(elsewhere) if as_path else family.build().config.from_pretrained(elsewhere)
     loaded = from_pretrained(family.model_class, tmp_path, config=config)
     assert torch.equal(logits_of(loaded, family.inputs()), logits_of(model, family.inputs()))
+
+
+OWN_CODE = """
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "own_code"
+
+class Own(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.linear = torch.nn.Linear(4, 4)
+        self.act = torch.nn.GELU()
+        self.post_init()
+
+    def forward(self, x):
+        return self.act(self.linear(x))
+"""
+
+
+def test_a_checkpoint_that_brings_its_own_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "modeling_own.py").write_text(OWN_CODE)
+    code = importlib.import_module("modeling_own")
+    code.OwnConfig.register_for_auto_class()
+    code.Own.register_for_auto_class("AutoModel")
+    model = code.Own(code.OwnConfig()).eval()
+    replace_activations(model, granularity="channel", example_inputs=torch.randn(2, 4))
+    learn(model).save_pretrained(tmp_path / "own")
+    x = torch.randn(3, 4)
+    loaded = from_pretrained(AutoModel, tmp_path / "own", trust_remote_code=True).eval()
+    assert type(loaded) is not code.Own
+    assert type(loaded).__name__ == "Own"
+    assert torch.equal(loaded(x), model(x))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        from_pretrained(AutoModel, tmp_path / "own", trust_remote_code=False)
 
 
 @pytest.mark.parametrize("granularity", ["channel", "network"])
