@@ -353,6 +353,15 @@ def test_torchs_encoder_layer_is_given_back_as_it_was():
     assert not torch.allclose(inside, before, rtol=0, atol=1e-3)
 
 
+def test_hardness_is_made_where_the_neighbours_live():
+    with torch.device("meta"):
+        model = Chain(nn.GELU(), nn.GELU())
+    model.first = nn.Linear(4, 8)
+    model.blocks[1] = nn.Sequential(nn.GELU(), nn.Linear(8, 8))
+    replace_activations(model)
+    assert [block[0].raw_hardness.device.type for block in model.blocks] == ["meta", "cpu"]
+
+
 def test_sites_are_found_in_registration_order_below_containers():
     model = nn.ModuleDict({"b": Chain(nn.GELU(), nn.GELU()), "a": nn.Sequential(nn.Identity(), nn.GELU())})
     assert [site.name for site in find_sites(model)] == ["b.blocks.0.0", "b.blocks.1.0", "a.1"]
