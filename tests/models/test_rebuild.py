@@ -205,6 +205,20 @@ def test_a_checkpoint_that_brings_its_own_code(tmp_path, monkeypatch):
         from_pretrained(AutoModel, tmp_path / "own", trust_remote_code=False)
 
 
+def test_code_in_a_checkpoint_is_not_run_without_being_asked_for(tmp_path, monkeypatch):
+    # The config is BERT's own, so reading it needs no trust; only the model class would come from the checkpoint.
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    operated(BY_NAME["bert"], "channel").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForImageClassification": "modeling_foreign.Foreign"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "modeling_foreign.py").write_text("raise SystemExit('foreign code was run')")
+    with pytest.raises(TypeError, match="pass trust_remote_code=True"):
+        from_pretrained(AutoModelForImageClassification, tmp_path)
+    with pytest.raises(SystemExit, match="foreign code was run"):
+        from_pretrained(AutoModelForImageClassification, tmp_path, trust_remote_code=True)
+
+
 @pytest.mark.parametrize("granularity", ["channel", "network"])
 def test_with_another_head_and_without_one(granularity, tmp_path):
     # BERT's record names bert.encoder... and the head's site; the base model has encoder... and no head.
