@@ -9,6 +9,8 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 
 import hf_lgelu
+from hf_lgelu.studies.records import read_records
+from hf_lgelu.studies.report import all_tables
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -88,3 +90,9 @@ def test_every_python_block_was_run():
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))))
 def test_links_lead_somewhere(path):
     assert (ROOT / path).exists()
+
+
+def test_the_tables_are_what_the_report_makes_of_the_committed_records():
+    tables = all_tables(read_records(ROOT / "model_cards" / "mlp" / "records"))
+    assert (ROOT / "model_cards" / "mlp" / "tables.md").read_text(encoding="utf-8") == tables + "\n"
+    assert tables in README

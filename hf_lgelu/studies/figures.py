@@ -38,7 +38,7 @@ def draw_hardness(records: Sequence[RunRecord], path: str | os.PathLike) -> None
 
 
 def draw_substitution(records: Sequence[RunRecord], path: str | os.PathLike) -> None:
-    """The metric in the last epoch, as it is and with ReLU substituted: a row per configuration, a mark per seed."""
+    """The metric in the last epoch, as it is and with ReLU substituted: a row per configuration, a line per seed."""
     groups = {key: seeds for key, seeds in grouped(records).items() if seeds[0].last.relu_score is not None}
     if not groups:
         raise ValueError("none of the records has a substituted score to draw")
@@ -50,7 +50,7 @@ def draw_substitution(records: Sequence[RunRecord], path: str | os.PathLike) -> 
         rows = [(label, seeds) for (benchmark, label), seeds in groups.items() if benchmark == name]
         _draw_rows(axis, rows)
         metric = rows[0][1][0].metric
-        axis.set_title(f"{name}: {metric} in the last epoch, one mark per seed, the line joins the means", fontsize=10)
+        axis.set_title(f"{name}: {metric} in the last epoch, a line per seed", fontsize=11)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=160)
@@ -80,18 +80,16 @@ def _draw_profile(axis: "Axes", seeds: list[RunRecord]) -> None:
 
 def _draw_rows(axis: "Axes", rows: list[tuple[str, list[RunRecord]]]) -> None:
     for height, (_, seeds) in enumerate(reversed(rows)):
-        as_is = [record.last.score for record in seeds]
-        substituted = [record.last.relu_score for record in seeds]
-        ends = sum(as_is) / len(as_is), sum(substituted) / len(substituted)
-        axis.plot(ends, (height, height), color="0.6", linewidth=2, zorder=1)
-        label = height == 0
-        axis.scatter(
-            as_is, [height + 0.12] * len(seeds), s=46, color=_AS_IS, label="as trained" if label else None, zorder=2
-        )
-        axis.scatter(
-            substituted, [height - 0.12] * len(seeds), s=46, color=_SUBSTITUTED, marker="D",
-            label="ReLU substituted, same weights" if label else None, zorder=2,
-        )  # fmt: skip
+        for number, record in enumerate(seeds):
+            level = height + 0.5 * ((len(seeds) - 1) / 2 - number) / len(seeds)
+            before, after = record.last.score, record.last.relu_score
+            first = height == number == 0
+            axis.plot((before, after), (level, level), color="0.6", linewidth=1.5, zorder=1)
+            axis.plot(before, level, "o", color=_AS_IS, markersize=7, label="as trained" if first else None)
+            axis.plot(
+                after, level, "D", color=_SUBSTITUTED, markersize=4.5,
+                label="ReLU substituted, same weights" if first else None,
+            )  # fmt: skip
     axis.set_yticks(range(len(rows)), [label for label, _ in reversed(rows)])
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.grid(axis="x", alpha=0.3)
