@@ -5,6 +5,8 @@ import gc
 import pytest
 import torch
 
+pytest.register_assert_rewrite("hardening_runs", "tiny_training")
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

@@ -6,36 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny_training import CLASSES, batch, rows, tiny_model, tiny_trainer
+from plain_evaluation import SAMPLES, accuracy, by_hand, substituted
+from tiny_training import CLASSES, batch, tiny_model, tiny_trainer
 from torch import nn
 from torch.nn import functional as F
-from transformers import BertConfig, BertForTokenClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
-from transformers.modeling_outputs import ModelOutput
+from transformers import PreTrainedModel
 
-from hf_lgelu import anneal_hardness, find_smooth_calls, replace_activations, substitute_relu
-from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, first_tensor
-
-SAMPLES = rows(11, seed=1)  # batches of 4, 4 and 3
-
-
-def substituted(model):
-    relu = copy.deepcopy(model).eval()
-    substitute_relu(relu, rewrite_config=False)
-    return relu
-
-
-def accuracy(prediction):
-    hits = prediction.predictions.argmax(-1) == prediction.label_ids
-    return {"accuracy": float(hits[prediction.label_ids != -100].mean())}
-
-
-@torch.no_grad()
-def by_hand(model, samples):
-    """Accuracy and cross entropy, one sample at a time, in float64."""
-    logits = torch.cat([model.eval()(sample["features"][None]).logits for sample in samples]).double()
-    labels = torch.stack([sample["labels"] for sample in samples])
-    losses = [math.log(sum(math.exp(z - row[label]) for z in row)) for row, label in zip(logits, labels, strict=True)]
-    return logits, (logits.argmax(-1) == labels).double().mean().item(), sum(losses) / len(losses)
+from hf_lgelu import anneal_hardness, find_smooth_calls, replace_activations
+from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics
 
 
 @pytest.mark.parametrize("hardened", [None, 0.02, 1.0])
@@ -168,107 +146,6 @@ def test_label_smoothing_and_the_substituted_loss(tmp_path):
     relu_logits, _, relu_loss = by_hand(substituted(model), SAMPLES)
     uniform = -F.log_softmax(relu_logits, -1).mean().item()
     assert metrics["eval_relu_loss"] == pytest.approx(0.9 * relu_loss + 0.1 * uniform, rel=1e-5)
-
-
-# Logits of other shapes
-
-
-def bert_for_tokens():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    model = BertForTokenClassification(BertConfig(hidden_act="lambda_gelu", vocab_size=11, num_labels=3, **sizes))
-    return widened(model)
-
-
-def widened(model):
-    """Weights large enough for a swap to change predictions."""
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.mul_(25)
-    return model
-
-
-def test_token_level_logits_count_labelled_positions_only(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    samples = []
-    for length in (6, 6, 6, 4, 4):  # a batch of 4 with padding inside it, and a last one of another length
-        tokens = torch.randint(0, 11, (6,), generator=generator)
-        labels = torch.randint(0, 3, (6,), generator=generator)
-        labels[length:] = -100
-        samples.append({"input_ids": tokens, "labels": labels})
-    model = bert_for_tokens()
-    metrics = tiny_trainer(tmp_path, model, eval_dataset=samples, compute_metrics=accuracy).evaluate()
-    relu = substituted(model)
-    changes, same, hits, relu_hits = [], [], [], []
-    with torch.no_grad():
-        for sample in samples:
-            logits, relu_logits = (each.eval()(sample["input_ids"][None]).logits[0] for each in (model, relu))
-            for position, label in enumerate(sample["labels"].tolist()):
-                if label != -100:
-                    z, r = logits[position], relu_logits[position]
-                    changes.append((z - r).abs().max().item())
-                    same.append((z.argmax() == r.argmax()).item())
-                    hits.append((z.argmax() == label).item())
-                    relu_hits.append((r.argmax() == label).item())
-    assert len(changes) == 26
-    assert metrics["eval_relu_max_logit_change"] == pytest.approx(max(changes), rel=1e-5)
-    assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(sum(same) / 26, rel=1e-6)
-    assert 0 < sum(same) < 26
-    assert metrics["eval_accuracy"] == pytest.approx(sum(hits) / 26)
-    assert metrics["eval_relu_accuracy"] == pytest.approx(sum(relu_hits) / 26)
-
-
-def test_a_language_model_with_a_cache_among_its_outputs(tmp_path):
-    torch.manual_seed(0)
-    config = GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=11)
-    model = widened(GPT2LMHeadModel(config))
-    tokens = torch.randint(0, 11, (5, 6), generator=torch.Generator().manual_seed(0))
-    samples = [{"input_ids": row, "labels": row} for row in tokens]
-    metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
-    relu = substituted(model)
-    with torch.no_grad():
-        change = (model.eval()(tokens).logits - relu(tokens).logits).abs().max().item()
-    assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-5)
-    for name, each in (("eval_loss", model), ("eval_relu_loss", relu)):
-        # Trainer's own loss, however it counts the tokens of a language model.
-        own = tiny_trainer(tmp_path, each, plain=True, eval_dataset=samples).evaluate()["eval_loss"]
-        assert metrics[name] == pytest.approx(own, rel=1e-5)
-    assert metrics["eval_relu_loss"] != pytest.approx(metrics["eval_loss"], rel=1e-3)
-
-
-class Several(nn.Module):
-    """Logits first, then more, in a dict or a tuple."""
-
-    def __init__(self, model, as_tuple):
-        super().__init__()
-        self.model, self.as_tuple = model, as_tuple
-
-    def forward(self, features, labels=None):
-        output = self.model(features, labels)
-        outputs = {"loss": output.loss, "logits": output.logits, "hidden": (features, features.sum(-1))}
-        return tuple(outputs.values()) if self.as_tuple else ModelOutput(**outputs)
-
-
-@pytest.mark.parametrize("as_tuple", [False, True])
-def test_of_several_outputs_the_first_is_compared(tmp_path, as_tuple):
-    model = tiny_model(seed=3)
-
-    def first_accuracy(prediction):
-        logits, hidden = prediction.predictions
-        assert [array.shape for array in hidden] == [(11, 5), (11,)]
-        return {"accuracy": float((logits.argmax(-1) == prediction.label_ids).mean())}
-
-    metrics = tiny_trainer(
-        tmp_path, Several(model, as_tuple), eval_dataset=SAMPLES, compute_metrics=first_accuracy
-    ).evaluate()
-    assert metrics["eval_relu_accuracy"] == pytest.approx(by_hand(substituted(model), SAMPLES)[1])
-    assert metrics["eval_relu_unchanged_predictions"] < 1
-
-
-@pytest.mark.parametrize("output", [torch.zeros(4), torch.tensor(0.0), "text", ()])
-def test_outputs_that_are_no_logits_are_refused(output):
-    with pytest.raises(ValueError, match="can be compared only on logits"):
-        first_tensor(output)
 
 
 # Rows

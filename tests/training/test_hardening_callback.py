@@ -1,72 +1,22 @@
 """HardeningCallback in real runs: λ of every forward pass against Algorithm 1 by hand."""
 
-import itertools
 import math
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from closed_forms import SCHEDULE_FORMS, hardened, hardness, progress_at, target
+from closed_forms import SCHEDULE_FORMS, hardness
+from hardening_runs import TARGET, check_path, epochs, run
 from tiny_training import (
-    assert_same_state,
     hardness_values,
-    lambda_gelus,
     raw_values,
     rows,
-    state_of,
     tiny_model,
     tiny_trainer,
-    watched,
 )
-from torch.utils.data import IterableDataset
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from hf_lgelu import HardeningCallback, release_hardness
-
-TARGET = float(target())
-
-
-def run(folder, *, plain=False, model=None, hardening=None, **options):
-    """Train; return the model and the λ of all forward passes."""
-    model = tiny_model() if model is None else model
-    if plain:
-        options["callbacks"] = [HardeningCallback(**hardening or {})]
-    else:
-        options["harden"] = True
-    trainer = tiny_trainer(folder, model, plain=plain, **options)
-    with watched(model) as seen:
-        trainer.train()
-    return trainer, seen
-
-
-def check_path(model, seen, position_of, total, *, switch=None, end=TARGET, schedule="linear"):
-    """λ of the forward passes that trained, given to which epoch (or step) each belongs.
-
-    s must have learned up to e_s, be bit-exactly constant after it, and λ be the formula of that s.
-    """
-    switch = total // 4 if switch is None else switch
-    assert len(position_of) == len(seen.trained)
-    frozen = raw_values(model)
-    start = [hardness(raw, module.temperature.item()) for raw, module in zip(frozen, lambda_gelus(model), strict=True)]
-    for index, position in enumerate(position_of):
-        progress = progress_at(position, total, switch)
-        if progress is None:
-            by_hand = [float(hardness(raw, 0.1)) for raw in seen.trained_raw[index]]
-        else:
-            by_hand = [hardened(schedule, float(value), end, progress) for value in start]
-            assert seen.trained_raw[index] == frozen
-        assert seen.trained[index] == pytest.approx(by_hand, rel=1e-6), (position, index)
-        if position == total:
-            assert seen.trained[index] == [torch.tensor(end).item()] * len(start)
-    soft = [raw for raw, position in zip(seen.trained_raw, position_of, strict=True) if position <= switch]
-    if soft:
-        assert soft[0] != soft[-1] != frozen  # λ is learned until the last update before the switch
-    assert raw_values(model) == frozen
-
-
-def epochs(total, batches):
-    return [epoch for epoch in range(1, total + 1) for _ in range(batches)]
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -139,147 +89,6 @@ def test_callback_takes_the_same_options(tmp_path):
 def test_a_callback_of_ones_own_takes_the_place_of_the_arguments(tmp_path):
     trainer, seen = run(tmp_path, num_train_epochs=4, callbacks=[HardeningCallback(target_hardness=30.0)])
     check_path(trainer.model, seen, epochs(4, 3), 4, end=30.0)
-
-
-# What makes counting hard
-
-
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
-def test_accumulation_with_an_odd_number_of_batches(tmp_path, granularity):
-    """5 batches, 2 per update: updates of 2, 2 and 1 batches; λ moves between updates only."""
-    trainer, seen = run(
-        tmp_path,
-        train=rows(20),
-        num_train_epochs=8,
-        gradient_accumulation_steps=2,
-        hardening_granularity=granularity,
-    )
-    assert trainer.state.global_step == 24
-    if granularity == "epoch":
-        check_path(trainer.model, seen, epochs(8, 5), 8)
-    else:
-        updates = [3 * epoch + update for epoch in range(8) for update in (1, 1, 2, 2, 3)]
-        check_path(trainer.model, seen, updates, 24)
-
-
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
-@pytest.mark.parametrize(("max_steps", "total"), [(15, 5), (13, 5), (10, 4), (12, 4), (2, 1)])
-def test_max_steps(tmp_path, max_steps, total, granularity):
-    """3 steps an epoch: T is the number of epochs begun, whole or not; num_train_epochs does not count."""
-    trainer, seen = run(tmp_path, max_steps=max_steps, num_train_epochs=77, hardening_granularity=granularity)
-    if granularity == "epoch":
-        check_path(trainer.model, seen, epochs(total, 3)[:max_steps], total)
-    else:
-        check_path(trainer.model, seen, list(range(1, max_steps + 1)), max_steps)
-
-
-@pytest.mark.parametrize(("fraction", "steps", "total"), [(4.5, 14, 5), (7.1, 22, 8), (0.5, 2, 1)])
-def test_fractional_epochs(tmp_path, fraction, steps, total):
-    trainer, seen = run(tmp_path, num_train_epochs=fraction)
-    check_path(trainer.model, seen, epochs(total, 3)[:steps], total)
-
-
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
-def test_evaluation_in_the_middle_of_an_epoch_sees_the_current_hardness(tmp_path, granularity):
-    """Evaluated after every second of 3 steps; comparing the substitution does not disturb the run."""
-    options = {"num_train_epochs": 5, "hardening_granularity": granularity, "train": rows(12)}
-    evaluation = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": rows(4, seed=1)}
-    trainer, seen = run(tmp_path, **options, **evaluation, model=tiny_model(dropout=0.2))
-    positions = epochs(5, 3) if granularity == "epoch" else list(range(1, 16))
-    check_path(trainer.model, seen, positions, positions[-1])
-    evaluated = [2, 4, 6, 8, 10, 12, 14, 15]
-    assert len(seen.evaluated) == len(evaluated)
-    for step, values in zip(evaluated, seen.evaluated, strict=True):
-        if step > 3:
-            assert values == seen.trained[step - 1]
-    undisturbed, _ = run(tmp_path, **options, **evaluation, report_substitution=False, model=tiny_model(dropout=0.2))
-    assert_same_state(state_of(trainer.model), state_of(undisturbed.model))
-
-
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing")  # its new name is not in every version that is supported
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("family", ["gpt2", "bert"])
-def test_gradient_checkpointing_with_accumulation(tmp_path, family, reentrant):
-    """Recomputing the forward pass must recompute it at the same λ: the weights end bit-identical."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, 11, (10, 6), generator=generator)
-    if family == "gpt2":
-        samples = [{"input_ids": row, "labels": row} for row in tokens]
-    else:
-        samples = [{"input_ids": row, "labels": row[0] % 2} for row in tokens]
-    ends = []
-    for checkpointing in (False, True):
-        trainer, seen = run(
-            tmp_path,
-            model=transformer(family),
-            train=samples,
-            per_device_train_batch_size=2,
-            num_train_epochs=4,
-            gradient_accumulation_steps=2,
-            gradient_checkpointing=checkpointing,
-            gradient_checkpointing_kwargs={"use_reentrant": reentrant},
-        )
-        check_path(trainer.model, seen, epochs(4, 5), 4)
-        ends.append(state_of(trainer.model))
-    assert_same_state(*ends)
-
-
-def transformer(family):
-    torch.manual_seed(0)
-    if family == "gpt2":
-        config = GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=11)
-        return GPT2LMHeadModel(config)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    return BertForSequenceClassification(BertConfig(hidden_act="lambda_gelu", vocab_size=11, **sizes))
-
-
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
-def test_bfloat16_autocast(tmp_path, granularity):
-    """λ and s stay float32, to the last bit of the formula."""
-    trainer, seen = run(tmp_path, num_train_epochs=4, bf16=True, hardening_granularity=granularity)
-    positions = epochs(4, 3) if granularity == "epoch" else list(range(1, 13))
-    check_path(trainer.model, seen, positions, positions[-1])
-    assert trainer.accelerator.mixed_precision == "bf16"
-
-
-class Stream(IterableDataset):
-    """Data without a length."""
-
-    def __iter__(self):
-        return itertools.cycle(rows(12))
-
-
-def test_data_without_a_length_hardens_by_step_and_is_refused_by_epoch(tmp_path):
-    trainer, seen = run(tmp_path, train=Stream(), max_steps=9, hardening_granularity="step")
-    check_path(trainer.model, seen, list(range(1, 10)), 9)
-    with pytest.raises(ValueError, match="has no length, so epochs cannot be counted; harden with granularity='step'"):
-        run(tmp_path, train=Stream(), max_steps=9)
-
-
-def test_a_second_training_begins_soft_again(tmp_path):
-    trainer, _ = run(tmp_path, num_train_epochs=4)
-    with watched(trainer.model) as seen:
-        trainer.train()
-    check_path(trainer.model, seen, epochs(4, 3), 4)
-
-
-def test_gradients_are_clipped_without_s_while_it_is_frozen(tmp_path):
-    """Trainer clips before the callback drops s.grad; a gradient of s would shrink everybody's step."""
-    norms = {"all": [], "weights": []}
-
-    class Norms(TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-            weights = [p.grad for name, p in model.named_parameters() if not name.endswith("raw_hardness")]
-            norms["weights"].append(torch.nn.utils.get_total_norm(weights).item())
-
-        def on_log(self, args, state, control, logs, **kwargs):
-            if "grad_norm" in logs:
-                norms["all"].append(logs["grad_norm"])
-
-    logs = {"logging_strategy": "steps", "logging_steps": 1, "max_grad_norm": 1e9}
-    run(tmp_path, num_train_epochs=4, callbacks=[Norms()], **logs)
-    together = [a == pytest.approx(b, rel=1e-6) for a, b in zip(norms["all"], norms["weights"], strict=True)]
-    assert together == [False] * 3 + [True] * 9
 
 
 # What is refused

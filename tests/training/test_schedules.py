@@ -45,6 +45,15 @@ def test_schedule_goes_monotonically_from_start_to_exactly_the_target(schedule, 
     assert (np.diff(way) > 0).all() if target > start else (np.diff(way) < 0).all()
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_end_is_the_target_to_the_last_bit_from_anywhere(schedule):
+    """The formulas alone miss it by a rounding from most starts."""
+    starts = [1 + k / 137 for k in range(1, 300)]
+    assert [scheduled_hardness(schedule, start, 159.5769121605731, 1.0) for start in starts] == [
+        159.5769121605731
+    ] * 299
+
+
 @pytest.mark.parametrize(("start", "target"), WAYS)
 def test_what_stays_equal_along_each_schedule(start, target):
     for schedule, of in (("linear", np.array), ("geometric", np.log), ("inverse", np.reciprocal)):

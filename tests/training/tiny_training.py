@@ -168,3 +168,9 @@ def assert_same_state(state: dict[str, torch.Tensor], other: dict[str, torch.Ten
     assert state.keys() == other.keys()
     different = [name for name in state if not torch.equal(state[name], other[name])]
     assert not different
+
+
+def names_in(model: nn.Module, group: dict[str, Any]) -> list[str]:
+    """Of the parameters of an optimizer's group."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return sorted(names[id(parameter)] for parameter in group["params"])

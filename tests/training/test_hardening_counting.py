@@ -1,0 +1,154 @@
+"""Hardening where epochs and steps are hard to count, or the forward pass is more than one call."""
+
+import itertools
+
+import pytest
+import torch
+from hardening_runs import check_path, epochs, run
+from tiny_training import (
+    assert_same_state,
+    rows,
+    state_of,
+    tiny_model,
+    watched,
+)
+from torch.utils.data import IterableDataset
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, TrainerCallback
+
+
+@pytest.mark.parametrize("granularity", ["epoch", "step"])
+def test_accumulation_with_an_odd_number_of_batches(tmp_path, granularity):
+    """5 batches, 2 per update: updates of 2, 2 and 1 batches; λ moves between updates only."""
+    trainer, seen = run(
+        tmp_path,
+        train=rows(20),
+        num_train_epochs=8,
+        gradient_accumulation_steps=2,
+        hardening_granularity=granularity,
+    )
+    assert trainer.state.global_step == 24
+    if granularity == "epoch":
+        check_path(trainer.model, seen, epochs(8, 5), 8)
+    else:
+        updates = [3 * epoch + update for epoch in range(8) for update in (1, 1, 2, 2, 3)]
+        check_path(trainer.model, seen, updates, 24)
+
+
+@pytest.mark.parametrize("granularity", ["epoch", "step"])
+@pytest.mark.parametrize(("max_steps", "total"), [(15, 5), (13, 5), (10, 4), (12, 4), (2, 1)])
+def test_max_steps(tmp_path, max_steps, total, granularity):
+    """3 steps an epoch: T is the number of epochs begun, whole or not; num_train_epochs does not count."""
+    trainer, seen = run(tmp_path, max_steps=max_steps, num_train_epochs=77, hardening_granularity=granularity)
+    if granularity == "epoch":
+        check_path(trainer.model, seen, epochs(total, 3)[:max_steps], total)
+    else:
+        check_path(trainer.model, seen, list(range(1, max_steps + 1)), max_steps)
+
+
+@pytest.mark.parametrize(("fraction", "steps", "total"), [(4.5, 14, 5), (7.1, 22, 8), (0.5, 2, 1)])
+def test_fractional_epochs(tmp_path, fraction, steps, total):
+    trainer, seen = run(tmp_path, num_train_epochs=fraction)
+    check_path(trainer.model, seen, epochs(total, 3)[:steps], total)
+
+
+@pytest.mark.parametrize("granularity", ["epoch", "step"])
+def test_evaluation_in_the_middle_of_an_epoch_sees_the_current_hardness(tmp_path, granularity):
+    """Evaluated after every second of 3 steps; comparing the substitution does not disturb the run."""
+    options = {"num_train_epochs": 5, "hardening_granularity": granularity, "train": rows(12)}
+    evaluation = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": rows(4, seed=1)}
+    trainer, seen = run(tmp_path, **options, **evaluation, model=tiny_model(dropout=0.2))
+    positions = epochs(5, 3) if granularity == "epoch" else list(range(1, 16))
+    check_path(trainer.model, seen, positions, positions[-1])
+    evaluated = [2, 4, 6, 8, 10, 12, 14, 15]
+    assert len(seen.evaluated) == len(evaluated)
+    for step, values in zip(evaluated, seen.evaluated, strict=True):
+        if step > 3:
+            assert values == seen.trained[step - 1]
+    undisturbed, _ = run(tmp_path, **options, **evaluation, report_substitution=False, model=tiny_model(dropout=0.2))
+    assert_same_state(state_of(trainer.model), state_of(undisturbed.model))
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing")  # its new name is not in every version that is supported
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_gradient_checkpointing_with_accumulation(tmp_path, family, reentrant):
+    """Recomputing the forward pass must recompute it at the same λ: the weights end bit-identical."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 11, (10, 6), generator=generator)
+    if family == "gpt2":
+        samples = [{"input_ids": row, "labels": row} for row in tokens]
+    else:
+        samples = [{"input_ids": row, "labels": row[0] % 2} for row in tokens]
+    ends = []
+    for checkpointing in (False, True):
+        trainer, seen = run(
+            tmp_path,
+            model=transformer(family),
+            train=samples,
+            per_device_train_batch_size=2,
+            num_train_epochs=4,
+            gradient_accumulation_steps=2,
+            gradient_checkpointing=checkpointing,
+            gradient_checkpointing_kwargs={"use_reentrant": reentrant},
+        )
+        check_path(trainer.model, seen, epochs(4, 5), 4)
+        ends.append(state_of(trainer.model))
+    assert_same_state(*ends)
+
+
+def transformer(family):
+    torch.manual_seed(0)
+    if family == "gpt2":
+        config = GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=11)
+        return GPT2LMHeadModel(config)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    return BertForSequenceClassification(BertConfig(hidden_act="lambda_gelu", vocab_size=11, **sizes))
+
+
+@pytest.mark.parametrize("granularity", ["epoch", "step"])
+def test_bfloat16_autocast(tmp_path, granularity):
+    """λ and s stay float32, to the last bit of the formula."""
+    trainer, seen = run(tmp_path, num_train_epochs=4, bf16=True, hardening_granularity=granularity)
+    positions = epochs(4, 3) if granularity == "epoch" else list(range(1, 13))
+    check_path(trainer.model, seen, positions, positions[-1])
+    assert trainer.accelerator.mixed_precision == "bf16"
+
+
+class Stream(IterableDataset):
+    """Data without a length."""
+
+    def __iter__(self):
+        return itertools.cycle(rows(12))
+
+
+def test_data_without_a_length_hardens_by_step_and_is_refused_by_epoch(tmp_path):
+    trainer, seen = run(tmp_path, train=Stream(), max_steps=9, hardening_granularity="step")
+    check_path(trainer.model, seen, list(range(1, 10)), 9)
+    with pytest.raises(ValueError, match="has no length, so epochs cannot be counted; harden with granularity='step'"):
+        run(tmp_path, train=Stream(), max_steps=9)
+
+
+def test_a_second_training_begins_soft_again(tmp_path):
+    trainer, _ = run(tmp_path, num_train_epochs=4)
+    with watched(trainer.model) as seen:
+        trainer.train()
+    check_path(trainer.model, seen, epochs(4, 3), 4)
+
+
+def test_gradients_are_clipped_without_s_while_it_is_frozen(tmp_path):
+    """Trainer clips before the callback drops s.grad; a gradient of s would shrink everybody's step."""
+    norms = {"all": [], "weights": []}
+
+    class Norms(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            weights = [p.grad for name, p in model.named_parameters() if not name.endswith("raw_hardness")]
+            norms["weights"].append(torch.nn.utils.get_total_norm(weights).item())
+
+        def on_log(self, args, state, control, logs, **kwargs):
+            if "grad_norm" in logs:
+                norms["all"].append(logs["grad_norm"])
+
+    logs = {"logging_strategy": "steps", "logging_steps": 1, "max_grad_norm": 1e9}
+    run(tmp_path, num_train_epochs=4, callbacks=[Norms()], **logs)
+    together = [a == pytest.approx(b, rel=1e-6) for a, b in zip(norms["all"], norms["weights"], strict=True)]
+    assert together == [False] * 3 + [True] * 9
