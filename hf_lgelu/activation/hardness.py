@@ -130,7 +130,7 @@ def init_profile(mode: str, count: int, low: float, high: float) -> list[float]:
     if count < 1:
         raise ValueError(f"count must be at least 1 activation, got {count}")
     low, high = check_init_hardness(low), check_init_hardness(high)
-    if low > high:
+    if low > high and mode != "uniform":  # which has no high end
         raise ValueError(f"low must not exceed high, got low={low} and high={high}")
     return INIT_MODES[mode].profile(count, low, high)
 

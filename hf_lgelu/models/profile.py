@@ -46,7 +46,7 @@ def initialize_hardness(
         model: has λ-GELU sites.
         mode: "uniform" (every λ = `low`), "increasing" (linear in λ from `low` at the first site to
             `high` at the last) or "decreasing" (the reverse).
-        low, high: λ above 1.
+        low, high: λ above 1; "uniform" has no use for `high`.
         temperature: t of every site from now on; None keeps each one's own.
         example_inputs: run once to learn in which order the activations are called. Without them the
             order is that of registration, which is the same in nearly every published architecture.

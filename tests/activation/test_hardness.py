@@ -218,6 +218,10 @@ def test_checks_return_floats():
     assert type(check_init_hardness(2)) is float
 
 
+def test_uniform_takes_a_low_end_above_the_default_high_end():
+    assert init_profile("uniform", 3, 7.0, 2.0) == [7.0] * 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
