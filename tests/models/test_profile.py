@@ -129,7 +129,7 @@ def test_initializing_keeps_parameters_their_gradient_and_their_identity():
 ERRORS = [
     ({"mode": "rising"}, "rising"),
     ({"low": 1.0}, "1.0"),
-    ({"low": 3.0, "high": 2.0}, "low"),
+    ({"mode": "increasing", "low": 3.0, "high": 2.0}, "low"),
     ({"temperature": -1.0}, "temperature"),
 ]
 
