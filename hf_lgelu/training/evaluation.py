@@ -21,7 +21,8 @@ def compare_outputs(
     loss: Tensor | None, logits: Any, relu_loss: Tensor | None, relu_logits: Any, labels: Any
 ) -> Tensor:
     """(batch, 5) float32 on the logits' device: loss, loss substituted, largest logit change, predictions
-    that stay the same, predictions made. Positions labelled -100 do not count."""
+    that stay the same, predictions made. Positions labelled -100 do not count. A single output, as of a
+    regression, is no prediction of a class: its largest is always the first."""
     before, after = first_tensor(logits), first_tensor(relu_logits)
     batch_size = before.shape[0]
     change = (before.float() - after.float()).abs_()
@@ -36,18 +37,18 @@ def compare_outputs(
     rows[:, _RELU_LOSS] = float("nan") if relu_loss is None else relu_loss
     rows[:, _LARGEST_CHANGE] = change.reshape(batch_size, -1).amax(dim=1)
     rows[:, _UNCHANGED] = (same & counted).reshape(batch_size, -1).sum(dim=1)
-    rows[:, _PREDICTIONS] = counted.reshape(batch_size, -1).sum(dim=1)
+    rows[:, _PREDICTIONS] = counted.reshape(batch_size, -1).sum(dim=1) if before.shape[-1] > 1 else 0
     return rows
 
 
 def comparison_metrics(rows: np.ndarray, prefix: str) -> dict[str, float]:
-    """Trainer metrics of all rows of `compare_outputs`: both losses, the largest logit change, and the
-    share of predictions that substitution leaves unchanged."""
+    """Trainer metrics of all rows of `compare_outputs`: both losses, the largest logit change, and, if there is a
+    prediction, the share that substitution leaves unchanged."""
     rows = rows.astype(np.float64)
-    metrics = {
-        f"{prefix}_relu_max_logit_change": float(rows[:, _LARGEST_CHANGE].max()),
-        f"{prefix}_relu_unchanged_predictions": float(rows[:, _UNCHANGED].sum() / rows[:, _PREDICTIONS].sum()),
-    }
+    metrics = {f"{prefix}_relu_max_logit_change": float(rows[:, _LARGEST_CHANGE].max())}
+    predictions = rows[:, _PREDICTIONS].sum()
+    if predictions > 0:
+        metrics[f"{prefix}_relu_unchanged_predictions"] = float(rows[:, _UNCHANGED].sum() / predictions)
     if not np.isnan(rows[:, _LOSS]).all():
         metrics[f"{prefix}_loss"] = float(rows[:, _LOSS].mean())
         metrics[f"{prefix}_relu_loss"] = float(rows[:, _RELU_LOSS].mean())

@@ -5,7 +5,13 @@ import torch
 from plain_evaluation import SAMPLES, accuracy, by_hand, substituted
 from tiny_training import tiny_model, tiny_trainer
 from torch import nn
-from transformers import BertConfig, BertForTokenClassification, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 from transformers.modeling_outputs import ModelOutput
 
 from hf_lgelu.training.evaluation import first_tensor
@@ -101,6 +107,29 @@ def test_of_several_outputs_the_first_is_compared(tmp_path, as_tuple):
     ).evaluate()
     assert metrics["eval_relu_accuracy"] == pytest.approx(by_hand(substituted(model), SAMPLES)[1])
     assert metrics["eval_relu_unchanged_predictions"] < 1
+
+
+def test_a_single_output_has_no_predictions_to_leave_unchanged(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(hidden_act="lambda_gelu", vocab_size=11, num_labels=1, **sizes)
+    model = widened(BertForSequenceClassification(config))
+    tokens = torch.randint(0, 11, (5, 6), generator=torch.Generator().manual_seed(0))
+    samples = [{"input_ids": row, "labels": torch.tensor(float(i))} for i, row in enumerate(tokens)]
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
+    with torch.no_grad():
+        change = (model.eval()(tokens).logits - substituted(model)(tokens).logits).abs().max().item()
+    assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-5)
+    assert metrics["eval_relu_loss"] != pytest.approx(metrics["eval_loss"], rel=1e-6)
+    assert "eval_relu_unchanged_predictions" not in metrics
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_without_a_labelled_position_no_share_is_reported(tmp_path):
+    samples = [{"input_ids": torch.arange(6), "labels": torch.full((6,), -100)} for _ in range(3)]
+    metrics = tiny_trainer(tmp_path, bert_for_tokens(), eval_dataset=samples).evaluate()
+    assert metrics["eval_relu_max_logit_change"] == 0
+    assert "eval_relu_unchanged_predictions" not in metrics
 
 
 @pytest.mark.parametrize("output", [torch.zeros(4), torch.tensor(0.0), "text", ()])
