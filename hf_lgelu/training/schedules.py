@@ -67,6 +67,8 @@ def scheduled_hardness(schedule: str, start: Any, target: float, progress: float
 
 def switch_position(total: int, switch_fraction: float) -> int:
     """e_s = ⌊switch_fraction·T⌋: the last epoch (or step) in which λ is learned."""
+    if isinstance(switch_fraction, bool) or not isinstance(switch_fraction, int | float):
+        raise TypeError(f"switch_fraction must be a number in [0, 1), got {switch_fraction!r}")
     if not 0 <= switch_fraction < 1:
         raise ValueError(f"switch_fraction must lie in [0, 1), got {switch_fraction}")
     # 0.29 · 100 is 28.999999999999996 in floating point and means 29. The last epoch is always at the target.

@@ -122,6 +122,12 @@ def test_switch_fraction_out_of_range_is_refused(fraction):
         hardening_progress(1, 10, fraction)
 
 
+@pytest.mark.parametrize("fraction", ["a quarter", None, True])
+def test_a_switch_fraction_that_is_no_number_is_refused(fraction):
+    with pytest.raises(TypeError, match=r"switch_fraction must be a number in \[0, 1\), got"):
+        switch_position(10, fraction)
+
+
 @pytest.mark.parametrize("total", range(1, 61))
 def test_progress_is_algorithm_1(total):
     progress = [hardening_progress(position, total) for position in range(1, total + 1)]
