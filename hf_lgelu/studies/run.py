@@ -26,6 +26,10 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
 
     With `run.save_final_model`, the model goes to `output_dir` and, after hardening, its ReLU network
     to `output_dir`/relu. Resumes with `training.resume_from_checkpoint`.
+
+    Raises:
+        ValueError: an argument is wrong, or the data are not there.
+        RuntimeError: training ended without an evaluation, so that there is nothing to record.
     """
     benchmark = check_benchmark(run.benchmark)
     _check(run, training)
@@ -97,6 +101,11 @@ def _record(
 ) -> RunRecord:
     processes = trainer.accelerator.num_processes
     evaluations = [entry for entry in trainer.state.log_history if f"eval_{benchmark.metric}" in entry]
+    if not evaluations:
+        raise RuntimeError(
+            f"training ended after {trainer.state.global_step} steps without an evaluation, so there is nothing to "
+            "record; look at num_train_epochs, max_steps, eval_strategy, eval_steps and eval_delay"
+        )
     return RunRecord(
         name=run_name(run, trainer.args),
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -125,6 +125,13 @@ def test_bad_runs_are_refused_and_leave_no_record(tmp_path, arguments, message):
     assert not (tmp_path / "record.json").exists()
 
 
+@pytest.mark.parametrize("arguments", [{"num_train_epochs": 0}, {"num_train_epochs": 1, "eval_delay": 9}])
+def test_a_run_that_was_never_evaluated_leaves_no_record(tmp_path, arguments):
+    with pytest.raises(RuntimeError, match="without an evaluation"):
+        digits(tmp_path, **arguments)
+    assert not (tmp_path / "record.json").exists()
+
+
 def test_unknown_benchmark_names_the_accepted():
     with pytest.raises(ValueError, match="accepted: mlp-digits"):
         parse_mapping({"benchmark": "mlp-iris", "output_dir": "x"})
