@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from transformers import HfArgumentParser
 
 from hf_lgelu.studies.experiments import STUDIES
-from hf_lgelu.studies.study import check_study, leave_process_group, run_study
+from hf_lgelu.studies.study import check_study, choose_benchmarks, leave_process_group, run_study
 
 
 @dataclass
@@ -33,7 +33,7 @@ def main() -> int:
         for name in ("data_dir", "num_train_epochs", "validation_fraction")
         if getattr(arguments, name) is not None
     }
-    experiments = study.build(tuple(arguments.benchmarks) or study.benchmarks)
+    experiments = study.build(choose_benchmarks(study, arguments.benchmarks))
     failed = run_study(experiments, arguments.output_dir, overrides=chosen, worker=worker)
     for name in failed:
         print(f"failed: {name} (see {arguments.output_dir}/{name}/error.txt)", file=sys.stderr)

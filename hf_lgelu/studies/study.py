@@ -48,6 +48,17 @@ def check_study(name: str) -> Study:
     return STUDIES[name]
 
 
+def choose_benchmarks(study: Study, names: Sequence[str]) -> tuple[str, ...]:
+    """Return `names` as a tuple, or all benchmarks of the study if it is empty; raise if the study lacks one."""
+    unknown = [name for name in names if name not in study.benchmarks]
+    if unknown:
+        raise ValueError(
+            f"the study {study.name!r} has no benchmark {', '.join(map(repr, unknown))}; accepted: "
+            f"{', '.join(study.benchmarks)}"
+        )
+    return tuple(names) or study.benchmarks
+
+
 def run_study(
     experiments: Sequence[Experiment],
     folder: str | os.PathLike,

@@ -5,7 +5,7 @@ from hf_lgelu.studies.arguments import parse_mapping
 from hf_lgelu.studies.experiments import SEEDS, STUDIES, Experiment
 from hf_lgelu.studies.records import write_record
 from hf_lgelu.studies.run import run_name
-from hf_lgelu.studies.study import Worker, check_study, leave_process_group, run_study
+from hf_lgelu.studies.study import Worker, check_study, choose_benchmarks, leave_process_group, run_study
 
 EXPERIMENTS = [Experiment(f"b/{letter}", {"benchmark": "mlp-digits", "seed": 0}) for letter in "abcde"]
 
@@ -84,3 +84,11 @@ def test_a_worker_leaves_the_process_group():
 def test_unknown_study_names_the_accepted():
     with pytest.raises(ValueError, match="accepted: quickstart, mlp"):
         check_study("everything")
+
+
+def test_a_study_runs_its_own_benchmarks_only():
+    study = STUDIES["mlp"]
+    assert choose_benchmarks(study, []) == ("mlp-adult", "mlp-fmnist")
+    assert choose_benchmarks(study, ["mlp-fmnist"]) == ("mlp-fmnist",)
+    with pytest.raises(ValueError, match="no benchmark 'adult'; accepted: mlp-adult, mlp-fmnist"):
+        choose_benchmarks(study, ["mlp-adult", "adult"])
