@@ -85,7 +85,7 @@ def hardness_target(tolerance: float = DEFAULT_TOLERANCE) -> float:
 
 
 def swap_error_bound(hardness: float) -> float:
-    """κ / λ, the largest |x·Φ(λx) − ReLU(x)| over all x."""
+    """κ / λ, the largest |x·Φ(λx) − ReLU(x)| over all x. Raises ValueError if `hardness` is below 1."""
     value = _as_number("hardness", hardness)
     if not value >= 1:
         raise ValueError(f"hardness must be at least 1, got {hardness!r}")

@@ -53,6 +53,10 @@ def initialize_hardness(
 
     Returns:
         {module name: λ} in the order used.
+
+    Raises:
+        ValueError: no λ-GELU, an unknown mode, a λ or t out of range, or example inputs that never reach a
+            site. No λ has then changed.
     """
     owners = _in_execution_order(model, example_inputs)
     values = init_profile(mode, len(owners), low, high)

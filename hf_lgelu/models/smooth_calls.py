@@ -56,6 +56,7 @@ def find_smooth_calls(model: nn.Module, example_inputs: ExampleInputs) -> list[S
     recurrent cells, in modules and in functional calls. An empty list means that no gate on this path is one of
     these; softmax, normalization and products of activations (attention) are not gates and are not
     listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) and what runs outside torch.
+    Raises TypeError for example inputs of another kind than `ExampleInputs`.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile, which would run eagerly here all the same
     names = {id(module): name for name, module in model.named_modules()}

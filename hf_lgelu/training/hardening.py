@@ -28,6 +28,8 @@ def anneal_hardness(
         progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
         target_hardness: λ at progress 1; default `hardness_target()`, 159.577.
         schedule: a row of SCHEDULES.
+
+    Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
     """
     target = check_target_hardness(target_hardness)
     for _, module in require_lambda_gelu(model):
@@ -40,6 +42,7 @@ def freeze_hardness(model: nn.Module) -> None:
 
     A gradient of exactly 0 is not enough, since momentum would go on moving s; without a gradient an
     optimizer skips a parameter. `requires_grad` stays True, because DDP's reducer waits for s.
+    Raises ValueError for a model without λ-GELU.
     """
     for _, module in require_lambda_gelu(model):
         module.raw_hardness.grad = None
@@ -47,13 +50,16 @@ def freeze_hardness(model: nn.Module) -> None:
 
 @torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
-    """Let λ follow s again."""
+    """Let λ follow s again. Raises ValueError for a model without λ-GELU."""
     for _, module in require_lambda_gelu(model):
         module.hardness_override.zero_()
 
 
 def is_hardened(model: nn.Module, target_hardness: float | None = None) -> bool:
-    """Whether every site's λ has reached half the target, from where a substitution counts as safe."""
+    """Whether every site's λ has reached half the target, from where a substitution counts as safe.
+
+    Raises ValueError for a model without λ-GELU or a target that is not a finite number above 1.
+    """
     target = check_target_hardness(target_hardness)
     return smallest_hardness(model) >= HARDENED_FRACTION * target
 

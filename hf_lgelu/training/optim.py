@@ -68,7 +68,7 @@ def separate_hardness_group(
     For optimizers that somebody else built, before their first step and before their scheduler.
     Raises RuntimeError where the optimizer cannot give s a learning rate of its own: it does not hold
     every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates
-    (LOMO), or has a hardness group already.
+    (LOMO), or has a hardness group already; ValueError for a model without λ-GELU or a bad multiplier.
     """
     check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
     hardness = _hardness_parameters(model)

@@ -79,6 +79,7 @@ def hardening_progress(position: int, total: int, switch_fraction: float = DEFAU
     """(e − e_s)/(T − e_s) for the epoch (or step) number e = `position`, counted from 1 to T = `total`.
 
     None up to e_s, while λ is learned; 1 at e = T. The paper's Algorithm 1.
+    Raises ValueError or TypeError for a position outside training or a fraction outside [0, 1).
     """
     if not 1 <= position <= total:
         raise ValueError(f"position must lie in [1, total], got position={position} and total={total}")
