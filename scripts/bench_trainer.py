@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional as F
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, PrinterCallback
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments, hardness_parameter_groups
 from hf_lgelu.benchmarks.rows import TensorRows, collate_rows
@@ -59,6 +59,7 @@ def _trainer_epoch(model: MLPForClassification, rows: TensorRows, batch_size: in
             remove_unused_columns=False, dataloader_pin_memory=False, require_lambda_gelu=False,
         )  # fmt: skip
         trainer = LambdaGELUTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collate_rows)
+        trainer.remove_callback(PrinterCallback)
         started = time.perf_counter()
         trainer.train()
         return time.perf_counter() - started

@@ -110,7 +110,7 @@ def _record(
         name=run_name(run, trainer.args),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(seconds, 3),
-        config=_config(run, trainer.args, processes),
+        config=run_config(run, trainer.args, processes),
         data={
             "train_samples": len(data.train),
             "eval_samples": len(data.eval),
@@ -127,7 +127,8 @@ def _record(
     )
 
 
-def _config(run: RunArguments, training: LambdaGELUTrainingArguments, processes: int) -> dict[str, Any]:
+def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, processes: int = 1) -> dict[str, Any]:
+    """The `config` of a run's record: everything that decides what comes out, apart from the data."""
     of_run = ("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature")
     of_training = (
         *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),

@@ -11,8 +11,8 @@ from tqdm.auto import tqdm
 
 from hf_lgelu.studies.arguments import parse_mapping
 from hf_lgelu.studies.experiments import STUDIES, Experiment, Study
-from hf_lgelu.studies.records import RECORD_FILE, RunRecord
-from hf_lgelu.studies.run import run_benchmark
+from hf_lgelu.studies.records import RECORD_FILE, RunRecord, read_record
+from hf_lgelu.studies.run import run_benchmark, run_config
 
 ERROR_FILE = "error.txt"
 
@@ -77,24 +77,47 @@ def run_study(
         run: does one run, from its arguments; the default trains.
 
     A failing run leaves `error.txt` with its traceback and the others go on.
+
+    Raises ValueError, before any run, if a record there is that of other settings.
     """
     worker = worker or Worker()
     share = list(experiments)[worker.index :: worker.count]
+    arguments = {
+        experiment.name: {
+            **experiment.arguments, **(overrides or {}), "output_dir": str(Path(folder) / experiment.name)
+        }
+        for experiment in share
+    }  # fmt: skip
+    finished = [name for name in arguments if (Path(folder) / name / RECORD_FILE).exists()]
+    if run is None:
+        for name in finished:
+            _check_same_run(Path(folder) / name, arguments[name])
     failed = []
-    for experiment in tqdm(share, desc="runs", disable=not share, position=worker.index):
-        target = Path(folder) / experiment.name
-        if (target / RECORD_FILE).exists():
+    for name in tqdm(arguments, desc="runs", disable=not share, position=worker.index):
+        if name in finished:
             continue
+        target = Path(folder) / name
         target.mkdir(parents=True, exist_ok=True)
-        arguments = {**experiment.arguments, **(overrides or {}), "output_dir": str(target)}
         try:
-            (run or _train)(arguments)
+            (run or _train)(arguments[name])
         except Exception:  # noqa: BLE001 - one run's failure, whatever it is, must not cost the others
             (target / ERROR_FILE).write_text(traceback.format_exc(), encoding="utf-8")
-            failed.append(experiment.name)
+            failed.append(name)
         else:
             (target / ERROR_FILE).unlink(missing_ok=True)
     return failed
+
+
+def _check_same_run(folder: Path, arguments: Mapping[str, Any]) -> None:
+    """Raise if the record in `folder` is that of other settings, which skipping would pass off as these."""
+    asked, recorded = run_config(*parse_mapping(arguments)), read_record(folder).config
+    differing = [name for name in asked if asked[name] != recorded.get(name)]
+    if differing:
+        raise ValueError(
+            f"{folder} has the record of another run: "
+            + ", ".join(f"{name} was {recorded.get(name)!r} and is now {asked[name]!r}" for name in differing)
+            + ". Give another output folder, or remove that record"
+        )
 
 
 def _train(arguments: Mapping[str, Any]) -> RunRecord:

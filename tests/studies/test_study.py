@@ -92,3 +92,14 @@ def test_a_study_runs_its_own_benchmarks_only():
     assert choose_benchmarks(study, ["mlp-fmnist"]) == ("mlp-fmnist",)
     with pytest.raises(ValueError, match="no benchmark 'adult'; accepted: mlp-adult, mlp-fmnist"):
         choose_benchmarks(study, ["mlp-adult", "adult"])
+
+
+def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path):
+    experiment = Experiment("digits", {"benchmark": "mlp-digits", "seed": 0, "activation": "relu"})
+    short = {"num_train_epochs": 1, "max_train_samples": 64, "use_cpu": True}
+    assert run_study([experiment], tmp_path, overrides=short) == []
+    written = (tmp_path / "digits" / "record.json").stat().st_mtime_ns
+    assert run_study([experiment], tmp_path, overrides=short) == []
+    assert (tmp_path / "digits" / "record.json").stat().st_mtime_ns == written
+    with pytest.raises(ValueError, match=r"num_train_epochs was 1 and is now 2\..* another output folder"):
+        run_study([experiment], tmp_path, overrides={**short, "num_train_epochs": 2})
