@@ -58,13 +58,13 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
     def _adjust_missing_and_unexpected_keys(self: PreTrainedModel, loading_info: Any) -> None:
         original(self, loading_info)
         _refuse_lost_sites(self)
-        owned = {f"{name}.{key}" for name, _ in lambda_gelu_modules(self) for key in _STATE}
+        modules = lambda_gelu_modules(self)
+        owned = {f"{name}.{key}" for name, _ in modules for key in _STATE}
         missing = owned & set(loading_info.missing_keys)
         if missing and missing == owned:
             # A checkpoint trained with another activation. Its missing keys are no fault, so they are not listed.
             loading_info.missing_keys = set(loading_info.missing_keys) - owned
-            sites = lambda_gelu_modules(self)
-            logger.info(f"{len(sites)} λ-GELU hardnesses are new and start at λ = {sites[0][1].init_hardness}")
+            logger.info(f"{len(modules)} λ-GELU hardnesses are new and start at λ = {modules[0][1].init_hardness}")
         lost = sorted(key for key in loading_info.unexpected_keys if key.endswith(".raw_hardness"))
         if lost and not owned:
             logger.warning(

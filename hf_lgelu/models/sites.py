@@ -121,13 +121,7 @@ def uncompiled_name(name: str) -> str:
 
 def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
     """(name, module) of every module that owns a hardness, each once, in registration order."""
-    owners = {}
-    for site in _walk(model, "", set()):
-        if isinstance(site.module, LambdaGELU):
-            owners.setdefault(id(site.module), (site.name, site.module))
-    if isinstance(model, LambdaGELU):
-        return [("", model)]
-    return list(owners.values())
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, LambdaGELU)]
 
 
 def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGELU]]:

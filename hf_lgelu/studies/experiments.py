@@ -37,7 +37,7 @@ def _every(configurations: tuple[dict[str, Any], ...]) -> Callable[[tuple[str, .
     def build(benchmarks: tuple[str, ...]) -> list[Experiment]:
         return [
             Experiment(
-                f"{benchmark}/{_configuration_name(configuration)}-seed{seed}",
+                experiment_name(benchmark, configuration, seed),
                 {"benchmark": benchmark, "seed": seed, "save_final_model": False, **configuration},
             )
             for benchmark in benchmarks
@@ -48,11 +48,13 @@ def _every(configurations: tuple[dict[str, Any], ...]) -> Callable[[tuple[str, .
     return build
 
 
-def _configuration_name(configuration: Mapping[str, Any]) -> str:
+def experiment_name(benchmark: str, configuration: Mapping[str, Any], seed: int) -> str:
+    """The folder of a run's record, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0"."""
     parts = [configuration["activation"]]
     if "init_mode" in configuration:
         parts.append(configuration["init_mode"])
-    return "-".join(parts + ["hardened"] * configuration.get("harden", False))
+    parts += ["hardened"] * configuration.get("harden", False)
+    return f"{benchmark}/{'-'.join(parts)}-seed{seed}"
 
 
 STUDIES: dict[str, Study] = {

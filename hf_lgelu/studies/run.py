@@ -7,7 +7,6 @@ from typing import Any
 
 from transformers import PreTrainedModel, PrinterCallback, set_seed
 
-from hf_lgelu.activation.hardness import hardness_target
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData, DataOptions
 from hf_lgelu.models.profile import hardness_profile, initialize_hardness
 from hf_lgelu.models.registry import ACTIVATION_NAME
@@ -15,9 +14,10 @@ from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.studies.arguments import RunArguments, check_benchmark
 from hf_lgelu.studies.environment import hardware, package_versions
+from hf_lgelu.studies.experiments import experiment_name
 from hf_lgelu.studies.records import EpochRecord, RunRecord, write_record
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
-from hf_lgelu.training.hardening import check_target_hardness
+from hf_lgelu.training.hardening import resolve_target_hardness
 from hf_lgelu.training.trainer import LambdaGELUTrainer
 
 
@@ -85,10 +85,10 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
 
 def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
     """A short name that tells a run from its neighbours, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0"."""
-    parts = [run.activation]
+    configuration = {"activation": run.activation, "harden": training.harden}
     if run.activation == ACTIVATION_NAME:
-        parts += [run.init_mode] + ["hardened"] * training.harden
-    return f"{run.benchmark}/{'-'.join(parts)}-seed{training.seed}"
+        configuration["init_mode"] = run.init_mode
+    return experiment_name(run.benchmark, configuration, training.seed)
 
 
 def _record(
@@ -140,9 +140,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     values["train_batch_size"] = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
     values["validation_fraction"] = run.validation_fraction
     if training.harden:
-        values["target_hardness"] = check_target_hardness(
-            training.target_hardness if training.tolerance is None else hardness_target(training.tolerance)
-        )
+        values["target_hardness"] = resolve_target_hardness(training.target_hardness, training.tolerance)
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 

@@ -11,15 +11,14 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from hf_lgelu.activation.hardness import hardness_target
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.sites import require_lambda_gelu
 from hf_lgelu.training.hardening import (
     HARDENED_FRACTION,
     anneal_hardness,
-    check_target_hardness,
     freeze_hardness,
     release_hardness,
+    resolve_target_hardness,
 )
 from hf_lgelu.training.optim import hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.training.schedules import (
@@ -61,17 +60,10 @@ class HardeningCallback(TrainerCallback):
         schedule: str = "linear",
         granularity: str = "epoch",
     ) -> None:
-        if target_hardness is not None and tolerance is not None:
-            raise ValueError(
-                f"give target_hardness or tolerance, not both (got {target_hardness} and {tolerance}): "
-                "the tolerance ε stands for the target 2/(ε√(2π))"
-            )
         if granularity not in ("epoch", "step"):
             raise ValueError(f"unknown granularity {granularity!r} of hardening; accepted: epoch, step")
         switch_position(1, switch_fraction)  # raises on a fraction out of range
-        self.target_hardness = check_target_hardness(
-            target_hardness if tolerance is None else hardness_target(tolerance)
-        )
+        self.target_hardness = resolve_target_hardness(target_hardness, tolerance)
         self.switch_fraction = switch_fraction
         self.schedule = check_schedule(schedule).name
         self.granularity = granularity

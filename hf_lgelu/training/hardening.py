@@ -64,6 +64,16 @@ def is_hardened(model: nn.Module, target_hardness: float | None = None) -> bool:
     return smallest_hardness(model) >= HARDENED_FRACTION * target
 
 
+def resolve_target_hardness(target_hardness: float | None, tolerance: float | None) -> float:
+    """The target that the two options stand for; raise if both are given or one is out of range."""
+    if target_hardness is not None and tolerance is not None:
+        raise ValueError(
+            f"give target_hardness or tolerance, not both (got {target_hardness} and {tolerance}): "
+            "the tolerance ε stands for the target 2/(ε√(2π))"
+        )
+    return check_target_hardness(target_hardness if tolerance is None else hardness_target(tolerance))
+
+
 def check_target_hardness(target_hardness: float | None) -> float:
     """Return the target, `hardness_target()` for None; raise if it is not a finite number above 1."""
     if target_hardness is None:
