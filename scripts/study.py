@@ -1,12 +1,12 @@
-"""Run a study: `python scripts/study.py --study mlp --output_dir runs/mlp`; again resumes it."""
+"""Run a study: `python scripts/study.py --study profiles --output_dir runs/mlp`; again resumes it."""
 
 import sys
 from dataclasses import dataclass, field
 
 from transformers import HfArgumentParser
 
-from hf_lgelu.studies.experiments import STUDIES
-from hf_lgelu.studies.study import check_study, choose_benchmarks, leave_process_group, run_study
+from hf_lgelu.studies.experiments import SEEDS, STUDIES
+from hf_lgelu.studies.study import check_study, choose_benchmarks, leave_process_group, parse_settings, run_study
 
 
 @dataclass
@@ -18,8 +18,10 @@ class StudyArguments:
     benchmarks: list[str] = field(default_factory=list, metadata={"help": "Only these benchmarks of the study."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
     num_train_epochs: float | None = field(default=None, metadata={"help": "Shorter or longer than the recipe."})
-    validation_fraction: float | None = field(
-        default=None, metadata={"help": "Select on a held-out part of the training split."}
+    seeds: list[int] = field(default_factory=lambda: list(SEEDS), metadata={"help": "Seeds of the runs."})
+    settings: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Any arguments of scripts/train.py for every run, e.g. bf16=true max_train_samples=5000."},
     )
 
 
@@ -28,12 +30,11 @@ def main() -> int:
     worker = leave_process_group()
     (arguments,) = HfArgumentParser(StudyArguments).parse_args_into_dataclasses()
     study = check_study(arguments.study)
-    chosen = {
-        name: getattr(arguments, name)
-        for name in ("data_dir", "num_train_epochs", "validation_fraction")
-        if getattr(arguments, name) is not None
-    }
-    experiments = study.build(choose_benchmarks(study, arguments.benchmarks))
+    chosen = parse_settings(arguments.settings)
+    for name in ("data_dir", "num_train_epochs"):
+        if getattr(arguments, name) is not None:
+            chosen[name] = getattr(arguments, name)
+    experiments = study.build(choose_benchmarks(study, arguments.benchmarks), arguments.seeds)
     failed = run_study(experiments, arguments.output_dir, overrides=chosen, worker=worker)
     for name in failed:
         print(f"failed: {name} (see {arguments.output_dir}/{name}/error.txt)", file=sys.stderr)

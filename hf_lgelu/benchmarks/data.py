@@ -1,15 +1,29 @@
 """A data set, ready to train on: from raw splits to rows of standardized features."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hf_lgelu.benchmarks.options import DataOptions
 from hf_lgelu.benchmarks.rows import TensorRows
 from hf_lgelu.benchmarks.splits import choose_rows
+
+
+class Rows(Protocol):
+    """A torch data set in memory: rows are dictionaries of tensors, and a batch is taken with one indexing."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]: ...
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]: ...
+
+    def to(self, device: torch.device) -> "Rows":
+        """The same rows on another device."""
 
 
 class Encoder(Protocol):
@@ -36,21 +50,22 @@ class BenchmarkData:
 
     `eval` is what a run is selected on: the validation part if there is one, else `test` itself.
     `eval_split` and `test_split` say in words what they are, e.g. "validation (10 % of train)".
-    `preprocessing` is the encoder's description of itself.
+    `label_names` is empty where there are no classes. `preprocessing` is the encoder's description of itself.
+    `processor` is the tokenizer or image processor that a saved model needs beside it, if any.
     """
 
-    train: TensorRows
-    eval: TensorRows
-    test: TensorRows
+    train: Rows
+    eval: Rows
+    test: Rows
     eval_split: str
     test_split: str
     label_names: tuple[str, ...]
     preprocessing: Mapping[str, Any]
+    processor: Any = None
 
-    @property
-    def num_features(self) -> int:
-        """F, columns of the features."""
-        return self.train.features.shape[1]
+    def to(self, device: torch.device) -> "BenchmarkData":
+        """The same with every row on `device`, so that no batch has to wait for its way there."""
+        return replace(self, train=self.train.to(device), eval=self.eval.to(device), test=self.test.to(device))
 
     @property
     def num_labels(self) -> int:

@@ -1,7 +1,7 @@
-"""What a user chooses about the data of a benchmark."""
+"""What a user chooses about the data and the model of a benchmark."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,41 @@ class DataOptions:
             raise TypeError(f"validation_fraction must be a number, got {type(fraction).__name__}")
         if not 0 <= fraction < 1:
             raise ValueError(f"validation_fraction must lie in [0, 1), got {fraction!r}; 0 evaluates on the test split")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model of its family a benchmark trains; a benchmark takes some of these (`Benchmark.model_defaults`).
+
+    Args:
+        pretrained: folder or Hub id of a checkpoint to fine-tune; None trains from scratch.
+        image_size: height and width in pixels that images are resized to.
+        patch_size: height and width of a vision transformer's patches, in pixels.
+        num_layers: blocks.
+        width: units of the residual stream.
+        num_heads: attention heads; divides `width`.
+        context_length: tokens in one row of text.
+        vocabulary_size: tokens of the tokenizer that is trained on the corpus.
+
+    Raises:
+        TypeError, ValueError: a value of the wrong type or out of range.
+    """
+
+    pretrained: str | None = None
+    image_size: int | None = None
+    patch_size: int | None = None
+    num_layers: int | None = None
+    width: int | None = None
+    num_heads: int | None = None
+    context_length: int | None = None
+    vocabulary_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pretrained is not None and not isinstance(self.pretrained, str):
+            raise TypeError(f"pretrained must be a folder, a Hub id or None, got {type(self.pretrained).__name__}")
+        for name in (field.name for field in fields(self) if field.name != "pretrained"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 1, "; None takes the benchmark's default")
 
 
 def _check_integer(name: str, value: object, smallest: int, remark: str) -> None:

@@ -36,6 +36,15 @@ class TensorRows(Dataset):
         self.features = features
         self.labels = labels
 
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.features.shape[1]
+
+    def to(self, device: torch.device) -> "TensorRows":
+        """The same rows on another device."""
+        return TensorRows(self.features.to(device), self.labels.to(device))
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -44,7 +53,7 @@ class TensorRows(Dataset):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """The rows `indices`, in that order, as one batch; `torch.utils.data` calls it for each batch."""
-        rows = torch.as_tensor(indices, dtype=torch.int64)
+        rows = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
         return {"features": self.features.index_select(0, rows), "labels": self.labels.index_select(0, rows)}
 
 

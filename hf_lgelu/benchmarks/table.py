@@ -1,9 +1,10 @@
 """The benchmarks: a data set, a model, a metric and a recipe each."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel
 
 from hf_lgelu.benchmarks import adult, fashion_mnist
@@ -12,11 +13,11 @@ from hf_lgelu.benchmarks.data import BenchmarkData
 from hf_lgelu.benchmarks.digits import load_digits
 from hf_lgelu.benchmarks.fashion_mnist import load_fashion_mnist
 from hf_lgelu.benchmarks.metrics import accuracy
-from hf_lgelu.benchmarks.options import DataOptions
+from hf_lgelu.benchmarks.options import DataOptions, ModelOptions
 from hf_lgelu.benchmarks.rows import Batch, collate_rows
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
-__all__ = ["BENCHMARKS", "Benchmark", "BenchmarkData", "DataOptions", "build_mlp"]
+__all__ = ["BENCHMARKS", "Benchmark", "BenchmarkData", "DataOptions", "ModelOptions", "build_mlp"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,10 @@ class Benchmark:
         description: one line.
         hub_id: the data set on the Hugging Face Hub, or None if a package brings it.
         folder: its folder in a data directory, or None likewise.
-        load: options → rows.
-        build_model: (activation name of transformers, rows) → a freshly initialized model.
+        load: (options of the data, options of the model) → rows; the model's tokenizer or image size may
+            decide what a row is.
+        build_model: (activation name of transformers, rows, options) → a freshly initialized model, or a
+            pretrained one.
         collate: the data collator that goes with the rows.
         compute_metrics: Trainer's function of the same name; its result holds `metric`.
         metric: the score a run is selected by.
@@ -38,14 +41,17 @@ class Benchmark:
         defaults: the recipe, as values of TrainingArguments for one process.
         paper: the names in `defaults` whose values the paper (arXiv:2603.21991) gives. The others, and
             `init_hardness`, are ours.
+        preprocess_logits: Trainer's `preprocess_logits_for_metrics`, where logits are too large to keep.
+        model_defaults: the fields of `ModelOptions` that the benchmark takes, and their values.
+        pretrained_defaults: the recipe that replaces part of `defaults` where a checkpoint is fine-tuned.
     """
 
     name: str
     description: str
     hub_id: str | None
     folder: str | None
-    load: Callable[[DataOptions | None], BenchmarkData]
-    build_model: Callable[[str, BenchmarkData], PreTrainedModel]
+    load: Callable[[DataOptions | None, ModelOptions | None], BenchmarkData]
+    build_model: Callable[[str, BenchmarkData, ModelOptions], PreTrainedModel]
     collate: Callable[[Batch | Sequence[Batch]], Batch]
     compute_metrics: Callable[[EvalPrediction], dict[str, float]]
     metric: str
@@ -53,6 +59,23 @@ class Benchmark:
     init_hardness: float
     defaults: Mapping[str, Any]
     paper: frozenset[str]
+    preprocess_logits: Callable[[Any, Any], Tensor] | None = None
+    model_defaults: Mapping[str, Any] = field(default_factory=dict)
+    pretrained_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def model_options(self, given: Mapping[str, Any]) -> ModelOptions:
+        """The benchmark's model options with those `given` that are not None in their place.
+
+        Raises ValueError for an option that the benchmark does not take.
+        """
+        chosen = {name: value for name, value in given.items() if value is not None}
+        foreign = sorted(chosen.keys() - self.model_defaults.keys())
+        if foreign:
+            raise ValueError(
+                f"{self.name} takes no {', '.join(foreign)}; of the model it takes "
+                f"{', '.join(self.model_defaults) or 'no option'}"
+            )
+        return ModelOptions(**{**self.model_defaults, **chosen})
 
     @property
     def train_batch_size(self) -> int:
@@ -60,11 +83,11 @@ class Benchmark:
         return self.defaults["per_device_train_batch_size"]
 
 
-def build_mlp(activation: str, data: BenchmarkData) -> MLPForClassification:
+def build_mlp(activation: str, data: BenchmarkData, options: ModelOptions | None = None) -> MLPForClassification:
     """The paper's MLP, 4 hidden layers of 256 units, for these rows; weights from torch's global generator."""
     names = dict(enumerate(data.label_names))
     config = MLPConfig(
-        num_features=data.num_features,
+        num_features=data.train.num_features,
         hidden_act=activation,
         id2label=names,
         label2id={name: index for index, name in names.items()},
@@ -82,11 +105,20 @@ _OUR_MLP_RECIPE = {
 }
 
 
-def _mlp_benchmark(name: str, description: str, *, train_batch_size: int, epochs: int, **fields: Any) -> Benchmark:
+def _mlp_benchmark(
+    name: str,
+    description: str,
+    *,
+    load: Callable[[DataOptions | None], BenchmarkData],
+    train_batch_size: int,
+    epochs: int,
+    **fields: Any,
+) -> Benchmark:
     sizes = {"per_device_train_batch_size": train_batch_size, "num_train_epochs": epochs}
     return Benchmark(
         name=name,
         description=description,
+        load=lambda options=None, model=None: load(options),  # the rows do not depend on the model
         build_model=build_mlp,
         collate=collate_rows,
         compute_metrics=accuracy,

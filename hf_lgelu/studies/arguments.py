@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from transformers import HfArgumentParser
 
 from hf_lgelu.activation.hardness import DEFAULT_TEMPERATURE, INIT_MODES
+from hf_lgelu.benchmarks.options import DataOptions, ModelOptions
 from hf_lgelu.benchmarks.table import BENCHMARKS, Benchmark
 from hf_lgelu.models.registry import ACTIVATION_NAME
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
@@ -47,6 +48,20 @@ class RunArguments:
         default=None,
         metadata={"help": "Folder with local copies of the data sets; default: LGELU_DATA_DIR, else the Hub."},
     )
+    pretrained: str | None = field(
+        default=None,
+        metadata={"help": "Folder or Hub id of a checkpoint to fine-tune, for the benchmarks that take one."},
+    )
+    image_size: int | None = field(default=None, metadata={"help": "Resize images to so many pixels a side."})
+    patch_size: int | None = field(default=None, metadata={"help": "Pixels a side of a vision transformer's patch."})
+    num_layers: int | None = field(default=None, metadata={"help": "Blocks of a language model from scratch."})
+    width: int | None = field(default=None, metadata={"help": "Units of a language model's residual stream."})
+    num_heads: int | None = field(default=None, metadata={"help": "Attention heads of a language model."})
+    context_length: int | None = field(default=None, metadata={"help": "Tokens in a row of text."})
+    vocabulary_size: int | None = field(default=None, metadata={"help": "Tokens of a tokenizer trained on the corpus."})
+    channels_last: bool = field(
+        default=False, metadata={"help": "Keep convolution weights in channels_last order, which GPUs prefer in bf16."}
+    )
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on at most so many rows."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on at most so many rows."})
     validation_fraction: float = field(
@@ -69,7 +84,7 @@ def parse_command_line(arguments: Sequence[str] | None = None) -> tuple[RunArgum
     parser = HfArgumentParser((RunArguments, LambdaGELUTrainingArguments))
     named, _ = HfArgumentParser(_BenchmarkOnly).parse_known_args(arguments)
     if named.benchmark in BENCHMARKS:
-        parser.set_defaults(**recipe(BENCHMARKS[named.benchmark]))
+        parser.set_defaults(**recipe(BENCHMARKS[named.benchmark], pretrained=named.pretrained is not None))
     run, training = parser.parse_args_into_dataclasses(arguments)
     return _completed(run), training
 
@@ -78,11 +93,12 @@ def parse_mapping(arguments: Mapping[str, Any]) -> tuple[RunArguments, LambdaGEL
     """As `parse_command_line`, from {argument: value}."""
     benchmark = check_benchmark(arguments.get("benchmark"))
     parser = HfArgumentParser((RunArguments, LambdaGELUTrainingArguments))
-    run, training = parser.parse_dict({**recipe(benchmark), **arguments})
+    chosen = recipe(benchmark, pretrained=arguments.get("pretrained") is not None)
+    run, training = parser.parse_dict({**chosen, **arguments})
     return _completed(run), training
 
 
-def recipe(benchmark: Benchmark) -> dict[str, Any]:
+def recipe(benchmark: Benchmark, *, pretrained: bool = False) -> dict[str, Any]:
     """The benchmark's training arguments, its batch divided over the processes of this launch."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     batch_size = benchmark.train_batch_size
@@ -91,7 +107,30 @@ def recipe(benchmark: Benchmark) -> dict[str, Any]:
             f"the training batch of {batch_size} rows does not divide over {processes} processes; give "
             "--per_device_train_batch_size"
         )
-    return {**_RUN_DEFAULTS, **benchmark.defaults, "per_device_train_batch_size": batch_size // processes}
+    return {
+        **_RUN_DEFAULTS,
+        **benchmark.defaults,
+        **(benchmark.pretrained_defaults if pretrained else {}),
+        "per_device_train_batch_size": batch_size // processes,
+        "metric_for_best_model": benchmark.metric,
+        "greater_is_better": benchmark.greater_is_better,
+    }
+
+
+def model_options(run: RunArguments) -> ModelOptions:
+    """The model options of a run, completed by its benchmark; ValueError for one that it does not take."""
+    given = {option.name: getattr(run, option.name) for option in fields(ModelOptions)}
+    return check_benchmark(run.benchmark).model_options(given)
+
+
+def data_options(run: RunArguments) -> DataOptions:
+    """The data options of a run."""
+    return DataOptions(
+        data_dir=run.data_dir,
+        max_train_samples=run.max_train_samples,
+        max_eval_samples=run.max_eval_samples,
+        validation_fraction=run.validation_fraction,
+    )
 
 
 def check_benchmark(name: str | None) -> Benchmark:
@@ -104,6 +143,7 @@ def check_benchmark(name: str | None) -> Benchmark:
 @dataclass
 class _BenchmarkOnly:
     benchmark: str | None = None
+    pretrained: str | None = None
 
 
 def _completed(run: RunArguments) -> RunArguments:

@@ -1,11 +1,19 @@
-"""The studies: lists of runs."""
+"""The studies: lists of runs. No torch here: the report reads which runs there should be."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 SEEDS = (0, 1, 2)
 """The paper's number of seeds."""
+
+INIT_MODES = ("uniform", "increasing", "decreasing")
+GRID_TEMPERATURES = (0.1, 0.3, 0.6, 0.9)
+GRID_LR_MULTIPLIERS = (1.0, 3.0, 6.0, 9.0)
+PAPER_TEMPERATURE = 0.1
+
+Configuration = Mapping[str, Any]
+"""Arguments of `scripts/train.py` that tell the runs of a study apart, apart from benchmark and seed."""
 
 
 @dataclass(frozen=True)
@@ -18,43 +26,75 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Study:
-    """A named list of runs; `build` maps benchmark names to it."""
+    """A named list of runs.
+
+    Args:
+        name: its key in STUDIES.
+        description: one line.
+        benchmarks: what it runs on.
+        configurations: benchmark → its configurations, baselines first.
+        folder: below the output folder; "" where studies share runs with each other.
+        arguments: of every run.
+    """
 
     name: str
     description: str
     benchmarks: tuple[str, ...]
-    build: Callable[[tuple[str, ...]], list[Experiment]]
+    configurations: Callable[[str], Sequence[Configuration]]
+    folder: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
-
-_BASELINES: tuple[dict[str, Any], ...] = ({"activation": "gelu"}, {"activation": "relu"})
-_INIT_MODES: tuple[dict[str, Any], ...] = tuple(
-    {"activation": "lambda_gelu", "init_mode": mode} for mode in ("uniform", "increasing", "decreasing")
-)
-_HARDENED: dict[str, Any] = {"activation": "lambda_gelu", "init_mode": "uniform", "harden": True}
-
-
-def _every(configurations: tuple[dict[str, Any], ...]) -> Callable[[tuple[str, ...]], list[Experiment]]:
-    def build(benchmarks: tuple[str, ...]) -> list[Experiment]:
+    def build(self, benchmarks: Sequence[str], seeds: Sequence[int] = SEEDS) -> list[Experiment]:
+        """Every run on these benchmarks. One seed of all comes before the next, so that what is there compares."""
         return [
-            Experiment(
-                experiment_name(benchmark, configuration, seed),
-                {"benchmark": benchmark, "seed": seed, "save_final_model": False, **configuration},
-            )
+            self._experiment(benchmark, configuration, seed)
             for benchmark in benchmarks
-            for seed in SEEDS
-            for configuration in configurations
+            for seed in seeds
+            for configuration in self.configurations(benchmark)
         ]
 
-    return build
+    def _experiment(self, benchmark: str, configuration: Configuration, seed: int) -> Experiment:
+        name = experiment_name(benchmark, configuration, seed)
+        name = f"{self.folder}/{name}" if self.folder else name
+        fixed = {"benchmark": benchmark, "seed": seed, "save_final_model": False, "run_name": name}
+        return Experiment(name, {**fixed, **self.arguments, **configuration})
 
 
-def experiment_name(benchmark: str, configuration: Mapping[str, Any], seed: int) -> str:
-    """The folder of a run's record, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0"."""
+def experiment_name(benchmark: str, configuration: Configuration, seed: int) -> str:
+    """The folder of a run's record, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0".
+
+    t and c are named where the configuration sets them.
+    """
     parts = [configuration["activation"]]
     if "init_mode" in configuration:
         parts.append(configuration["init_mode"])
+    for letter, argument in (("t", "temperature"), ("c", "hardness_lr_multiplier")):
+        if argument in configuration:
+            parts.append(f"{letter}{configuration[argument]:g}")
     parts += ["hardened"] * configuration.get("harden", False)
+    parts += ["relufied"] * configuration.get("relufication", False)
     return f"{benchmark}/{'-'.join(parts)}-seed{seed}"
+
+
+_MLPS = ("mlp-adult", "mlp-fmnist")
+_PAIRS = (*_MLPS, "resnet18-cifar10", "resnet18-cifar100", "deit-tiny-imagenet", "gpt2-wikitext2")
+_GELU: Configuration = {"activation": "gelu"}
+_RELU: Configuration = {"activation": "relu"}
+_LEARNED: tuple[Configuration, ...] = tuple({"activation": "lambda_gelu", "init_mode": mode} for mode in INIT_MODES)
+_HARDENED: Configuration = {"activation": "lambda_gelu", "init_mode": "uniform", "harden": True}
+_RELUFIED: Configuration = {"activation": "gelu", "relufication": True}
+_RELATED = ("relu", "gelu", "silu", "mish", "prelu", "learnable_swish")
+
+
+def _grid(benchmark: str) -> list[Configuration]:
+    # The paper varies t on the MLP alone.
+    temperatures = GRID_TEMPERATURES if benchmark in _MLPS else (PAPER_TEMPERATURE,)
+    points = [
+        {"temperature": temperature, "hardness_lr_multiplier": multiplier}
+        for temperature in temperatures
+        for multiplier in GRID_LR_MULTIPLIERS
+    ]
+    return [_GELU, *({**learned, **point} for point in points for learned in _LEARNED)]
 
 
 STUDIES: dict[str, Study] = {
@@ -64,13 +104,32 @@ STUDIES: dict[str, Study] = {
             "quickstart",
             "GELU, ReLU, λ-GELU and hardened λ-GELU on scikit-learn's digits",
             ("mlp-digits",),
-            _every((*_BASELINES, _INIT_MODES[0], _HARDENED)),
+            lambda benchmark: (_GELU, _RELU, _LEARNED[0], _HARDENED),
         ),
         Study(
-            "mlp",
-            "GELU, ReLU, λ-GELU with three init modes and hardened λ-GELU on the paper's MLP benchmarks",
-            ("mlp-adult", "mlp-fmnist"),
-            _every((*_BASELINES, *_INIT_MODES, _HARDENED)),
+            "grid",
+            "drift and best validation score over temperature t and learning-rate multiplier c, against GELU",
+            ("mlp-fmnist", "resnet18-cifar100"),
+            _grid,
+            folder="grid",
+        ),
+        Study(
+            "profiles",
+            "GELU, ReLU and λ-GELU with three init modes on every benchmark of the paper (its Table I)",
+            _PAIRS,
+            lambda benchmark: (_GELU, _RELU, *_LEARNED),
+        ),
+        Study(
+            "substitution",
+            "GELU's direct swap, hardened λ-GELU, and GELU with ReLU swapped in first (the paper's Table II)",
+            _PAIRS,
+            lambda benchmark: (_GELU, _HARDENED, _RELUFIED),
+        ),
+        Study(
+            "related",
+            "λ-GELU beside ReLU, GELU, SiLU, Mish, PReLU and Swish with a learnable slope, on the MLPs",
+            _MLPS,
+            lambda benchmark: (*({"activation": name} for name in _RELATED), *_LEARNED),
         ),
     )
 }

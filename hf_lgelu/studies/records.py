@@ -110,8 +110,10 @@ def write_record(record: RunRecord, folder: str | os.PathLike) -> Path:
             file.write("\n")
         os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide the record from the people it is shared with
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, f"{error.strerror}; the record was not written", str(target)) from error
         raise
     return target
 

@@ -1,48 +1,59 @@
 """One run of one benchmark: train, harden, substitute, record."""
 
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PrinterCallback, set_seed
+from transformers.activations import ACT2FN
 
-from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData, DataOptions
+from hf_lgelu.benchmarks.swish import register_learnable_swish
+from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData, DataOptions, ModelOptions
 from hf_lgelu.models.profile import hardness_profile, initialize_hardness
 from hf_lgelu.models.registry import ACTIVATION_NAME
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.surgery import substitute_relu
-from hf_lgelu.studies.arguments import RunArguments, check_benchmark
+from hf_lgelu.studies.arguments import RunArguments, check_benchmark, data_options, model_options
+from hf_lgelu.studies.augmentation import AugmentationCallback
 from hf_lgelu.studies.environment import hardware, package_versions
 from hf_lgelu.studies.experiments import experiment_name
-from hf_lgelu.studies.records import EpochRecord, RunRecord, write_record
+from hf_lgelu.studies.records import RECORD_FILE, EpochRecord, RunRecord, read_record, write_record
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.hardening import resolve_target_hardness
 from hf_lgelu.training.trainer import LambdaGELUTrainer
 
+Load = Callable[[DataOptions, ModelOptions], BenchmarkData]
 
-def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> RunRecord:
+
+def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments, *, load: Load | None = None) -> RunRecord:
     """Train one model and write `output_dir`/record.json (schema: records.py).
+
+    `load` replaces the benchmark's own, e.g. by one that keeps the rows for the next run.
 
     With `run.save_final_model`, the model goes to `output_dir` and, after hardening, its ReLU network
     to `output_dir`/relu. Resumes with `training.resume_from_checkpoint`.
 
     Raises:
-        ValueError: an argument is wrong, or the data are not there.
+        ValueError: an argument is wrong, the data are not there, or `output_dir` has a record that this
+            version cannot read and would overwrite.
         RuntimeError: training ended without an evaluation, so that there is nothing to record.
     """
+    register_learnable_swish()
     benchmark = check_benchmark(run.benchmark)
     _check(run, training)
-    data = benchmark.load(
-        DataOptions(
-            data_dir=run.data_dir,
-            max_train_samples=run.max_train_samples,
-            max_eval_samples=run.max_eval_samples,
-            validation_fraction=run.validation_fraction,
-        )
-    )
+    options = model_options(run)
+    data = (load or benchmark.load)(data_options(run), options)
+    if training.device.type != "cpu":
+        data = data.to(training.device)
+        training.dataloader_pin_memory = False  # the rows are there already
     set_seed(training.seed)
-    model = benchmark.build_model(run.activation, data)
+    model = benchmark.build_model(run.activation, data, options)
+    if run.channels_last:
+        model.to(memory_format=torch.channels_last)
     learns_hardness = run.activation == ACTIVATION_NAME
     training.require_lambda_gelu = learns_hardness
     if learns_hardness:
@@ -59,6 +70,9 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
         eval_dataset=data.eval,
         data_collator=benchmark.collate,
         compute_metrics=benchmark.compute_metrics,
+        preprocess_logits_for_metrics=benchmark.preprocess_logits,
+        processing_class=data.processor,
+        callbacks=[AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else None,
     )
     if training.disable_tqdm:
         trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
@@ -81,11 +95,17 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
         raise ValueError(f"only {ACTIVATION_NAME} hardens, got activation {run.activation!r} with harden=True")
     if training.eval_strategy == "no":
         raise ValueError("a run that is never evaluated has nothing to record; set eval_strategy to 'epoch' or 'steps'")
+    if run.activation not in ACT2FN:
+        raise ValueError(f"unknown activation {run.activation!r}; accepted: {', '.join(sorted(ACT2FN))}")
+    if (Path(training.output_dir) / RECORD_FILE).exists():
+        read_record(training.output_dir)  # raises for one of another schema, which must not be lost
 
 
 def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
     """A short name that tells a run from its neighbours, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0"."""
-    configuration = {"activation": run.activation, "harden": training.harden}
+    configuration = {
+        "activation": run.activation, "harden": training.harden, "relufication": training.relufication,
+    }  # fmt: skip
     if run.activation == ACTIVATION_NAME:
         configuration["init_mode"] = run.init_mode
     return experiment_name(run.benchmark, configuration, training.seed)
@@ -107,7 +127,7 @@ def _record(
             "record; look at num_train_epochs, max_steps, eval_strategy, eval_steps and eval_delay"
         )
     return RunRecord(
-        name=run_name(run, trainer.args),
+        name=trainer.args.run_name or run_name(run, trainer.args),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(seconds, 3),
         config=run_config(run, trainer.args, processes),
@@ -134,11 +154,12 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
         *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
         *("hardening_schedule", "hardening_granularity", "seed", "optim", "optim_args", "learning_rate"),
         *("weight_decay", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "num_train_epochs", "max_steps"),
-        *("gradient_accumulation_steps", "bf16"),
+        *("gradient_accumulation_steps", "bf16", "relufication"),
     )
     values = {name: getattr(run, name) for name in of_run} | {name: getattr(training, name) for name in of_training}
     values["train_batch_size"] = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
-    values["validation_fraction"] = run.validation_fraction
+    values |= {name: getattr(run, name) for name in ("validation_fraction", "max_train_samples", "channels_last")}
+    values |= asdict(model_options(run))
     if training.harden:
         values["target_hardness"] = resolve_target_hardness(training.target_hardness, training.tolerance)
     return {name: getattr(value, "value", value) for name, value in values.items()}

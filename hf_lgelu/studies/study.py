@@ -1,6 +1,8 @@
 """Running a study: every run that has no record yet, one after the other, shared out over processes."""
 
+import json
 import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +11,9 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from hf_lgelu.studies.arguments import parse_mapping
 from hf_lgelu.studies.experiments import STUDIES, Experiment, Study
-from hf_lgelu.studies.records import RECORD_FILE, RunRecord, read_record
-from hf_lgelu.studies.run import run_benchmark, run_config
+from hf_lgelu.studies.records import RECORD_FILE
+from hf_lgelu.studies.resume import check_same_run, train_resumably
 
 ERROR_FILE = "error.txt"
 
@@ -59,66 +60,80 @@ def choose_benchmarks(study: Study, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) or study.benchmarks
 
 
+def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """["bf16=true", "max_train_samples=5000", "optim=sgd"] → {argument: value}; values are JSON, or else text."""
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise ValueError(f"a setting must have the form name=value, got {pair!r}")
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    return settings
+
+
 def run_study(
     experiments: Sequence[Experiment],
     folder: str | os.PathLike,
     *,
     overrides: Mapping[str, Any] | None = None,
     worker: Worker | None = None,
-    run: Callable[[Mapping[str, Any]], RunRecord] | None = None,
+    run: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> list[str]:
     """Run what has no record below `folder` yet, and return the names of the runs that failed.
 
     Args:
         experiments: the runs; each writes to `folder`/<its name>.
-        folder: where records go. A run whose record.json is there is skipped.
+        folder: where records go. A run whose record.json is there is skipped; one that was interrupted
+            goes on from its last checkpoint.
         overrides: arguments that replace those of every run, e.g. {"num_train_epochs": 2}.
         worker: this process's share; all of it by default.
         run: does one run, from its arguments; the default trains.
 
     A failing run leaves `error.txt` with its traceback and the others go on.
 
-    Raises ValueError, before any run, if a record there is that of other settings.
+    Raises ValueError, before any run, if a record there is that of other settings or another schema.
     """
-    worker = worker or Worker()
-    share = list(experiments)[worker.index :: worker.count]
+    worker, folder = worker or Worker(), Path(folder)
     arguments = {
-        experiment.name: {
-            **experiment.arguments, **(overrides or {}), "output_dir": str(Path(folder) / experiment.name)
-        }
-        for experiment in share
-    }  # fmt: skip
-    finished = [name for name in arguments if (Path(folder) / name / RECORD_FILE).exists()]
-    if run is None:
-        for name in finished:
-            _check_same_run(Path(folder) / name, arguments[name])
+        experiment.name: {**experiment.arguments, **(overrides or {}), "output_dir": str(folder / experiment.name)}
+        for experiment in experiments
+    }
+    finished = [name for name in arguments if _is_finished(folder / name)]
+    for name in finished if run is None else ():
+        check_same_run(folder / name, arguments[name])
     failed = []
-    for name in tqdm(arguments, desc="runs", disable=not share, position=worker.index):
-        if name in finished:
-            continue
-        target = Path(folder) / name
-        target.mkdir(parents=True, exist_ok=True)
-        try:
-            (run or _train)(arguments[name])
-        except Exception:  # noqa: BLE001 - one run's failure, whatever it is, must not cost the others
-            (target / ERROR_FILE).write_text(traceback.format_exc(), encoding="utf-8")
-            failed.append(name)
-        else:
-            (target / ERROR_FILE).unlink(missing_ok=True)
+    share = list(arguments)[worker.index :: worker.count]
+    with tqdm(total=len(arguments), initial=len(finished), desc="runs", disable=worker.index > 0) as progress:
+        for name in share:
+            if _is_finished(folder / name):
+                continue
+            progress.set_postfix_str(name)
+            error = _attempt(run or train_resumably, arguments[name])
+            failed += [name] * (error is not None)
+            # The other workers' runs count as well.
+            progress.update(sum(_is_finished(folder / name) for name in arguments) - progress.n)
     return failed
 
 
-def _check_same_run(folder: Path, arguments: Mapping[str, Any]) -> None:
-    """Raise if the record in `folder` is that of other settings, which skipping would pass off as these."""
-    asked, recorded = run_config(*parse_mapping(arguments)), read_record(folder).config
-    differing = [name for name in asked if asked[name] != recorded.get(name)]
-    if differing:
-        raise ValueError(
-            f"{folder} has the record of another run: "
-            + ", ".join(f"{name} was {recorded.get(name)!r} and is now {asked[name]!r}" for name in differing)
-            + ". Give another output folder, or remove that record"
-        )
+def _is_finished(folder: Path) -> bool:
+    return (folder / RECORD_FILE).exists()
 
 
-def _train(arguments: Mapping[str, Any]) -> RunRecord:
-    return run_benchmark(*parse_mapping({"disable_tqdm": True, "log_level": "error", **arguments}))
+def _attempt(run: Callable[[Mapping[str, Any]], object], arguments: Mapping[str, Any]) -> Exception | None:
+    """Do one run; its error, if it fails, goes to error.txt."""
+    error_file = Path(arguments["output_dir"]) / ERROR_FILE
+    try:
+        error_file.parent.mkdir(parents=True, exist_ok=True)
+        run(arguments)
+        error_file.unlink(missing_ok=True)
+    except Exception as error:  # noqa: BLE001 - one run's failure, whatever it is, must not cost the others
+        report = traceback.format_exc()
+        try:
+            error_file.write_text(report, encoding="utf-8")
+        except OSError:  # the disk is full, and that may be why the run failed
+            print(report, file=sys.stderr)
+        return error
+    return None

@@ -40,6 +40,12 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         default="epoch",
         metadata={"help": "Move λ once per epoch ('epoch', the paper) or per optimizer step ('step')."},
     )
+    relufication: bool = field(
+        default=False,
+        metadata={
+            "help": "The rival of hardening: train a smooth network for the switch fraction, put ReLU in, train on."
+        },
+    )
     log_hardness: bool = field(
         default=True,
         metadata={"help": "Add every layer's λ, their mean and the learning rate of s to the training logs."},

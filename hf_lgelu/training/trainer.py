@@ -18,6 +18,7 @@ from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, metrics_of_both, on_both
 from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.training.optim import check_rate, hardness_learning_rate, separate_hardness_group
+from hf_lgelu.training.relufication import RELUFIED_KINDS, RelufyCallback
 
 logger = logging.get_logger(__name__)
 
@@ -51,6 +52,8 @@ class LambdaGELUTrainer(Trainer):
             require_lambda_gelu(self.model)
         if self.args.harden and self._hardening_callback() is None:
             self.add_callback(_hardening_callback(self.args))
+        if self.args.relufication:
+            self.add_callback(RelufyCallback(self.args.switch_fraction))
         if self.args.log_hardness and lambda_gelu_modules(self.model):
             HardnessLogCallback.add_to(self)
         self._adopt_callbacks()
@@ -128,6 +131,8 @@ class LambdaGELUTrainer(Trainer):
         return output._replace(predictions=logits[0] if logits else None, metrics=metrics)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        if self.args.relufication and find_sites(self.model, RELUFIED_KINDS):
+            return False  # ReLU is not in yet
         hardening = self._hardening_callback()
         if hardening is None or is_hardened(self.model, hardening.target_hardness):
             return super()._determine_best_metric(metrics, trial)
@@ -174,6 +179,8 @@ def _check_arguments(args: Any) -> None:
     if not isinstance(args, LambdaGELUTrainingArguments):
         raise TypeError(f"args must be LambdaGELUTrainingArguments, got {type(args).__name__}")
     check_rate("hardness_lr_multiplier", args.hardness_lr_multiplier)
+    if args.harden and args.relufication:
+        raise ValueError("harden moves λ to ReLU and relufication puts ReLU in at once: give one of them")
     if args.harden:
         _hardening_callback(args)  # raises on wrong options now, not at the first epoch
     if args.lr_scheduler_type == "greedy":

@@ -64,10 +64,10 @@ def test_features_and_labels_equal_a_loop(load_rows, adult_rows):
     data = load_rows({"train": train, "test": test})
     for rows, raw in ((data.train, train), (data.test, test)):
         expected = loop_features(train, raw)
-        assert rows.features.shape == (len(expected), data.num_features)
+        assert rows.features.shape == (len(expected), data.train.num_features)
         np.testing.assert_allclose(rows.features, expected, rtol=1e-6, atol=1e-6)
         assert rows.labels.tolist() == [int(value == ">50K") for value in raw["income"]]
-    assert data.num_features == 6 + 3 + 2 + 1 + 4 + 2 + 1 + 2 + 2
+    assert data.train.num_features == 6 + 3 + 2 + 1 + 4 + 2 + 1 + 2 + 2
     assert (data.num_labels, data.label_names) == (2, ("<=50K", ">50K"))
     assert (data.eval_split, data.test_split) == ("test", "test")
     assert data.eval is data.test

@@ -33,7 +33,7 @@ def test_train_and_test_are_the_whole_set_once():
     assert Counter(found) == Counter(expected)
     for label in range(10):
         assert int((data.test.labels == label).sum()) == round(0.2 * int(np.sum(labels == label)))
-    assert (data.num_features, data.num_labels) == (64, 10)
+    assert (data.train.num_features, data.num_labels) == (64, 10)
     assert data.eval is data.test
     assert data.eval_split == "test (held out, 20 % of the rows)"
 

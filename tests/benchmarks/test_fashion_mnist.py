@@ -39,7 +39,7 @@ def test_pixels_equal_a_loop(write_splits):
         np.testing.assert_allclose(rows.features, expected, rtol=1e-5, atol=1e-6)
         assert rows.labels.tolist() == [i % 3 for i in range(len(pixels))]
     assert data.preprocessing == pytest.approx({"mean": mean, "deviation": deviation}, rel=1e-12)
-    assert (data.label_names, data.num_features, data.num_labels) == (tuple(NAMES), 784, 3)
+    assert (data.label_names, data.train.num_features, data.num_labels) == (tuple(NAMES), 784, 3)
     assert data.eval is data.test
     assert data.eval_split == "test"
 

@@ -40,7 +40,7 @@ def test_a_row_trains_from_load_to_score(name, tiny_copies, tmp_path):
     torch.manual_seed(0)
     model = benchmark.build_model("lambda_gelu", data)
     assert len([module for module in model.modules() if type(module).__name__ == "LambdaGELU"]) == 4
-    assert (model.config.num_features, model.config.num_labels) == (data.num_features, data.num_labels)
+    assert (model.config.num_features, model.config.num_labels) == (data.train.num_features, data.num_labels)
     assert model.config.id2label == dict(enumerate(data.label_names))
     assert model.config.label2id == {label: index for index, label in enumerate(data.label_names)}
     arguments = LambdaGELUTrainingArguments(

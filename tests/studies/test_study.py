@@ -1,35 +1,77 @@
 import pytest
 
+from hf_lgelu.activation.hardness import DEFAULT_TEMPERATURE, INIT_MODES
 from hf_lgelu.benchmarks.table import BENCHMARKS
+from hf_lgelu.studies import experiments
 from hf_lgelu.studies.arguments import parse_mapping
 from hf_lgelu.studies.experiments import SEEDS, STUDIES, Experiment
 from hf_lgelu.studies.records import write_record
 from hf_lgelu.studies.run import run_name
-from hf_lgelu.studies.study import Worker, check_study, choose_benchmarks, leave_process_group, run_study
+from hf_lgelu.studies.study import (
+    Worker,
+    check_study,
+    choose_benchmarks,
+    leave_process_group,
+    parse_settings,
+    run_study,
+)
 
 EXPERIMENTS = [Experiment(f"b/{letter}", {"benchmark": "mlp-digits", "seed": 0}) for letter in "abcde"]
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 def test_every_run_of_a_study_can_be_parsed_and_has_a_folder_of_its_own(study, tmp_path):
-    experiments = study.build(study.benchmarks)
-    names = [experiment.name for experiment in experiments]
-    assert len(set(names)) == len(names) == len(set(map(str, (e.arguments for e in experiments))))
-    assert {experiment.arguments["seed"] for experiment in experiments} == set(SEEDS)
-    assert {experiment.arguments["benchmark"] for experiment in experiments} == set(study.benchmarks) <= set(BENCHMARKS)
-    for experiment in experiments:
+    runs = study.build(study.benchmarks)
+    names = [run.name for run in runs]
+    assert len(set(names)) == len(names) == len(set(map(str, (run.arguments for run in runs))))
+    assert {run.arguments["seed"] for run in runs} == set(SEEDS)
+    assert {run.arguments["benchmark"] for run in runs} == set(study.benchmarks) <= set(BENCHMARKS)
+    for experiment in runs:
         run, training = parse_mapping({**experiment.arguments, "output_dir": str(tmp_path)})
-        assert run_name(run, training) == experiment.name
+        assert training.run_name == experiment.name
+        if not study.folder:
+            assert run_name(run, training) == experiment.name
         assert not run.save_final_model
 
 
-def test_mlp_study_is_the_table_of_the_paper():
-    names = {experiment.name for experiment in STUDIES["mlp"].build(("mlp-adult",))}
-    configurations = (
-        *("gelu", "relu", "lambda_gelu-uniform", "lambda_gelu-increasing", "lambda_gelu-decreasing"),
-        "lambda_gelu-uniform-hardened",
-    )
-    assert names == {f"mlp-adult/{name}-seed{seed}" for name in configurations for seed in (0, 1, 2)}
+LEARNED = ("lambda_gelu-uniform", "lambda_gelu-increasing", "lambda_gelu-decreasing")
+PAIRS = ("mlp-adult", "mlp-fmnist", "resnet18-cifar10", "resnet18-cifar100", "deit-tiny-imagenet", "gpt2-wikitext2")
+
+
+@pytest.mark.parametrize(
+    ("study", "benchmarks", "configurations"),
+    [
+        ("profiles", PAIRS, ("gelu", "relu", *LEARNED)),
+        ("substitution", PAIRS, ("gelu", "lambda_gelu-uniform-hardened", "gelu-relufied")),
+        ("related", PAIRS[:2], ("relu", "gelu", "silu", "mish", "prelu", "learnable_swish", *LEARNED)),
+    ],
+)
+def test_studies_of_the_paper_name_every_run(study, benchmarks, configurations):
+    names = {experiment.name for experiment in STUDIES[study].build(STUDIES[study].benchmarks)}
+    expected = {f"{pair}/{name}-seed{seed}" for pair in benchmarks for name in configurations for seed in (0, 1, 2)}
+    assert names == expected
+
+
+def test_the_grid_crosses_temperature_multiplier_init_mode_and_seed():
+    mlp, resnet = (STUDIES["grid"].build((name,)) for name in ("mlp-fmnist", "resnet18-cifar100"))
+    points = [
+        (run.arguments["temperature"], run.arguments["hardness_lr_multiplier"], run.arguments["init_mode"])
+        for run in mlp
+        if run.arguments["activation"] == "lambda_gelu" and run.arguments["seed"] == 2
+    ]
+    modes = ("uniform", "increasing", "decreasing")
+    expected = [(t, c, mode) for t in (0.1, 0.3, 0.6, 0.9) for c in (1, 3, 6, 9) for mode in modes]
+    assert sorted(points) == sorted(expected)
+    assert len(mlp) == 3 * (48 + 1)
+    assert len(resnet) == 3 * (4 * 3 + 1)
+    assert {run.arguments.get("temperature", 0.1) for run in resnet} == {0.1}
+    assert all(run.name.startswith("grid/") and run.arguments["run_name"] == run.name for run in mlp + resnet)
+    assert "grid/mlp-fmnist/lambda_gelu-uniform-t0.3-c6-seed0" in {run.name for run in mlp}
+
+
+def test_the_torch_free_lists_are_those_of_the_library():
+    assert tuple(INIT_MODES) == experiments.INIT_MODES
+    assert experiments.PAPER_TEMPERATURE == DEFAULT_TEMPERATURE
 
 
 def test_finished_runs_are_skipped_and_failures_do_not_stop_the_rest(record_of, tmp_path):
@@ -82,12 +124,12 @@ def test_a_worker_leaves_the_process_group():
 
 
 def test_unknown_study_names_the_accepted():
-    with pytest.raises(ValueError, match="accepted: quickstart, mlp"):
+    with pytest.raises(ValueError, match="accepted: quickstart, grid, profiles, substitution, related"):
         check_study("everything")
 
 
 def test_a_study_runs_its_own_benchmarks_only():
-    study = STUDIES["mlp"]
+    study = STUDIES["related"]
     assert choose_benchmarks(study, []) == ("mlp-adult", "mlp-fmnist")
     assert choose_benchmarks(study, ["mlp-fmnist"]) == ("mlp-fmnist",)
     with pytest.raises(ValueError, match="no benchmark 'adult'; accepted: mlp-adult, mlp-fmnist"):
@@ -103,3 +145,40 @@ def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path):
     assert (tmp_path / "digits" / "record.json").stat().st_mtime_ns == written
     with pytest.raises(ValueError, match=r"num_train_epochs was 1 and is now 2\..* another output folder"):
         run_study([experiment], tmp_path, overrides={**short, "num_train_epochs": 2})
+
+
+def test_settings_are_json_or_text():
+    pairs = ["bf16=true", "max_train_samples=5000", "learning_rate=1e-3", "optim=sgd", "optim_args=momentum=0.9"]
+    expected = {"bf16": True, "max_train_samples": 5000, "learning_rate": 1e-3, "optim": "sgd"}
+    assert parse_settings(pairs) == {**expected, "optim_args": "momentum=0.9"}
+    with pytest.raises(ValueError, match="name=value, got 'bf16'"):
+        parse_settings(["bf16"])
+
+
+def test_a_full_disk_fails_the_run_and_not_the_study(record_of, tmp_path, monkeypatch, capsys):
+    def full(self, *args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    def run(arguments):
+        if arguments["output_dir"].endswith("/a"):
+            with monkeypatch.context() as patch:
+                patch.setattr("hf_lgelu.studies.records.json.dump", full)
+                write_record(record_of(), arguments["output_dir"])
+        write_record(record_of(), arguments["output_dir"])
+
+    assert run_study(EXPERIMENTS[:2], tmp_path, run=run) == ["b/a"]
+    assert "No space left on device; the record was not written" in (tmp_path / "b/a/error.txt").read_text()
+    assert [path.name for path in (tmp_path / "b/a").iterdir()] == ["error.txt"]
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    assert run_study(EXPERIMENTS[2:3], tmp_path, run=lambda arguments: 1 / 0) == ["b/c"]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_progress_counts_the_runs_of_all_workers(record_of, tmp_path, capsys):
+    for experiment in EXPERIMENTS[1::2]:
+        write_record(record_of(), tmp_path / experiment.name)
+    run_study(EXPERIMENTS, tmp_path, worker=Worker(0, 2), run=lambda run: write_record(record_of(), run["output_dir"]))
+    assert "2/5" in (shown := capsys.readouterr().err)
+    assert "5/5" in shown
+    assert run_study(EXPERIMENTS, tmp_path, worker=Worker(1, 2), run=pytest.fail) == []
+    assert capsys.readouterr().err == ""

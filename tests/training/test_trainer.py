@@ -156,7 +156,7 @@ def test_arguments_from_the_command_line(tmp_path):
     given = (
         f"--output_dir {tmp_path} --use_cpu --hardness_lr_multiplier 3 --harden --tolerance 0.01 --switch_fraction 0.5 "
         "--hardening_schedule geometric --hardening_granularity step --log_hardness false --report_substitution false "
-        "--require_lambda_gelu false"
+        "--require_lambda_gelu false --relufication"
     )
     (args,) = parser.parse_args_into_dataclasses(given.split())
     read = {field.name: getattr(args, field.name) for field in OURS}
@@ -168,6 +168,7 @@ def test_arguments_from_the_command_line(tmp_path):
         "switch_fraction": 0.5,
         "hardening_schedule": "geometric",
         "hardening_granularity": "step",
+        "relufication": True,
         "log_hardness": False,
         "report_substitution": False,
         "require_lambda_gelu": False,

@@ -1,0 +1,45 @@
+"""Relufication, the rival of hardening: put ReLU in first, then train on."""
+
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
+from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, hardening_progress, switch_position
+
+RELUFIED_KINDS = ("gelu", "silu", "mish")
+
+
+class RelufyCallback(TrainerCallback):
+    """Train e_s = ⌊switch_fraction·T⌋ epochs with a smooth gate, then with ReLU in its place, weights kept.
+
+    The switch falls where hardening (Algorithm 1) begins, so the ReLU network trains for as many steps
+    as a hardened one takes to the target. Stateless, like HardeningCallback: a resumed run continues.
+
+    Args:
+        switch_fraction: share of training with the smooth gate, in [0, 1).
+    """
+
+    def __init__(self, switch_fraction: float = DEFAULT_SWITCH_FRACTION) -> None:
+        switch_position(1, switch_fraction)  # raises on a fraction out of range
+        self.switch_fraction = switch_fraction
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        if lambda_gelu_modules(model):
+            raise ValueError("relufication swaps a plain smooth gate; a model with λ-GELU is hardened instead")
+        # A run resumed from after the switch still builds the smooth model: its weights are the same.
+        if not find_sites(model, RELUFIED_KINDS):
+            raise ValueError(f"{type(model).__name__} has no activation of kind {', '.join(RELUFIED_KINDS)} to relufy")
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        total = int(state.num_train_epochs)
+        position = min(int(state.epoch or 0) + 1, total)
+        if hardening_progress(position, total, self.switch_fraction) is None or not find_sites(model, RELUFIED_KINDS):
+            return
+        substitute_relu(model, kinds=RELUFIED_KINDS)
