@@ -11,24 +11,27 @@ DATA_DIR_VARIABLE = "LGELU_DATA_DIR"
 
 
 def load_splits(
-    folder: str,
+    folder: str | Sequence[str],
     hub_id: str,
     data_dir: str | os.PathLike[str] | None,
     *,
     splits: Sequence[str],
     columns: Sequence[str],
     optional_splits: Sequence[str] = (),
+    hub_config: str | None = None,
 ) -> dict[str, Any]:
     """The splits of one data set, {name: datasets.Dataset}, each with the columns asked for.
 
     Args:
-        folder: name of the data set's folder inside the data directory.
+        folder: name of the data set's folder inside the data directory, or several, of which the first that
+            is there counts.
         hub_id: what is loaded from the Hub when there is no data directory.
         data_dir: the data directory; None takes the environment variable LGELU_DATA_DIR. Where either
             is set the Hub is never asked.
         splits: splits that must be there.
         columns: columns that each split must have; others may be.
         optional_splits: splits that are returned if they are there.
+        hub_config: which of the data sets under `hub_id`, where there are several.
 
     Raises:
         ImportError: `datasets` is not installed.
@@ -38,9 +41,9 @@ def load_splits(
     datasets = require_package("datasets")
     directory = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE) or None
     if directory is None:
-        found, source = _load_from_hub(datasets, hub_id), f"{hub_id} on the Hub"
+        found, source = _load_from_hub(datasets, hub_id, hub_config), f"{hub_id} on the Hub"
     else:
-        path = Path(directory).expanduser() / folder
+        path = _first_folder(Path(directory).expanduser(), (folder,) if isinstance(folder, str) else folder)
         found, source = _load_from_folder(datasets, path, hub_id), str(path)
     absent = [split for split in splits if split not in found]
     if absent:
@@ -66,6 +69,11 @@ def require_package(name: str) -> ModuleType:
         ) from error
 
 
+def _first_folder(directory: Path, names: Sequence[str]) -> Path:
+    """The first of the folders that is there; the first of all if none is, for the message to name."""
+    return next((directory / name for name in names if (directory / name).is_dir()), directory / names[0])
+
+
 def _load_from_folder(datasets: ModuleType, path: Path, hub_id: str) -> Any:
     if not path.is_dir():
         raise ValueError(
@@ -80,9 +88,9 @@ def _load_from_folder(datasets: ModuleType, path: Path, hub_id: str) -> Any:
         raise ValueError(f"{path} cannot be read by datasets: {error.__cause__ or error}") from error
 
 
-def _load_from_hub(datasets: ModuleType, hub_id: str) -> Any:
+def _load_from_hub(datasets: ModuleType, hub_id: str, config: str | None) -> Any:
     try:
-        return datasets.load_dataset(hub_id)
+        return datasets.load_dataset(hub_id, *((config,) if config else ()))
     except (ConnectionError, FileNotFoundError) as error:
         raise RuntimeError(
             f"{hub_id} could not be loaded from the Hub ({error}). Without network, set data_dir or "

@@ -13,8 +13,8 @@ def table(*columns):
     return datasets.Dataset.from_dict({column: [1, 2, 3] for column in columns})
 
 
-def load(data_dir=None, **changes):
-    return load_splits("pets", "someone/pets", data_dir, **({"splits": ("train",), "columns": ("a", "b.c")} | changes))
+def load(data_dir=None, folder="pets", **changes):
+    return load_splits(folder, "someone/pets", data_dir, **({"splits": ("train",), "columns": ("a", "b.c")} | changes))
 
 
 def test_a_folder_gives_the_splits_asked_for(write_splits):
@@ -41,6 +41,26 @@ def test_without_a_directory_the_hub_is_asked(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda name: asked.append(name) or {"train": table("a", "b.c")})
     assert set(load()) == {"train"}
     assert asked == ["someone/pets"]
+
+
+def test_one_of_several_data_sets_under_a_name_is_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names: asked.append(names) or {"train": table("a", "b.c")})
+    load(hub_config="dogs")
+    assert asked == [("someone/pets", "dogs")]
+
+
+def test_of_several_folder_names_the_first_that_is_there_counts(write_splits):
+    small = write_splits("pets_small", {"train": table("a", "b.c")})
+    assert load(small, folder=("pets", "pets_small"))["train"].num_rows == 3
+    both = write_splits("pets", {"train": table("a", "b.c").select([0])})
+    assert load(both, folder=("pets", "pets_small"))["train"].num_rows == 1
+    assert load(both, folder=("pets_small", "pets"))["train"].num_rows == 3
+
+
+def test_where_no_accepted_folder_is_there_the_first_name_is_told(tmp_path):
+    with pytest.raises(ValueError, match=re.escape(f"no folder {tmp_path / 'pets'}")):
+        load(tmp_path, folder=("pets", "pets_small"))
 
 
 def test_a_missing_folder_never_falls_back_to_the_hub(tmp_path, monkeypatch):
