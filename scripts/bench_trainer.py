@@ -1,86 +1,134 @@
-"""How much an epoch costs through LambdaGELUTrainer, against a bare loop over tensors.
+"""How fast a benchmark trains through LambdaGELUTrainer, against a bare loop on the same model and batch.
 
-The same MLP, the same SGD, the same number of rows (random ones of Fashion-MNIST's shape), one epoch
-each in turn; prints the median of the ratios. `python scripts/bench_trainer.py`
+The bare loop runs forward, backward and the optimizer's step on one batch that it holds already, so all
+that Trainer, its callbacks, the data and their augmentation cost is in the ratio. Both are timed in turn,
+without the first steps; the figures are medians over the rounds.
+
+    python scripts/bench_trainer.py --benchmarks mlp-digits resnet18-cifar10 gpt2-wikitext2
 """
 
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch.nn import functional as F
-from transformers import HfArgumentParser, PrinterCallback
+from transformers import HfArgumentParser, PrinterCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainingArguments as HFTrainingArguments
 
-from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments, hardness_parameter_groups
-from hf_lgelu.benchmarks.rows import TensorRows, collate_rows
-from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-
-FEATURES, CLASSES = 784, 10
+from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
+from hf_lgelu.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData
+from hf_lgelu.studies.arguments import RunArguments, data_options, model_options, parse_mapping
+from hf_lgelu.studies.study import parse_settings
 
 
 @dataclass
 class BenchArguments:
-    """Size of the comparison."""
+    """What is compared, and how often."""
 
-    rows: int = field(default=60_000, metadata={"help": "Training rows in an epoch."})
-    batch_size: int = field(default=256, metadata={"help": "Rows in a batch."})
-    rounds: int = field(default=5, metadata={"help": "Epochs of each kind; one more of each warms up."})
-    activation: str = field(default="lambda_gelu", metadata={"help": "Activation of the MLP."})
-
-
-def main() -> None:
-    """Time both, in turn."""
-    (arguments,) = HfArgumentParser(BenchArguments).parse_args_into_dataclasses()
-    torch.manual_seed(0)
-    rows = TensorRows(torch.randn(arguments.rows, FEATURES), torch.randint(0, CLASSES, (arguments.rows,)))
-    config = MLPConfig(num_features=FEATURES, num_labels=CLASSES, hidden_act=arguments.activation)
-    seconds: dict[str, list[float]] = {"trainer": [], "bare loop": []}
-    for _ in range(arguments.rounds + 1):
-        seconds["trainer"].append(_trainer_epoch(MLPForClassification(config), rows, arguments.batch_size))
-        seconds["bare loop"].append(_bare_epoch(MLPForClassification(config), rows, arguments.batch_size))
-    measured = {name: values[1:] for name, values in seconds.items()}
-    ratios = [trainer / bare for trainer, bare in zip(measured["trainer"], measured["bare loop"], strict=True)]
-    for name, values in measured.items():
-        print(f"{name}: median {statistics.median(values):.3f} s an epoch of {arguments.rows} rows")
-    print(
-        f"ratio trainer / bare loop: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f} "
-        f"({torch.get_num_threads()} threads, torch {torch.__version__})"
+    benchmarks: list[str] = field(default_factory=lambda: list(BENCHMARKS), metadata={"help": "Rows of BENCHMARKS."})
+    steps: int = field(default=20, metadata={"help": "Timed optimizer steps a round; two more come before them."})
+    rounds: int = field(default=3, metadata={"help": "Rounds of each kind."})
+    settings: list[str] = field(
+        default_factory=list, metadata={"help": "Arguments of scripts/train.py, e.g. bf16=true image_size=64."}
     )
 
 
-def _trainer_epoch(model: MLPForClassification, rows: TensorRows, batch_size: int) -> float:
+class _Clock(TrainerCallback):
+    """When each optimizer step ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.ends: list[float] = []
+
+    def on_step_end(
+        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.ends.append(_now(self.device))
+
+
+WARMUP_STEPS = 2
+
+
+def main() -> None:
+    """Print samples/s of both and their ratio, a line a benchmark."""
+    (arguments,) = HfArgumentParser(BenchArguments).parse_args_into_dataclasses()
+    settings = parse_settings(arguments.settings)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, accelerators: {torch.cuda.device_count()}")
+    for name in arguments.benchmarks:
+        _compare(name, arguments, settings)
+
+
+def _compare(name: str, arguments: BenchArguments, settings: Mapping[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        arguments = LambdaGELUTrainingArguments(
-            output_dir=folder, per_device_train_batch_size=batch_size, num_train_epochs=1, optim="sgd",
-            learning_rate=5e-2, weight_decay=1e-4, lr_scheduler_type="constant", max_grad_norm=0.0,
-            logging_strategy="epoch", save_strategy="no", report_to="none", disable_tqdm=True, log_level="error",
-            remove_unused_columns=False, dataloader_pin_memory=False, require_lambda_gelu=False,
-        )  # fmt: skip
-        trainer = LambdaGELUTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collate_rows)
-        trainer.remove_callback(PrinterCallback)
-        started = time.perf_counter()
-        trainer.train()
-        return time.perf_counter() - started
+        run, training = parse_mapping(
+            {
+                **{"benchmark": name, "output_dir": folder, "disable_tqdm": True, "log_level": "error"},
+                **{"eval_strategy": "no", "logging_strategy": "no", "log_hardness": False},
+                **settings,
+                "max_steps": arguments.steps + WARMUP_STEPS,
+            }
+        )
+        benchmark = BENCHMARKS[name]
+        data = benchmark.load(data_options(run), model_options(run)).to(training.device)
+        training.dataloader_pin_memory = False
+        batch_size = training.per_device_train_batch_size
+        rates: dict[str, list[float]] = {"trainer": [], "bare": []}
+        for _ in range(arguments.rounds):
+            rates["trainer"].append(batch_size / _trainer_step_seconds(_new_trainer(benchmark, run, training, data)))
+            rates["bare"].append(batch_size / _bare_step_seconds(_new_trainer(benchmark, run, training, data)))
+    trainer, bare = (statistics.median(rates[kind]) for kind in ("trainer", "bare"))
+    ratios = [a / b for a, b in zip(rates["trainer"], rates["bare"], strict=True)]
+    print(
+        f"{name}: batch {batch_size}, {trainer:.1f} samples/s through the Trainer, {bare:.1f} in a bare loop; "
+        f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+        flush=True,
+    )
 
 
-def _bare_epoch(model: MLPForClassification, rows: TensorRows, batch_size: int) -> float:
-    if model.config.hidden_act == "lambda_gelu":
-        groups = hardness_parameter_groups(model, learning_rate=5e-2, weight_decay=1e-4)
-    else:
-        groups = [{"params": list(model.parameters()), "lr": 5e-2, "weight_decay": 1e-4}]
-    optimizer = torch.optim.SGD(groups)
-    model.train()
-    started = time.perf_counter()
-    order = torch.randperm(len(rows))
-    for start in range(0, len(rows), batch_size):
-        chosen = order[start : start + batch_size]
-        logits = model(features=rows.features[chosen]).logits
-        F.cross_entropy(logits, rows.labels[chosen]).backward()
+def _new_trainer(
+    benchmark: Benchmark, run: RunArguments, training: LambdaGELUTrainingArguments, data: BenchmarkData
+) -> LambdaGELUTrainer:
+    torch.manual_seed(0)
+    model = benchmark.build_model(run.activation, data, model_options(run))
+    if run.channels_last:
+        model.to(memory_format=torch.channels_last)
+    trainer = LambdaGELUTrainer(model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _trainer_step_seconds(trainer: LambdaGELUTrainer) -> float:
+    clock = _Clock(trainer.args.device)
+    trainer.add_callback(clock)
+    trainer.train()
+    timed = clock.ends[WARMUP_STEPS - 1 :]
+    return (timed[-1] - timed[0]) / (len(timed) - 1)
+
+
+def _bare_step_seconds(trainer: LambdaGELUTrainer) -> float:
+    """The same model, optimizer and autocast, on one batch."""
+    model, optimizer, args = trainer.model.train(), trainer.create_optimizer(), trainer.args
+    batch = next(iter(trainer.get_train_dataloader()))
+    for step in range(args.max_steps):
+        if step == WARMUP_STEPS:
+            started = _now(args.device)
+        with torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
+            loss = model(**batch).loss
+        loss.backward()
+        if args.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-    return time.perf_counter() - started
+    return (_now(args.device) - started) / (args.max_steps - WARMUP_STEPS)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """One run of one benchmark: train, harden, substitute, record."""
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -25,6 +26,8 @@ from hf_lgelu.studies.records import RECORD_FILE, EpochRecord, RunRecord, read_r
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.hardening import resolve_target_hardness
 from hf_lgelu.training.trainer import LambdaGELUTrainer
+
+RELU_FOLDER = "relu"
 
 Load = Callable[[DataOptions, ModelOptions], BenchmarkData]
 
@@ -82,12 +85,22 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments, *, l
     if run.save_final_model:
         trainer.save_model()
     if trainer.is_world_process_zero():
-        if run.save_final_model and training.harden:
-            substitute_relu(model)
-            model.save_pretrained(Path(training.output_dir) / "relu")
+        if run.save_final_model:
+            _save_relu(type(model), Path(training.output_dir), hardened=training.harden)
         write_record(record, training.output_dir)
     trainer.accelerator.wait_for_everyone()
     return record
+
+
+def _save_relu(model_class: type[PreTrainedModel], folder: Path, *, hardened: bool) -> None:
+    """The ReLU network of a hardened model to `folder`/relu; none is left there by a run that hardened nothing."""
+    if (folder / RELU_FOLDER).exists():
+        shutil.rmtree(folder / RELU_FOLDER)
+    if hardened:
+        # Not the trained module: under FSDP this process holds a part of it alone.
+        model = model_class.from_pretrained(folder)
+        substitute_relu(model)
+        model.save_pretrained(folder / RELU_FOLDER)
 
 
 def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
@@ -130,7 +143,11 @@ def _record(
         name=trainer.args.run_name or run_name(run, trainer.args),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(seconds, 3),
-        config=run_config(run, trainer.args, processes),
+        config={
+            **run_config(run, trainer.args, processes),
+            # accelerate's configuration file may ask for it as well
+            "bf16": trainer.accelerator.mixed_precision == "bf16",
+        },
         data={
             "train_samples": len(data.train),
             "eval_samples": len(data.eval),

@@ -173,3 +173,50 @@ def test_train_script_in_two_processes_under_accelerate_launch(tmp_path):
     assert record.data["eval_samples"] == 359  # odd, so the last batch is uneven
     assert record.last.score * 359 == pytest.approx(round(record.last.score * 359), abs=1e-9)
     assert json.loads((tmp_path / "relu" / "config.json").read_text())["hidden_act"] == "relu"
+
+
+def test_an_unknown_activation_is_refused_before_the_data(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown activation 'lambda_relu'; accepted: .*gelu.*lambda_gelu"):
+        digits(tmp_path, activation="lambda_relu")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_data_folder_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no folder .*nowhere/adult.* copy of scikit-learn/adult-census-income"):
+        run_benchmark(
+            *parse_mapping(
+                {"benchmark": "mlp-adult", "data_dir": str(tmp_path / "nowhere"), "output_dir": str(tmp_path), **SHORT}
+            )
+        )
+
+
+def test_a_record_of_another_schema_is_neither_overwritten_nor_skipped(tmp_path):
+    path = tmp_path / "record.json"
+    path.write_text('{"schema_version": 99, "epochs": []}')
+    with pytest.raises(ValueError, match="record schema version 99; this version of hf_lgelu reads 1"):
+        digits(tmp_path)
+    assert path.read_text() == '{"schema_version": 99, "epochs": []}'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_option_of_the_model_that_the_benchmark_does_not_take_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="mlp-digits takes no image_size; of the model it takes no option"):
+        digits(tmp_path, image_size=64)
+
+
+def test_a_run_that_hardens_nothing_leaves_no_relu_network_of_an_earlier_one(tmp_path):
+    (tmp_path / "relu").mkdir()
+    (tmp_path / "relu" / "config.json").write_text("{}")
+    digits(tmp_path, num_train_epochs=1)
+    assert (tmp_path / "model.safetensors").exists()
+    assert not (tmp_path / "relu").exists()
+
+
+def test_the_metric_and_its_direction_follow_the_benchmark(tmp_path):
+    for name, benchmark in BENCHMARKS.items():
+        _, training = parse_mapping({"benchmark": name, "output_dir": str(tmp_path)})
+        assert (training.metric_for_best_model, training.greater_is_better) == (
+            benchmark.metric,
+            benchmark.metric != "perplexity",
+        )
+        assert benchmark.greater_is_better == training.greater_is_better
