@@ -50,7 +50,7 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments, *, l
     _check(run, training)
     options = model_options(run)
     data = (load or benchmark.load)(data_options(run), options)
-    if training.device.type != "cpu":
+    if training.device.type != "cpu" and training.dataloader_num_workers == 0:
         data = data.to(training.device)
         training.dataloader_pin_memory = False  # the rows are there already
     set_seed(training.seed)
