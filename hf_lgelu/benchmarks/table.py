@@ -7,14 +7,19 @@ from typing import Any
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel
 
-from hf_lgelu.benchmarks import adult, fashion_mnist
+from hf_lgelu.benchmarks import adult, fashion_mnist, tiny_imagenet, wikitext
 from hf_lgelu.benchmarks.adult import load_adult
+from hf_lgelu.benchmarks.cifar import CIFAR10, CIFAR100, Cifar, build_resnet18
 from hf_lgelu.benchmarks.data import BenchmarkData
+from hf_lgelu.benchmarks.deit import DEFAULT_IMAGE_SIZE, DEFAULT_PATCH_SIZE, build_deit
 from hf_lgelu.benchmarks.digits import load_digits
 from hf_lgelu.benchmarks.fashion_mnist import load_fashion_mnist
-from hf_lgelu.benchmarks.metrics import accuracy
+from hf_lgelu.benchmarks.gpt2 import build_gpt2
+from hf_lgelu.benchmarks.metrics import accuracy, perplexity, token_losses
 from hf_lgelu.benchmarks.options import DataOptions, ModelOptions
 from hf_lgelu.benchmarks.rows import Batch, collate_rows
+from hf_lgelu.benchmarks.tiny_imagenet import load_tiny_imagenet
+from hf_lgelu.benchmarks.wikitext import load_wikitext2
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 __all__ = ["BENCHMARKS", "Benchmark", "BenchmarkData", "DataOptions", "ModelOptions", "build_mlp"]
@@ -44,6 +49,8 @@ class Benchmark:
         preprocess_logits: Trainer's `preprocess_logits_for_metrics`, where logits are too large to keep.
         model_defaults: the fields of `ModelOptions` that the benchmark takes, and their values.
         pretrained_defaults: the recipe that replaces part of `defaults` where a checkpoint is fine-tuned.
+        pretrained_model_defaults: what replaces `model_defaults` there; None takes the same. What it does
+            not name is the checkpoint's own.
     """
 
     name: str
@@ -62,6 +69,7 @@ class Benchmark:
     preprocess_logits: Callable[[Any, Any], Tensor] | None = None
     model_defaults: Mapping[str, Any] = field(default_factory=dict)
     pretrained_defaults: Mapping[str, Any] = field(default_factory=dict)
+    pretrained_model_defaults: Mapping[str, Any] | None = None
 
     def model_options(self, given: Mapping[str, Any]) -> ModelOptions:
         """The benchmark's model options with those `given` that are not None in their place.
@@ -69,13 +77,16 @@ class Benchmark:
         Raises ValueError for an option that the benchmark does not take.
         """
         chosen = {name: value for name, value in given.items() if value is not None}
-        foreign = sorted(chosen.keys() - self.model_defaults.keys())
+        defaults, condition = self.model_defaults, ""
+        if "pretrained" in chosen and self.pretrained_model_defaults is not None:
+            defaults, condition = self.pretrained_model_defaults, " with a pretrained checkpoint"
+        foreign = sorted(chosen.keys() - defaults.keys())
         if foreign:
             raise ValueError(
-                f"{self.name} takes no {', '.join(foreign)}; of the model it takes "
-                f"{', '.join(self.model_defaults) or 'no option'}"
+                f"{self.name} takes no {', '.join(foreign)}{condition}; of the model it takes "
+                f"{', '.join(defaults) or 'no option'}"
             )
-        return ModelOptions(**{**self.model_defaults, **chosen})
+        return ModelOptions(**{**defaults, **chosen})
 
     @property
     def train_batch_size(self) -> int:
@@ -130,6 +141,94 @@ def _mlp_benchmark(
     )
 
 
+_IMAGE_RECIPE = {
+    "optim": "adamw_torch",
+    "learning_rate": 5e-4,
+    "lr_scheduler_type": "constant",
+    "per_device_train_batch_size": 128,
+    "per_device_eval_batch_size": 256,
+    "remove_unused_columns": False,
+}
+_PAPER_IMAGE_OPTIONS = frozenset({"optim", "learning_rate", "weight_decay", "num_train_epochs"})
+
+
+def _resnet18_benchmark(name: str, cifar: Cifar, classes: int) -> Benchmark:
+    return Benchmark(
+        name=name,
+        description=f"ResNet-18 with a 3x3 stem on CIFAR-{classes}, cropped and flipped",
+        hub_id=cifar.hub_id,
+        folder=cifar.folder,
+        load=cifar.load,
+        build_model=build_resnet18,
+        collate=collate_rows,
+        compute_metrics=accuracy,
+        metric="accuracy",
+        greater_is_better=True,
+        init_hardness=1.0067,
+        defaults={**_IMAGE_RECIPE, "weight_decay": 1e-4, "num_train_epochs": 75},
+        paper=_PAPER_IMAGE_OPTIONS,
+    )
+
+
+def _deit_benchmark() -> Benchmark:
+    return Benchmark(
+        name="deit-tiny-imagenet",
+        description="DeiT-Tiny on Tiny ImageNet, from scratch or fine-tuned from a checkpoint",
+        hub_id=tiny_imagenet.HUB_ID,
+        folder=tiny_imagenet.FOLDERS[0],
+        load=load_tiny_imagenet,
+        build_model=build_deit,
+        collate=collate_rows,
+        compute_metrics=accuracy,
+        metric="accuracy",
+        greater_is_better=True,
+        init_hardness=1.0067,
+        defaults={**_IMAGE_RECIPE, "weight_decay": 7e-2, "num_train_epochs": 90},
+        paper=_PAPER_IMAGE_OPTIONS,
+        model_defaults={"pretrained": None, "image_size": DEFAULT_IMAGE_SIZE, "patch_size": DEFAULT_PATCH_SIZE},
+        pretrained_model_defaults={"pretrained": None, "image_size": DEFAULT_IMAGE_SIZE},
+    )
+
+
+def _gpt2_benchmark() -> Benchmark:
+    paper = {"optim": "adamw_torch", "learning_rate": 5e-5, "weight_decay": 1e-2}
+    return Benchmark(
+        name="gpt2-wikitext2",
+        description="GPT-2 on WikiText-2, small and from scratch, or fine-tuned from a checkpoint",
+        hub_id=wikitext.HUB_ID,
+        folder=wikitext.FOLDER,
+        load=load_wikitext2,
+        build_model=build_gpt2,
+        collate=collate_rows,
+        compute_metrics=perplexity,
+        preprocess_logits=token_losses,
+        metric="perplexity",
+        greater_is_better=False,
+        init_hardness=1.0067,
+        defaults={
+            **paper,
+            "learning_rate": 1e-3,  # the paper's, which is for fine-tuning, learns next to nothing from scratch
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": 0.05,  # of all steps
+            "per_device_train_batch_size": 16,
+            "per_device_eval_batch_size": 16,
+            "num_train_epochs": 10,
+            "remove_unused_columns": False,
+        },
+        paper=frozenset({"optim", "weight_decay", "num_train_epochs"}),
+        model_defaults={
+            "pretrained": None,
+            "num_layers": 4,
+            "width": 128,
+            "num_heads": 4,
+            "context_length": wikitext.CONTEXT_LENGTH,
+            "vocabulary_size": wikitext.VOCABULARY_SIZE,
+        },
+        pretrained_defaults={"learning_rate": paper["learning_rate"], "per_device_train_batch_size": 8},
+        pretrained_model_defaults={"pretrained": None, "context_length": 1024},
+    )
+
+
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
@@ -163,5 +262,9 @@ BENCHMARKS: dict[str, Benchmark] = {
             epochs=50,
             paper=frozenset({*_PAPER_MLP_RECIPE, "num_train_epochs"}),
         ),
+        _resnet18_benchmark("resnet18-cifar10", CIFAR10, 10),
+        _resnet18_benchmark("resnet18-cifar100", CIFAR100, 100),
+        _deit_benchmark(),
+        _gpt2_benchmark(),
     )
 }

@@ -101,16 +101,15 @@ def parse_mapping(arguments: Mapping[str, Any]) -> tuple[RunArguments, LambdaGEL
 def recipe(benchmark: Benchmark, *, pretrained: bool = False) -> dict[str, Any]:
     """The benchmark's training arguments, its batch divided over the processes of this launch."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    batch_size = benchmark.train_batch_size
+    chosen = {**_RUN_DEFAULTS, **benchmark.defaults, **(benchmark.pretrained_defaults if pretrained else {})}
+    batch_size = chosen["per_device_train_batch_size"]
     if batch_size % processes:
         raise ValueError(
             f"the training batch of {batch_size} rows does not divide over {processes} processes; give "
             "--per_device_train_batch_size"
         )
     return {
-        **_RUN_DEFAULTS,
-        **benchmark.defaults,
-        **(benchmark.pretrained_defaults if pretrained else {}),
+        **chosen,
         "per_device_train_batch_size": batch_size // processes,
         "metric_for_best_model": benchmark.metric,
         "greater_is_better": benchmark.greater_is_better,
