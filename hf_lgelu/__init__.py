@@ -7,6 +7,7 @@ installed, timm.
 from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.hardness import hardness_target, swap_error_bound
 from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.models.cifar_resnet import register_cifar_resnet
 from hf_lgelu.models.loading import extend_from_pretrained
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
 from hf_lgelu.models.profile import hardness_profile, initialize_hardness
@@ -25,6 +26,7 @@ from hf_lgelu.version import __version__
 register_activation()
 extend_from_pretrained()
 register_auto_classes()
+register_cifar_resnet()
 
 __all__ = [
     "HardeningCallback",
