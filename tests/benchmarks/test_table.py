@@ -21,13 +21,21 @@ from hf_lgelu.training.trainer import LambdaGELUTrainer
 register_activation()
 
 
+def pictures(shape, image_column, label_column):
+    features = datasets.Features({image_column: datasets.Image(), label_column: datasets.ClassLabel(names=["a", "b"])})
+    images = [Image.fromarray(np.random.RandomState(i).randint(0, 256, shape).astype(np.uint8)) for i in range(12)]
+    return datasets.Dataset.from_dict(
+        {image_column: images, label_column: [i % 2 for i in range(12)]}, features=features
+    )
+
+
 @pytest.fixture
 def tiny_copies(write_splits, adult_rows):
     """A data directory with a few rows of each data set."""
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-    images = [Image.fromarray(np.random.RandomState(i).randint(0, 256, (28, 28)).astype(np.uint8)) for i in range(12)]
-    pictures = datasets.Dataset.from_dict({"image": images, "label": [i % 2 for i in range(12)]}, features=features)
-    write_splits("fashion_mnist", {"train": pictures, "test": pictures})
+    write_splits("fashion_mnist", dict.fromkeys(("train", "test"), pictures((28, 28), "image", "label")))
+    write_splits("cifar10", dict.fromkeys(("train", "test"), pictures((32, 32, 3), "img", "label")))
+    write_splits("cifar100", dict.fromkeys(("train", "test"), pictures((32, 32, 3), "img", "fine_label")))
+    write_splits("tiny_imagenet", dict.fromkeys(("train", "valid"), pictures((64, 64, 3), "image", "label")))
     lines = {
         "text": ["", " = A cat = \n", " The cat sat on the mat , and the mat lay on the floor of the house . \n"] * 4
     }
@@ -39,9 +47,15 @@ def tiny_copies(write_splits, adult_rows):
 
 # What keeps a row small here, and how many λ-GELU it then has.
 SMALL = {
+    "deit-tiny-imagenet": {"image_size": 32},
     "gpt2-wikitext2": {"num_layers": 2, "width": 16, "num_heads": 2, "context_length": 8, "vocabulary_size": 270},
 }
-SITES = {"mlp-digits": 4, "mlp-adult": 4, "mlp-fmnist": 4, "gpt2-wikitext2": 2}
+SITES = {
+    **dict.fromkeys(("mlp-digits", "mlp-adult", "mlp-fmnist"), 4),
+    **dict.fromkeys(("resnet18-cifar10", "resnet18-cifar100"), 17),
+    "deit-tiny-imagenet": 12,
+    "gpt2-wikitext2": 2,
+}
 
 
 def right_share(logits, labels):
@@ -109,7 +123,11 @@ def test_an_mlp_knows_its_classes(name, tiny_copies):
 
 
 MLP_PAPER = {"optim": "sgd", "learning_rate": 5e-2, "weight_decay": 1e-4}
+RESNET_PAPER = {"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 1e-4}
 PAPER = {
+    "resnet18-cifar10": RESNET_PAPER,
+    "resnet18-cifar100": RESNET_PAPER,
+    "deit-tiny-imagenet": {"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 7e-2},
     "mlp-digits": MLP_PAPER,
     "mlp-adult": MLP_PAPER,
     "mlp-fmnist": MLP_PAPER,
@@ -128,7 +146,10 @@ def test_defaults_are_training_arguments_and_the_papers_are_marked(name, tmp_pat
     paper = PAPER[name]
     assert {option: benchmark.defaults[option] for option in paper} == paper
     assert benchmark.paper == set(paper) | (set() if name == "mlp-digits" else {"num_train_epochs"})
-    sizes = {"mlp-digits": (64, 60), "mlp-adult": (512, 50), "mlp-fmnist": (1024, 50), "gpt2-wikitext2": (16, 10)}
+    sizes = {
+        **{"mlp-digits": (64, 60), "mlp-adult": (512, 50), "mlp-fmnist": (1024, 50), "gpt2-wikitext2": (16, 10)},
+        **{"resnet18-cifar10": (128, 75), "resnet18-cifar100": (128, 75), "deit-tiny-imagenet": (128, 90)},
+    }
     assert (benchmark.train_batch_size, benchmark.defaults["num_train_epochs"]) == sizes[name]
     assert benchmark.init_hardness == 1.0067
 
