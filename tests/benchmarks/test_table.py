@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import EvalPrediction
 
 import hf_lgelu.benchmarks
-from hf_lgelu.benchmarks.metrics import accuracy
 from hf_lgelu.benchmarks.table import BENCHMARKS, BenchmarkData, DataOptions, ModelOptions, build_mlp
 from hf_lgelu.models.registry import register_activation
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
@@ -173,12 +171,6 @@ def test_the_digits_network_has_the_papers_size(hidden_act, hardnesses):
     weights = 64 * 256 + 3 * 256 * 256 + 256 * 10
     biases = 4 * 256 + 10
     assert build_mlp(hidden_act, data).num_parameters() == weights + biases + hardnesses
-
-
-def test_accuracy_is_the_share_of_right_rows():
-    logits = np.array([[0.1, 0.9], [2.0, -1.0], [0.0, 3.0], [1.0, 1.0], [5.0, 6.0]])
-    labels = np.array([1, 1, 1, 0, 0])
-    assert accuracy(EvalPrediction(predictions=logits, label_ids=labels)) == {"accuracy": 3 / 5}
 
 
 def test_nothing_that_only_benchmarks_need_is_imported_with_the_package():
