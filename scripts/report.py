@@ -1,13 +1,13 @@
-"""Tables and figures from the records below a folder: `python scripts/report.py --runs runs/mlp`."""
+"""Tables, figures and a page from the records below a folder: `python scripts/report.py --runs runs/profiles`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from hf_lgelu.studies.figures import draw_hardness, draw_substitution
+from hf_lgelu.studies.paper_values import read_paper_values
 from hf_lgelu.studies.records import read_records
-from hf_lgelu.studies.report import all_tables
+from hf_lgelu.studies.report import failed_runs, readme_tables, write_report
 
 
 @dataclass
@@ -16,20 +16,22 @@ class ReportArguments:
 
     runs: str = field(metadata={"help": "Folder with records in it or below it."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder of the report; default: the runs' own."})
+    paper_values: str | None = field(
+        default=None,
+        metadata={"help": "JSON file with the paper's values, shown beside ours; format: studies/paper_values.py."},
+    )
 
 
 def main() -> None:
-    """Write tables.md, hardness.png and substitution.png, and print the tables."""
+    """Write tables.md, tables.tex, report.html and the figures, and print the tables that matter most."""
     (arguments,) = HfArgumentParser(ReportArguments).parse_args_into_dataclasses()
     records = read_records(arguments.runs)
+    paper = read_paper_values(arguments.paper_values) if arguments.paper_values else None
     folder = Path(arguments.output_dir or arguments.runs)
-    folder.mkdir(parents=True, exist_ok=True)
-    tables = all_tables(records)
-    (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
-    draw_hardness(records, folder / "hardness.png")
-    draw_substitution(records, folder / "substitution.png")
-    print(tables)
-    print(f"\nWritten: {folder}/tables.md, {folder}/hardness.png, {folder}/substitution.png")
+    written = write_report(records, folder, paper=paper, failed=failed_runs(arguments.runs))
+    print(readme_tables(records))
+    figures = sum(path.suffix == ".png" for path in written)
+    print(f"\nWritten to {folder}: tables.md, tables.tex, report.html, and {figures} figures in figures/")
 
 
 if __name__ == "__main__":

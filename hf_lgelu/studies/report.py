@@ -1,139 +1,82 @@
-"""Records → Markdown tables. No torch: a report is made where the records are, not where they came from."""
+"""Records → a folder with tables, figures and a page. No torch: a report is made where the records are."""
 
 import os
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from hf_lgelu.studies.records import EpochRecord, RunRecord
+from hf_lgelu.studies.configurations import benchmarks_of, is_grid
+from hf_lgelu.studies.earlier_tables import all_tables
+from hf_lgelu.studies.markup import LATEX_PREAMBLE, to_latex, to_markdown
+from hf_lgelu.studies.numbers import listed
+from hf_lgelu.studies.page import render_page
+from hf_lgelu.studies.paper_values import NOT_AT_HAND, PaperValues
+from hf_lgelu.studies.records import RunRecord
+from hf_lgelu.studies.sections import Section, build_sections
+from hf_lgelu.studies.tables.basis import basis_table
+from hf_lgelu.studies.tables.glance import glance_table
+from hf_lgelu.studies.tables.profiles import profile_table
+from hf_lgelu.studies.tables.substitution import substitution_table
 
-_ACTIVATION_LABELS = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "mish": "Mish"}
-_MISSING = "–"
+__all__ = ["all_tables", "failed_runs", "readme_tables", "summarize", "write_report"]
 
-
-def configuration_label(record: RunRecord) -> str:
-    """What the seeds of one configuration have in common, in words: "λ-GELU uniform, hardened"."""
-    config = record.config
-    if config["activation"] != "lambda_gelu":
-        return _ACTIVATION_LABELS.get(config["activation"], config["activation"])
-    return f"λ-GELU {config['init_mode']}" + (", hardened" if config["harden"] else "")
-
-
-def grouped(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
-    """{(benchmark, configuration label): its seeds}, baselines first."""
-    groups: dict[tuple[str, str], list[RunRecord]] = {}
-    order = list(dict.fromkeys(record.config["benchmark"] for record in records))
-    for record in sorted(records, key=lambda record: (order.index(record.config["benchmark"]), _rank(record))):
-        groups.setdefault((record.config["benchmark"], configuration_label(record)), []).append(record)
-    return groups
+TITLE = "λ-GELU: what the gates learn, and what ReLU costs in their place"
+ERROR_FILE = "error.txt"
 
 
-def mean_and_deviation(values: Sequence[float | None], digits: int) -> str:
-    """ "mean ± sample standard deviation"; the value alone for one; a dash where any is missing."""
-    if not values or any(value is None for value in values):
-        return _MISSING
-    mean = round(statistics.fmean(values), digits) + 0.0  # -0.00004 is shown as 0.0000, without a sign
-    if len(values) == 1:
-        return f"{mean:.{digits}f}"
-    return f"{mean:.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+def write_report(
+    records: Sequence[RunRecord],
+    folder: str | os.PathLike,
+    *,
+    paper: PaperValues | None = None,
+    failed: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Write tables.md, tables.tex, figures/*.png, figures/*.svg and report.html, and return their paths.
 
+    Args:
+        records: all runs; a run twice is refused.
+        folder: made if it is not there.
+        paper: the paper's values, shown beside ours.
+        failed: {run: last line of its error} of runs without a record.
 
-def validation_table(records: Sequence[RunRecord]) -> str:
-    """Best validation score, its epoch, final mean λ and drift of every configuration (the paper's Table I)."""
-    header = (
-        "Benchmark",
-        "Activation",
-        "Seeds",
-        "Best validation score",
-        "Its epoch",
-        "Mean λ, last epoch",
-        "Drift V_λ",
-    )
-    rows = [
-        (
-            benchmark,
-            label,
-            str(len(seeds)),
-            mean_and_deviation([record.best.score for record in seeds], 4),
-            mean_and_deviation([record.best.epoch for record in seeds], 0),
-            mean_and_deviation([record.last.mean_hardness for record in seeds], 2),
-            mean_and_deviation([record.drift for record in seeds], 2),
-        )
-        for (benchmark, label), seeds in grouped(records).items()
-    ]
-    return _markdown(header, rows)
-
-
-def substitution_table(records: Sequence[RunRecord], at: str = "last") -> str:
-    """The metric as it is and with ReLU substituted, same weights (the paper's Table II).
-
-    `at` names the evaluation of each run: "last", "best" (best validation score as it is, the paper's
-    choice) or "best_substituted". Models without a smooth gate are left out.
+    Raises:
+        ValueError: there is no record, or one is there twice.
+        ImportError: matplotlib or scipy is not installed.
     """
-    if at not in ("last", "best", "best_substituted"):
-        raise ValueError(f"unknown evaluation {at!r}; accepted: last, best, best_substituted")
-    header = (
-        *("Benchmark", "Activation", "Seeds", "Epoch", "Smallest λ", "As is", "ReLU substituted"),
-        *("Change", "Largest logit change", "Unchanged predictions"),
-    )
-    rows = []
-    for (benchmark, label), seeds in grouped(records).items():
-        epochs = [getattr(record, at) for record in seeds]
-        if any(epoch is None or epoch.relu_score is None for epoch in epochs):
-            continue
-        rows.append(
-            (
-                benchmark,
-                label,
-                str(len(seeds)),
-                mean_and_deviation([epoch.epoch for epoch in epochs], 0),
-                mean_and_deviation([_smallest(epoch) for epoch in epochs], 1),
-                mean_and_deviation([epoch.score for epoch in epochs], 4),
-                mean_and_deviation([epoch.relu_score for epoch in epochs], 4),
-                mean_and_deviation([epoch.relu_score - epoch.score for epoch in epochs], 4),
-                _largest([epoch.relu_max_logit_change for epoch in epochs]),
-                mean_and_deviation([epoch.relu_unchanged_predictions for epoch in epochs], 4),
-            )
-        )
-    return _markdown(header, rows)
+    sections = build_sections(records, paper, failed)
+    folder = Path(folder)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    saved = {d.key: d.save(folder / "figures") for section in sections for d in section.drawings}
+    pictures = {key: svg for key, (_, svg) in saved.items()}
+    texts = {
+        "tables.md": _markdown(sections),
+        "tables.tex": _latex(sections),
+        "report.html": render_page(TITLE, _introduction(records, paper), sections, pictures),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [*(folder / name for name in texts), *(path for pair in saved.values() for path in pair)]
 
 
-def all_tables(records: Sequence[RunRecord]) -> str:
-    """What `scripts/report.py` writes to tables.md and the README shows."""
-    return "\n\n".join(
-        (
-            "**The gates as learned**",
-            validation_table(records),
-            "**ReLU in their place, same weights, last epoch.** GELU is the direct swap",
-            substitution_table(records, at="last"),
-            "**The same at each run's best epoch as trained**, the paper's choice of checkpoint",
-            substitution_table(records, at="best"),
-            basis(records),
-        )
-    )
-
-
-def basis(records: Sequence[RunRecord]) -> str:
-    """One sentence on what the numbers rest on: seeds, epochs, split, hardware, versions."""
-    sentences = []
-    for benchmark in dict.fromkeys(record.config["benchmark"] for record in records):
-        runs = [record for record in records if record.config["benchmark"] == benchmark]
-        seeds = sorted({record.config["seed"] for record in runs})
-        sentences.append(
-            f"{benchmark}: seeds {_listed(seeds)}, {_same(runs, lambda r: f'{r.last.epoch:g}')} epochs, "
-            f"{_same(runs, lambda r: r.data['train_samples'])} training rows, metric {runs[0].metric} on "
-            f"{_same(runs, lambda r: r.data['eval_samples'])} rows of "
-            f"{_same(runs, lambda r: r.data['eval_split'])}, batch "
-            f"{_same(runs, lambda r: r.config['train_batch_size'])}, {_same(runs, lambda r: r.config['optim'])} "
-            f"at {_same(runs, lambda r: r.config['learning_rate'])}."
-        )
-    versions = [
-        f"{name} {_same(records, lambda record, name=name: record.versions.get(name, '?'))}"
-        for name in ("torch", "transformers")
+def readme_tables(records: Sequence[RunRecord]) -> str:
+    """The README's results in Markdown: at a glance, Table I, Table II in the last and best epoch, and the basis."""
+    runs = [record for record in records if not is_grid(record)]
+    tables = [
+        glance_table(runs),
+        profile_table(runs),
+        substitution_table(runs, "last"),
+        substitution_table(runs, "best"),
+        basis_table(records),
     ]
-    sentences.append(
-        f"{_same(records, _hardware)}; {', '.join(versions)}. ± is the sample standard deviation over seeds."
-    )
-    return " ".join(sentences)
+    return "\n\n".join(to_markdown(table) for table in tables if table.rows)
+
+
+def failed_runs(folder: str | os.PathLike) -> dict[str, str]:
+    """{run: last line of its error} of the runs below a folder that a study could not finish."""
+    found = {}
+    for path in sorted(Path(folder).rglob(ERROR_FILE)):
+        lines = path.read_text(encoding="utf-8").strip().splitlines()
+        found[path.parent.relative_to(folder).as_posix()] = lines[-1] if lines else "no message"
+    return found
 
 
 def summarize(record: RunRecord, folder: str | os.PathLike) -> str:
@@ -154,37 +97,27 @@ def summarize(record: RunRecord, folder: str | os.PathLike) -> str:
     return "\n".join([*lines, f"Record: {os.path.join(folder, 'record.json')}"])
 
 
-def _rank(record: RunRecord) -> tuple[int, str, int]:
-    order = ["GELU", "ReLU", "λ-GELU uniform", "λ-GELU increasing", "λ-GELU decreasing"]
-    label = configuration_label(record)
-    base = label.removesuffix(", hardened")
-    place = order.index(base) if base in order else len(order)
-    return place + 10 * record.config["harden"], label, record.config["seed"]
+def _markdown(sections: Sequence[Section]) -> str:
+    parts = []
+    for section in sections:
+        if section.tables:
+            parts += [f"## {section.title}", *filter(None, [section.text])]
+            parts += [to_markdown(table, level=3) for table in section.tables]
+    return "\n\n".join(parts) + "\n"
 
 
-def _smallest(epoch: EpochRecord) -> float | None:
-    return min(epoch.hardness.values()) if epoch.hardness else None
+def _latex(sections: Sequence[Section]) -> str:
+    tables = [to_latex(table) for section in sections for table in section.tables]
+    return "\n\n".join(["% Written by scripts/report.py from the run records.\n" + LATEX_PREAMBLE, *tables]) + "\n"
 
 
-def _largest(values: Sequence[float | None]) -> str:
-    return _MISSING if any(value is None for value in values) else f"{max(values):.2g}"
-
-
-def _same(records: Sequence[RunRecord], look: Callable[[RunRecord], object]) -> str:
-    return " or ".join(dict.fromkeys(str(look(record)) for record in records))
-
-
-def _hardware(record: RunRecord) -> str:
-    machine = record.hardware
-    threads = machine["threads_per_process"]
-    where = ", ".join(machine["accelerators"]) or f"{machine['cpu']}, {threads} thread{'s' * (threads > 1)}"
-    return where if machine["processes"] == 1 else f"{machine['processes']} × {where}"
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(str(value) for value in values)
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+def _introduction(records: Sequence[RunRecord], paper: PaperValues | None) -> list[str]:
+    hours = sum(record.seconds for record in records) / 3600
+    lines = [
+        f"{len(records)} runs, {hours:.1f} hours of training and evaluation, on {listed(benchmarks_of(records))}. "
+        "Every number and figure here is made from their records by scripts/report.py. The method is that of "
+        "Pérez-Corral et al., arXiv:2603.21991.",
+        "Tables and figures say on how many seeds, epochs and samples they rest; a letter in brackets leads to what is "
+        "not as in the paper. Green is better, red is worse, and a run that is missing is called missing.",
+    ]
+    return lines if paper is not None and paper.values else [*lines, NOT_AT_HAND]

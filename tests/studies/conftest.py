@@ -34,6 +34,6 @@ def make_record(
     return dataclasses.replace(record, **fields)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def record_of():
     return make_record

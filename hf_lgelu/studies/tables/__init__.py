@@ -1,0 +1,1 @@
+"""Records → tables, one file a table."""
