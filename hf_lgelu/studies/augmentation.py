@@ -14,4 +14,4 @@ class AugmentationCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.rows.set_epoch(int(state.epoch or 0))
+        self.rows.set_epoch(int(state.epoch or 0), args.seed)
