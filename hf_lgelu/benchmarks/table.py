@@ -144,6 +144,8 @@ def _mlp_benchmark(
 _IMAGE_RECIPE = {
     "optim": "adamw_torch",
     "learning_rate": 5e-4,
+    # As for the MLPs. It was not compared with cosine, nor was a warmup for DeiT: what was measured is that
+    # ResNet-18 learns so (GELU, 5 epochs of 4,096 images of CIFAR-10: 0.21, 0.29, 0.35, 0.42, 0.43 of 1,000).
     "lr_scheduler_type": "constant",
     "per_device_train_batch_size": 128,
     "per_device_eval_batch_size": 256,
