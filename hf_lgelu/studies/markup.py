@@ -8,7 +8,7 @@ import html
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from hf_lgelu.studies.numbers import MISSING, NONE
 
@@ -40,6 +40,7 @@ class Table:
         notes: one line each.
         text_columns: how many columns on the left are words; the others are aligned as numbers.
         wide_columns: the columns whose texts are long enough to be broken over lines.
+        in_groups: equal texts in the first column name groups of rows; HTML gives each a line of its own.
 
     Raises ValueError where a row has another number of cells than the header.
     """
@@ -52,6 +53,7 @@ class Table:
     notes: tuple[str, ...] = ()
     text_columns: int = 2
     wide_columns: tuple[int, ...] = ()
+    in_groups: bool = False
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -109,21 +111,23 @@ def to_latex(table: Table) -> str:
 
 def to_html(table: Table) -> str:
     """A figure with a caption and a table in a box of its own, which scrolls where the table is wide."""
+    start = int(table.in_groups)
     head = "".join(
-        f'<th scope="col"{_html_class(table, i)}>{html_text(text)}</th>' for i, text in enumerate(table.header)
+        f'<th scope="col"{_html_class(table, column)}>{html_text(text)}</th>'
+        for column, text in enumerate(table.header)
+        if column >= start
     )
-    firsts = [row[0] for row in _once_per_group(table.texts)]
-    rows = [
-        ('<tr class="group">' if first else "<tr>") + "".join(_html_cells(table, row, first)) + "</tr>"
-        for row, first in zip(table.rows, firsts, strict=True)
+    bodies = [
+        "<tbody>\n" + (_html_group(table, name) if table.in_groups else "") + "\n".join(rows) + "\n</tbody>"
+        for name, rows in _html_rows_by_group(table, start)
     ]
     notes = "".join(f"<p>{html_text(note)}</p>" for note in table.notes)
     return (
         f'<figure class="table" id="table-{html.escape(table.key)}"><figcaption><b>{html_text(table.title)}.</b> '
         f'{html_text(table.caption)}</figcaption>\n<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{html.escape(table.title)}"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n'
-        + "\n".join(rows)
-        + f'\n</tbody></table></div>\n<div class="notes">{notes}</div></figure>'
+        f'aria-label="{html.escape(table.title)}"><table>\n<thead><tr>{head}</tr></thead>\n'
+        + "\n".join(bodies)
+        + f'\n</table></div>\n<div class="notes">{notes}</div></figure>'
     )
 
 
@@ -162,17 +166,26 @@ def _latex_columns(table: Table) -> str:
     return "".join(wide if i in table.wide_columns else letter for i, letter in enumerate(letters))
 
 
-def _html_cells(table: Table, row: Sequence[Cell | str], first: str) -> list[str]:
+def _html_rows_by_group(table: Table, start: int) -> list[tuple[str, list[str]]]:
+    """[(name of the group, its rows)]; all rows are one group where the table has none."""
+    names = [text[0] if table.in_groups else "" for text in table.texts]
+    grouped = groupby(zip(names, table.rows, strict=True), key=lambda pair: pair[0])
+    return [(name, [_html_row(table, row, start) for _, row in rows]) for name, rows in grouped]
+
+
+def _html_group(table: Table, name: str) -> str:
+    columns = len(table.header) - 1
+    return f'<tr class="group"><th colspan="{columns}" scope="rowgroup"><span>{html_text(name)}</span></th></tr>\n'
+
+
+def _html_row(table: Table, row: Sequence[Cell | str], start: int) -> str:
     cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-    shown = [
-        f'<th scope="row">{html_text(cells[0].text)}</th>'
-        if first
-        else f'<th scope="row"><span class="again">{html_text(cells[0].text)}</span></th>'
+    shown = [f'<th scope="row"{_html_class(table, start, cells[start].tone)}>{html_text(cells[start].text)}</th>']
+    shown += [
+        f"<td{_html_class(table, column, cells[column].tone)}>{html_text(cells[column].text)}</td>"
+        for column in range(start + 1, len(cells))
     ]
-    return shown + [
-        f"<td{_html_class(table, i, cell.tone)}>{html_text(cell.text)}</td>"
-        for i, cell in enumerate(cells[1:], start=1)
-    ]
+    return f"<tr>{''.join(shown)}</tr>"
 
 
 def _html_class(table: Table, column: int, tone: str = "") -> str:

@@ -39,8 +39,9 @@ figcaption b { color: var(--ink); }
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
 .drawings figure { margin: 1rem 0; }
 .drawings .full { grid-column: 1 / -1; }
-figure.drawing img { display: block; width: 100%; height: auto; background: #fff; padding: .6rem;
-  border: 1px solid var(--line); border-radius: 8px; }
+.picture { overflow-x: auto; background: #fff; border: 1px solid var(--line); border-radius: 8px; }
+.picture img { display: block; width: 100%; height: auto; padding: .6rem; }
+.full .picture img { min-width: 36rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; background: var(--panel); }
 .scroll:focus-visible { outline: 2px solid var(--link); }
 table { border-collapse: collapse; width: 100%; font-size: .86rem; line-height: 1.4;
@@ -48,12 +49,13 @@ table { border-collapse: collapse; width: 100%; font-size: .86rem; line-height: 
 th, td { padding: .4rem .6rem; text-align: left; vertical-align: top; white-space: nowrap; }
 thead th { white-space: normal; vertical-align: bottom; font-weight: 600; border-bottom: 2px solid var(--line);
   min-width: 4.5rem; }
-tbody th { font-weight: 600; }
-tbody tr.group ~ tr.group > * { border-top: 1px solid var(--line); }
-tbody tr:hover > * { background: var(--stripe); }
+tbody th { font-weight: 400; background: var(--panel); }
+tbody + tbody { border-top: 1px solid var(--line); }
+tr.group th { font-weight: 600; padding-top: .6rem; }
+tr.group span { position: sticky; left: .6rem; }
+tbody tr:not(.group):hover > * { background: var(--stripe); }
 .number { text-align: right; }
 td.wide { white-space: normal; min-width: 14rem; }
-.again { color: transparent; }
 .better { color: var(--better); }
 .worse { color: var(--worse); }
 .warning { color: var(--warning); }
@@ -61,7 +63,7 @@ td.wide { white-space: normal; min-width: 14rem; }
 .notes { font-size: .85rem; line-height: 1.5; max-width: 50rem; }
 .notes p { margin: .4rem 0; }
 footer { padding: 3rem 1.25rem; }
-@media (min-width: 40rem) { tbody th { position: sticky; left: 0; background: var(--panel); } }
+@media (min-width: 40rem) { tbody tr:not(.group) th { position: sticky; left: 0; } }
 @media (min-width: 78rem) {
   body { display: grid; grid-template-columns: 15rem minmax(0, 66rem); column-gap: 2rem; justify-content: center; }
   header, main, footer { grid-column: 2; }
@@ -114,9 +116,10 @@ def _section(section: Section, figures: Mapping[str, Path]) -> str:
 def _figure(drawing: Drawing, path: Path, how: str) -> str:
     alternative = html.escape(f"{drawing.title}. {drawing.caption} {drawing.note}".strip())
     return (
-        f'<figure class="{_width(drawing)}" id="figure-{html.escape(drawing.key)}"><img alt="{alternative}" '
-        f'src="{_data_uri(path)}"><figcaption><b>{html_text(drawing.title)}.</b> '
-        f"{html_text(f'{how} {drawing.note}'.strip())}</figcaption></figure>"
+        f'<figure class="{_width(drawing)}" id="figure-{html.escape(drawing.key)}"><div class="picture" tabindex="0" '
+        f'role="region" aria-label="{html.escape(drawing.title)}"><img alt="{alternative}" src="{_data_uri(path)}">'
+        f"</div><figcaption><b>{html_text(drawing.title)}.</b> {html_text(f'{how} {drawing.note}'.strip())}"
+        "</figcaption></figure>"
     )
 
 

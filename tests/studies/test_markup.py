@@ -1,3 +1,4 @@
+import dataclasses
 import html
 import re
 import shutil
@@ -75,7 +76,23 @@ def test_html_comes_apart_into_the_same_cells_and_closes_what_it_opens(table):
     assert parser.open == []
     plain = [[text.replace("V_λ", "Vλ").replace("ρ_S", "ρS") for text in row] for row in table.texts]
     assert parser.rows == [["A", "B & C", "Vλ"], *plain]
-    assert {"worse", "missing", "number", "wide", "scroll", "group"} <= set(parser.classes)
+    assert {"worse", "missing", "number", "wide", "scroll"} <= set(parser.classes)
+
+
+def test_html_gives_each_group_a_line_and_no_column(table):
+    parser = Cells()
+    parser.feed(to_html(dataclasses.replace(table, in_groups=True)))
+    assert parser.open == []
+    assert [row if len(row) == 1 else row[-1] for row in parser.rows] == [
+        "Vλ",
+        ["first"],
+        "−0.01",
+        "1",
+        ["second"],
+        "missing",
+    ]
+    assert {len(row) for row in parser.rows} == {1, 2}
+    assert parser.classes.count("group") == 2
 
 
 def test_symbols_get_their_index_and_text_is_escaped():

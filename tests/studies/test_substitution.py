@@ -1,5 +1,6 @@
 import pytest
 
+from hf_lgelu.studies.markup import Cell
 from hf_lgelu.studies.paper_values import PaperValues
 from hf_lgelu.studies.substitution import EVALUATIONS, evaluation
 from hf_lgelu.studies.tables.substitution import substitution_table
@@ -73,8 +74,8 @@ def test_the_tables_numbers_by_hand(record_of):
 
 def test_rows_before_the_gates_are_hard_are_marked_and_explained(record_of):
     table = substitution_table([hardened(record_of)], "best")
-    (row,) = [row for row in table.rows if row[1] == "λ-GELU uniform, hardened"]
-    assert (row[4].tone, row[5].tone) == ("warning", "warning")
+    (row,) = [dict(zip(table.header, row, strict=True)) for row in table.rows if row[1] == "λ-GELU uniform, hardened"]
+    assert (row["Epoch"].tone, row["Smallest λ"].tone) == ("warning", "warning")
     assert any(note.startswith("† In at least one seed") for note in table.notes)
     last = substitution_table([hardened(record_of)], "last")
     assert "†" not in "".join(text for row in last.texts for text in row) + "".join(last.notes)
@@ -100,8 +101,8 @@ def test_of_perplexity_a_rise_is_worse_and_the_caption_says_so(record_of):
         relu_scores=(99.0, 95.0, 92.25),
     )  # fmt: skip
     table = substitution_table([run], "best")
-    (row,) = [row for row in table.rows if row[1] == "GELU"]
-    assert (row[6], row[7], row[8].text, row[8].tone) == ("30.50", "95.00", "+64.50", "worse")
+    (row,) = [dict(zip(table.header, row, strict=True)) for row in table.rows if row[1] == "GELU"]
+    assert (row["As is"], row["ReLU substituted"], row["Change"]) == ("30.50", "95.00", Cell("+64.50", "worse"))
     assert "of perplexity lower is better, so there a change above zero is a loss" in table.caption
 
 

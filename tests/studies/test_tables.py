@@ -82,7 +82,7 @@ def test_related_activations_are_compared_by_seed(record_of):
     assert found["mlp-adult", "Mish"]["Best validation score"] == "0.8000 ± 0.1414"
     assert found["mlp-adult", "Mish"]["Minus GELU"] == "+0.1000"  # seed 1 alone has a GELU run
     assert found["mlp-adult", "GELU"]["Minus GELU"] == "–"
-    assert found["mlp-adult", "PReLU"]["Seeds"] == "missing"
+    assert found["mlp-adult", "PReLU"]["Best validation score"] == "missing"
     assert [label for _, label in found] == [
         *("ReLU", "GELU", "SiLU", "Mish", "PReLU", "Swish, learnable β"),
         *("λ-GELU uniform", "λ-GELU increasing", "λ-GELU decreasing"),

@@ -108,7 +108,7 @@ def _spread_ticks(axis: "Axes", found: dict[str, list[RunRecord]]) -> None:
         axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.xaxis.set_minor_formatter(NullFormatter())
     else:
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=4, prune="both"))
 
 
 def _two_lines(label: str) -> str:

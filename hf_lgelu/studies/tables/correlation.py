@@ -52,6 +52,7 @@ def correlation_table(records: Sequence[RunRecord]) -> Table | None:
         f"{UNDEFINED}: such seeds are left out, and the curves have a gap.",
         header=("Benchmark", "Init modes", "Seeds", "Before training", "Halfway", "Last epoch"),
         rows=tuple(rows),
+        in_groups=True,
     )
 
 

@@ -30,6 +30,7 @@ def coverage_table(records: Sequence[RunRecord], failed: Mapping[str, str] | Non
         "several studies.",
         header=("Study", "Benchmark", "Runs", "Missing"),
         rows=tuple(rows),
+        in_groups=True,
         notes=tuple(notes),
         text_columns=4,
         wide_columns=(3,),

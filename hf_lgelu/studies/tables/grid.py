@@ -34,6 +34,7 @@ def grid_table(records: Sequence[RunRecord]) -> Table | None:
         "baseline with the same seed and recipe, averaged likewise, ± the sample standard deviation.",
         header=("Benchmark", "t", "c", "Runs", "Δλ", "ΔBVS"),
         rows=tuple(rows),
+        in_groups=True,
         notes=note_lines(notes),
         text_columns=1,
     )

@@ -51,6 +51,7 @@ def profile_table(records: Sequence[RunRecord], paper: PaperValues | None = None
         "averaged likewise.",
         header=tuple(columns),
         rows=tuple(rows),
+        in_groups=True,
         notes=(*note_lines(notes), *(() if paper.values else (NOT_AT_HAND,))),
     )
 
@@ -66,23 +67,18 @@ def expected_benchmarks(records: Sequence[RunRecord]) -> list[str]:
 def _columns(paper: PaperValues) -> list[str]:
     beside = {"Best validation score": "best_validation_score", "Mean λ, last epoch": "mean_hardness"}
     beside["Drift V_λ"] = "drift"
-    columns = ["Benchmark", "Activation", "Seeds", "Epochs × samples"]
+    columns = ["Benchmark", "Activation"]
     for name in ("Best validation score", "Its epoch", "Mean λ, last epoch", "Drift V_λ"):
         columns.append(name)
         if name in beside and paper.has(beside[name]):
             columns.append(f"{name}, paper")
-    return columns
+    return [*columns, "Seeds", "Epochs × samples"]
 
 
 def _row(label: str, seeds: Sequence[RunRecord], paper: PaperValues, notes: dict[str, str]) -> tuple[Cell | str, ...]:
     first = seeds[0]
     digits = digits_of(first.metric)
-    cells = [
-        first.config["benchmark"],
-        label,
-        seed_count(seeds),
-        trained_on(seeds, notes),
-    ]
+    cells = [first.config["benchmark"], label]
     quantities = (
         ("best_validation_score", mean_and_deviation([record.best.score for record in seeds], digits), digits),
         ("", mean_and_deviation([record.best.epoch for record in seeds], 0), 0),
@@ -93,4 +89,4 @@ def _row(label: str, seeds: Sequence[RunRecord], paper: PaperValues, notes: dict
         cells.append(text)
         if quantity and paper.has(quantity):
             cells.append(paper.text(first, quantity, places))
-    return tuple(cells)
+    return (*cells, seed_count(seeds), trained_on(seeds, notes))

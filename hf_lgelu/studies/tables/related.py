@@ -51,12 +51,13 @@ def related_table(records: Sequence[RunRecord]) -> Table | None:
         header=(
             "Benchmark",
             "Activation",
-            "Seeds",
-            "Epochs × samples",
             "Best validation score",
             "Minus GELU",
+            "Seeds",
+            "Epochs × samples",
         ),
         rows=tuple(rows),
+        in_groups=True,
         notes=note_lines(notes),
     )
 
@@ -72,13 +73,12 @@ def _row(
     gains = [
         record.best.score - baselines[record.config["seed"]] for record in seeds if record.config["seed"] in baselines
     ]
+    gain = Cell(mean_and_deviation(gains, digits, signed=True), tone(gains, digits, seeds[0].greater_is_better))
     return (
         benchmark,
         label,
+        mean_and_deviation([record.best.score for record in seeds], digits),
+        NONE if label == "GELU" else gain,
         seed_count(seeds),
         trained_on(seeds, notes),
-        mean_and_deviation([record.best.score for record in seeds], digits),
-        NONE
-        if label == "GELU"
-        else Cell(mean_and_deviation(gains, digits, signed=True), tone(gains, digits, seeds[0].greater_is_better)),
     )

@@ -32,10 +32,6 @@ _RIVAL_NOTE = (
     "→ ReLU: from the switch on this is a ReLU network that trains on. Its score is both, as is and substituted; "
     "there is nothing left to exchange."
 )
-_COLUMNS = (
-    *("Benchmark", "Activation", "Seeds", "Epochs × samples", "Epoch", "Smallest λ", "As is"),
-    *("ReLU substituted", "Change", "Largest logit change", "Unchanged predictions"),
-)
 
 
 def substitution_table(
@@ -52,7 +48,11 @@ def substitution_table(
     Raises ValueError for another `at`, or where a run is there twice.
     """
     shown = paper if paper is not None and at == "best" and paper.has("substituted") else None
-    header = (*_COLUMNS, *(("ReLU substituted, paper",) if shown else ()))
+    header = (
+        *("Benchmark", "Activation", "As is", "ReLU substituted", *(("ReLU substituted, paper",) if shown else ())),
+        *("Change", "Epoch", "Smallest λ", "Largest logit change", "Unchanged predictions"),
+        *("Seeds", "Epochs × samples"),
+    )
     chosen = [record for record in records if not is_grid(record) and _belongs(record, learned)]
     groups = grouped(chosen)
     notes: dict[str, str] = {}
@@ -72,6 +72,7 @@ def substitution_table(
         caption=_caption(chosen),
         header=header,
         rows=tuple(rows),
+        in_groups=True,
         notes=(*_explanations(rows, chosen), *note_lines(notes)),
     )
 
@@ -95,18 +96,22 @@ def _rows(
     early = any(score.early for score in scores)
     epoch = mean_and_deviation([score.epoch.epoch for score in scores], 0) + f" {EARLY}" * early
     smallest = mean_and_deviation([smallest_hardness(score.epoch) for score in scores], 1)
+    change, logits, unchanged = _change(scores, digits, seeds[0].greater_is_better)
     row = (
         benchmark,
         label,
-        seed_count(seeds),
-        trained_on(seeds, notes),
-        Cell(epoch, "warning" if early else ""),
-        Cell(smallest, "warning" if early and smallest != NONE else ""),
         mean_and_deviation([score.as_is for score in scores], digits),
         mean_and_deviation([score.relu for score in scores], digits),
-        *_change(scores, digits, seeds[0].greater_is_better),
+        *((paper.text(seeds[0], "substituted", digits),) if paper else ()),
+        change,
+        Cell(epoch, "warning" if early else ""),
+        Cell(smallest, "warning" if early and smallest != NONE else ""),
+        logits,
+        unchanged,
+        seed_count(seeds),
+        trained_on(seeds, notes),
     )
-    return [row if paper is None else (*row, paper.text(seeds[0], "substituted", digits))]
+    return [row]
 
 
 def _change(scores: Sequence[SubstitutionScores], digits: int, greater_is_better: bool) -> tuple[Cell | str, ...]:
@@ -127,8 +132,7 @@ def _belongs(record: RunRecord, learned: bool) -> bool:
 
 
 def _explanations(rows: Sequence[Sequence[Cell | str]], runs: Sequence[RunRecord]) -> list[str]:
-    epochs = [row[4].text for row in rows if isinstance(row[4], Cell)]
-    early = any(text.endswith(EARLY) for text in epochs)
+    early = any(isinstance(cell, Cell) and cell.text.endswith(EARLY) for row in rows for cell in row)
     return [*[_EARLY_NOTE] * early, *[_RIVAL_NOTE] * any(map(is_relufied, runs))]
 
 
