@@ -209,7 +209,7 @@ def _gpt2_benchmark() -> Benchmark:
         init_hardness=1.0067,
         defaults={
             **paper,
-            "learning_rate": 1e-3,  # the paper's, which is for fine-tuning, learns next to nothing from scratch
+            "learning_rate": 3e-3,  # the paper's is for fine-tuning; measured here, 2 epochs: 1e-3 gives 202, 3e-3 170
             "lr_scheduler_type": "cosine",
             "warmup_steps": 0.05,  # of all steps
             "per_device_train_batch_size": 16,
