@@ -20,6 +20,12 @@ _ORDER = (*_ACTIVATION_LABELS.values(), "λ-GELU uniform", "λ-GELU increasing",
 
 _BENCHMARKS = STUDIES["profiles"].benchmarks  # the paper's, in its order
 
+_RECIPE = (
+    *("optim", "learning_rate", "weight_decay", "lr_scheduler_type", "train_batch_size", "num_train_epochs"),
+    *("max_steps", "bf16", "validation_fraction", "pretrained", "image_size", "patch_size", "num_layers", "width"),
+    *("num_heads", "context_length", "vocabulary_size"),
+)
+
 Groups = dict[tuple[str, str], list[RunRecord]]
 """{(benchmark, configuration label): its seeds}."""
 
@@ -96,6 +102,12 @@ def benchmarks_of(records: Iterable[RunRecord]) -> list[str]:
 def of_benchmark(groups: Groups, benchmark: str) -> dict[str, list[RunRecord]]:
     """{configuration label: its seeds} of one benchmark."""
     return {label: seeds for (name, label), seeds in groups.items() if name == benchmark}
+
+
+def same_recipe(first: RunRecord, second: RunRecord) -> bool:
+    """Whether two runs trained alike, on as much data: their difference is the activation's doing."""
+    recipes = [(*(run.config.get(name) for name in _RECIPE), run.data["train_samples"]) for run in (first, second)]
+    return recipes[0] == recipes[1]
 
 
 def smallest_hardness(epoch: EpochRecord) -> float | None:

@@ -4,15 +4,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hf_lgelu.studies.configurations import is_grid, learns_hardness
+from hf_lgelu.studies.configurations import is_grid, learns_hardness, same_recipe
 from hf_lgelu.studies.experiments import INIT_MODES, SEEDS, STUDIES
 from hf_lgelu.studies.records import RunRecord
 
 EXPECTED_RUNS = len(INIT_MODES) * len(SEEDS)
 """Init modes × seeds behind a complete cell."""
-
-# What a run and its baseline must share for their difference to be the activation's doing.
-_RECIPE = ("num_train_epochs", "max_steps", "train_batch_size", "learning_rate", "weight_decay", "optim")
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ def _cell(runs: Sequence[RunRecord], baselines: dict[int, RunRecord]) -> GridCel
     gains = []
     for run in runs:
         baseline = baselines.get(run.config["seed"])
-        if baseline is not None and _recipe(baseline) == _recipe(run):
+        if baseline is not None and same_recipe(run, baseline):
             gains.append(run.best.score - baseline.best.score)
     return GridCell(tuple(run.drift for run in runs if run.drift is not None), tuple(gains))
 
@@ -90,10 +87,6 @@ def _planned_points(benchmark: str) -> set[tuple[float, float]]:
         return set()
     planned = [experiment.arguments for experiment in study.build((benchmark,))]
     return {(run["temperature"], run["hardness_lr_multiplier"]) for run in planned if "temperature" in run}
-
-
-def _recipe(record: RunRecord) -> tuple[object, ...]:
-    return (*(record.config.get(name) for name in _RECIPE), record.data["train_samples"])
 
 
 def _check_once(runs: Sequence[RunRecord]) -> None:

@@ -1,6 +1,13 @@
 import pytest
 
-from hf_lgelu.studies.configurations import benchmarks_of, configuration_key, configuration_label, grouped, seed_count
+from hf_lgelu.studies.configurations import (
+    benchmarks_of,
+    configuration_key,
+    configuration_label,
+    grouped,
+    same_recipe,
+    seed_count,
+)
 
 HARD = [{"a": 2.0}, {"a": 80.0}, {"a": 160.0}]
 
@@ -58,6 +65,16 @@ def test_benchmarks_stand_in_the_papers_order_whatever_the_order_of_the_records(
     assert benchmarks_of(record_of(benchmark=name) for name in names) == [
         *("mlp-adult", "mlp-fmnist", "gpt2-wikitext2", "own"),
     ]
+
+
+def test_only_runs_that_trained_alike_on_as_much_data_are_compared(record_of):
+    assert same_recipe(record_of(), record_of(activation="lambda_gelu", harden=True, seed=2))
+    assert same_recipe(record_of(), with_config(record_of(), pretrained=None)), "older records lack the later keys"
+    for change in ({"learning_rate": 0.1}, {"num_train_epochs": 2}, {"bf16": True}, {"num_layers": 2}):
+        assert not same_recipe(record_of(), with_config(record_of(), **change))
+    fewer = record_of()
+    fewer.data["train_samples"] = 10
+    assert not same_recipe(record_of(), fewer)
 
 
 def test_fewer_seeds_than_the_paper_has_are_counted_out_loud(record_of):

@@ -147,7 +147,9 @@ def test_distances_are_paired_by_seed(record_of):
         record_of(seed=1, activation="relu", scores=(0.1, 0.1, 0.65), relu_scores=(None,) * 3),
         record_of(seed=2, activation="relu", scores=(0.1, 0.1, 0.99), relu_scores=(None,) * 3),
     ]
-    found = distances(glance_groups(runs), "mlp-adult")
+    other = record_of(seed=0, activation="relu", scores=(0.1, 0.1, 0.9), relu_scores=(None,) * 3)
+    other.config["learning_rate"] = 0.1
+    found = distances(glance_groups([*runs, other]), "mlp-adult")
     assert found["GELU, then swapped"] == pytest.approx([-10, -2])
     assert found["ReLU from the start"] == pytest.approx([5])
     assert found["λ-GELU hardened, swapped"] == found["swapped early, trained on"] == []

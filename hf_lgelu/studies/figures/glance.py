@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hf_lgelu.studies.configurations import Groups, benchmarks_of
+from hf_lgelu.studies.configurations import Groups, benchmarks_of, same_recipe
 from hf_lgelu.studies.figures.drawing import GREY, Drawing, new_figure, style
 from hf_lgelu.studies.numbers import MISSING
 from hf_lgelu.studies.records import RunRecord
@@ -42,23 +42,27 @@ def draw_glance(records: Sequence[RunRecord]) -> Drawing | None:
     return Drawing(
         "glance",
         "Four ways to a ReLU network, all benchmarks",
-        "Each mark is the mean over seeds of the ReLU network's score minus that of the GELU run with the same seed, "
-        "in the last epoch; the line reaches from the lowest to the highest seed. On the black line nothing was lost.",
+        "Each mark is the mean over seeds of the ReLU network's score minus that of the GELU run with the same seed "
+        "and recipe, in the last epoch; the line reaches from the lowest to the highest seed. On the black line nothing "
+        "was lost.",
         figure,
     )
 
 
 def distances(groups: Groups, benchmark: str) -> dict[str, list[float]]:
-    """{way: ReLU network − GELU, of every seed that both have}: points of 100, or per cent of GELU's perplexity."""
+    """{way: ReLU network − GELU, of every seed that both have}: points of 100, or per cent of GELU's perplexity.
+
+    Runs of another recipe than the GELU run are no pair.
+    """
     ways = ways_of(groups, benchmark)
     gelu = {record.config["seed"]: record for record in ways[WAYS[0]]}
     found: dict[str, list[float]] = {}
     for way, seeds in ways.items():
-        pairs = [(relu_score(record), gelu.get(record.config["seed"])) for record in seeds]
+        pairs = [(relu_score(run), run, gelu.get(run.config["seed"])) for run in seeds]
         found[way] = [
             100 * (score - smooth.last.score) / (1 if smooth.greater_is_better else smooth.last.score)
-            for score, smooth in pairs
-            if score is not None and smooth is not None
+            for score, run, smooth in pairs
+            if score is not None and smooth is not None and same_recipe(run, smooth)
         ]
     return found
 
@@ -74,7 +78,7 @@ def _draw_row(axis: "Axes", groups: Groups, name: str, height: int) -> None:
         axis.plot((min(values), max(values)), (level, level), color=colour, linewidth=1.5, alpha=0.6)
         axis.plot(sum(values) / len(values), level, marker, color=colour, markersize=6.5)
     if missing:
-        text = f"{MISSING}: {', '.join(missing)}"
+        text = f"{MISSING}, or of another recipe: {', '.join(missing)}"
         axis.text(
             0.0, height - 0.46, text, transform=axis.get_yaxis_transform(), fontsize=9, color=GREY, style="italic"
         )

@@ -30,13 +30,13 @@ def basis_table(records: Sequence[RunRecord]) -> Table:
         "size, learning-rate schedule, momentum, number of epochs or λ₀ of the uniform start; those are ours. "
         "Epochs are compared with the latest best epoch that it names.",
         header=(
-            *("Benchmark", "Runs", "Seeds", "Epochs", "Training samples", "Evaluated on", "Recipe"),
-            *("Machine", "Unlike the paper"),
+            *("Benchmark", "Unlike the paper", "Runs", "Seeds", "Epochs", "Training samples", "Evaluated on"),
+            *("Recipe", "Machine"),
         ),
         rows=tuple(_row(benchmark, grid, runs) for (benchmark, grid), runs in ordered),
         notes=(f"Versions: {', '.join(versions)}. ± is the sample standard deviation over seeds.",),
         text_columns=9,
-        wide_columns=(5, 6, 7, 8),
+        wide_columns=(1, 6, 7, 8),
     )
 
 
@@ -45,6 +45,7 @@ def _row(benchmark: str, grid: bool, runs: Sequence[RunRecord]) -> tuple[Cell | 
     hours = sum(record.seconds for record in runs) / 3600
     return (
         f"{benchmark}, grid" if grid else benchmark,
+        Cell("; ".join(unlike), "warning") if unlike else NONE,
         f"{len(runs)}, {hours:.1f} h",
         listed(sorted({record.config["seed"] for record in runs})),
         _same(runs, lambda record: f"{record.last.epoch:g}"),
@@ -54,7 +55,6 @@ def _row(benchmark: str, grid: bool, runs: Sequence[RunRecord]) -> tuple[Cell | 
         f"{_same(runs, lambda record: record.data['eval_split'])}",
         _same(runs, _recipe),
         _same(runs, _machine),
-        Cell("; ".join(unlike), "warning") if unlike else NONE,
     )
 
 

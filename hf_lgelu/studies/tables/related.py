@@ -9,6 +9,7 @@ from hf_lgelu.studies.configurations import (
     is_grid,
     is_relufied,
     of_benchmark,
+    same_recipe,
     seed_count,
 )
 from hf_lgelu.studies.experiments import STUDIES
@@ -47,7 +48,7 @@ def related_table(records: Sequence[RunRecord]) -> Table | None:
         key="related",
         title="Best validation score beside other activations",
         caption=f"{metrics_in_words(record for seeds in groups.values() for record in seeds)} "
-        "Minus GELU: the difference from the GELU run of the same seed, mean ± sample standard deviation.",
+        "Minus GELU: the difference from the GELU run of the same seed and recipe, mean ± sample standard deviation.",
         header=(
             "Benchmark",
             "Activation",
@@ -69,10 +70,9 @@ def _row(
     if not seeds:
         return missing_row(benchmark, label, 6)
     digits = digits_of(seeds[0].metric)
-    baselines = {record.config["seed"]: record.best.score for record in found.get("GELU", [])}
-    gains = [
-        record.best.score - baselines[record.config["seed"]] for record in seeds if record.config["seed"] in baselines
-    ]
+    baselines = {record.config["seed"]: record for record in found.get("GELU", [])}
+    pairs = [(record, baselines.get(record.config["seed"])) for record in seeds]
+    gains = [run.best.score - gelu.best.score for run, gelu in pairs if gelu is not None and same_recipe(run, gelu)]
     gain = Cell(mean_and_deviation(gains, digits, signed=True), tone(gains, digits, seeds[0].greater_is_better))
     return (
         benchmark,
