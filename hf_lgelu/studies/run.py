@@ -86,14 +86,17 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments, *, l
         trainer.save_model()
     if trainer.is_world_process_zero():
         if run.save_final_model:
-            _save_relu(type(model), Path(training.output_dir), hardened=training.harden)
+            _save_relu(type(model), data.processor, Path(training.output_dir), hardened=training.harden)
         write_record(record, training.output_dir)
     trainer.accelerator.wait_for_everyone()
     return record
 
 
-def _save_relu(model_class: type[PreTrainedModel], folder: Path, *, hardened: bool) -> None:
-    """The ReLU network of a hardened model to `folder`/relu; none is left there by a run that hardened nothing."""
+def _save_relu(model_class: type[PreTrainedModel], processor: Any, folder: Path, *, hardened: bool) -> None:
+    """The ReLU network of a hardened model, with its tokenizer or image processor, to `folder`/relu.
+
+    None is left there by a run that hardened nothing.
+    """
     if (folder / RELU_FOLDER).exists():
         shutil.rmtree(folder / RELU_FOLDER)
     if hardened:
@@ -101,6 +104,8 @@ def _save_relu(model_class: type[PreTrainedModel], folder: Path, *, hardened: bo
         model = model_class.from_pretrained(folder)
         substitute_relu(model)
         model.save_pretrained(folder / RELU_FOLDER)
+        if processor is not None:
+            processor.save_pretrained(folder / RELU_FOLDER)
 
 
 def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:

@@ -66,6 +66,7 @@ def test_loss_and_perplexity_are_those_of_the_predicted_tokens(tiny, tmp_path):
     assert math.log(record.last.score) == pytest.approx(token_mean(hardened, rows.eval), rel=1e-6)
     assert math.log(record.last.relu_score) == pytest.approx(token_mean(relu, rows.eval), rel=1e-6)
     assert relu.config.activation_function == "relu"
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "relu")) == relu.config.vocab_size
     assert len({epoch.score for epoch in record.epochs}) == 4
 
 
