@@ -8,7 +8,7 @@ import html
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from hf_lgelu.studies.numbers import MISSING, NONE
 
@@ -40,7 +40,7 @@ class Table:
         notes: one line each.
         text_columns: how many columns on the left are words; the others are aligned as numbers.
         wide_columns: the columns whose texts are long enough to be broken over lines.
-        in_groups: equal texts in the first column name groups of rows; HTML gives each a line of its own.
+        in_groups: equal texts in the first column name groups of rows; HTML and LaTeX give each a line.
 
     Raises ValueError where a row has another number of cells than the header.
     """
@@ -82,13 +82,15 @@ def to_markdown(table: Table, *, level: int = 0) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A `table` environment for an article that loads booktabs; the first column is written once per group."""
+    """A `table` environment for an article that loads booktabs and array."""
     size = r"\scriptsize" if len(table.header) > 6 else r"\small"
-    body = [" & ".join(_latex_heads(table)) + r" \\", r"\midrule"]
-    for number, row in enumerate(_once_per_group(table.texts)):
-        if number and row[0]:
-            body.append(r"\addlinespace")
-        body.append(" & ".join(map(latex_text, row)) + r" \\")
+    start = int(table.in_groups)
+    body = [" & ".join(_latex_heads(table)[start:]) + r" \\", r"\midrule"]
+    for name, rows in groupby(table.texts, key=lambda row: row[0] if table.in_groups else ""):
+        if name:
+            body += [rf"\multicolumn{{{len(table.header) - 1}}}{{@{{}}l}}{{\textbf{{{latex_text(name)}}}}} \\"]
+        body += [" & ".join(map(latex_text, row[start:])) + r" \\" for row in rows] + [r"\addlinespace"]
+    body.pop()
     notes = [rf"\par\smallskip\parbox{{\linewidth}}{{\footnotesize {latex_text(note)}}}" for note in table.notes]
     return "\n".join(
         (
@@ -141,12 +143,6 @@ def latex_text(text: str) -> str:
     return "".join(_LATEX.get(piece, piece) for piece in _LATEX_PIECES.split(text))
 
 
-def _once_per_group(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The rows with their first cell blank where it says what the row before says."""
-    repeated = [False, *(before[0] == after[0] for before, after in pairwise(rows))] if rows else []
-    return [["" if blank else row[0], *row[1:]] for row, blank in zip(rows, repeated, strict=True)]
-
-
 def _latex_heads(table: Table) -> list[str]:
     """One word a line, so that a column is as wide as its numbers."""
     heads = []
@@ -163,7 +159,8 @@ def _latex_columns(table: Table) -> str:
     share = 0.8 / len(table.wide_columns) if table.wide_columns else 0
     wide = rf">{{\raggedright\arraybackslash}}p{{{share:.2f}\linewidth}}"
     letters = ["l" if i < table.text_columns else "r" for i in range(len(table.header))]
-    return "".join(wide if i in table.wide_columns else letter for i, letter in enumerate(letters))
+    columns = [wide if i in table.wide_columns else letter for i, letter in enumerate(letters)]
+    return "".join(columns[int(table.in_groups) :])
 
 
 def _html_rows_by_group(table: Table, start: int) -> list[tuple[str, list[str]]]:
@@ -212,6 +209,7 @@ LATEX_PREAMBLE = r"""% In an article: \usepackage{booktabs,array}, then \input t
 _LATEX: dict[str, str] = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"},
+    "[": "{[}",  # after the end of a row it would begin an argument
     **{"λ": r"$\lambda$", "λ₀": r"$\lambda_0$", "V_λ": r"$V_\lambda$", "ρ_S": r"$\rho_S$", "ρ": r"$\rho$"},
     **{"Δ": r"$\Delta$", "ε": r"$\varepsilon$", "β": r"$\beta$", "Φ": r"$\Phi$", "±": r"$\pm$", "×": r"$\times$"},
     **{"−": "$-$", "–": "--", "→": r"$\rightarrow$", "≤": r"$\leq$", "≥": r"$\geq$", "·": r"$\cdot$"},

@@ -152,7 +152,7 @@ def test_distances_are_paired_by_seed(record_of):
     found = distances(glance_groups([*runs, other]), "mlp-adult")
     assert found["GELU, then swapped"] == pytest.approx([-10, -2])
     assert found["ReLU from the start"] == pytest.approx([5])
-    assert found["λ-GELU hardened, swapped"] == found["swapped early, trained on"] == []
+    assert found["λ-GELU hardened, swapped"] == found["Swapped early, trained on"] == []
 
 
 def test_perplexity_is_compared_in_per_cent(record_of):

@@ -118,12 +118,23 @@ def test_latex_has_as_many_columns_in_every_row_as_it_declares(table):
     bare = re.sub(r"\\[{}]", "", text)
     assert bare.count("{") == bare.count("}")
     assert len(re.findall(r"\\begin\{(\w+)\}", text)) == len(re.findall(r"\\end\{(\w+)\}", text))
-    assert rows[1].startswith(" & "), "a group's name is written once"
 
 
+def test_latex_gives_each_group_a_line_and_no_column(table):
+    text = to_latex(dataclasses.replace(table, in_groups=True))
+    body = re.search(r"\\midrule\n(.*)\\bottomrule", text, flags=re.DOTALL)[1].splitlines()
+    groups = [number for number, line in enumerate(body) if line.startswith(r"\multicolumn{2}{@{}l}{\textbf{")]
+    assert [body[number].split("textbf")[1] for number in groups] == [r"{first}} \\", r"{second}} \\"]
+    rows = [line for number, line in enumerate(body) if line.endswith(r"\\") and number not in groups]
+    assert [len(re.findall(r"(?<!\\)&", row)) for row in rows] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("in_groups", [False, True])
 @pytest.mark.parametrize("packages", ["booktabs,array", "booktabs,array,graphicx"])
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
-def test_latex_compiles_in_a_plain_article(table, tmp_path, packages):
+def test_latex_compiles_in_a_plain_article(table, tmp_path, packages, in_groups):
+    rows = ((*table.rows[0][:1], "[a] & b", "1"), *table.rows)
+    table = dataclasses.replace(table, rows=rows, in_groups=in_groups)
     (tmp_path / "tables.tex").write_text(LATEX_PREAMBLE + to_latex(table), encoding="utf-8")
     article = rf"\documentclass{{article}}\usepackage{{{packages}}}\begin{{document}}\input{{tables}}\end{{document}}"
     (tmp_path / "article.tex").write_text(article, encoding="utf-8")

@@ -43,8 +43,8 @@ def draw_glance(records: Sequence[RunRecord]) -> Drawing | None:
         "glance",
         "Four ways to a ReLU network, all benchmarks",
         "Each mark is the mean over seeds of the ReLU network's score minus that of the GELU run with the same seed "
-        "and recipe, in the last epoch; the line reaches from the lowest to the highest seed. On the black line nothing "
-        "was lost.",
+        "and recipe, in the last epoch; the line reaches from the lowest to the highest seed. On the black line "
+        "nothing was lost.",
         figure,
     )
 

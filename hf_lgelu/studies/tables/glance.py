@@ -17,7 +17,7 @@ from hf_lgelu.studies.paper import marked, note_lines
 from hf_lgelu.studies.records import RunRecord
 from hf_lgelu.studies.substitution import evaluation
 
-WAYS = ("GELU, then swapped", "λ-GELU hardened, swapped", "swapped early, trained on", "ReLU from the start")
+WAYS = ("GELU, then swapped", "λ-GELU hardened, swapped", "Swapped early, trained on", "ReLU from the start")
 """The ways to a ReLU network."""
 
 
