@@ -1,6 +1,7 @@
 """A figure with its words, how it is saved, and the colours that all figures share."""
 
 import importlib.util
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,9 +52,13 @@ class Drawing:
     def save(self, folder: str | os.PathLike) -> tuple[Path, Path]:
         """Write `folder`/key.png and key.svg, the same bytes from the same records, and return both paths."""
         from matplotlib import rc_context
+        from PIL import Image
 
         png, svg = (Path(folder) / f"{self.key}.{suffix}" for suffix in ("png", "svg"))
-        self.figure.savefig(png, dpi=DOTS_PER_INCH)
+        pixels = io.BytesIO()
+        self.figure.savefig(pixels, format="png", dpi=DOTS_PER_INCH)
+        # Lines and letters need no more than 256 colours, and the file is a third as large.
+        Image.open(pixels).convert("RGB").quantize(256).save(png, optimize=True)
         with rc_context({"svg.hashsalt": self.key}):  # or the ids in the file are random
             self.figure.savefig(svg, metadata={"Date": None})
         return png, svg
