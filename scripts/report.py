@@ -5,9 +5,10 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from hf_lgelu.studies.paper_values import read_paper_values
+from hf_lgelu.report.paper_values import read_paper_values
+from hf_lgelu.report.readme import put_results
+from hf_lgelu.report.write import failed_runs, readme_tables, write_report
 from hf_lgelu.studies.records import read_records
-from hf_lgelu.studies.report import failed_runs, readme_tables, write_report
 
 
 @dataclass
@@ -16,9 +17,12 @@ class ReportArguments:
 
     runs: str = field(metadata={"help": "Folder with records in it or below it."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder of the report; default: the runs' own."})
+    readme: str | None = field(
+        default=None, metadata={"help": "Put the main tables into this file, between its marks (report/readme.py)."}
+    )
     paper_values: str | None = field(
         default=None,
-        metadata={"help": "JSON file with the paper's values, shown beside ours; format: studies/paper_values.py."},
+        metadata={"help": "JSON file with the paper's values, shown beside ours (format: report/paper_values.py)."},
     )
 
 
@@ -29,7 +33,11 @@ def main() -> None:
     paper = read_paper_values(arguments.paper_values) if arguments.paper_values else None
     folder = Path(arguments.output_dir or arguments.runs)
     written = write_report(records, folder, paper=paper, failed=failed_runs(arguments.runs))
-    print(readme_tables(records))
+    tables = readme_tables(records)
+    if arguments.readme:
+        readme = Path(arguments.readme)
+        readme.write_text(put_results(readme.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    print(tables)
     figures = sum(path.suffix == ".png" for path in written)
     print(f"\nWritten to {folder}: tables.md, tables.tex, report.html, and {figures} figures in figures/")
 

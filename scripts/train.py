@@ -1,7 +1,7 @@
 """Train one model of one benchmark: `python scripts/train.py --benchmark mlp-digits --harden`."""
 
+from hf_lgelu.report.write import summarize
 from hf_lgelu.studies.arguments import parse_command_line
-from hf_lgelu.studies.report import summarize
 from hf_lgelu.studies.run import run_benchmark
 
 

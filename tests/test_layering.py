@@ -15,9 +15,13 @@ ALLOWED = {
     "training": {"activation", "models"},
     "benchmarks": {"activation", "models", "training"},
     "studies": {"activation", "models", "training", "benchmarks"},
+    "report": {"studies.records", "studies.experiments"},
     "deploy": {"activation", "models", "studies.records"},
 }
-WITHOUT_TORCH = ("training/schedules.py", "studies/records.py", "studies/report.py", "studies/paper_values.py")
+WITHOUT_TORCH = (
+    *("training/schedules.py", "studies/records.py", "studies/experiments.py"),
+    *(str(path.relative_to(PACKAGE)) for path in sorted((PACKAGE / "report").rglob("*.py"))),
+)
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -9,8 +9,10 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 
 import hf_lgelu
+from hf_lgelu.report.readme import put_results
+from hf_lgelu.report.sections import build_sections
+from hf_lgelu.report.write import markdown_tables, readme_tables
 from hf_lgelu.studies.records import read_records
-from hf_lgelu.studies.report import all_tables
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -93,6 +95,7 @@ def test_links_lead_somewhere(path):
 
 
 def test_the_tables_are_what_the_report_makes_of_the_committed_records():
-    tables = all_tables(read_records(ROOT / "model_cards" / "mlp" / "records"))
-    assert (ROOT / "model_cards" / "mlp" / "tables.md").read_text(encoding="utf-8") == tables + "\n"
-    assert tables in README
+    records = read_records(ROOT / "model_cards" / "records")
+    assert put_results(README, readme_tables(records)) == README
+    committed = (ROOT / "model_cards" / "report" / "tables.md").read_text(encoding="utf-8")
+    assert committed == markdown_tables(build_sections(records))

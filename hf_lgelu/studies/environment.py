@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "timm", "evaluate", "tokenizers", "numpy", "scikit-learn")
+_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "timm", "evaluate", "tokenizers", "numpy")
 
 
 def package_versions() -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Records → tables, figures and a page. No torch: a report is made where the records are."""
