@@ -28,6 +28,9 @@ class PaperRecipe:
         train_samples: rows of the whole training split; None where they depend on how text is cut.
         eval_samples: rows of the whole split that the metric is measured on; None likewise.
         model: the model by name, where a smaller one may stand in for it.
+        image_size: pixels a side and
+        patch_size: pixels a side of a patch, of the model that the paper names.
+        classes: of the whole data set, where copies may have fewer.
     """
 
     optimizer: str
@@ -37,6 +40,9 @@ class PaperRecipe:
     train_samples: int | None
     eval_samples: int | None
     model: str = ""
+    image_size: int | None = None
+    patch_size: int | None = None
+    classes: int | None = None
 
 
 PAPER_RECIPES: dict[str, PaperRecipe] = {
@@ -44,7 +50,9 @@ PAPER_RECIPES: dict[str, PaperRecipe] = {
     "mlp-fmnist": PaperRecipe("sgd", 5e-2, 1e-4, 50, 60_000, 10_000),
     "resnet18-cifar10": PaperRecipe("adamw", 5e-4, 1e-4, 75, 50_000, 10_000),
     "resnet18-cifar100": PaperRecipe("adamw", 5e-4, 1e-4, 75, 50_000, 10_000),
-    "deit-tiny-imagenet": PaperRecipe("adamw", 5e-4, 7e-2, 90, 100_000, 10_000),
+    "deit-tiny-imagenet": PaperRecipe(
+        "adamw", 5e-4, 7e-2, 90, 100_000, 10_000, image_size=224, patch_size=16, classes=200
+    ),
     "gpt2-wikitext2": PaperRecipe("adamw", 5e-5, 1e-2, 10, None, None, "GPT-2"),
 }
 
@@ -77,6 +85,9 @@ def _shortened(record: RunRecord, recipe: PaperRecipe) -> list[str]:
         if whole is not None and record.data[name] != whole:
             what = "training" if name == "train_samples" else "evaluation"
             found.append(f"{count(record.data[name])} of {count(whole)} {what} samples")
+    classes = record.data.get("classes", recipe.classes)  # older records do not say
+    if recipe.classes is not None and classes != recipe.classes:
+        found.append(f"{classes} of {recipe.classes} classes")
     if recipe.train_samples is None and config.get("max_train_samples"):
         found.append(f"{count(record.data['train_samples'])} training samples only")
     if config.get("validation_fraction"):
@@ -91,6 +102,10 @@ def _other_recipe(record: RunRecord, recipe: PaperRecipe) -> list[str]:
     for name, words in (("learning_rate", "learning rate"), ("weight_decay", "weight decay")):
         if name in config and config[name] != getattr(recipe, name):
             found.append(f"{words} {config[name]:g}, not {getattr(recipe, name):g}")
+    sizes = [(config.get(name), getattr(recipe, name), name.partition("_")[0]) for name in ("image_size", "patch_size")]
+    for actual, paper, what in sizes:
+        if paper is not None and actual not in (None, paper):
+            found.append(f"{what} size {actual}, not {paper}")
     if recipe.model and not config.get("pretrained"):
         size = model_size(config)
         found.append(f"a model from scratch{f' ({size})' if size else ''} in place of {recipe.model}")

@@ -7,7 +7,8 @@ Schema, version 1 (`SCHEMA_VERSION`); every key is present, null where it does n
   hardness_lr_multiplier, harden, target_hardness, switch_fraction, hardening_schedule,
   hardening_granularity, seed, and the training recipe (optimizer, learning_rate, weight_decay,
   train_batch_size over all processes, num_train_epochs, lr_scheduler_type, ...)
-- data: train_samples, eval_samples, eval_split (what the metric was measured on), source
+- data: train_samples, eval_samples, eval_split (what the metric was measured on), source, and classes
+  (null for text; absent in the earliest records)
 - model: parameters, activation_sites
 - metric, greater_is_better
 - initial_hardness: {site: λ} before training; empty without λ-GELU

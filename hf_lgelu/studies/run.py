@@ -158,6 +158,7 @@ def _record(
             "eval_samples": len(data.eval),
             "eval_split": data.eval_split,
             "source": benchmark.hub_id or "scikit-learn",
+            "classes": len(data.label_names) or None,
         },
         model=_describe(trainer.model),
         metric=benchmark.metric,

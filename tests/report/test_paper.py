@@ -97,3 +97,15 @@ def test_every_benchmark_of_the_paper_has_its_recipe_and_trains_by_it():
         defaults = {**row.defaults, **row.pretrained_defaults}  # the paper fine-tunes what can be
         assert str(defaults["optim"]).startswith(recipe.optimizer)
         assert (defaults["learning_rate"], defaults["weight_decay"]) == (recipe.learning_rate, recipe.weight_decay)
+
+
+def test_a_vision_transformer_of_another_size_or_on_fewer_classes_is_named(record_of):
+    def deit(classes=200, **config):
+        record = record_of(benchmark="deit-tiny-imagenet", scores=(0.1,) * 90, relu_scores=(0.1,) * 90)
+        record.data.update({"train_samples": 100_000, "eval_samples": 10_000, "classes": classes})
+        record.config.update({"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 7e-2, **config})
+        return record
+
+    assert differences(deit(image_size=224, patch_size=16)) == ()
+    small = deit(classes=40, image_size=64, patch_size=8)
+    assert differences(small) == ("40 of 200 classes", "image size 64, not 224", "patch size 8, not 16")
