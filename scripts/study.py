@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from transformers import HfArgumentParser
 
 from hf_lgelu.studies.experiments import SEEDS, STUDIES
-from hf_lgelu.studies.study import check_study, choose_benchmarks, leave_process_group, parse_settings, run_study
+from hf_lgelu.studies.study import (
+    check_settings,
+    check_study,
+    choose_benchmarks,
+    leave_process_group,
+    parse_settings,
+    run_study,
+)
 
 
 @dataclass
@@ -35,6 +42,7 @@ def main() -> int:
         if getattr(arguments, name) is not None:
             chosen[name] = getattr(arguments, name)
     experiments = study.build(choose_benchmarks(study, arguments.benchmarks), arguments.seeds)
+    check_settings(chosen, experiments)
     failed = run_study(experiments, arguments.output_dir, overrides=chosen, worker=worker)
     for name in failed:
         print(f"failed: {name} (see {arguments.output_dir}/{name}/error.txt)", file=sys.stderr)

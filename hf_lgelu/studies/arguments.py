@@ -1,7 +1,8 @@
 """The command line of one run: what is trained, beside how (TrainingArguments)."""
 
+import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -96,6 +97,16 @@ def parse_mapping(arguments: Mapping[str, Any]) -> tuple[RunArguments, LambdaGEL
     chosen = recipe(benchmark, pretrained=arguments.get("pretrained") is not None)
     run, training = parser.parse_dict({**chosen, **arguments})
     return _completed(run), training
+
+
+def check_argument_names(names: Iterable[str]) -> None:
+    """Raise ValueError if one of `names` is no argument of scripts/train.py, with the one that it resembles."""
+    known = [entry.name for kind in (RunArguments, LambdaGELUTrainingArguments) for entry in fields(kind) if entry.init]
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3)
+            meant = f"; did you mean {', '.join(close)}?" if close else "; scripts/train.py --help lists them"
+            raise ValueError(f"scripts/train.py has no argument {name!r}{meant}")
 
 
 def recipe(benchmark: Benchmark, *, pretrained: bool = False) -> dict[str, Any]:

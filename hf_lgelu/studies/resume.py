@@ -67,8 +67,12 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def _refuse_differing(folder: Path, what: str, asked: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    # A record from before an option existed was made with what is now its default, None or False.
-    differing = [name for name in asked if asked[name] != there.get(name) and (name in there or asked[name])]
+    # A record from before an option existed was made with what is now its default, None or False;
+    # max_eval_samples is older than its place in the record, so where it is absent nothing is known.
+    compared = asked.keys() - ({"max_eval_samples"} - there.keys())
+    differing = [
+        name for name in asked if name in compared and asked[name] != there.get(name) and (name in there or asked[name])
+    ]
     if differing:
         raise ValueError(
             f"{folder} has {what}: "

@@ -181,7 +181,10 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     )
     values = {name: getattr(run, name) for name in of_run} | {name: getattr(training, name) for name in of_training}
     values["train_batch_size"] = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
-    values |= {name: getattr(run, name) for name in ("validation_fraction", "max_train_samples", "channels_last")}
+    values |= {
+        name: getattr(run, name)
+        for name in ("validation_fraction", "max_train_samples", "max_eval_samples", "channels_last")
+    }
     values |= asdict(model_options(run))
     if training.harden:
         values["target_hardness"] = resolve_target_hardness(training.target_hardness, training.tolerance)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from hf_lgelu.studies.arguments import check_argument_names
 from hf_lgelu.studies.experiments import STUDIES, Experiment, Study
 from hf_lgelu.studies.records import RECORD_FILE
 from hf_lgelu.studies.resume import check_same_run, train_resumably
@@ -61,7 +62,10 @@ def choose_benchmarks(study: Study, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """["bf16=true", "max_train_samples=5000", "optim=sgd"] → {argument: value}; values are JSON, or else text."""
+    """["bf16=true", "max_train_samples=5000", "optim=sgd"] → {argument: value}; values are JSON, or else text.
+
+    Raises ValueError for a pair of another form, and for a name that is no argument of `scripts/train.py`.
+    """
     settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -71,7 +75,21 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
             settings[name] = json.loads(value)
         except json.JSONDecodeError:
             settings[name] = value
+    check_argument_names(settings)
     return settings
+
+
+def check_settings(settings: Mapping[str, Any], experiments: Sequence[Experiment]) -> None:
+    """Raise ValueError for a setting that the study decides itself: its runs would not be what their folders say."""
+    decided = {"output_dir", "run_name", "benchmark", "seed", "activation", "init_mode", "harden", "relufication"}
+    for experiment in experiments:
+        decided |= experiment.arguments.keys() - {"save_final_model"}
+    taken = sorted(decided & settings.keys())
+    if taken:
+        raise ValueError(
+            f"{', '.join(taken)} cannot be a setting of every run: it tells the runs of the study apart. Seeds are "
+            "--seeds, benchmarks --benchmarks; a single run of another kind is scripts/train.py"
+        )
 
 
 def run_study(

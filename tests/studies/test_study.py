@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from hf_lgelu.activation.hardness import DEFAULT_TEMPERATURE, INIT_MODES
@@ -9,6 +11,7 @@ from hf_lgelu.studies.records import write_record
 from hf_lgelu.studies.run import run_name
 from hf_lgelu.studies.study import (
     Worker,
+    check_settings,
     check_study,
     choose_benchmarks,
     leave_process_group,
@@ -145,6 +148,20 @@ def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path):
     assert (tmp_path / "digits" / "record.json").stat().st_mtime_ns == written
     with pytest.raises(ValueError, match=r"num_train_epochs was 1 and is now 2\..* another output folder"):
         run_study([experiment], tmp_path, overrides={**short, "num_train_epochs": 2})
+    with pytest.raises(ValueError, match="max_eval_samples was None and is now 7"):
+        run_study([experiment], tmp_path, overrides={**short, "max_eval_samples": 7})
+
+
+def test_a_record_that_does_not_name_its_evaluation_samples_still_counts(tmp_path):
+    experiment = Experiment("digits", {"benchmark": "mlp-digits", "seed": 0, "activation": "relu"})
+    short = {"num_train_epochs": 1, "max_train_samples": 64, "max_eval_samples": 7, "use_cpu": True}
+    assert run_study([experiment], tmp_path, overrides=short) == []
+    path = tmp_path / "digits" / "record.json"
+    record = json.loads(path.read_text())
+    assert record["config"].pop("max_eval_samples") == record["data"]["eval_samples"] == 7
+    path.write_text(json.dumps(record))
+    assert run_study([experiment], tmp_path, overrides=short) == []
+    assert json.loads(path.read_text()) == record
 
 
 def test_settings_are_json_or_text():
@@ -153,6 +170,25 @@ def test_settings_are_json_or_text():
     assert parse_settings(pairs) == {**expected, "optim_args": "momentum=0.9"}
     with pytest.raises(ValueError, match="name=value, got 'bf16'"):
         parse_settings(["bf16"])
+
+
+def test_a_misspelt_setting_is_refused_before_any_run():
+    with pytest.raises(ValueError, match=r"no argument 'num_epochs'; did you mean .*num_train_epochs"):
+        parse_settings(["use_cpu=true", "num_epochs=3"])
+    with pytest.raises(ValueError, match=r"no argument 'zzz'; scripts/train\.py --help"):
+        parse_settings(["zzz=3"])
+
+
+@pytest.mark.parametrize("name", ["seed", "harden", "temperature", "output_dir"])
+def test_a_setting_that_tells_runs_apart_is_refused(name):
+    grid = STUDIES["grid"].build(["mlp-fmnist"], [0])
+    check_settings({"bf16": True, "save_final_model": True, "max_steps": 3}, grid)
+    with pytest.raises(ValueError, match=f"^{name} cannot be a setting of every run"):
+        check_settings({"bf16": True, name: 1}, grid)
+
+
+def test_temperature_is_a_setting_where_the_study_does_not_vary_it():
+    check_settings({"temperature": 0.3}, STUDIES["profiles"].build(["mlp-adult"], [0]))
 
 
 def test_a_full_disk_fails_the_run_and_not_the_study(record_of, tmp_path, monkeypatch, capsys):
