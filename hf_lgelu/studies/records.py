@@ -2,7 +2,8 @@
 
 Schema, version 1 (`SCHEMA_VERSION`); every key is present, null where it does not apply:
 
-- schema_version, name, created (UTC, ISO 8601), seconds (training and evaluation)
+- schema_version, name, created (UTC, ISO 8601), seconds (training and
+  evaluation; of a resumed run since it was resumed)
 - config: benchmark, activation, init_mode, init_hardness, high_hardness, temperature,
   hardness_lr_multiplier, harden, target_hardness, switch_fraction, hardening_schedule,
   hardening_granularity, seed, and the training recipe (optimizer, learning_rate, weight_decay,

@@ -38,7 +38,8 @@ def train_resumably(arguments: Mapping[str, Any]) -> RunRecord:
         _refuse_differing(folder, "an interrupted run", settings, begun)
         training.resume_from_checkpoint = str(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SETTINGS_FILE).write_text(json.dumps(settings), encoding="utf-8")
+    if checkpoint is None:  # else they are there already, and are these
+        (folder / SETTINGS_FILE).write_text(json.dumps(settings), encoding="utf-8")
     directory = os.environ.get(DATA_DIR_VARIABLE)
     record = run_benchmark(run, training, load=lambda *options: _kept_rows(run.benchmark, *options, directory))
     for path in checkpoints(folder):
