@@ -12,7 +12,7 @@ from transformers.utils import logging
 from hf_lgelu.benchmarks.data import BenchmarkData
 from hf_lgelu.benchmarks.metrics import token_losses
 from hf_lgelu.benchmarks.options import ModelOptions
-from hf_lgelu.benchmarks.token_blocks import TokenBlocks
+from hf_lgelu.benchmarks.token_blocks import IGNORED, TokenBlocks
 from hf_lgelu.benchmarks.tokenizer import unreachable
 from hf_lgelu.models.profile import initialize_hardness
 from hf_lgelu.models.registry import ACTIVATION_NAME
@@ -138,7 +138,7 @@ def _mean_loss(model: GPT2LMHeadModel, blocks: TokenBlocks, batch_size: int) -> 
         batch = blocks.__getitems__(range(start, min(start + batch_size, len(blocks))))
         logits = model(input_ids=batch["input_ids"], use_cache=False).logits
         total += token_losses(logits, batch["labels"]).double().sum().item()
-        count += int((batch["labels"] != -100).sum())
+        count += int((batch["labels"] != IGNORED).sum())
     model.train(training)
     return total / count
 

@@ -154,39 +154,42 @@ _IMAGE_RECIPE = {
 _PAPER_IMAGE_OPTIONS = frozenset({"optim", "learning_rate", "weight_decay", "num_train_epochs"})
 
 
-def _resnet18_benchmark(name: str, cifar: Cifar, classes: int) -> Benchmark:
+def _image_benchmark(*, weight_decay: float, epochs: int, **fields: Any) -> Benchmark:
     return Benchmark(
+        collate=collate_rows,
+        compute_metrics=accuracy,
+        metric="accuracy",
+        greater_is_better=True,
+        init_hardness=1.0067,
+        defaults={**_IMAGE_RECIPE, "weight_decay": weight_decay, "num_train_epochs": epochs},
+        paper=_PAPER_IMAGE_OPTIONS,
+        **fields,
+    )
+
+
+def _resnet18_benchmark(name: str, cifar: Cifar, classes: int) -> Benchmark:
+    return _image_benchmark(
         name=name,
         description=f"ResNet-18 with a 3x3 stem on CIFAR-{classes}, cropped and flipped",
         hub_id=cifar.hub_id,
         folder=cifar.folder,
         load=cifar.load,
         build_model=build_resnet18,
-        collate=collate_rows,
-        compute_metrics=accuracy,
-        metric="accuracy",
-        greater_is_better=True,
-        init_hardness=1.0067,
-        defaults={**_IMAGE_RECIPE, "weight_decay": 1e-4, "num_train_epochs": 75},
-        paper=_PAPER_IMAGE_OPTIONS,
+        weight_decay=1e-4,
+        epochs=75,
     )
 
 
 def _deit_benchmark() -> Benchmark:
-    return Benchmark(
+    return _image_benchmark(
         name="deit-tiny-imagenet",
         description="DeiT-Tiny on Tiny ImageNet, from scratch or fine-tuned from a checkpoint",
         hub_id=tiny_imagenet.HUB_ID,
         folder=tiny_imagenet.FOLDERS[0],
         load=load_tiny_imagenet,
         build_model=build_deit,
-        collate=collate_rows,
-        compute_metrics=accuracy,
-        metric="accuracy",
-        greater_is_better=True,
-        init_hardness=1.0067,
-        defaults={**_IMAGE_RECIPE, "weight_decay": 7e-2, "num_train_epochs": 90},
-        paper=_PAPER_IMAGE_OPTIONS,
+        weight_decay=7e-2,
+        epochs=90,
         model_defaults={"pretrained": None, "image_size": DEFAULT_IMAGE_SIZE, "patch_size": DEFAULT_PATCH_SIZE},
         pretrained_model_defaults={"pretrained": None, "image_size": DEFAULT_IMAGE_SIZE},
     )

@@ -110,6 +110,13 @@ def same_recipe(first: RunRecord, second: RunRecord) -> bool:
     return recipes[0] == recipes[1]
 
 
+def paired(runs: Sequence[RunRecord], baselines: Sequence[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
+    """(run, baseline) for each run that has a baseline with the same seed and recipe."""
+    by_seed = {baseline.config["seed"]: baseline for baseline in baselines}
+    pairs = [(run, by_seed.get(run.config["seed"])) for run in runs]
+    return [(run, baseline) for run, baseline in pairs if baseline is not None and same_recipe(run, baseline)]
+
+
 def smallest_hardness(epoch: EpochRecord) -> float | None:
     """λ of the softest gate; None without λ-GELU."""
     return min(epoch.hardness.values()) if epoch.hardness else None

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hf_lgelu.report.configurations import is_grid, learns_hardness, same_recipe
+from hf_lgelu.report.configurations import is_grid, learns_hardness, paired
 from hf_lgelu.studies.experiments import INIT_MODES, SEEDS, STUDIES
 from hf_lgelu.studies.records import RunRecord
 
@@ -56,7 +56,7 @@ def grid_of(records: Sequence[RunRecord], benchmark: str) -> Grid | None:
     if not learned:
         return None
     _check_once(runs)
-    baselines = {record.config["seed"]: record for record in runs if record.config["activation"] == "gelu"}
+    baselines = [record for record in runs if record.config["activation"] == "gelu"]
     points = {_point(record) for record in learned} | _planned_points(benchmark)
     temperatures, multipliers = (tuple(sorted(set(values))) for values in zip(*points, strict=True))
     cells = {
@@ -68,13 +68,11 @@ def grid_of(records: Sequence[RunRecord], benchmark: str) -> Grid | None:
     return Grid(benchmark, first.metric, first.greater_is_better, temperatures, multipliers, cells)
 
 
-def _cell(runs: Sequence[RunRecord], baselines: dict[int, RunRecord]) -> GridCell:
-    gains = []
-    for run in runs:
-        baseline = baselines.get(run.config["seed"])
-        if baseline is not None and same_recipe(run, baseline):
-            gains.append(run.best.score - baseline.best.score)
-    return GridCell(tuple(run.drift for run in runs if run.drift is not None), tuple(gains))
+def _cell(runs: Sequence[RunRecord], baselines: Sequence[RunRecord]) -> GridCell:
+    return GridCell(
+        drifts=tuple(run.drift for run in runs if run.drift is not None),
+        gains=tuple(run.best.score - baseline.best.score for run, baseline in paired(runs, baselines)),
+    )
 
 
 def _point(record: RunRecord) -> tuple[float, float]:

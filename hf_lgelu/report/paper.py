@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hf_lgelu.report.configurations import is_grid, is_relufied, learns_hardness
+from hf_lgelu.report.configurations import PAPER_LR_MULTIPLIER, is_grid, is_relufied, learns_hardness
 from hf_lgelu.report.numbers import count, either
+from hf_lgelu.studies.experiments import PAPER_TEMPERATURE
 from hf_lgelu.studies.records import RunRecord
 
 PAPER_TARGET_HARDNESS = 2 / (5e-3 * math.sqrt(2 * math.pi))
@@ -57,7 +58,7 @@ PAPER_RECIPES: dict[str, PaperRecipe] = {
 }
 
 # Settings of λ-GELU that the paper gives, and how a difference is said.
-_HARDNESS = {"temperature": ("t", 0.1), "hardness_lr_multiplier": ("c", 9.0)}
+_HARDNESS = {"temperature": ("t", PAPER_TEMPERATURE), "hardness_lr_multiplier": ("c", PAPER_LR_MULTIPLIER)}
 _HARDENING = {
     "target_hardness": ("target λ", PAPER_TARGET_HARDNESS),
     "switch_fraction": ("switch at", 0.25),

@@ -129,8 +129,8 @@ def run_study(
             if _is_finished(folder / name):
                 continue
             progress.set_postfix_str(name)
-            error = _attempt(run or train_resumably, arguments[name])
-            failed += [name] * (error is not None)
+            if not _succeeds(run or train_resumably, arguments[name]):
+                failed.append(name)
             # The other workers' runs count as well.
             progress.update(sum(_is_finished(folder / name) for name in arguments) - progress.n)
     return failed
@@ -140,18 +140,18 @@ def _is_finished(folder: Path) -> bool:
     return (folder / RECORD_FILE).exists()
 
 
-def _attempt(run: Callable[[Mapping[str, Any]], object], arguments: Mapping[str, Any]) -> Exception | None:
+def _succeeds(run: Callable[[Mapping[str, Any]], object], arguments: Mapping[str, Any]) -> bool:
     """Do one run; its error, if it fails, goes to error.txt."""
     error_file = Path(arguments["output_dir"]) / ERROR_FILE
     try:
         error_file.parent.mkdir(parents=True, exist_ok=True)
         run(arguments)
         error_file.unlink(missing_ok=True)
-    except Exception as error:  # noqa: BLE001 - one run's failure, whatever it is, must not cost the others
+    except Exception:  # noqa: BLE001 - one run's failure, whatever it is, must not cost the others
         report = traceback.format_exc()
         try:
             error_file.write_text(report, encoding="utf-8")
         except OSError:  # the disk is full, and that may be why the run failed
             print(report, file=sys.stderr)
-        return error
-    return None
+        return False
+    return True

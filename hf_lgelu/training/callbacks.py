@@ -117,12 +117,9 @@ class HardeningCallback(TrainerCallback):
 
     def progress(self, state: TrainerState) -> float | None:
         """How far hardening has come at the trainer's position, in [0, 1]; None while λ is learned."""
-        if self.granularity == "step":
-            position, total = state.global_step + 1, state.max_steps
-        else:
-            # In the middle of an epoch, as after a resume, state.epoch has a fraction.
-            position, total = int(state.epoch or 0) + 1, int(state.num_train_epochs)
-        return hardening_progress(min(position, total), total, self.switch_fraction)
+        if self.granularity == "epoch":
+            return epoch_progress(state, self.switch_fraction)
+        return hardening_progress(min(state.global_step + 1, state.max_steps), state.max_steps, self.switch_fraction)
 
     def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
         progress = self.progress(state)
@@ -131,6 +128,13 @@ class HardeningCallback(TrainerCallback):
         else:
             hold_averaged_hardness(optimizer, model)
             anneal_hardness(model, progress, target_hardness=self.target_hardness, schedule=self.schedule)
+
+
+def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:
+    """`hardening_progress` of the epoch that the trainer is in, or is about to begin."""
+    # In the middle of an epoch, as after a resume, state.epoch has a fraction.
+    position, total = int(state.epoch or 0) + 1, int(state.num_train_epochs)
+    return hardening_progress(min(position, total), total, switch_fraction)
 
 
 def _refuse_best_checkpoints(args: TrainingArguments) -> None:

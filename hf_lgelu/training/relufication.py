@@ -7,7 +7,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
 from hf_lgelu.models.surgery import substitute_relu
-from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, hardening_progress, switch_position
+from hf_lgelu.training.callbacks import epoch_progress
+from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, switch_position
 
 RELUFIED_KINDS = ("gelu", "silu", "mish")
 
@@ -38,8 +39,5 @@ class RelufyCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
-        total = int(state.num_train_epochs)
-        position = min(int(state.epoch or 0) + 1, total)
-        if hardening_progress(position, total, self.switch_fraction) is None or not find_sites(model, RELUFIED_KINDS):
-            return
-        substitute_relu(model, kinds=RELUFIED_KINDS)
+        if epoch_progress(state, self.switch_fraction) is not None and find_sites(model, RELUFIED_KINDS):
+            substitute_relu(model, kinds=RELUFIED_KINDS)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hf_lgelu.report.numbers import MISSING
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -88,6 +90,11 @@ def style(axis: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def write_missing(axis: "Axes", height: float) -> None:
+    """Say that a row of the axis has no runs, in the middle of it."""
+    axis.text(0.5, height, MISSING, transform=axis.get_yaxis_transform(), color=GREY, style="italic", ha="center")
 
 
 def seeds_in_words(counts: Sequence[int]) -> str:

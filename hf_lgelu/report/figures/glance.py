@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hf_lgelu.report.configurations import Groups, benchmarks_of, same_recipe
+from hf_lgelu.report.configurations import Groups, benchmarks_of, paired
 from hf_lgelu.report.figures.drawing import GREY, Drawing, new_figure, style
 from hf_lgelu.report.numbers import MISSING
 from hf_lgelu.report.tables.glance import WAYS, glance_groups, relu_score, ways_of
@@ -55,14 +55,13 @@ def distances(groups: Groups, benchmark: str) -> dict[str, list[float]]:
     Runs of another recipe than the GELU run are no pair.
     """
     ways = ways_of(groups, benchmark)
-    gelu = {record.config["seed"]: record for record in ways[WAYS[0]]}
     found: dict[str, list[float]] = {}
     for way, seeds in ways.items():
-        pairs = [(relu_score(run), run, gelu.get(run.config["seed"])) for run in seeds]
+        scored = [(relu_score(run), smooth) for run, smooth in paired(seeds, ways[WAYS[0]])]
         found[way] = [
             100 * (score - smooth.last.score) / (1 if smooth.greater_is_better else smooth.last.score)
-            for score, run, smooth in pairs
-            if score is not None and smooth is not None and same_recipe(run, smooth)
+            for score, smooth in scored
+            if score is not None
         ]
     return found
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from hf_lgelu.report.configurations import of_benchmark
-from hf_lgelu.report.figures.drawing import COLOURS, GREY, Drawing, new_figure, style
-from hf_lgelu.report.numbers import MISSING, metric_with_direction
+from hf_lgelu.report.figures.drawing import COLOURS, Drawing, new_figure, style, write_missing
+from hf_lgelu.report.numbers import metric_with_direction
 from hf_lgelu.report.tables.related import RELATED_LABELS, related_groups
 from hf_lgelu.studies.experiments import STUDIES
 from hf_lgelu.studies.records import RunRecord
@@ -24,9 +24,7 @@ def draw_related(records: Sequence[RunRecord], benchmark: str) -> Drawing | None
     for height, label in enumerate(reversed(wanted)):
         seeds = found.get(label, [])
         if not seeds:
-            axis.text(
-                0.5, height, MISSING, transform=axis.get_yaxis_transform(), color=GREY, style="italic", ha="center"
-            )
+            write_missing(axis, height)
             continue
         scores = [record.best.score for record in seeds]
         mean = sum(scores) / len(scores)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hf_lgelu.report.configurations import grouped, is_grid, is_relufied, of_benchmark
-from hf_lgelu.report.figures.drawing import AS_IS, GREY, SUBSTITUTED, Drawing, new_figure, style
-from hf_lgelu.report.numbers import MISSING, metric_with_direction
+from hf_lgelu.report.figures.drawing import AS_IS, SUBSTITUTED, Drawing, new_figure, style, write_missing
+from hf_lgelu.report.numbers import metric_with_direction
 from hf_lgelu.report.substitution import SubstitutionScores, evaluation
 from hf_lgelu.report.tables.substitution import SUBSTITUTION_LABELS
 from hf_lgelu.studies.experiments import STUDIES
@@ -62,9 +62,7 @@ def draw_substitution(records: Sequence[RunRecord], benchmark: str) -> Drawing |
 def _draw_rows(axis: "Axes", rows: Sequence[tuple[str, list[RunRecord]]], at: str) -> None:
     for height, (_, seeds) in enumerate(reversed(rows)):
         if not seeds:
-            axis.text(
-                0.5, height, MISSING, transform=axis.get_yaxis_transform(), color=GREY, style="italic", ha="center"
-            )
+            write_missing(axis, height)
         for number, record in enumerate(seeds):
             score = evaluation(record, at)
             if score is None:

@@ -9,7 +9,7 @@ from hf_lgelu.report.configurations import (
     is_grid,
     is_relufied,
     of_benchmark,
-    same_recipe,
+    paired,
     seed_count,
 )
 from hf_lgelu.report.markup import Cell, Table, missing_row
@@ -70,9 +70,7 @@ def _row(
     if not seeds:
         return missing_row(benchmark, label, 6)
     digits = digits_of(seeds[0].metric)
-    baselines = {record.config["seed"]: record for record in found.get("GELU", [])}
-    pairs = [(record, baselines.get(record.config["seed"])) for record in seeds]
-    gains = [run.best.score - gelu.best.score for run, gelu in pairs if gelu is not None and same_recipe(run, gelu)]
+    gains = [run.best.score - gelu.best.score for run, gelu in paired(seeds, found.get("GELU", []))]
     gain = Cell(mean_and_deviation(gains, digits, signed=True), tone(gains, digits, seeds[0].greater_is_better))
     return (
         benchmark,
