@@ -15,11 +15,12 @@ ALLOWED = {
     "training": {"activation", "models"},
     "benchmarks": {"activation", "models", "training"},
     "studies": {"activation", "models", "training", "benchmarks"},
-    "report": {"studies.records", "studies.experiments"},
     "deploy": {"activation", "models", "studies.records"},
+    "downstream": {"activation", "models", "training", "benchmarks", "studies", "deploy"},
+    "report": {"studies.records", "studies.experiments", "downstream.records"},
 }
 WITHOUT_TORCH = (
-    *("training/schedules.py", "studies/records.py", "studies/experiments.py"),
+    *("training/schedules.py", "studies/records.py", "studies/experiments.py", "downstream/records.py"),
     *(str(path.relative_to(PACKAGE)) for path in sorted((PACKAGE / "report").rglob("*.py"))),
 )
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}

@@ -131,5 +131,13 @@ STUDIES: dict[str, Study] = {
             _MLPS,
             lambda benchmark: (*({"activation": name} for name in _RELATED), *_LEARNED),
         ),
+        Study(
+            "downstream",
+            "GELU, ReLU, λ-GELU and hardened λ-GELU with their weights, for scripts/downstream.py",
+            ("mlp-digits", *_PAIRS),
+            lambda benchmark: (_GELU, _RELU, _LEARNED[0], _HARDENED),
+            folder="downstream",
+            arguments={"save_final_model": True},
+        ),
     )
 }

@@ -1,0 +1,1 @@
+"""After hardening: plain checkpoints, ONNX, int8, pruning, verification, exact linear pieces, the Hub."""
