@@ -1,0 +1,53 @@
+"""A folder that is complete or not there."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a new folder beside `target` to write into; it becomes `target` when the block ends well.
+
+    After an error nothing is left behind, and what was at `target` is as it was.
+
+    Args:
+        target: the folder to be. An empty one may be there.
+        overwrite: put the new folder in the place of one that is not empty.
+
+    Raises:
+        FileExistsError: `target` is not empty and `overwrite` is False.
+        NotADirectoryError: `target` is a file.
+    """
+    target = Path(target)
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(f"{target} is a file; give a folder")
+    if target.exists() and any(target.iterdir()) and not overwrite:
+        raise FileExistsError(
+            f"{target} is not empty; give another folder, or replace this one with overwrite=True (--overwrite)"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        yield new
+        os.chmod(new, 0o755)  # mkdtemp's 0700 would hide it from the people it is shared with
+        _put(new, target)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _put(new: Path, target: Path) -> None:
+    if not target.exists():
+        os.replace(new, target)
+        return
+    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-old-"))
+    os.replace(target, old)
+    try:
+        os.replace(new, target)
+    except OSError:
+        os.replace(old, target)
+        raise
+    shutil.rmtree(old)
