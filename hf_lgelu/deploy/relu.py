@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_lgelu.activation.hardness import hardness_target, swap_error_bound
-from hf_lgelu.deploy.comparison import OutputChange, compare_models, outputs_of, require_equal_outputs
+from hf_lgelu.deploy.comparison import OutputChange, compare_models, require_same_model
 from hf_lgelu.deploy.whole_folder import whole_folder
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.config_keys import ConfigChange
@@ -68,7 +68,7 @@ def export_relu(
     """Save `model` with ReLU in the place of every λ-GELU: a checkpoint that needs nothing of this package.
 
     The config key of the model's family is rewritten, the folder is loaded again with transformers, and its outputs
-    must equal those of the substituted model. The given model is left as it is.
+    must be those of the substituted model. The given model is left as it is.
 
     Args:
         model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
@@ -103,7 +103,7 @@ def export_relu(
             processor.save_pretrained(new)
         files = copy_processor_files(source, new) if source is not None else []
         reloaded = type(substituted).from_pretrained(new, dtype=substituted.dtype, use_safetensors=True)
-        require_equal_outputs(outputs_of(substituted, inputs), outputs_of(reloaded.to(substituted.device), inputs))
+        require_same_model(substituted, reloaded.to(substituted.device), inputs)
     return ReLUExport(
         folder=str(folder),
         hardness=hardness,

@@ -64,7 +64,7 @@ def choose_benchmarks(study: Study, names: Sequence[str]) -> tuple[str, ...]:
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     """["bf16=true", "max_train_samples=5000", "optim=sgd"] → {argument: value}; values are JSON, or else text.
 
-    Raises ValueError for a pair of another form, and for a name that is no argument of `scripts/train.py`.
+    Raises ValueError for a pair of another form.
     """
     settings = {}
     for pair in pairs:
@@ -75,12 +75,15 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
             settings[name] = json.loads(value)
         except json.JSONDecodeError:
             settings[name] = value
-    check_argument_names(settings)
     return settings
 
 
 def check_settings(settings: Mapping[str, Any], experiments: Sequence[Experiment]) -> None:
-    """Raise ValueError for a setting that the study decides itself: its runs would not be what their folders say."""
+    """Raise ValueError for a setting that is no argument of scripts/train.py, or that the study decides itself.
+
+    With the latter, its runs would not be what their folders say.
+    """
+    check_argument_names(settings)
     decided = {"output_dir", "run_name", "benchmark", "seed", "activation", "init_mode", "harden", "relufication"}
     for experiment in experiments:
         decided |= experiment.arguments.keys() - {"save_final_model"}
