@@ -25,6 +25,9 @@ from hf_lgelu.models.sites import find_sites, uncompiled_name
 # How a model or config says that it knows no such activation or no such argument.
 _REFUSALS = (AssertionError, AttributeError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError)
 
+ERF_GELU_NAMES = ("gelu", "gelu_python")
+"""transformers' names of GELU in its erf form. The second spells it out, and is no family's name for another form."""
+
 _GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
 
 
@@ -58,10 +61,10 @@ def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
 
 
 def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation: str) -> list[ConfigChange]:
-    """The changes after which the config alone builds `activation` ("relu", "lambda_gelu") at these sites.
+    """The changes after which the config alone builds `activation` at these sites.
 
-    All other sites keep their class. Nothing is changed here. Raises UnsupportedConfigError if no set of
-    keys does that.
+    `activation` is "relu", "lambda_gelu" or one of `ERF_GELU_NAMES`; for the latter only the erf form counts. All
+    other sites keep their class. Nothing is changed here. Raises UnsupportedConfigError if no set of keys does that.
     """
     others = {uncompiled_name(site.name): type(site.module) for site in find_sites(model)}
     others = {name: cls for name, cls in others.items() if name not in site_names}
@@ -79,7 +82,8 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
         return {name for name in site_names if _is_activation(_at(skeleton, name), activation)}
 
     candidates = _candidates(model.config, activation)
-    chosen = [change for change in candidates if reached([change])]
+    at_no_key = reached([])  # GELU whatever the config says, or said already
+    chosen = [change for change in candidates if reached([change]) - at_no_key]
     missed = site_names - reached(chosen)
     if missed:
         raise UnsupportedConfigError(
@@ -138,8 +142,18 @@ def _at(modules: Mapping[str, nn.Module], name: str) -> Any:
 
 
 def _is_activation(found: Any, activation: str) -> bool:
+    if activation in ERF_GELU_NAMES:
+        return _is_erf_gelu(found)
     # XLM spells its ReLU as a function.
     return type(found) is type(ACT2FN[activation]) or (activation == "relu" and found is F.relu)
+
+
+def _is_erf_gelu(found: Any) -> bool:
+    """Whether it is GELU in its erf form, by torch, transformers or timm; families have the tanh form behind "gelu"."""
+    if isinstance(found, nn.GELU):
+        return found.approximate == "none"
+    classes = {type(ACT2FN[name]) for name in ERF_GELU_NAMES} | {(timm_activation_classes() or {}).get("gelu")}
+    return type(found) in classes
 
 
 def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]:
@@ -147,10 +161,11 @@ def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]
     changes = []
     for path, value in _leaves(config, ()):
         if isinstance(value, str) and value.removeprefix(_GATED).lower() in names:
-            gate = _GATED if value.startswith(_GATED) else ""
-            changes.append(ConfigChange(path, value, gate + activation))
-        elif path[-1] == "gelu_activation" and activation == "relu":  # XLM, Flaubert: GELU or else ReLU
-            changes.append(ConfigChange(path, value, False))
+            new = _GATED + activation if value.startswith(_GATED) else activation
+            # T5 takes "gated-gelu" for the tanh form.
+            changes.append(ConfigChange(path, value, "gated-gelu_python" if new == "gated-gelu" else new))
+        elif path[-1] == "gelu_activation" and activation in ("relu", "gelu"):  # XLM, Flaubert: GELU or else ReLU
+            changes.append(ConfigChange(path, value, activation == "gelu"))
     if hasattr(config, "model_args") and hasattr(config, "architecture"):  # TimmWrapperConfig
         if config.model_args is None:
             changes.append(ConfigChange(("model_args",), None, {"act_layer": activation}))
