@@ -16,11 +16,13 @@ from hf_lgelu import replace_activations, substitute_relu
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
+    _is_activation,
     apply_changes,
     plan_config_changes,
     pretrained_roots,
     write_config_changes,
 )
+from hf_lgelu.models.registry import timm_activation_classes
 from hf_lgelu.models.sites import find_sites
 
 BERT = BY_NAME["bert"]
@@ -214,3 +216,56 @@ def test_roots_are_the_outermost_models_with_a_config():
 def test_a_change_reads_as_one_line():
     assert str(ConfigChange(("text_config", "hidden_act"), "gelu", "relu")) == "text_config.hidden_act: 'gelu' → 'relu'"
     assert len(str(ConfigChange(("lambda_gelu",), None, [{"site": "x" * 100}] * 100))) < 120
+
+
+def test_gelu_is_the_erf_form_by_any_library():
+    erf = [nn.GELU(), ACT2FN["gelu"], ACT2FN["gelu_python"], timm_activation_classes()["gelu"]()]
+    for module in erf:
+        assert _is_activation(module, "gelu")
+        assert _is_activation(module, "gelu_python")
+    names = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "gelu_10", "relu", "lambda_gelu")
+    for module in (nn.GELU("tanh"), timm_activation_classes()["gelu_tanh"](), None, *(ACT2FN[name] for name in names)):
+        assert not _is_activation(module, "gelu")
+        assert not _is_activation(module, "gelu_python")
+
+
+def test_what_is_gelu_whatever_the_config_says_needs_no_key():
+    model = BY_NAME["mpt"].build()
+    replace_activations(model)
+    assert plan(model, "gelu") == []
+
+
+def test_a_key_that_decides_nothing_is_left_where_gelu_is_fixed():
+    model = TwoKeys(TwoKeysConfig(inner_act="relu", outer_act="relu", label_style="gelu_new"))
+    assert plan_config_changes(model, {"fixed"}, "gelu") == []
+
+
+def test_a_family_that_reads_gelu_as_the_tanh_form_is_refused_under_that_name():
+    with pytest.raises(UnsupportedConfigError, match="GemmaConfig puts 'gelu' at"):
+        plan(BY_NAME["gemma"].build("lambda_gelu"), "gelu")
+    with pytest.raises(UnsupportedConfigError, match="OpenAIGPTConfig puts 'gelu' at"):
+        plan(with_surgery("openai-gpt"), "gelu")
+    assert plan(BY_NAME["gemma"].build("lambda_gelu"), "gelu_python") == [
+        ConfigChange(("hidden_act",), "lambda_gelu", "gelu_python")
+    ]
+
+
+def with_surgery(name):
+    model = BY_NAME[name].build()
+    replace_activations(model)
+    return model
+
+
+def test_the_tanh_form_of_the_gated_t5_is_avoided_in_both_of_its_keys():
+    changes = plan(BY_NAME["t5-gated"].build("lambda_gelu"), "gelu")
+    assert sorted(map(str, changes)) == [
+        "dense_act_fn: 'lambda_gelu' → 'gelu'",
+        "feed_forward_proj: 'gated-lambda_gelu' → 'gated-gelu_python'",
+    ]
+
+
+def test_the_boolean_key_of_xlm_says_gelu():
+    model = with_surgery("xlm")
+    assert plan(model, "gelu") == []  # as it says already
+    model.config.gelu_activation = False
+    assert plan(model, "gelu") == [ConfigChange(("gelu_activation",), False, True)]
