@@ -61,9 +61,11 @@ def test_proved_just_below_the_exact_radius_and_refuted_just_above(build, point,
     refuted, proved = report.results
     assert refuted.by in (("search",) if restarts == 0 else ("attack", "search"))
     assert proved.by in ("bounds", "search")
-    assert proved.counterexample is None and proved.other_class is None
+    assert proved.counterexample is None
+    assert proved.other_class is None
     found = refuted.counterexample
-    assert found.dtype == torch.float32 and found.shape == (2,)
+    assert found.dtype == torch.float32
+    assert found.shape == (2,)
     assert (found.double() - torch.tensor(point[0]).double()).abs().max() <= outside
     assert build()(found[None]).argmax().item() == refuted.other_class == 1 - label
 
@@ -96,7 +98,8 @@ def test_a_random_network_as_a_dense_grid_has_it(seed):
     report = verify_robustness(model, points, labels, epsilons=epsilons, margin=MARGIN, attack_restarts=0)
     expected = [grid_answer(model, points[r.index], labels[r.index], r.epsilon) for r in report.results]
     decided = [(result.status, answer) for result, answer in zip(report.results, expected, strict=True) if answer]
-    assert len(decided) >= 9 and len({answer for _, answer in decided}) == 2
+    assert len(decided) >= 9
+    assert len({answer for _, answer in decided}) == 2
     assert all(status == answer for status, answer in decided)
 
 
@@ -130,7 +133,8 @@ def test_scale_and_valid_range_bound_each_feature():
             report = verify(affine(), [[0.0, 0.0]], [0], [5.0], input_range=ends, attack_restarts=restarts)
             assert report.results[0].status == status
     found = report.results[0].counterexample.double()
-    assert (found >= ends[0].double()).all() and (found <= ends[1].double()).all()
+    assert (found >= ends[0].double()).all()
+    assert (found <= ends[1].double()).all()
 
 
 def test_a_range_that_misses_the_input_reaches_to_it():
@@ -185,7 +189,8 @@ def test_the_solver_stops_when_the_time_is_up():
 def test_the_attack_finds_what_lies_behind_a_plateau_and_stays_in_the_box():
     center, radius = torch.tensor([0.2, 0.1]), 0.4
     found = find_adversarial(diamond(), center - radius, center + radius, center, 0, steps=40, restarts=3, seed=0)
-    assert found.abs().sum() > 1 and (found - center).abs().max() <= radius + 1e-6
+    assert found.abs().sum() > 1
+    assert (found - center).abs().max() <= radius + 1e-6
     tight = find_adversarial(diamond(), center - 0.34, center + 0.34, center, 0, steps=40, restarts=3, seed=0)
     assert tight is None
 
@@ -211,7 +216,8 @@ def test_sigmoid_is_smooth_and_not_refused():
 def test_nothing_is_printed(capfd):
     verify(diamond(), [[0.2, 0.1]], [0], [0.3, 0.4], attack_restarts=0)
     printed = capfd.readouterr()
-    assert printed.out == "" and printed.err == ""
+    assert printed.out == ""
+    assert printed.err == ""
 
 
 def test_the_model_is_left_as_it_was():
