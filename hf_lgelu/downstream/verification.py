@@ -49,7 +49,7 @@ class VerificationSettings:
         seed: of the attack's random starts.
     """
 
-    epsilons: tuple[float, ...] = (0.001, 0.002, 0.005, 0.01)
+    epsilons: tuple[float, ...] = (0.002, 0.005, 0.01, 0.02)
     points: int = 20
     timeout_seconds: float = 5.0
     margin: float = 1e-4
