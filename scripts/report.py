@@ -5,6 +5,7 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
+from hf_lgelu.report.downstream.inputs import read_downstream
 from hf_lgelu.report.paper_values import read_paper_values
 from hf_lgelu.report.readme import put_results
 from hf_lgelu.report.write import failed_runs, readme_tables, write_report
@@ -20,6 +21,13 @@ class ReportArguments:
     readme: str | None = field(
         default=None, metadata={"help": "Put the main tables into this file, between its marks (report/readme.py)."}
     )
+    downstream: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder with the records of scripts/downstream.py in it or below it, and of the runs that trained "
+            "their networks, unless those lie below --runs; default: the report has no part on them."
+        },
+    )
     paper_values: str | None = field(
         default=None,
         metadata={"help": "JSON file with the paper's values, shown beside ours (format: report/paper_values.py)."},
@@ -29,11 +37,14 @@ class ReportArguments:
 def main() -> None:
     """Write tables.md, tables.tex, report.html and the figures, and print the tables that matter most."""
     (arguments,) = HfArgumentParser(ReportArguments).parse_args_into_dataclasses()
-    records = read_records(arguments.runs)
+    records, measurements = read_records(arguments.runs), []
+    if arguments.downstream:
+        records, measurements = read_downstream(arguments.downstream, records)
     paper = read_paper_values(arguments.paper_values) if arguments.paper_values else None
     folder = Path(arguments.output_dir or arguments.runs)
-    written = write_report(records, folder, paper=paper, failed=failed_runs(arguments.runs))
-    tables = readme_tables(records)
+    failed = failed_runs(arguments.runs)
+    written = write_report(records, folder, paper=paper, failed=failed, measurements=measurements)
+    tables = readme_tables(records, measurements)
     if arguments.readme:
         readme = Path(arguments.readme)
         readme.write_text(put_results(readme.read_text(encoding="utf-8"), tables), encoding="utf-8")

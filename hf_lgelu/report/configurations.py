@@ -7,6 +7,7 @@ from hf_lgelu.studies.records import EpochRecord, RunRecord
 
 PAPER_LR_MULTIPLIER = 9.0
 GRID_PREFIX = "grid/"
+DOWNSTREAM_PREFIX = "downstream/"
 
 _ACTIVATION_LABELS = {
     "gelu": "GELU",
@@ -33,6 +34,11 @@ Groups = dict[tuple[str, str], list[RunRecord]]
 def is_grid(record: RunRecord) -> bool:
     """Whether a run belongs to the study of t and c, which has baselines of its own."""
     return record.name.startswith(GRID_PREFIX)
+
+
+def is_downstream(record: RunRecord) -> bool:
+    """Whether a run trained a network for the downstream measurements; other studies have runs of their own."""
+    return record.name.startswith(DOWNSTREAM_PREFIX)
 
 
 def learns_hardness(record: RunRecord) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hf_lgelu.report.figures.drawing import Drawing
 from hf_lgelu.report.markup import html_text, to_html
-from hf_lgelu.report.sections import Section
+from hf_lgelu.report.section import Section
 
 _HALF_UP_TO = 7.9  # inches; a wider figure is not legible at half the page
 

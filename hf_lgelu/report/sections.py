@@ -1,9 +1,10 @@
 """Records → the sections of the report: what stands in it, in which order, whatever the format."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from hf_lgelu.report.configurations import benchmarks_of, is_grid
+from hf_lgelu.downstream.records import MeasurementRecord
+from hf_lgelu.report.configurations import benchmarks_of, is_downstream, is_grid
+from hf_lgelu.report.downstream.sections import downstream_sections
 from hf_lgelu.report.figures.drawing import Drawing
 from hf_lgelu.report.figures.glance import draw_glance
 from hf_lgelu.report.figures.grid import draw_grid
@@ -11,8 +12,8 @@ from hf_lgelu.report.figures.hardness import draw_hardness
 from hf_lgelu.report.figures.related import draw_related
 from hf_lgelu.report.figures.substitution import draw_substitution
 from hf_lgelu.report.figures.trajectories import draw_trajectories
-from hf_lgelu.report.markup import Table
 from hf_lgelu.report.paper_values import PaperValues
+from hf_lgelu.report.section import NONE_THERE, Section
 from hf_lgelu.report.tables.basis import basis_table
 from hf_lgelu.report.tables.correlation import correlation_table
 from hf_lgelu.report.tables.coverage import coverage_table
@@ -23,22 +24,12 @@ from hf_lgelu.report.tables.related import related_table
 from hf_lgelu.report.tables.substitution import substitution_table
 from hf_lgelu.studies.records import RunRecord
 
-_NONE_THERE = "No run of this study is there yet: missing, not zero."
-
-
-@dataclass(frozen=True)
-class Section:
-    """One part of the report: a title, some sentences, figures, and tables."""
-
-    key: str
-    title: str
-    text: str
-    drawings: tuple[Drawing, ...] = ()
-    tables: tuple[Table, ...] = ()
-
 
 def build_sections(
-    records: Sequence[RunRecord], paper: PaperValues | None = None, failed: Mapping[str, str] | None = None
+    records: Sequence[RunRecord],
+    paper: PaperValues | None = None,
+    failed: Mapping[str, str] | None = None,
+    measurements: Sequence[MeasurementRecord] = (),
 ) -> list[Section]:
     """Every section, those without runs too.
 
@@ -46,16 +37,20 @@ def build_sections(
         records: all runs.
         paper: the paper's values, if they are at hand.
         failed: {run: last line of its error} of runs that left no record.
+        measurements: of scripts/downstream.py. Without any, and without the runs that train its networks, the report
+            has no part on them.
 
     Raises ValueError without records, or where one is there twice.
     """
     if not records:
         raise ValueError("a report needs at least one record")
-    runs = [record for record in records if not is_grid(record)]
+    trained = [record for record in records if is_downstream(record)]
+    runs = [record for record in records if not is_grid(record) and not is_downstream(record)]
     return [
         *((_glance(runs), _profiles(runs, paper), _hardness(runs), _substitution(runs, paper)) if runs else ()),
-        _grid(records),
+        *((_grid(records),) if len(trained) < len(records) else ()),
         *((_related(runs),) if runs else ()),
+        *(downstream_sections(trained, measurements) if trained or measurements else ()),
         Section("coverage", "What is there and what is missing", "", tables=(coverage_table(records, failed),)),
         Section("basis", "What the numbers rest on", "", tables=(basis_table(records),)),
     ]
@@ -89,7 +84,7 @@ def _profiles(runs: Sequence[RunRecord], paper: PaperValues | None) -> Section:
 def _hardness(runs: Sequence[RunRecord]) -> Section:
     drawings = _per_benchmark(draw_hardness, runs)
     text = "How hard each layer's gate becomes when nothing drives it but the loss."
-    return Section("hardness", "Hardness over depth and epochs", text if drawings else _NONE_THERE, drawings)
+    return Section("hardness", "Hardness over depth and epochs", text if drawings else NONE_THERE, drawings)
 
 
 def _substitution(runs: Sequence[RunRecord], paper: PaperValues | None) -> Section:
@@ -111,7 +106,7 @@ def _grid(records: Sequence[RunRecord]) -> Section:
     return Section(
         "grid",
         "Temperature and learning-rate multiplier",
-        text if table else _NONE_THERE,
+        text if table else NONE_THERE,
         tuple(draw_grid(grid) for grid in grids(records)),
         (table,) if table else (),
     )
@@ -123,7 +118,7 @@ def _related(runs: Sequence[RunRecord]) -> Section:
     return Section(
         "related",
         "Other activations",
-        text if table else _NONE_THERE,
+        text if table else NONE_THERE,
         _per_benchmark(draw_related, runs),
         (table,) if table else (),
     )

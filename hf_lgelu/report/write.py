@@ -4,12 +4,15 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hf_lgelu.report.configurations import benchmarks_of, is_grid
+from hf_lgelu.downstream.records import MeasurementRecord
+from hf_lgelu.report.configurations import benchmarks_of, is_downstream, is_grid
+from hf_lgelu.report.downstream.tables.overview import overview_table
 from hf_lgelu.report.markup import LATEX_PREAMBLE, to_latex, to_markdown
 from hf_lgelu.report.numbers import listed
 from hf_lgelu.report.page import render_page
 from hf_lgelu.report.paper_values import NOT_AT_HAND, PaperValues
-from hf_lgelu.report.sections import Section, build_sections
+from hf_lgelu.report.section import Section
+from hf_lgelu.report.sections import build_sections
 from hf_lgelu.report.tables.basis import basis_table
 from hf_lgelu.report.tables.glance import glance_table
 from hf_lgelu.report.tables.profiles import profile_table
@@ -28,6 +31,7 @@ def write_report(
     *,
     paper: PaperValues | None = None,
     failed: Mapping[str, str] | None = None,
+    measurements: Sequence[MeasurementRecord] = (),
 ) -> list[Path]:
     """Write tables.md, tables.tex, figures/*.png, figures/*.svg and report.html, and return their paths.
 
@@ -36,12 +40,13 @@ def write_report(
         folder: made if it is not there.
         paper: the paper's values, shown beside ours.
         failed: {run: last line of its error} of runs without a record.
+        measurements: of scripts/downstream.py.
 
     Raises:
         ValueError: there is no record, or one is there twice.
         ImportError: matplotlib or scipy is not installed.
     """
-    sections = build_sections(records, paper, failed)
+    sections = build_sections(records, paper, failed, measurements)
     folder = Path(folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     saved = {d.key: d.save(folder / "figures") for section in sections for d in section.drawings}
@@ -56,13 +61,14 @@ def write_report(
     return [*(folder / name for name in texts), *(path for pair in saved.values() for path in pair)]
 
 
-def readme_tables(records: Sequence[RunRecord]) -> str:
-    """The README's results in Markdown: at a glance, Table I, Table II in the last epoch, and the basis."""
-    runs = [record for record in records if not is_grid(record)]
+def readme_tables(records: Sequence[RunRecord], measurements: Sequence[MeasurementRecord] = ()) -> str:
+    """The README's results in Markdown: at a glance, Table I, Table II in the last epoch, what the ReLU networks
+    allow where that was measured, and the basis.
+    """
+    runs = [record for record in records if not is_grid(record) and not is_downstream(record)]
     tables = [
-        glance_table(runs),
-        profile_table(runs),
-        substitution_table(runs, "last"),
+        *((glance_table(runs), profile_table(runs), substitution_table(runs, "last")) if runs else ()),
+        *((overview_table(measurements),) if measurements else ()),
         basis_table(records),
     ]
     return "\n\n".join(to_markdown(table) for table in tables if table.rows)

@@ -2,22 +2,23 @@
 
 from collections.abc import Callable, Sequence
 
-from hf_lgelu.report.configurations import benchmarks_of, is_grid
+from hf_lgelu.report.configurations import benchmarks_of, is_downstream, is_grid
 from hf_lgelu.report.markup import Cell, Table
 from hf_lgelu.report.numbers import NONE, count, either, listed, metric_with_direction
 from hf_lgelu.report.paper import differences, model_size
 from hf_lgelu.studies.records import RunRecord
 
+_PARTS = ("", "grid", "downstream")
 _VERSIONS = ("torch", "transformers", "accelerate", "timm", "hf-lgelu")
 
 
 def basis_table(records: Sequence[RunRecord]) -> Table:
-    """A row per benchmark, and one more for its grid."""
-    parts: dict[tuple[str, bool], list[RunRecord]] = {}
+    """A row per benchmark, one more for its grid, and one more for the networks of the downstream measurements."""
+    parts: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
-        parts.setdefault((record.config["benchmark"], is_grid(record)), []).append(record)
+        parts.setdefault((record.config["benchmark"], _part(record)), []).append(record)
     order = benchmarks_of(records)
-    ordered = sorted(parts.items(), key=lambda item: (item[0][1], order.index(item[0][0])))
+    ordered = sorted(parts.items(), key=lambda item: (_PARTS.index(item[0][1]), order.index(item[0][0])))
     versions = [
         f"{name} {either([record.versions[name] for record in records if name in record.versions])}"
         for name in _VERSIONS
@@ -33,18 +34,22 @@ def basis_table(records: Sequence[RunRecord]) -> Table:
             *("Benchmark", "Unlike the paper", "Runs", "Seeds", "Epochs", "Training samples", "Evaluated on"),
             *("Recipe", "Machine"),
         ),
-        rows=tuple(_row(benchmark, grid, runs) for (benchmark, grid), runs in ordered),
+        rows=tuple(_row(", ".join(filter(None, part)), runs) for part, runs in ordered),
         notes=(f"Versions: {', '.join(versions)}. ± is the sample standard deviation over seeds.",),
         text_columns=9,
         wide_columns=(1, 6, 7, 8),
     )
 
 
-def _row(benchmark: str, grid: bool, runs: Sequence[RunRecord]) -> tuple[Cell | str, ...]:
+def _part(record: RunRecord) -> str:
+    return "grid" if is_grid(record) else "downstream" if is_downstream(record) else ""
+
+
+def _row(part: str, runs: Sequence[RunRecord]) -> tuple[Cell | str, ...]:
     unlike = list(dict.fromkeys(text for record in runs for text in differences(record)))
     hours = sum(record.seconds for record in runs) / 3600
     return (
-        f"{benchmark}, grid" if grid else benchmark,
+        part,
         Cell("; ".join(unlike), "warning") if unlike else NONE,
         f"{len(runs)}, {hours:.1f} h",
         listed(sorted({record.config["seed"] for record in runs})),

@@ -1,0 +1,1 @@
+"""One figure a measurement, each with a panel or a row per benchmark."""

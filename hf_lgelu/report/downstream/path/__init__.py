@@ -1,0 +1,1 @@
+"""The picture of the whole path: smooth training → hardness → ReLU → what it enables."""

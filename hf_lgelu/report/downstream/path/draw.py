@@ -1,0 +1,95 @@
+"""The whole path on one sheet: three stages above, what they enable below."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hf_lgelu.downstream.records import MeasurementRecord
+from hf_lgelu.report.downstream.path.bars import draw_bars
+from hf_lgelu.report.downstream.path.gains import Gain, proofs
+from hf_lgelu.report.downstream.path.layout import INK, Box, draw_arrow, draw_branches, draw_card, draw_legend, sheet
+from hf_lgelu.report.downstream.path.stages import (
+    SWAPPED,
+    draw_hardness,
+    draw_smooth,
+    draw_swap,
+    networks_of,
+)
+from hf_lgelu.report.figures.drawing import GREY, Drawing, new_figure
+from hf_lgelu.studies.records import RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAMES = {"mlp-digits": "digits", "mlp-fmnist": "Fashion-MNIST"}
+"""The benchmarks of the picture, and what it calls them."""
+
+GAINS: tuple[Callable[[Sequence[MeasurementRecord], dict[str, str]], Gain], ...] = (proofs, proofs, proofs, proofs)
+
+_WIDTH, _EDGE = 10.0, 0.15
+_BELOW, _ABOVE = Box(_EDGE, 0.55, 2.3, 2.95), Box(_EDGE, 4.0, 3.0, 2.75)
+_HEIGHT = 7.3
+
+
+def draw_path(runs: Sequence[RunRecord], measurements: Sequence[MeasurementRecord]) -> Drawing | None:
+    """The picture for the benchmarks in NAMES; None where neither a run nor a measurement of them is there.
+
+    Args:
+        runs: those of the study "downstream".
+        measurements: of their networks.
+    """
+    runs = [run for run in runs if run.config["benchmark"] in NAMES]
+    measurements = [record for record in measurements if record.benchmark in NAMES]
+    if not runs and not measurements:
+        return None
+    figure = new_figure(_WIDTH, _HEIGHT)
+    axis = sheet(figure)
+    title = "From a smooth network to a ReLU network, and what that enables"
+    axis.text(_EDGE, _HEIGHT - 0.15, title, fontsize=15, fontweight="bold", va="top", color=INK)
+    _draw_stages(figure, axis, runs)
+    for box, gain in zip(_row(_BELOW, len(GAINS)), GAINS, strict=True):
+        _draw_gain(figure, axis, box, gain(measurements, NAMES))
+    swap, below = _row(_ABOVE, 3)[-1], _row(_BELOW, len(GAINS))
+    tops = [(box.x + box.width / 2, box.y + box.height + 0.03) for box in below]
+    draw_branches(axis, (swap.x + swap.width / 2, swap.y), tops)
+    axis.text(_EDGE, 0.35, "x", fontsize=9, color=GREY, va="top", linespacing=1.3)
+    return Drawing("path", "From a smooth network to a ReLU network, and what that enables", "x", figure)
+
+
+def _row(first: Box, count: int) -> list[Box]:
+    """Boxes like the first one, spread over the sheet."""
+    step = (_WIDTH - 2 * _EDGE - first.width) / (count - 1)
+    return [Box(first.x + step * place, first.y, first.width, first.height) for place in range(count)]
+
+
+def _draw_stages(figure: "Figure", axis: "Axes", runs: Sequence[RunRecord]) -> None:
+    networks = networks_of(runs, list(NAMES))
+    boxes = smooth, hardness, swap = _row(_ABOVE, 3)
+    draw_card(axis, smooth, "1  Train smooth", "with a gate x·Φ(λx) in place of GELU")
+    draw_card(
+        axis,
+        hardness,
+        "2  Harden",
+        "λ of every layer is learned, then driven\nto its target while the weights train on",
+    )
+    draw_card(
+        axis,
+        swap,
+        "3  Swap in ReLU",
+        "with the same weights: points of accuracy\ngained or lost, largest change of a logit",
+    )
+    draw_smooth(figure, axis, smooth, networks, NAMES)
+    draw_hardness(figure, hardness, networks, NAMES)
+    draw_swap(figure, swap, networks, NAMES)
+    draw_legend(axis, swap, {text: colour for text, (_, colour) in SWAPPED.items()})
+    for left, right in pairwise(boxes):
+        middle = left.y + left.height / 2
+        draw_arrow(axis, (left.x + left.width + 0.04, middle), (right.x - 0.04, middle))
+
+
+def _draw_gain(figure: "Figure", axis: "Axes", box: Box, gain: Gain) -> None:
+    draw_card(axis, box, gain.title, gain.says)
+    room = Box(box.x + 0.16, box.y + 0.34, box.width - 0.24, box.height - 1.22)
+    draw_bars(figure, room, gain.groups, text_width=gain.text_width)
+    draw_legend(axis, box, gain.legend)

@@ -1,0 +1,1 @@
+"""One table a measurement, one over all, and what they rest on."""
