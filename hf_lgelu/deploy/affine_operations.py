@@ -103,7 +103,7 @@ def _convolution(node: Node, flow: DataFlow, name: str) -> AffineOperation | Non
 
 
 def _normalization(node: Node, flow: DataFlow, name: str) -> AffineOperation | None:
-    if name == "batch_norm" and node.args[5] is False:
+    if name == "batch_norm":
         data, weight, bias = node.args[:3]
     elif name in ("group_norm", "layer_norm", "rms_norm"):
         data, _, weight, bias = _padded(node, 4)

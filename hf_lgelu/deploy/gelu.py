@@ -117,8 +117,8 @@ def _change_after_reload(
     allowed = MAX_RELATIVE_CHANGE.get(dtype, 1e-1)
     if not _relative(change) <= allowed:
         raise RuntimeError(
-            f"the GELU model computes something else than the λ-GELU model: {change}. That is more than the {allowed:g} "
-            f"of the largest output that rounding in {dtype} may make; nothing was kept"
+            f"the GELU model computes something else than the λ-GELU model: {change}. That is more than the "
+            f"{allowed:g} of the largest output that rounding in {dtype} may make; nothing was kept"
         )
     return change
 

@@ -249,8 +249,18 @@ PER_CHANNEL = {
         (2, 3, 8, 8),
     ),
     "gated": (lambda: exchanged(Gated()), (5, 3)),
+    "averaged": (lambda: Averaged(), (2, 5, 3)),
     "moved": (lambda: Moved(), (2, 3, 4, 4)),
 }
+
+
+class Averaged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)).mean(1))
 
 
 def exchanged(model):
@@ -311,6 +321,14 @@ def test_lambda_along_another_axis_than_the_layers_is_refused():
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
     replace_activations(model, granularity="channel", example_inputs=torch.ones(2, 4, 4), channel_axis=1)
     assert_refused(model, torch.ones(2, 4, 4), {"1": "its 4 λ are not those of the channels of linear in "})
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("layers", [(nn.Linear(4, 4), nn.Conv1d(4, 2, 1)), (nn.Conv1d(4, 4, 1), nn.Linear(4, 2))])
+def test_both_layers_must_have_their_channels_where_lambda_has_its_own(layers, axis):
+    model = nn.Sequential(layers[0], nn.GELU(), layers[1])  # as many positions as channels
+    replace_activations(model, granularity="channel", example_inputs=torch.ones(2, 4, 4), channel_axis=axis)
+    assert_refused(model, torch.ones(2, 4, 4), {"1": "its 4 λ are not those of the channels of"})
 
 
 class Tied(nn.Module):
