@@ -32,7 +32,7 @@ def site_input_shapes(
         def look(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if id(module) in names and args and isinstance(args[0], Tensor):
                 producer = producers.get(id(args[0]), (None, None))[1]
-                seen.setdefault(names[id(module)], (tuple(args[0].shape), _channel_axis(args[0], producer)))
+                seen.setdefault(names[id(module)], (tuple(args[0].shape), channel_axis(args[0], producer)))
             # What only passes a tensor on (Identity, dropout in eval mode) did not make it.
             if isinstance(output, Tensor) and not (args and output is args[0]):
                 producers[id(output)] = (output, module)  # the tensor is kept, so that its id stays its own
@@ -65,7 +65,8 @@ def _one_module_per_site(sites: Sequence[ActivationSite]) -> Iterator[dict[int, 
             site.put(site.module)
 
 
-def _channel_axis(tensor: Tensor, producer: nn.Module | None) -> int:
+def channel_axis(tensor: Tensor, producer: nn.Module | None) -> int:
+    """The axis of `tensor` that counts channels, given the module whose output it is (None: not a module's)."""
     if isinstance(producer, _CHANNELS_FIRST):
         return 1
     if isinstance(producer, _CHANNELS_LAST):

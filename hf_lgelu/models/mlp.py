@@ -21,27 +21,29 @@ class MLPConfig(PreTrainedConfig):
 
     Args:
         num_features: columns of the input, e.g. 784 for a flattened 28x28 image. Required.
-        hidden_size: units of each hidden layer.
-        num_hidden_layers: hidden layers, each with an activation of its own.
+        hidden_size: units of each hidden layer; a list gives each its own, as pruning leaves them.
+        num_hidden_layers: hidden layers, each with an activation of its own. Left out, it is 4, or the
+            length of a list of sizes.
         hidden_act: a key of transformers' `ACT2FN`; importing `hf_lgelu` adds "lambda_gelu".
         num_labels: classes, at least 2 (the base class's argument; `id2label` gives them names).
 
     Raises:
         TypeError: `num_features` is missing, or an argument has the wrong type.
-        ValueError: a size is below 1, or there are fewer than 2 labels.
+        ValueError: a size is below 1, there are fewer than 2 labels, or a list of sizes has another length
+            than `num_hidden_layers`.
     """
 
     model_type = "lgelu_mlp"
     has_no_defaults_at_init = True  # num_features is required: saving must not build a config without it
 
     num_features: int
-    hidden_size: int = 256
-    num_hidden_layers: int = 4
+    hidden_size: int | list[int] = 256
+    num_hidden_layers: int | None = None
     hidden_act: str = "lambda_gelu"
 
     def __post_init__(self, **kwargs: object) -> None:
-        for name in ("num_features", "hidden_size", "num_hidden_layers"):
-            _check_positive(name, getattr(self, name))
+        _check_positive("num_features", self.num_features)
+        self._check_hidden_layers()
         if not isinstance(self.hidden_act, str):
             raise TypeError(
                 "hidden_act must be a string, a key of transformers.activations.ACT2FN, "
@@ -52,6 +54,31 @@ class MLPConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         if self.num_labels < 2:
             raise ValueError(f"num_labels must be at least 2, one per class, got {self.num_labels}")
+
+    @property
+    def hidden_sizes(self) -> list[int]:
+        """Units of each hidden layer, in order."""
+        if isinstance(self.hidden_size, int):
+            return [self.hidden_size] * self.num_hidden_layers
+        return list(self.hidden_size)
+
+    def _check_hidden_layers(self) -> None:
+        sizes = self.hidden_size
+        if isinstance(sizes, tuple):
+            sizes = self.hidden_size = list(sizes)  # as JSON gives it back
+        if not isinstance(sizes, list):
+            _check_positive("hidden_size", sizes)
+        if self.num_hidden_layers is None:
+            self.num_hidden_layers = len(sizes) if isinstance(sizes, list) else 4
+        _check_positive("num_hidden_layers", self.num_hidden_layers)
+        if isinstance(sizes, list):
+            for index, size in enumerate(sizes):
+                _check_positive(f"hidden_size[{index}]", size)
+            if len(sizes) != self.num_hidden_layers:
+                raise ValueError(
+                    f"hidden_size must be one size, or one for each of the {self.num_hidden_layers} hidden layers, "
+                    f"got {sizes!r}"
+                )
 
 
 def _check_positive(name: str, value: object) -> None:
@@ -97,9 +124,9 @@ class MLPForClassification(PreTrainedModel):
 
     def __init__(self, config: MLPConfig) -> None:
         super().__init__(config)
-        sizes = [config.num_features] + [config.hidden_size] * config.num_hidden_layers
+        sizes = [config.num_features, *config.hidden_sizes]
         self.layers = nn.ModuleList(MLPLayer(fan_in, fan_out, config.hidden_act) for fan_in, fan_out in pairwise(sizes))
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(sizes[-1], config.num_labels)
         self.post_init()
 
     @torch.no_grad()

@@ -94,6 +94,26 @@ def test_weights_start_like_torchs_own_linear_layers():
             assert tensor.std().item() == pytest.approx(bound / math.sqrt(3), rel=tolerance)
 
 
+def test_layers_of_different_widths_compute_and_reload(tmp_path):
+    register_auto_classes()
+    model, features = small_mlp("relu", hidden_size=[6, 2, 3]), small_batch()["features"]
+    assert [tuple(layer.linear.weight.shape) for layer in model.layers] == [(6, 5), (2, 6), (3, 2)]
+    assert tuple(model.classifier.weight.shape) == (4, 3)
+    with torch.no_grad():
+        logits = model(features).logits
+    np.testing.assert_allclose(logits, loop_logits(model, features, ACTIVATIONS["relu"]), rtol=2e-5, atol=2e-5)
+    model.save_pretrained(tmp_path)
+    reloaded = AutoModel.from_pretrained(tmp_path)
+    assert reloaded.config.hidden_size == [6, 2, 3]
+    assert torch.equal(reloaded(features).logits, logits)
+
+
+def test_the_number_of_layers_follows_from_a_list_of_sizes():
+    config = MLPConfig(num_features=5, hidden_size=(6, 2))
+    assert (config.num_hidden_layers, config.hidden_size, config.hidden_sizes) == (2, [6, 2], [6, 2])
+    assert MLPConfig(num_features=5, hidden_size=9, num_hidden_layers=3).hidden_sizes == [9, 9, 9]
+
+
 @pytest.mark.parametrize("name", ["gelu", "lambda_gelu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_reload_gives_the_same_logits(name, dtype, tmp_path):
@@ -203,6 +223,10 @@ def test_return_dict_false_gives_a_tuple():
         ({"num_features": True}, TypeError, "num_features must be an integer, got True"),
         ({"num_features": 5, "hidden_size": 8.0}, TypeError, "hidden_size must be an integer, got 8.0"),
         ({"num_features": 5, "hidden_size": -1}, ValueError, "hidden_size must be at least 1"),
+        ({"num_features": 5, "hidden_size": [3, 0]}, ValueError, r"hidden_size\[1\] must be at least 1, got 0"),
+        ({"num_features": 5, "hidden_size": [3, 2.0]}, TypeError, r"hidden_size\[1\] must be an integer"),
+        ({"num_features": 5, "hidden_size": []}, ValueError, "num_hidden_layers must be at least 1"),
+        ({"num_features": 5, "hidden_size": [3], "num_hidden_layers": 2}, ValueError, r"each of the 2 .* got \[3\]"),
         ({"num_features": 5, "num_hidden_layers": 0}, ValueError, "num_hidden_layers must be at least 1"),
         ({"num_features": 5, "num_labels": 1}, ValueError, "num_labels must be at least 2"),
         ({"num_features": 5, "num_labels": 0}, ValueError, "num_labels must be at least"),
