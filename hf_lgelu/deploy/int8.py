@@ -1,144 +1,193 @@
-"""Static int8 of an ONNX file by onnxruntime: quantize and dequantize nodes around what can run on integers.
+"""Static int8 of an ONNX file by onnxruntime, and what becomes of its activations.
 
-Weights are signed, with a scale per output channel; activations are unsigned, with a scale and a zero point from the
-smallest and largest value on calibration data. With unsigned activations a ReLU is the lower end of the range that its
-input is rounded to, and onnxruntime drops it; a GELU stays a float operation between a dequantize and a quantize.
-Needs the extra "onnx".
+Activations are unsigned (u8), weights signed (s8) with a scale for each output channel, both by the range that
+calibration sees (MinMax). With unsigned activations a ReLU costs nothing: it is where the quantizer clips. A smooth
+activation is computed in float between a dequantization and a quantization.
 """
 
+import contextlib
+import io
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from hf_lgelu.deploy.extras import require
-from hf_lgelu.deploy.onnx_session import executed_operations
+from hf_lgelu.deploy.onnx_run import (
+    INTEGER_LAYERS,
+    OnnxModel,
+    as_arrays,
+    count_activations,
+    count_operations,
+    strip_metadata,
+)
+from hf_lgelu.deploy.whole_file import whole_file
 
-MATRIX_OPERATIONS = ("Conv", "Gemm", "MatMul")
-"""What to quantize where only the products matter: everything between them stays in float32."""
-
-_ACTIVATIONS = ("Relu", "Gelu", "BiasGelu", "FastGelu", "QuickGelu", "Erf", "Tanh", "Sigmoid")
+QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
+"""Which operations get integer inputs and outputs: all that onnxruntime can, or those with most of the arithmetic."""
 
 
 @dataclass(frozen=True)
-class Int8Export:
-    """What `quantize_onnx` wrote, and what onnxruntime makes of it on this CPU.
+class GraphCounts:
+    """Nodes of the graph that onnxruntime makes of a file and runs on this CPU.
 
-    `executed` counts the operations that run, by name. `integer_products` of them multiply integers,
-    `float_activations` are activation functions computed in float32, and `conversions` go from float to integer or
-    back.
+    `operations` is {operation: nodes}. `float_activations` are computed in float, fused into another node or not;
+    `integer_layers` multiply integers; `quantize` and `dequantize` are the steps between the two worlds.
     """
 
-    path: str
-    bytes: int
-    executed: dict[str, int]
-
-    @property
-    def integer_products(self) -> int:
-        """Matrix products and convolutions on integers."""
-        names = ("QGemm", "QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger", "MatMulIntegerToFloat")
-        return sum(self.executed.get(name, 0) for name in names)
-
-    @property
-    def float_activations(self) -> int:
-        """Activation functions that run in float32."""
-        return count_activations(self.executed)
-
-    @property
-    def conversions(self) -> int:
-        """Steps from float32 to integers or back."""
-        return self.executed.get("QuantizeLinear", 0) + self.executed.get("DequantizeLinear", 0)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path}: {self.bytes:,} bytes; {self.integer_products} products on integers, "
-            f"{self.float_activations} activations in float32, {self.conversions} conversions between the two"
-        )
+    operations: dict[str, int]
+    float_activations: int
+    integer_layers: int
+    quantize: int
+    dequantize: int
 
 
-def count_activations(operations: Mapping[str, int]) -> int:
-    """Activation functions among executed operations; Erf stands for a λ-GELU."""
-    return sum(operations.get(name, 0) for name in _ACTIVATIONS)
+@dataclass(frozen=True)
+class Int8Report:
+    """What `quantize_onnx` wrote.
+
+    `activations` are those of the float file; of these `float_activations` still are computed in float, and
+    `vanished_activations` are part of an integer operation. `counts` is the graph that really runs.
+    """
+
+    path: Path
+    file_bytes: int
+    float_file_bytes: int
+    calibration_rows: int
+    activations: int
+    float_activations: int
+    vanished_activations: int
+    counts: GraphCounts
 
 
 def quantize_onnx(
     path: str | os.PathLike,
     output_path: str | os.PathLike,
-    calibration_batches: Iterable[Mapping[str, Tensor]],
+    calibration_batches: Iterable[Mapping[str, np.ndarray | Tensor]],
     *,
-    operations: Sequence[str] | None = None,
-) -> Int8Export:
-    """Write the int8 form of a float32 ONNX file: complete, or not there.
+    operations: str = "all",
+    overwrite: bool = False,
+) -> Int8Report:
+    """Write an int8 version of a float32 ONNX file: quantize/dequantize nodes (QDQ), u8 activations, s8 weights.
 
     Args:
-        path: a file of `export_onnx`.
-        output_path: of the int8 file; one that is there is replaced.
-        calibration_batches: inputs by name, from training data; some hundred rows. Entries that the file does not
-            take are ignored.
-        operations: ONNX operations to quantize, e.g. `MATRIX_OPERATIONS`; None for all that onnxruntime can.
+        path: of the float file, e.g. of `export_onnx`.
+        output_path: the file to be.
+        calibration_batches: inputs by name, of training rows; inputs that the graph does not have are left out.
+        operations: a key of QUANTIZED_OPERATIONS: "all", or "layers" for Conv, Gemm and MatMul alone.
+        overwrite: replace a file that is there.
 
     Raises:
-        ImportError: the extra "onnx" is not installed.
-        ValueError: no calibration batch, or one without an input of the file.
+        ImportError: onnx or onnxruntime is missing; the message names the extra [onnx].
+        ValueError: unknown `operations`, no calibration batch, or one that lacks an input or holds NaN or infinity.
+        FileNotFoundError: there is no file at `path`.
+        FileExistsError: there is a file at `output_path`, and `overwrite` is False.
     """
-    onnx = require("onnx", "onnx")
+    if operations not in QUANTIZED_OPERATIONS:
+        raise ValueError(f"operations must be one of {', '.join(QUANTIZED_OPERATIONS)}, got {operations!r}")
+    require("onnx", "onnx")
     quantization = require("onnxruntime.quantization", "onnx")
-    shape_inference = require("onnxruntime.quantization.shape_inference", "onnx")
-    reader = _reader(quantization, onnx.load(str(path), load_external_data=False), calibration_batches)
-    output_path = Path(output_path)
-    output_path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output_path.parent, prefix=".int8-") as folder, _quiet():
-        prepared, quantized = Path(folder) / "prepared.onnx", Path(folder) / output_path.name
-        shape_inference.quant_pre_process(str(path), str(prepared))
-        quantization.quantize_static(
-            str(prepared), str(quantized), reader,
-            quant_format=quantization.QuantFormat.QDQ, per_channel=True,
-            activation_type=quantization.QuantType.QUInt8, weight_type=quantization.QuantType.QInt8,
-            calibrate_method=quantization.CalibrationMethod.MinMax,
-            op_types_to_quantize=None if operations is None else list(operations),
-        )  # fmt: skip
-        executed = executed_operations(quantized)
-        os.replace(quantized, output_path)
-    return Int8Export(str(output_path), output_path.stat().st_size, executed)
+    batches = _check_batches(calibration_batches, OnnxModel(path).input_names)
+    with whole_file(output_path, overwrite=overwrite) as file:
+        prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
+        with _quiet():
+            # Its symbolic shapes need one more package and stop at operations of transformers; ONNX's own suffice.
+            require("onnxruntime.quantization.shape_inference", "onnx").quant_pre_process(
+                os.fspath(path), os.fspath(prepared), skip_symbolic_shape=True
+            )
+            quantization.quantize_static(
+                os.fspath(prepared),
+                os.fspath(raw),
+                _reader(quantization, batches),
+                quant_format=quantization.QuantFormat.QDQ,
+                op_types_to_quantize=_op_types(operations),
+                per_channel=True,
+                activation_type=quantization.QuantType.QUInt8,
+                weight_type=quantization.QuantType.QInt8,
+                calibrate_method=quantization.CalibrationMethod.MinMax,
+            )
+        _save_stripped(raw, file)
+        counts = count_optimized(file)
+        size = file.stat().st_size
+    before = count_activations(path)
+    rows = sum(len(next(iter(batch.values()))) for batch in batches)
+    return Int8Report(
+        Path(output_path), size, Path(path).stat().st_size, rows, before, counts.float_activations,
+        before - counts.float_activations, counts,
+    )  # fmt: skip
 
 
-def _reader(quantization: Any, proto: Any, batches: Iterable[Mapping[str, Tensor]]) -> Any:
-    names = [entry.name for entry in proto.graph.input]
-    feeds = []
-    for batch in batches:
+def count_optimized(path: str | os.PathLike) -> GraphCounts:
+    """Count the nodes of the graph that onnxruntime, with all its optimizations, makes of a file on this CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder) / "optimized.onnx"
+        OnnxModel(path, optimized_path=graph)
+        counted = count_operations(graph)
+        return GraphCounts(
+            operations=dict(sorted(counted.items())),
+            float_activations=count_activations(graph),
+            integer_layers=sum(count for operation, count in counted.items() if operation in INTEGER_LAYERS),
+            quantize=counted["QuantizeLinear"],
+            dequantize=counted["DequantizeLinear"],
+        )
+
+
+def _check_batches(
+    calibration_batches: Iterable[Mapping[str, np.ndarray | Tensor]], names: tuple[str, ...]
+) -> list[dict[str, np.ndarray]]:
+    batches = []
+    for batch in calibration_batches:
         missing = [name for name in names if name not in batch]
         if missing:
-            raise ValueError(f"a calibration batch has no {', '.join(missing)}; it has {', '.join(batch) or 'nothing'}")
-        feeds.append({name: batch[name].detach().cpu().numpy() for name in names})
-    if not feeds:
-        raise ValueError("int8 needs at least one calibration batch: its ranges come from data")
+            raise ValueError(f"a calibration batch must hold {', '.join(names)}; it lacks {', '.join(missing)}")
+        arrays = as_arrays({name: batch[name] for name in names})
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ValueError(f"calibration rows must be finite; {name} holds NaN or infinity")
+        batches.append(arrays)
+    if not batches:
+        raise ValueError("calibration_batches must hold at least one batch")
+    return batches
+
+
+def _op_types(operations: str) -> list[str] | None:
+    chosen = QUANTIZED_OPERATIONS[operations]
+    return None if chosen is None else list(chosen)
+
+
+def _reader(quantization: Any, batches: list[dict[str, np.ndarray]]) -> Any:
+    left = iter(batches)
 
     class Reader(quantization.CalibrationDataReader):
-        def __init__(self) -> None:
-            self._left: Iterator[dict[str, Any]] = iter(feeds)
-
-        def get_next(self) -> dict[str, Any] | None:
-            return next(self._left, None)
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(left, None)
 
     return Reader()
 
 
+def _save_stripped(source: Path, target: Path) -> None:
+    onnx = require("onnx", "onnx")
+    proto = onnx.load(os.fspath(source))
+    strip_metadata(proto)
+    onnx.save(proto, os.fspath(target))
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without onnxruntime's advice to pre-process, which has been done, on the root logger."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
+    """Without the quantizer's advice on its root logger and stdout."""
+    log = logging.getLogger()
+    disabled, log.disabled = log.disabled, True
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        root.setLevel(level)
+        log.disabled = disabled
