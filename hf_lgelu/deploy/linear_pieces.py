@@ -140,9 +140,7 @@ def _pieces(network: nn.Module, inputs: Tensor, generator: torch.Generator) -> L
         weight, scores = vmap(jacrev(single, has_aux=True))(inputs)
     weight, scores = weight.detach(), scores.detach()
     if not _equal(scores, batch_scores, scores.abs().amax(1)):
-        raise RuntimeError(
-            "the scores of an input depend on the other inputs of its batch; no row has pieces of its own"
-        )
+        raise RuntimeError("the scores of an input depend on other inputs of its batch; no row has pieces of its own")
     bias = scores - torch.einsum("nki,ni->nk", weight.flatten(2), inputs.flatten(1))
     pieces = LocalLinearModels(weight, bias, pattern, sites, network)
     _verify(pieces, inputs, generator)
@@ -192,9 +190,7 @@ def _verify(pieces: LocalLinearModels, inputs: Tensor, generator: torch.Generato
     terms = torch.einsum("nki,ni->nk", pieces.weight.flatten(2).abs(), points.flatten(1).abs()) + pieces.bias.abs()
     if not _equal(found, expected, terms[inside].amax(1)):
         worst = (found - expected).abs().max().item()
-        raise RuntimeError(
-            f"W·z + b differs from the network by {worst:.3g} inside a region; please report this network"
-        )
+        raise RuntimeError(f"W·z + b differs from the network by {worst:.3g} within a region; please report this")
 
 
 def _equal(found: Tensor, expected: Tensor, scale: Tensor) -> bool:

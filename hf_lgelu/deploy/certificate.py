@@ -1,0 +1,161 @@
+"""How far the swap of λ-GELU for ReLU can move a network's scores, known before swapping."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.activation.hardness import swap_error_bound
+from hf_lgelu.deploy.comparison import outputs_of
+from hf_lgelu.deploy.input_flow import NotPiecewiseAffineError
+from hf_lgelu.deploy.swap_error import bound_swap
+from hf_lgelu.models.example_run import ExampleInputs, forward_hooks
+from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.surgery import relu_substitution
+
+
+@dataclass(frozen=True)
+class SiteCertificate:
+    """One gate: its smallest λ, the bound κ/λ of |λ-GELU − ReLU| there, and the largest value on the inputs given."""
+
+    name: str
+    smallest_hardness: float
+    bound: float
+    measured: float | None
+
+
+@dataclass(frozen=True)
+class SubstitutionCertificate:
+    """What is known of the swap, in units of the scores.
+
+    `logit_bounds` (outputs,) hold for every input, in exact arithmetic; None with a `reason` where the structure is
+    not followed. The others speak of the inputs given and are None without: `input_bounds`, the largest bound of any
+    score with the gates' inputs known; `certified_fraction` of the rows whose predicted class provably stays;
+    `measured` and `unchanged_predictions`, the largest change and the share of equal predictions when swapped in
+    float64; `rows`, predictions compared.
+    """
+
+    sites: tuple[SiteCertificate, ...]
+    logit_bounds: Tensor | None
+    reason: str | None
+    input_bounds: float | None = None
+    certified_fraction: float | None = None
+    measured: float | None = None
+    unchanged_predictions: float | None = None
+    rows: int | None = None
+
+    @property
+    def bound(self) -> float | None:
+        """The largest of `logit_bounds`: no score of any input moves by more."""
+        return None if self.logit_bounds is None else self.logit_bounds.max().item()
+
+    def __str__(self) -> str:
+        width = max(4, *(len(site.name) for site in self.sites))
+        lines = [f"{'gate':<{width}}  smallest λ  bound κ/λ   measured"]
+        for site in self.sites:
+            measured = "-" if site.measured is None else f"{site.measured:.3g}"
+            lines.append(f"{site.name:<{width}}  {site.smallest_hardness:10.4g}  {site.bound:9.3g}  {measured:>9}")
+        bound = f"{self.bound:.4g}" if self.bound is not None else f"none ({self.reason})"
+        lines.append(f"largest change of a score, any input, at most: {bound}")
+        if self.rows is None:
+            return "\n".join([*lines, "nothing measured: no inputs given"])
+        if self.input_bounds is not None:
+            lines.append(f"on these inputs, at most: {self.input_bounds:.4g}")
+            lines.append(f"predictions that provably stay: {self.certified_fraction:.2%}")
+        lines.append(
+            f"measured: {self.measured:.4g}; {self.unchanged_predictions:.2%} of {self.rows} predictions equal"
+        )
+        return "\n".join(lines)
+
+
+def certify_substitution(
+    model: nn.Module, inputs: ExampleInputs | None = None, *, batch_size: int = 256
+) -> SubstitutionCertificate:
+    """How much `substitute_relu` can move the scores, and how much it does on the inputs given.
+
+    Args:
+        model: has λ-GELU; not changed. Networks of linear layers, convolutions, batch norm, averages, sums (residual
+            connections), λ-GELU and ReLU get a bound (deploy/swap_error.py); any other is measured only.
+        inputs: a tensor (N, ...), or what the model takes by keyword or position, which is measured only. One row is
+            enough for the bound over every input; without any, it is known where the first layer is linear.
+        batch_size: rows of a tensor at a time.
+
+    Raises ValueError if the model has no λ-GELU, RuntimeError if it gives no floating-point output.
+    """
+    hardness_profile(model)  # refuses a model without λ-GELU in its own words
+    network = copy.deepcopy(model).double().eval()
+    if isinstance(inputs, Tensor) and inputs.is_floating_point():
+        inputs = inputs.detach().double()
+    batches = inputs.split(batch_size) if isinstance(inputs, Tensor) else [] if inputs is None else [inputs]
+    bounds, reason = _every_input_bound(network, inputs)
+    measured, agree, rows, gates = _measure(network, batches) if batches else (None, None, None, {})
+    known, certified = (None, None)
+    if bounds is not None and batches:
+        known, certified = _on_inputs(network, batches)
+    return SubstitutionCertificate(_sites(network, gates), bounds, reason, known, certified, measured, agree, rows)
+
+
+def _every_input_bound(network: nn.Module, inputs: ExampleInputs | None) -> tuple[Tensor | None, str | None]:
+    if inputs is None:
+        first = next((module for module in network.modules() if not list(module.children())), None)
+        if not isinstance(first, nn.Linear):
+            return None, "the shape of an input is not known; pass inputs, one row is enough"
+        inputs = torch.zeros(1, first.in_features, dtype=torch.float64, device=first.weight.device)
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        return None, "bounds need the network's one input as a floating-point tensor"
+    try:
+        _, bounds = bound_swap(network, inputs[:1], every_input=True)
+    except (NotPiecewiseAffineError, TypeError) as error:
+        return None, str(error)
+    return bounds[0], None
+
+
+def _on_inputs(network: nn.Module, batches: list[Tensor]) -> tuple[float, float]:
+    largest, certified, rows = 0.0, 0, 0
+    for batch in batches:
+        scores, bounds = bound_swap(network, batch, every_input=False)
+        largest = max(largest, bounds.max().item())
+        top = scores.argmax(-1, keepdim=True)
+        # The winner can lose its own bound, and each rival gain its own.
+        lead = (scores - bounds).gather(-1, top) - (scores + bounds)
+        certified += int((lead.scatter(-1, top, torch.inf) > 0).all(-1).sum())
+        rows += top.numel()
+    return largest, certified / rows
+
+
+def _measure(network: nn.Module, batches: list[ExampleInputs]) -> tuple[float, float, int, dict[str, float]]:
+    sites = find_sites(network, ("lambda_gelu",))
+    names = {id(site.module): site.name for site in sites}
+    gates = {site.name: 0.0 for site in sites}
+
+    def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        error = (output - args[0].relu()).abs().max().item() if output.numel() else 0.0
+        gates[names[id(module)]] = max(gates[names[id(module)]], error)
+
+    largest, agree, rows = 0.0, 0, 0
+    for batch in batches:
+        with forward_hooks([site.module for site in sites], watch):
+            before = _scores(network, batch)
+        with relu_substitution(network, kinds=("lambda_gelu",)):
+            after = _scores(network, batch)
+        largest = max(largest, (before - after).abs().max().item())
+        agree += int((before.argmax(-1) == after.argmax(-1)).sum())
+        rows += before.argmax(-1).numel()
+    return largest, agree / rows, rows, gates
+
+
+def _scores(network: nn.Module, batch: ExampleInputs) -> Tensor:
+    outputs = outputs_of(network, batch)
+    if not outputs:
+        raise RuntimeError("the model gives no floating-point output to compare")
+    return outputs[0]
+
+
+def _sites(network: nn.Module, gates: dict[str, float]) -> tuple[SiteCertificate, ...]:
+    found = []
+    for site in find_sites(network, ("lambda_gelu",)):
+        hardness = site.module.hardness.min().item()
+        found.append(SiteCertificate(site.name, hardness, swap_error_bound(hardness), gates.get(site.name)))
+    return tuple(found)
