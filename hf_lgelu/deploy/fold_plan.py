@@ -1,6 +1,6 @@
 """Which parameter is multiplied by what, so that every λ of a model is folded, or why that cannot be."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -135,7 +135,7 @@ def _common_factor(
     return factors[0]
 
 
-def _weights(operations: Sequence[AffineOperation]) -> tuple[str, ...]:
+def _weights(operations: Iterable[AffineOperation]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(operation.weight for operation in operations if operation.weight is not None))
 
 
