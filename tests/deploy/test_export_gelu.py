@@ -35,6 +35,8 @@ T5 = {
 VIT_SIZES = {"img_size": 32, "embed_dim": 24, "depth": 3, "num_heads": 3}
 CONVNEXT_SIZES = {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}
 SQUARES = {**BODY, "image_size": 32, "patch_size": 8, **HIDDEN_ACT}
+# to the tanh form; transformers 5.17 did not yet
+GEMMA_REWRITES_GELU = transformers.GemmaConfig(hidden_act="gelu").hidden_act != "gelu"
 TOKENS = {"input_ids": torch.arange(12).reshape(2, 6) * 7 % 29 + 3}
 IMAGES = {"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))}
 
@@ -75,7 +77,7 @@ MODELS = {
     ),
     "gemma": Model(
         *("Gemma", "ForCausalLM", {**TEXT, "num_key_value_heads": 1, "head_dim": 8} | HIDDEN_ACT, TOKENS),
-        {"hidden_act": "gelu_python"},
+        {"hidden_act": "gelu_python" if GEMMA_REWRITES_GELU else "gelu"},
     ),
     "vit": Model("ViT", IMAGE, SQUARES, IMAGES, {"hidden_act": "gelu"}),
     "deit": Model("DeiT", IMAGE, SQUARES, IMAGES, {"hidden_act": "gelu"}),
