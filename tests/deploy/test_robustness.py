@@ -139,6 +139,8 @@ def test_a_range_that_misses_the_input_reaches_to_it():
     assert report.results[0].status == "proved"  # [0, 1]²: the lead is at most 0, at (1, 0)
     with_room = verify(affine(), [[0.0, 0.0]], [0], [5.0], input_range=(1.0, 1.1), attack_restarts=0)
     assert with_room.results[0].status == "refuted"
+    below = verify(affine(), [[0.0, 0.0]], [0], [5.0], input_range=(-0.34, -0.34), attack_restarts=0)
+    assert below.results[0].status == "refuted"  # at (0, −0.34), not at (−0.34, −0.34)
 
 
 def test_images_keep_their_shape():
