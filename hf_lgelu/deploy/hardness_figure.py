@@ -38,7 +38,7 @@ def draw_hardness(
     axes.set(yscale="log", xlabel="gate, in the order of the network", ylabel="hardness λ")
     axes.set_ylim(0.8, max(final.values()) * 1.6)
     axes.set_xticks(list(places) if len(final) <= 20 else list(places)[:: len(final) // 10])
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The time of writing would make every rendering another file.

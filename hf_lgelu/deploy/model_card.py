@@ -222,7 +222,8 @@ def _summary(record: RunRecord | None, export: str, checkpoint: CheckpointFacts,
     softest, hardest = min(hardness.values()), max(hardness.values())
     span = f"λ = {softest:.4g}" if f"{softest:.4g}" == f"{hardest:.4g}" else f"λ from {softest:.4g} to {hardest:.4g}"
     hardened = " after hardening" if record and record.config["harden"] else ""
-    return f"A network of class `{checkpoint.model_class}`{where}. {_EXPORTS[export]} Its {len(hardness)} gates ended at {span}{hardened}."
+    ended = f"Its {len(hardness)} gates ended at {span}{hardened}."
+    return f"A network of class `{checkpoint.model_class}`{where}. {_EXPORTS[export]} {ended}"
 
 
 def _substitution(record: RunRecord | None, export: str, change: OutputChange | None) -> str:
