@@ -6,8 +6,8 @@ from typing import Any
 
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
 from hf_lgelu.deploy.certificate import certify_substitution
+from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
-from hf_lgelu.downstream.table import Measurement
 
 CERTIFICATE_COLUMNS: dict[str, str] = {
     "model": "network",

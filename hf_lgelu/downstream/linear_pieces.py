@@ -12,8 +12,8 @@ from torch.func import jacrev, vmap
 
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
 from hf_lgelu.deploy.linear_pieces import LocalLinearModels, local_linear_model
+from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
-from hf_lgelu.downstream.table import Measurement
 
 LINEAR_PIECES_COLUMNS: dict[str, str] = {
     "model": "network",

@@ -7,15 +7,15 @@ from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel, PrinterCallback, set_seed
 
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
 from hf_lgelu.deploy.comparison import compare_models
 from hf_lgelu.deploy.pruning import PrunedModel, prune_units, remove_dead_units
 from hf_lgelu.deploy.zeros import measure_zeros
 from hf_lgelu.downstream.evaluate import evaluate
+from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
-from hf_lgelu.downstream.table import Measurement
 from hf_lgelu.downstream.zeros import training_batches
 from hf_lgelu.studies.arguments import parse_mapping
 from hf_lgelu.training.trainer import LambdaGELUTrainer
@@ -113,15 +113,19 @@ def _pruned(
     found = {
         "widths": "-".join(str(size) for size in pruned.config.hidden_sizes),
         "parameters": pruned.num_parameters(),
-        "calibration_max_logit_change": max(compare_models(model, pruned, b).max_change for b in calibration),
-        "eval_max_logit_change": max(
-            compare_models(model, pruned, b).max_change
-            for b in DataLoader(data.eval, batch_size=1024, collate_fn=benchmark.collate)
+        "calibration_max_logit_change": _max_logit_change(model, pruned, calibration),
+        "eval_max_logit_change": _max_logit_change(
+            model, pruned, DataLoader(data.eval, batch_size=1024, collate_fn=benchmark.collate)
         ),
         "score_pruned": evaluate(pruned, benchmark, data)[benchmark.metric],
     }
     finetune(pruned, benchmark, data, settings.finetune_epochs, settings.seed)
     return found | {"score_finetuned": evaluate(pruned, benchmark, data)[benchmark.metric]}
+
+
+def _max_logit_change(model: PreTrainedModel, pruned: PreTrainedModel, batches: DataLoader) -> float:
+    unlabelled = ({name: value for name, value in batch.items() if name != "labels"} for batch in batches)
+    return max(compare_models(model, pruned, batch).max_change for batch in unlabelled)
 
 
 def finetune(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData, epochs: int, seed: int) -> None:
@@ -145,6 +149,7 @@ def finetune(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData, 
         trainer = LambdaGELUTrainer(
             model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate
         )
+        trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
         trainer.train()
     model.eval()
 

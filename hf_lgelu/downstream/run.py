@@ -10,9 +10,10 @@ from typing import Any
 
 from hf_lgelu.benchmarks.options import DataOptions, ModelOptions
 from hf_lgelu.benchmarks.table import BenchmarkData
+from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel, find_models
 from hf_lgelu.downstream.records import MeasurementRecord, measurement_path, read_measurement, write_measurement
-from hf_lgelu.downstream.table import MEASUREMENTS, Measurement
+from hf_lgelu.downstream.table import MEASUREMENTS
 from hf_lgelu.studies.arguments import check_benchmark
 from hf_lgelu.studies.environment import hardware, package_versions
 

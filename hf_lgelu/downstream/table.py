@@ -1,35 +1,13 @@
-"""The measurements: what is compared on trained networks, with which settings."""
+"""The measurements that scripts/downstream.py makes, one row each."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from hf_lgelu.downstream.certificate import CERTIFICATE
+from hf_lgelu.downstream.int8 import INT8
+from hf_lgelu.downstream.linear_pieces import LINEAR_PIECES
+from hf_lgelu.downstream.measurement import Measurement
+from hf_lgelu.downstream.pruning import PRUNING
+from hf_lgelu.downstream.verification import VERIFICATION
+from hf_lgelu.downstream.zeros import ZEROS
 
-from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
-from hf_lgelu.downstream.models import TrainedModel
-
-Measure = Callable[[Mapping[str, TrainedModel], Benchmark, BenchmarkData, Any], Sequence[Mapping[str, Any]]]
-"""(networks, benchmark, its rows, settings) → flat rows with the same keys, "model" among them."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One kind of measurement.
-
-    Args:
-        name: its key in MEASUREMENTS.
-        description: one line.
-        benchmarks: what it can be made on.
-        models: keys of `downstream.models.MODELS` that it needs.
-        settings: a dataclass with a default in every field.
-        measure: makes the rows.
-    """
-
-    name: str
-    description: str
-    benchmarks: tuple[str, ...]
-    models: tuple[str, ...]
-    settings: type
-    measure: Measure
-
-
-MEASUREMENTS: dict[str, Measurement] = {}
+MEASUREMENTS: dict[str, Measurement] = {
+    measurement.name: measurement for measurement in (INT8, VERIFICATION, ZEROS, PRUNING, LINEAR_PIECES, CERTIFICATE)
+}

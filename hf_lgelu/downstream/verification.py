@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
 from hf_lgelu.deploy.marabou import marabou_refusal
 from hf_lgelu.deploy.robustness import STATUSES, RobustnessReport, verify_robustness
+from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
-from hf_lgelu.downstream.table import Measurement
 
 PIXEL_RANGE = {"mlp-digits": 16.0, "mlp-fmnist": 255.0}
 """Largest pixel of each benchmark in the units of its preprocessing; the smallest is 0."""

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, Subset
 
 from hf_lgelu.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData
 from hf_lgelu.deploy.zeros import GateZeros, measure_zeros
+from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
-from hf_lgelu.downstream.table import Measurement
 
 ZEROS_COLUMNS: dict[str, str] = {
     "model": "network",
@@ -19,7 +19,7 @@ ZEROS_COLUMNS: dict[str, str] = {
     "units": "units (channels) of the activation",
     "values": "outputs counted of each unit: training rows × positions",
     "apoz": "share of exact zeros, mean over units (average percentage of zeros), 0 to 1",
-    "off_fraction": "share of outputs ≤ 0, mean over units, 0 to 1: for ReLU the same, for smooth gates its counterpart",
+    "off_fraction": "share of outputs ≤ 0, mean over units, 0 to 1: apoz for ReLU, its like for smooth gates",
     "near_zero_fraction": "share of outputs with |a| ≤ the setting near_zero, mean over units, 0 to 1",
     "mean_absolute": "mean |a|, in units of the activation",
     "dead_units": "units whose every output is exactly 0",

@@ -9,10 +9,11 @@ import torch
 
 from hf_lgelu.benchmarks.table import BENCHMARKS
 from hf_lgelu.downstream.evaluate import evaluate
+from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import MODELS, find_models
 from hf_lgelu.downstream.records import read_measurement
 from hf_lgelu.downstream.run import check_measurements, choose_settings, load_data, run_measurement
-from hf_lgelu.downstream.table import MEASUREMENTS, Measurement
+from hf_lgelu.downstream.table import MEASUREMENTS
 from hf_lgelu.studies.experiments import STUDIES
 from hf_lgelu.studies.study import run_study
 
