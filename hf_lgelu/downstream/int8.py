@@ -21,8 +21,8 @@ from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
 from hf_lgelu.deploy.int8 import QUANTIZED_OPERATIONS, count_optimized, quantize_onnx
 from hf_lgelu.deploy.onnx_export import export_onnx
 from hf_lgelu.deploy.onnx_run import OnnxModel, count_activations
+from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
-from hf_lgelu.downstream.table import Measurement
 
 FLOAT32 = "float32"
 
@@ -209,7 +209,8 @@ def _latencies(
     calls = {}
     for key, job in jobs.items():
         _time(*job, 3)  # the first calls allocate
-        calls[key] = max(1, math.ceil(settings.min_round_seconds / _time(*job, 1)))
+        fastest = min(_time(*job, 1) for _ in range(5))
+        calls[key] = max(1, math.ceil(settings.min_round_seconds / fastest))
     times: dict[tuple[str, str, int], list[float]] = {key: [] for key in jobs}
     for key in _orders(list(jobs), settings):
         times[key].append(_time(*jobs[key], calls[key]) * 1e3)
