@@ -28,3 +28,9 @@ def make_measurement(measurement, rows, *, seed=0, benchmark="mlp-digits", model
 @pytest.fixture(scope="session")
 def measurement_of():
     return make_measurement
+
+
+@pytest.fixture
+def summaries():
+    """What a record says of its networks; a fresh copy."""
+    return copy.deepcopy(SUMMARIES)

@@ -1,7 +1,4 @@
-import copy
-
 import pytest
-from conftest import SUMMARIES
 
 from hf_lgelu.report.downstream.tables.basis import measured_with_table
 from hf_lgelu.report.downstream.tables.networks import networks_table
@@ -11,13 +8,6 @@ from hf_lgelu.report.downstream.tables.verification import verification_table
 def cells(table):
     """{(benchmark, network, third cell): {heading: text}}."""
     return {tuple(row[:3]): dict(zip(table.header, row, strict=True)) for row in table.texts}
-
-
-def summaries(**scores):
-    models = copy.deepcopy(SUMMARIES)
-    for name, score in scores.items():
-        models[name]["score"] = score
-    return models
 
 
 def verified(model, epsilon, **counts):
@@ -32,12 +22,15 @@ def refused(model, words):
     return dict.fromkeys(verified(model, 0.1)) | {"model": model, "refusal": words}
 
 
-def test_networks_are_counted_once_however_often_they_were_measured(measurement_of):
+def test_networks_are_counted_once_however_often_they_were_measured(measurement_of, summaries):
+    relu = {"relu": summaries["relu"]}
+    other = {**summaries, "gelu": {**summaries["gelu"], "score": 0.25}}
+    other["hardened"] = {**summaries["hardened"], "score": 0.625}
     records = [
         measurement_of("int8", [{"model": "gelu"}]),
         measurement_of("pruning", [{"model": "gelu"}]),
-        measurement_of("int8", [{"model": "gelu"}], seed=1, models=summaries(gelu=0.25, hardened=0.625)),
-        measurement_of("int8", [{"model": "gelu"}], benchmark="mlp-fmnist", models={"relu": SUMMARIES["relu"]}),
+        measurement_of("int8", [{"model": "gelu"}], seed=1, models=other),
+        measurement_of("int8", [{"model": "gelu"}], benchmark="mlp-fmnist", models=relu),
     ]
     assert networks_table(records).texts == [
         ["mlp-digits", "GELU", "accuracy", "0.5000 ± 0.3536", "0.5000 ± 0.0000", "–", "2 of 3"],
@@ -47,15 +40,15 @@ def test_networks_are_counted_once_however_often_they_were_measured(measurement_
     ]
 
 
-def test_perplexity_has_two_digits_and_says_that_lower_is_better(measurement_of):
-    summary = SUMMARIES["gelu"] | {"metric": "perplexity", "score": 105.125}
+def test_perplexity_has_two_digits_and_says_that_lower_is_better(measurement_of, summaries):
+    summary = summaries["gelu"] | {"metric": "perplexity", "score": 105.125}
     table = networks_table([measurement_of("int8", [{"model": "gelu"}], models={"gelu": summary})])
     assert table.texts[0][2:4] == ["perplexity (lower is better)", "105.12"]
 
 
 @pytest.mark.parametrize("other", ["hardened", "hardened_relu"])
-def test_measurements_of_networks_trained_anew_do_not_mix(measurement_of, other):
-    changed = {other: SUMMARIES["hardened"] | {"score": 0.1}}
+def test_measurements_of_networks_trained_anew_do_not_mix(measurement_of, summaries, other):
+    changed = {other: summaries["hardened"] | {"score": 0.1}}
     records = [measurement_of("int8", [{"model": "gelu"}]), measurement_of("pruning", [{}], models=changed)]
     with pytest.raises(ValueError, match="seed 0, were made on different networks 'hardened"):
         networks_table(records)
@@ -83,8 +76,8 @@ def test_proofs_by_hand(measurement_of):
     assert found["mlp-digits", "hardened, swapped", "0.01"] == {
         "Benchmark": "mlp-digits", "Network": "hardened, swapped", "ε": "0.01", "Images": "20",
         "Proved": "18.5 ± 2.1", "by bounds alone": "16 ± 2.8", "Refuted": "0.5 ± 0.7", "by attack": "0.5 ± 0.7",
-        "Timeout": "1 ± 1.4", "Unknown": "0 ± 0", "Unconfirmed": "0 ± 0", "Median time, s": "0.5 ± 0",
-        "Longest, s": "1.2 ± 0", "Seeds": "2 of 3",
+        "Timeout": "1 ± 1.4", "Unknown": "0 ± 0", "Unconfirmed": "0 ± 0", "Median time, s": "0.50 ± 0.00",
+        "Longest, s": "1.2", "Seeds": "2 of 3",
     }  # fmt: skip
     assert list(found["mlp-digits", "GELU", "refused"].values())[3:] == ["–"] * 10 + ["2 of 3"]
     assert list(found["mlp-fmnist", "all", "missing"].values())[3:] == ["–"] * 11

@@ -20,12 +20,19 @@ MODEL_LABELS = {
 }
 """What the tables call the networks of `downstream.models.MODELS`."""
 
+BENCHMARKS = STUDIES["downstream"].benchmarks
+
+_DENSE = ("mlp-digits", "mlp-fmnist")
+
 MEASURED_ON: dict[str, tuple[str, ...]] = {
-    "verification": ("mlp-digits", "mlp-fmnist"),
+    "int8": BENCHMARKS,
+    "verification": _DENSE,
+    "zeros": BENCHMARKS,
+    "pruning": _DENSE,
+    "linear_pieces": _DENSE,
+    "certificate": _DENSE,
 }
 """{measurement: what it can be made on}: those of `downstream.table.MEASUREMENTS`, which needs torch."""
-
-BENCHMARKS = STUDIES["downstream"].benchmarks
 
 
 def of_measurement(measurements: Iterable[MeasurementRecord], name: str) -> dict[str, list[MeasurementRecord]]:
@@ -55,6 +62,7 @@ def measured_benchmarks(measurements: Iterable[MeasurementRecord]) -> list[str]:
 def rows_by(records: Sequence[MeasurementRecord], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
     """{values of `keys`: that row of each seed that has it}, in the order of the first seed that has one.
 
+    A row has the metric of its network's score as well.
     Raises ValueError where a record has two rows with the same values, or a row does not have a key.
     """
     found: dict[tuple[Any, ...], list[Row]] = {}
@@ -74,7 +82,8 @@ def rows_by(records: Sequence[MeasurementRecord], *keys: str) -> dict[tuple[Any,
                     + ", ".join(f"{key} = {value!r}" for key, value in zip(keys, values, strict=True))
                 )
             seen.add(values)
-            found.setdefault(values, []).append(row)
+            metric = record.models.get(row.get("model"), {}).get("metric")
+            found.setdefault(values, []).append({"metric": metric, **row})
     return found
 
 
@@ -96,15 +105,14 @@ def seeds_there(rows: Sequence[Any]) -> str:
 def over_seeds(values: Sequence[float | None], show: Callable[[float], str]) -> str:
     """ "mean ± sample standard deviation", each written by `show`; a dash where none applies.
 
-    Raises ValueError where some seeds have a value and others have none: their mean would be of something else.
+    Where some seeds have a value and others have none, it says of how many seeds the mean is.
     """
     there = [value for value in values if value is not None]
     if not there:
         return NONE
-    if len(there) < len(values):
-        raise ValueError(f"a value is there for {len(there)} of {len(values)} seeds only: {values}")
     text = show(statistics.fmean(there))
-    return text if len(there) == 1 else f"{text} ± {show(statistics.stdev(there))}"
+    text += f" ± {show(statistics.stdev(there))}" if len(there) > 1 else ""
+    return text if len(there) == len(values) else f"{text} ({len(there)} of {len(values)} seeds)"
 
 
 def _place(benchmark: str) -> tuple[int, str]:

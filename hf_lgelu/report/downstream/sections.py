@@ -4,12 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hf_lgelu.downstream.records import MeasurementRecord
+from hf_lgelu.report.downstream.figures.int8 import draw_int8
+from hf_lgelu.report.downstream.figures.linear_pieces import draw_linear_pieces
+from hf_lgelu.report.downstream.figures.pruning import draw_pruning
 from hf_lgelu.report.downstream.figures.verification import draw_verification
+from hf_lgelu.report.downstream.figures.zeros import draw_zeros
 from hf_lgelu.report.downstream.path.draw import draw_path
 from hf_lgelu.report.downstream.tables.basis import measured_with_table
+from hf_lgelu.report.downstream.tables.certificate import certificate_table
+from hf_lgelu.report.downstream.tables.int8 import int8_table
+from hf_lgelu.report.downstream.tables.linear_pieces import linear_pieces_table
 from hf_lgelu.report.downstream.tables.networks import networks_table
 from hf_lgelu.report.downstream.tables.overview import overview_table
+from hf_lgelu.report.downstream.tables.pruning import pruning_table
 from hf_lgelu.report.downstream.tables.verification import verification_table
+from hf_lgelu.report.downstream.tables.zeros import zeros_table
 from hf_lgelu.report.figures.drawing import Drawing
 from hf_lgelu.report.markup import Table
 from hf_lgelu.report.section import Section
@@ -30,11 +39,44 @@ class Part:
 
 
 PARTS: dict[str, Part] = {
+    "int8": Part(
+        "Downstream: integer inference",
+        "onnxruntime runs each network in float32 and in int8. A ReLU costs nothing there; a smooth gate needs its "
+        "input back in float32.",
+        (int8_table,),
+        draw_int8,
+    ),
     "verification": Part(
         "Downstream: proofs of robustness",
         "Marabou decides exactly whether a ReLU network can be fooled near an input. It has no smooth gate.",
         (verification_table,),
         draw_verification,
+    ),
+    "zeros": Part(
+        "Downstream: zeros",
+        "A ReLU network computes many exact zeros, and some of its units never fire. A smooth gate has small negative "
+        "outputs in their place.",
+        (zeros_table,),
+        draw_zeros,
+    ),
+    "pruning": Part(
+        "Downstream: pruning",
+        "Units that never fire can go without a trace; the next candidates are those that fire least, or those with "
+        "the smallest weights.",
+        (pruning_table,),
+        draw_pruning,
+    ),
+    "linear_pieces": Part(
+        "Downstream: exact linear pieces",
+        "A ReLU network is linear around almost every input: W and b of that piece explain it there exactly. A smooth "
+        "network has a first-order model alone, whose error grows with the square of the step.",
+        (linear_pieces_table,),
+        draw_linear_pieces,
+    ),
+    "certificate": Part(
+        "Downstream: what the swap can change at most",
+        "Before swapping: a bound on the change of every score, beside the change that was then measured.",
+        (certificate_table,),
     ),
 }
 """{measurement: its part of the report}, in the report's order."""

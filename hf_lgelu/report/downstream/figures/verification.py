@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hf_lgelu.downstream.records import MeasurementRecord
+from hf_lgelu.report.downstream.figures.panels import draw_panels
 from hf_lgelu.report.downstream.measurements import Row, label_of, of_measurement, rows_by, values_of
-from hf_lgelu.report.figures.drawing import GREY, Drawing, new_figure, style
+from hf_lgelu.report.figures.drawing import GREY, Drawing, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,18 +30,12 @@ def outcome_counts(rows: Sequence[Row]) -> dict[str, float]:
 
 def draw_verification(measurements: Sequence[MeasurementRecord]) -> Drawing | None:
     """A panel per benchmark; None where nothing was asked."""
-    from matplotlib.patches import Patch
-
     found = of_measurement(measurements, "verification")
     if not found:
         return None
-    groups = {benchmark: rows_by(records, "model", "epsilon") for benchmark, records in found.items()}
-    height = max(_lines(rows) for rows in groups.values())
-    figure = new_figure(1.5 + 4.0 * len(groups), 1.5 + 0.3 * height)
-    for axis, (benchmark, rows) in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True):
-        _draw_panel(axis, benchmark, rows)
-    handles = [Patch(color=colour, label=outcome) for outcome, (colour, _) in OUTCOMES.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    lines = max(_lines(rows_by(records, "model", "epsilon")) for records in found.values())
+    legend = {outcome: colour for outcome, (colour, _) in OUTCOMES.items()}
+    figure = draw_panels(found, _draw_panel, height=0.9 + 0.3 * lines, legend=legend)
     return Drawing(
         "downstream-verification",
         "Images proved, refuted and left open",
@@ -55,7 +50,8 @@ def _lines(rows: Mapping[tuple, Sequence[Row]]) -> float:
     return len(rows) + 1.2 * len({model for model, _ in rows})
 
 
-def _draw_panel(axis: "Axes", benchmark: str, rows: Mapping[tuple, Sequence[Row]]) -> None:
+def _draw_panel(axis: "Axes", benchmark: str, records: Sequence[MeasurementRecord]) -> None:
+    rows = rows_by(records, "model", "epsilon")
     height, ticks, images = 0.0, {}, 1.0
     for model in dict.fromkeys(model for model, _ in rows):
         asked = {epsilon: seeds for (name, epsilon), seeds in rows.items() if name == model}

@@ -1,5 +1,7 @@
 """A table from measurement records: the same row of every seed is one row of the table."""
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,7 @@ from hf_lgelu.report.downstream.measurements import (
     values_of,
 )
 from hf_lgelu.report.markup import Cell, missing_row
-from hf_lgelu.report.numbers import NONE, digits_of, number
+from hf_lgelu.report.numbers import NONE, digits_of, largest, number
 
 Show = Callable[[float], str]
 
@@ -38,6 +40,37 @@ def quantity(heading: str, key: str, show: Show) -> Column:
     return Column(heading, lambda rows: over_seeds(values_of(rows, key), show))
 
 
+def measured(heading: str, key: str, digits: int = 3) -> Column:
+    """Likewise, with as many digits after the point as give the mean so many significant ones."""
+
+    def text(rows: Sequence[Row]) -> str:
+        values = [value for value in values_of(rows, key) if value is not None]
+        size = abs(statistics.fmean(values)) if values else 0
+        places = max(0, digits - 1 - math.floor(math.log10(size))) if size else digits - 1
+        return over_seeds(values_of(rows, key), fixed(places))
+
+    return Column(heading, text)
+
+
+def worst(heading: str, key: str) -> Column:
+    """The largest over the seeds, with two significant digits; a dash where it applies to none."""
+
+    def text(rows: Sequence[Row]) -> str:
+        return largest([value for value in values_of(rows, key) if value is not None]).replace("e-", "e−")
+
+    return Column(heading, text)
+
+
+def refusals(measurements: Sequence[MeasurementRecord], name: str) -> tuple[str, ...]:
+    """A line for each different refusal in the rows of a measurement, in the tool's own words."""
+    said: dict[str, list[str]] = {}
+    for records in of_measurement(measurements, name).values():
+        for row in (row for record in records for row in record.rows if row["refusal"] is not None):
+            models = said.setdefault(row["refusal"], [])
+            models += [label_of(row["model"])] * (label_of(row["model"]) not in models)
+    return tuple(f"Refused, {', '.join(models)}: “{words}”." for words, models in said.items())
+
+
 def score(heading: str, key: str) -> Column:
     """Likewise of a score, with the digits of the row's metric."""
     return Column(heading, lambda rows: over_seeds(values_of(rows, key), fixed(digits_of(rows[0]["metric"]))))
@@ -53,19 +86,14 @@ def fixed(digits: int) -> Show:
     return lambda value: number(value, digits)
 
 
-def significant(digits: int) -> Show:
-    """So many significant digits."""
-    return lambda value: f"{value:.{digits}g}".replace("-", "−")
-
-
 def amount(value: float) -> str:
     """A count, or a mean of counts: "20", "19.3"."""
     return f"{value:,.1f}".removesuffix(".0")
 
 
 def percentage(value: float) -> str:
-    """A share of 1 in per cent: "12.5 %"."""
-    return f"{number(100 * value, 1)} %"
+    """A share of 1 in per cent, without the sign: it stands in the heading."""
+    return number(100 * value, 1)
 
 
 def rows_of(

@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 
 from hf_lgelu.downstream.records import MeasurementRecord
-from hf_lgelu.report.downstream.measurements import Row, label_of, of_measurement
+from hf_lgelu.report.downstream.measurements import Row
 from hf_lgelu.report.downstream.tables.columns import (
     Column,
     amount,
     constant,
     header_of,
+    measured,
     quantity,
+    refusals,
     rows_of,
-    significant,
+    worst,
 )
 from hf_lgelu.report.markup import Cell, Table
 
@@ -32,8 +34,8 @@ _COLUMNS = (
     quantity("Timeout", "timeout", amount),
     quantity("Unknown", "unknown", amount),
     quantity("Unconfirmed", "unconfirmed", amount),
-    quantity("Median time, s", "median_seconds", significant(2)),
-    quantity("Longest, s", "max_seconds", significant(2)),
+    measured("Median time, s", "median_seconds", 2),
+    worst("Longest, s", "max_seconds"),
 )
 
 
@@ -54,12 +56,5 @@ def verification_table(measurements: Sequence[MeasurementRecord]) -> Table:
 
 
 def _refusals(measurements: Sequence[MeasurementRecord]) -> tuple[str, ...]:
-    said: dict[str, list[str]] = {}
-    for records in of_measurement(measurements, "verification").values():
-        for row in (row for record in records for row in record.rows if row["refusal"] is not None):
-            models = said.setdefault(row["refusal"], [])
-            models += [label_of(row["model"])] * (label_of(row["model"]) not in models)
-    lines = [f"Refused, {', '.join(models)}: “{words}”." for words, models in said.items()]
-    if lines:
-        lines.append("Other verifiers can bound a GELU network; the refusal is this solver's.")
-    return tuple(lines)
+    lines = refusals(measurements, "verification")
+    return (*lines, "Other verifiers can bound a GELU network; the refusal is this solver's.") if lines else ()

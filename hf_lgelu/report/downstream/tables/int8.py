@@ -1,0 +1,70 @@
+"""Score, latency and what stays in float of every network by onnxruntime, in float32 and int8."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from hf_lgelu.downstream.records import MeasurementRecord
+from hf_lgelu.report.downstream.tables.columns import (
+    constant,
+    fixed,
+    header_of,
+    measured,
+    rows_of,
+    score,
+    worst,
+)
+from hf_lgelu.report.markup import Table
+
+PRECISIONS = {"float32": "float32", "int8_matrices": "int8, products alone", "int8": "int8"}
+"""What the tables call the precisions of `downstream.int8`."""
+
+_OF_A_BATCH_SIZE = ("batch_size", "min_ms", "q25_ms", "median_ms", "q75_ms")
+
+
+def int8_table(measurements: Sequence[MeasurementRecord]) -> Table:
+    """A row per network and precision; a column of latency per batch size."""
+    records = [record for record in measurements if record.measurement == "int8"]
+    sizes = batch_sizes(records)
+    widened = [_widened(record, sizes) for record in records]
+    others = [record for record in measurements if record.measurement != "int8"]
+    columns = (
+        constant("Precision", "precision", lambda name: PRECISIONS.get(name, name)),
+        score("Score", "score"),
+        *(measured(f"Median ms, batch {size}", f"median_ms, {size}") for size in sizes),
+        constant("Activations in float", "float_activations"),
+        constant("Products on integers", "integer_products"),
+        constant("Conversions", "conversions"),
+        worst("Largest output difference", "max_difference"),
+        constant("File, MB", "megabytes", fixed(2)),
+    )
+    return Table(
+        key="int8",
+        title="float32 and int8 by onnxruntime",
+        caption="Static int8: weights per channel, activations unsigned, ranges from calibration rows of the training "
+        "split. Latency of one call, every file timed in turn in each round; the median over the rounds. Activations "
+        "in float: activation functions that run between integers in float32, with a conversion before and behind "
+        "each; a ReLU is the lower end of the integers' range. Output difference: from torch in float32. Mean ± sample "
+        "standard deviation over seeds.",
+        header=header_of(columns),
+        rows=rows_of([*widened, *others], "int8", ("model", "precision"), columns),
+        in_groups=True,
+        text_columns=3,
+    )
+
+
+def batch_sizes(records: Sequence[MeasurementRecord]) -> list[int]:
+    """Every batch size that was timed, in order."""
+    return sorted({row["batch_size"] for record in records for row in record.rows})
+
+
+def _widened(record: MeasurementRecord, sizes: Sequence[int]) -> MeasurementRecord:
+    """The record with one row per network and precision, which has the latency of every batch size."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in record.rows:
+        facts = {key: value for key, value in row.items() if key not in _OF_A_BATCH_SIZE}
+        facts |= {f"median_ms, {size}": None for size in sizes}
+        wide = rows.setdefault((row["model"], row["precision"]), facts)
+        wide["megabytes"] = row["bytes"] / 1e6
+        wide[f"median_ms, {row['batch_size']}"] = row["median_ms"]
+    return dataclasses.replace(record, rows=tuple(rows.values()))
