@@ -1,0 +1,55 @@
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+
+from hf_lgelu import hardness_profile, initialize_hardness, replace_activations
+from hf_lgelu.models.checkpoint import copy_processor_files, load_checkpoint
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+
+BERT = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=20)
+
+
+def test_the_class_is_the_one_that_was_saved_with_every_hardness(tmp_path):
+    model = BertForSequenceClassification(BERT)
+    replace_activations(model, granularity="channel", example_inputs={"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    initialize_hardness(model, "increasing", 1.5, 3.0)
+    model.save_pretrained(tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert type(loaded) is BertForSequenceClassification
+    assert hardness_profile(loaded) == hardness_profile(model)
+    assert not loaded.training
+    MLPForClassification(MLPConfig(num_features=3)).save_pretrained(tmp_path / "mlp")
+    assert type(load_checkpoint(tmp_path / "mlp")) is MLPForClassification
+
+
+def test_a_pickle_is_not_read(tmp_path):
+    model = BertForSequenceClassification(BERT)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path) is not None  # transformers would
+    with pytest.raises(OSError, match="safetensors"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_class_that_nobody_has_is_named(tmp_path):
+    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for names, said in ((["BertForFlying"], "BertForFlying"), (["AdamW", "__name__"], "AdamW, __name__"), ([], "none")):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": names}))
+        with pytest.raises(ValueError, match=f"names the architectures {said}, and"):
+            load_checkpoint(tmp_path)
+
+
+def test_processor_files_are_copied_byte_for_byte_and_nothing_else(tmp_path):
+    source, target = tmp_path / "a", tmp_path / "b"
+    (source / "chat_templates").mkdir(parents=True)
+    wanted = ["chat_templates/tool.jinja", "preprocessor_config.json", "spiece.model", "tokenizer.json", "vocab.txt"]
+    for name in (*wanted, "config.json", "model.safetensors", "README.md", "training_args.bin"):
+        (source / name).write_bytes(name.encode())
+    assert copy_processor_files(source, target) == wanted
+    assert sorted(p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()) == wanted
+    assert (target / "spiece.model").read_bytes() == b"spiece.model"
+    assert copy_processor_files(target / "chat_templates", tmp_path / "c") == []
