@@ -85,8 +85,28 @@ def test_the_accelerate_loop_ends_at_the_target_with_relu(bert):
     assert bert.config.hidden_act == "relu"
 
 
+def test_after_hardening_every_tool_runs(capsys):
+    mlp = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    mlp.layers[0].linear.bias.data[3] = -100.0  # never fires on the inputs below
+    hf_lgelu.anneal_hardness(mlp, 1.0)
+    inputs = torch.randn(20, 4)
+    names = {"model": mlp, "inputs": inputs}
+    exec(block_with("certify_substitution"), names)
+    assert "predictions equal" in capsys.readouterr().out
+    relu = hf_lgelu.MLPForClassification.from_pretrained("out/relu").eval()
+    labels = relu(inputs).logits.argmax(-1)
+    names |= {"relu": relu, "labels": labels, "calibration_batches": [{"features": inputs}], "batches": [inputs]}
+    answers = [eval(line.partition("  # ")[0], names) for line in block_with("quantize_onnx").splitlines()]
+    onnx, int8, robustness, pruned, pieces = answers
+    assert onnx.max_abs_difference < 1e-5
+    assert (int8.activations, int8.float_activations) == (2, 0)
+    assert {result.status for result in robustness.results} <= {"proved", "refuted"}
+    assert 3 in pruned.removed["layers.0.linear"]
+    torch.testing.assert_close(pieces.apply(inputs), relu.double()(inputs.double()).logits, rtol=0, atol=1e-12)
+
+
 def test_every_python_block_was_run():
-    assert len(blocks("python")) == 5, "a new block needs a test here"
+    assert len(blocks("python")) == 7, "a new block needs a test here"
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))))
