@@ -1,6 +1,8 @@
 """How far the swap of λ-GELU for ReLU can move a network's scores, known before swapping."""
 
 import copy
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +12,7 @@ from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.deploy.comparison import outputs_of
 from hf_lgelu.deploy.input_flow import NotPiecewiseAffineError
 from hf_lgelu.deploy.swap_error import bound_swap
-from hf_lgelu.models.example_run import ExampleInputs, forward_hooks
+from hf_lgelu.models.example_run import ExampleInputs, forward_hooks, run_example
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.surgery import relu_substitution
@@ -78,16 +80,16 @@ def certify_substitution(
     Args:
         model: has λ-GELU; not changed. Networks of linear layers, convolutions, batch norm, averages, sums (residual
             connections), λ-GELU and ReLU get a bound (deploy/swap_error.py); any other is measured only.
-        inputs: a tensor (N, ...), or what the model takes by keyword or position, which is measured only. One row is
-            enough for the bound over every input; without any, it is known where the first layer is linear.
+        inputs: a tensor (N, ...), alone or under the name of the model's first argument; anything else that the model
+            takes by keyword or position is measured only. Rows must not depend on each other. One row is enough for
+            the bound over every input; without any, it is known where the first layer is linear.
         batch_size: rows of a tensor at a time.
 
     Raises ValueError if the model has no λ-GELU, RuntimeError if it gives no floating-point output.
     """
     hardness_profile(model)  # refuses a model without λ-GELU in its own words
-    network = copy.deepcopy(model).double().eval()
-    if isinstance(inputs, Tensor) and inputs.is_floating_point():
-        inputs = inputs.detach().double()
+    network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
+    inputs = _in_float64(network, inputs)
     batches = inputs.split(batch_size) if isinstance(inputs, Tensor) else [] if inputs is None else [inputs]
     bounds, reason = _every_input_bound(network, inputs)
     measured, agree, rows, gates = _measure(network, batches) if batches else (None, None, None, {})
@@ -97,9 +99,22 @@ def certify_substitution(
     return SubstitutionCertificate(_sites(network, gates), bounds, reason, known, certified, measured, agree, rows)
 
 
+def _in_float64(network: nn.Module, inputs: ExampleInputs | None) -> ExampleInputs | None:
+    """The inputs in float64; the tensor itself where it is the only one, given by the name of the first argument."""
+    if isinstance(inputs, Mapping):
+        first = next(iter(inspect.signature(network.forward).parameters), None)
+        if inputs.keys() == {first}:
+            return _in_float64(network, inputs[first])
+        return {name: _in_float64(network, value) for name, value in inputs.items()}
+    if isinstance(inputs, list | tuple):
+        return [_in_float64(network, value) for value in inputs]
+    return inputs.detach().double() if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
+
+
 def _every_input_bound(network: nn.Module, inputs: ExampleInputs | None) -> tuple[Tensor | None, str | None]:
-    if inputs is None:
-        first = next((module for module in network.modules() if not list(module.children())), None)
+    guessed = inputs is None
+    if guessed:
+        first = next((module for module in network.modules() if list(module.parameters(recurse=False))), None)
         if not isinstance(first, nn.Linear):
             return None, "the shape of an input is not known; pass inputs, one row is enough"
         inputs = torch.zeros(1, first.in_features, dtype=torch.float64, device=first.weight.device)
@@ -109,6 +124,13 @@ def _every_input_bound(network: nn.Module, inputs: ExampleInputs | None) -> tupl
         _, bounds = bound_swap(network, inputs[:1], every_input=True)
     except (NotPiecewiseAffineError, TypeError) as error:
         return None, str(error)
+    except RuntimeError as error:
+        if not guessed:
+            raise
+        return (
+            None,
+            f"an input of {tuple(inputs.shape)} was tried and is not what the network takes ({error}); pass inputs",
+        )
     return bounds[0], None
 
 
@@ -147,8 +169,11 @@ def _measure(network: nn.Module, batches: list[ExampleInputs]) -> tuple[float, f
 
 
 def _scores(network: nn.Module, batch: ExampleInputs) -> Tensor:
-    outputs = outputs_of(network, batch)
-    if not outputs:
+    output = run_example(network, batch)
+    if isinstance(getattr(output, "logits", None), Tensor):
+        return output.logits  # before them stands the loss, where the inputs have labels
+    outputs = [output] if isinstance(output, Tensor) else outputs_of(network, batch)
+    if not outputs or not outputs[0].is_floating_point():
         raise RuntimeError("the model gives no floating-point output to compare")
     return outputs[0]
 

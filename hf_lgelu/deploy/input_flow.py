@@ -143,7 +143,8 @@ class InputFlow(TorchDispatchMode):
             return self._run_relu(function, args[0])
         if name not in OPERATIONS:
             raise self._refusal(name, "of the input is neither affine nor ReLU")
-        if self.depends(kwargs) or "rounding_mode" in kwargs or not OPERATIONS[name](args, self.depends):
+        foreign = "rounding_mode" in kwargs or "out" in kwargs  # `out` holds other values than it is read with here
+        if self.depends(kwargs) or foreign or not OPERATIONS[name](args, self.depends):
             raise self._refusal(name, "is not affine in the input as it is called here")
         output = function(*args, **kwargs)
         for tensor in _tensors(output):

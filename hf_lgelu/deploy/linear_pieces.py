@@ -18,6 +18,7 @@ from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 _TOLERANCE = 1e-8  # relative; what float64 rounding may leave of an exact equality
 _HALVINGS = 30
+_ROWS_AT_A_TIME = 256
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,12 @@ class LocalLinearModels:
 
         Raises ValueError for another shape than that of the original inputs.
         """
-        return (_run(self.network, self._checked(inputs))[1] == self.pattern).all(1)
+        parts = zip(self._checked(inputs).split(_ROWS_AT_A_TIME), self.pattern.split(_ROWS_AT_A_TIME), strict=True)
+        return torch.cat([(_run(self.network, part)[1] == pattern).all(1) for part, pattern in parts])
 
     def scores(self, inputs: Tensor) -> Tensor:
         """(N, outputs): the network itself in float64."""
-        return _run(self.network, self._checked(inputs))[0]
+        return torch.cat([_run(self.network, part)[0] for part in self._checked(inputs).split(_ROWS_AT_A_TIME)])
 
     def _checked(self, inputs: Tensor) -> Tensor:
         expected = (len(self.weight), *self.weight.shape[2:])
@@ -97,7 +99,7 @@ def local_linear_model(model: nn.Module, inputs: Tensor, *, batch_size: int = 64
         RuntimeError: a row depends on other rows, or a check found an affine function that is not the network's.
     """
     _check_inputs(inputs, batch_size)
-    network = copy.deepcopy(model).double().eval()
+    network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
     inputs = inputs.detach().double()
     _refuse_smooth(network, inputs[:1])
     generator = torch.Generator().manual_seed(seed)
@@ -170,7 +172,7 @@ def _run(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor, tuple[ReLU
     columns = [on for _, _, on in flow.calls]
     if any(len(on) != len(inputs) for on in columns):
         raise RuntimeError("a ReLU's input has another first axis than the batch; its pattern has no row per input")
-    pattern = torch.cat(columns, 1) if columns else torch.empty(len(inputs), 0, dtype=torch.bool)
+    pattern = torch.cat(columns, 1) if columns else inputs.new_empty((len(inputs), 0), dtype=torch.bool)
     return scores, pattern, tuple(sites)
 
 

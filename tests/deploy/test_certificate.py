@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.deploy.certificate import certify_substitution
 from hf_lgelu.deploy.swap_error import bound_swap
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import substitute_relu
 
 KAPPA = 0.1699712075
@@ -125,3 +127,86 @@ def test_a_network_that_is_not_followed_is_measured():
     assert found.measured > 0
     with pytest.raises(ValueError, match="no λ-GELU"):
         certify_substitution(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+
+
+class OddOrder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.first, self.gate = nn.Linear(3, 2), nn.Linear(4, 3), LambdaGELU()
+
+    def forward(self, x):
+        return self.last(self.gate(self.first(x)))
+
+
+def test_without_inputs_an_input_that_does_not_fit_is_a_reason():
+    found = certify_substitution(OddOrder())
+    assert found.bound is None
+    assert "pass inputs" in found.reason
+    assert certify_substitution(OddOrder(), torch.randn(1, 4)).bound > 0
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        certify_substitution(OddOrder(), torch.randn(1, 5))
+
+
+def test_a_batch_of_the_trainer():
+    torch.manual_seed(3)
+    config = MLPConfig(num_features=5, hidden_size=7, num_hidden_layers=2, num_labels=3, hidden_act="lambda_gelu")
+    model, features = MLPForClassification(config), torch.randn(6, 5)
+    alone = certify_substitution(model, features)
+    named = certify_substitution(model, {"features": features})
+    assert (named.bound, named.input_bounds, named.measured) == (alone.bound, alone.input_bounds, alone.measured)
+    # With labels the loss comes first; the scores are compared all the same.
+    labelled = certify_substitution(model, {"features": features, "labels": torch.tensor([0, 1, 2, 0, 1, 2])})
+    assert labelled.bound is None
+    assert (labelled.measured, labelled.rows) == (alone.measured, 6)
+    assert model.training
+
+
+def test_a_transformer_is_measured():
+    torch.manual_seed(4)
+    config = GPT2Config(
+        n_layer=2, n_head=2, n_embd=8, vocab_size=11, n_positions=8, activation_function="lambda_gelu",
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model, tokens = GPT2LMHeadModel(config).eval(), torch.randint(0, 11, (2, 5))
+    found = certify_substitution(model, {"input_ids": tokens})
+    hard = copy.deepcopy(model)
+    substitute_relu(hard)
+    with torch.no_grad():
+        change = (model.double()(tokens).logits - hard.double()(tokens).logits).abs().max()
+    assert found.bound is found.certified_fraction is None
+    assert found.measured == pytest.approx(float(change), rel=1e-6)
+    assert found.rows == 10
+    assert "transformer.h.1.mlp.act" in str(found)
+
+
+def test_a_buffer_that_is_written_into_is_not_followed():
+    class Joined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = LambdaGELU()
+
+        def forward(self, x):
+            both = torch.empty(len(x), 8, dtype=x.dtype)
+            torch.cat([self.gate(x), x], 1, out=both)
+            return both
+
+    inputs = torch.randn(3, 4)
+    found = certify_substitution(Joined(), inputs)
+    assert found.bound is None
+    x = inputs.double()
+    worst = (x * torch.special.ndtr(1.05 * x) - x.relu()).abs().max()
+    assert found.measured == pytest.approx(float(worst), rel=1e-5)
+
+
+def test_a_residual_connection_adds_its_bounds_and_a_sign_does_not_cancel():
+    class Difference(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.scale = LambdaGELU(init_hardness=4.0), nn.Parameter(torch.tensor([-2.0, 3.0]))
+
+        def forward(self, x):
+            y = self.gate(x)
+            return (5 * y.flip(1) - self.scale * y) / -2
+
+    found = certify_substitution(Difference(), torch.randn(4, 2))
+    np.testing.assert_allclose(found.logit_bounds, KAPPA / 4 * np.array([3.5, 4.0]), rtol=1e-6)

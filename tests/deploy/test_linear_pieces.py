@@ -1,6 +1,7 @@
 """Linear pieces against masked weight matrices multiplied by hand in numpy, and what must be refused."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from torch import nn
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.deploy.linear_pieces import local_linear_model
+from hf_lgelu.models.cifar_resnet import new_cifar_resnet
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.models.surgery import substitute_relu
 
 
 def relu_mlp():
@@ -67,6 +70,65 @@ def test_a_convolutional_network_is_affine_within_a_region():
     assert float((pieces.apply(near) - expected)[inside].abs().max()) < 1e-10
 
 
+def test_the_cifar_resnet_is_affine_within_a_region():
+    torch.manual_seed(2)
+    model = new_cifar_resnet("lambda_gelu", ("a", "b", "c"), (0.5,) * 3, (0.2,) * 3).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.uniform_(-0.3, 0.3)
+            module.running_var.uniform_(0.5, 2)
+    substitute_relu(model)
+    inputs = torch.randn(1, 3, 8, 8)
+    pieces = local_linear_model(model, inputs)
+    wide, direction = copy.deepcopy(model).double(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    near = inputs.double() + 1e-6 * direction
+    with torch.no_grad():
+        here, there = (wide(pixel_values=x).logits for x in (inputs.double(), near))
+    assert pieces.same_region(near).item()
+    assert len(pieces.sites) == 17
+    assert pieces.pattern.shape[1] == sum(math.prod(site.shape) for site in pieces.sites)
+    slope = torch.einsum("nkchw,nchw->nk", pieces.weight, near - inputs.double())
+    assert float(slope.abs().max()) > 1e-9
+    torch.testing.assert_close(there - here, slope, atol=1e-12, rtol=0)
+    torch.testing.assert_close(pieces.apply(near), there, atol=1e-10, rtol=0)
+
+
+def test_a_unit_at_its_kink_is_off():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2))
+        model[0].bias.zero_()
+        model[2].weight.copy_(torch.tensor([[3.0, 5.0]]))
+        model[2].bias.fill_(7.0)
+    pieces = local_linear_model(model, torch.tensor([[0.0, 1.0]]))
+    assert pieces.pattern.tolist() == [[False, True]]
+    assert pieces.weight.tolist() == [[[0.0, 5.0]]]
+    assert pieces.bias.tolist() == [[7.0]]
+    assert pieces.same_region(torch.tensor([[1e-30, 1.0]])).tolist() == [False]
+    assert pieces.same_region(torch.tensor([[-4.0, 9.0]])).tolist() == [True]
+
+
+def test_more_rows_than_are_run_at_a_time():
+    model, inputs = relu_mlp(), torch.randn(300, 5)
+    pieces = local_linear_model(model, inputs, batch_size=100)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(inputs.double()).logits
+    torch.testing.assert_close(pieces.scores(inputs), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(pieces.apply(inputs), expected, atol=1e-12, rtol=0)
+    other = inputs.roll(1, 0)
+    patterns = [masked_products(model, x.double().numpy())[2] for x in inputs]
+    expected = [patterns[i] == patterns[i - 1] for i in range(300)]
+    assert pieces.same_region(other).tolist() == expected
+    assert 0 < sum(expected) < 300
+
+
+def test_a_compiled_model_is_looked_into():
+    model, inputs = relu_mlp(), torch.randn(3, 5)
+    expected, found = (local_linear_model(m, inputs) for m in (model, torch.compile(model, backend="eager")))
+    assert torch.equal(found.weight, expected.weight)
+    assert [site.name for site in found.sites] == [site.name for site in expected.sites]
+
+
 class Product(nn.Module):
     def forward(self, x):
         return x * x
@@ -82,6 +144,28 @@ class Branch(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class IntoGiven(nn.Module):
+    def forward(self, x):
+        both = torch.empty(len(x), 8, dtype=x.dtype)
+        torch.cat([x, x], 1, out=both)
+        return both
+
+
+class Thresholded(nn.Module):
+    def forward(self, x):
+        return torch.where(x > 0, x, 0.1 * x)
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+class Narrow(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
@@ -94,6 +178,14 @@ class Branch(nn.Module):
         (Branch(), "gt|_local_scalar_dense"),
         (nn.MaxPool1d(2), "max"),
         (nn.ReLU6(), "hardtanh"),
+        (nn.RMSNorm(4), "pow|rms_norm"),
+        (nn.GroupNorm(2, 4), "group_norm"),
+        (nn.TransformerEncoderLayer(4, 1, 8, batch_first=True), "attention|encoder_layer"),
+        (nn.LeakyReLU(), "leaky_relu"),
+        (IntoGiven(), "cat"),
+        (Thresholded(), "gt"),
+        (Noisy(), "randn_like"),
+        (Narrow(), "_to_copy.*float32"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -1,12 +1,10 @@
-"""Rows of the linear-pieces and certificate measurements on tiny networks."""
+"""Rows of the linear-pieces measurement on tiny networks."""
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from hf_lgelu.benchmarks.table import BENCHMARKS
-from hf_lgelu.downstream.certificate import CERTIFICATE, CERTIFICATE_COLUMNS
 from hf_lgelu.downstream.linear_pieces import LINEAR_PIECES, LINEAR_PIECES_COLUMNS
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -26,13 +24,16 @@ def test_linear_pieces_rows():
     assert all(row.keys() == LINEAR_PIECES_COLUMNS.keys() for row in rows)
     assert [row["model"] for row in rows] == ["relu"] * 4 + ["gelu"] * 4
     assert rows[0]["refusal"] is None
+    assert rows[0]["points"] == 12
+    assert 1 <= rows[0]["distinct_regions"] <= 12
+    assert rows[0]["seconds"] > 0
+    assert [row["perturbation"] for row in rows[:4]] == [0.001, 0.01, 0.1, 1.0]
+    assert rows[0]["inside"] >= rows[3]["inside"] > 0
+    assert 1e-10 < rows[0]["max_error_float32"] < 1e-5
+    assert rows[3]["max_error_float64"] < 1e-13 < rows[3]["max_error_everywhere"]
     assert rows[0]["max_error_float64"] < 1e-13
     assert "gelu" in rows[4]["refusal"]
+    assert rows[4]["distinct_regions"] is rows[4]["seconds"] is rows[4]["inside"] is None
     assert rows[7]["max_error_float64"] > 1e-4
-
-
-def test_certificate_rows():
-    (row,) = measured(CERTIFICATE, "lambda_gelu")
-    assert row.keys() == CERTIFICATE_COLUMNS.keys()
-    assert row["bound"] >= row["input_bound"] >= row["measured"] > 0
-    assert row["ratio"] == pytest.approx(row["bound"] / row["measured"])
+    # A first-order model's error grows with the square of the step, 0.01 → 0.1.
+    assert 60 < rows[6]["max_error_float64"] / rows[5]["max_error_float64"] < 160
