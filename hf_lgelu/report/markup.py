@@ -211,17 +211,9 @@ _LATEX: dict[str, str] = {
     **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"},
     "[": "{[}",  # after the end of a row it would begin an argument
     **{"λ": r"$\lambda$", "λ₀": r"$\lambda_0$", "V_λ": r"$V_\lambda$", "ρ_S": r"$\rho_S$", "ρ": r"$\rho$"},
-    **{
-        "Δ": r"$\Delta$",
-        "ε": r"$\varepsilon$",
-        "β": r"$\beta$",
-        "Φ": r"$\Phi$",
-        "κ": r"$\kappa$",
-        "±": r"$\pm$",
-        "×": r"$\times$",
-    },
+    **{"Δ": r"$\Delta$", "ε": r"$\varepsilon$", "β": r"$\beta$", "Φ": r"$\Phi$", "±": r"$\pm$", "×": r"$\times$"},
     **{"−": "$-$", "–": "--", "→": r"$\rightarrow$", "≤": r"$\leq$", "≥": r"$\geq$", "·": r"$\cdot$"},
-    **{"∞": r"$\infty$", "÷": r"$\div$", "²": r"$^2$"},
+    **{"κ": r"$\kappa$", "∞": r"$\infty$", "÷": r"$\div$", "²": r"$^2$"},
     **{"†": r"$\dagger$", "‡": r"$\ddagger$", "…": r"\ldots{}", "“": "``", "”": "''", "’": "'", "\n": " "},
 }
 _LATEX_PIECES = re.compile("(" + "|".join(re.escape(sign) for sign in sorted(_LATEX, key=len, reverse=True)) + ")")

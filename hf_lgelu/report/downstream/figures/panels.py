@@ -43,7 +43,9 @@ def draw_panels(
     for axis in axes[len(found) :]:
         axis.set_visible(False)
     handles = [Patch(color=colour, label=text) for text, colour in legend.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=10)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(len(handles), 2 * columns), frameon=False, fontsize=10
+    )
     return figure
 
 

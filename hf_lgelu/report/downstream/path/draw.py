@@ -1,12 +1,13 @@
 """The whole path on one sheet: three stages above, what they enable below."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hf_lgelu.downstream.records import MeasurementRecord
 from hf_lgelu.report.downstream.path.bars import draw_bars
-from hf_lgelu.report.downstream.path.gains import Gain, proofs
+from hf_lgelu.report.downstream.path.gains import GAINS, Gain
 from hf_lgelu.report.downstream.path.layout import INK, Box, draw_arrow, draw_branches, draw_card, draw_legend, sheet
 from hf_lgelu.report.downstream.path.stages import (
     SWAPPED,
@@ -15,7 +16,9 @@ from hf_lgelu.report.downstream.path.stages import (
     draw_swap,
     networks_of,
 )
-from hf_lgelu.report.figures.drawing import GREY, Drawing, new_figure
+from hf_lgelu.report.downstream.tables.basis import machine_of
+from hf_lgelu.report.figures.drawing import GREY, Drawing, new_figure, seeds_in_words
+from hf_lgelu.report.numbers import either
 from hf_lgelu.studies.records import RunRecord
 
 if TYPE_CHECKING:
@@ -25,8 +28,7 @@ if TYPE_CHECKING:
 NAMES = {"mlp-digits": "digits", "mlp-fmnist": "Fashion-MNIST"}
 """The benchmarks of the picture, and what it calls them."""
 
-GAINS: tuple[Callable[[Sequence[MeasurementRecord], dict[str, str]], Gain], ...] = (proofs, proofs, proofs, proofs)
-
+_TOOLS = ("torch", "onnxruntime", "maraboupy")
 _WIDTH, _EDGE = 10.0, 0.15
 _BELOW, _ABOVE = Box(_EDGE, 0.55, 2.3, 2.95), Box(_EDGE, 4.0, 3.0, 2.75)
 _HEIGHT = 7.3
@@ -50,11 +52,20 @@ def draw_path(runs: Sequence[RunRecord], measurements: Sequence[MeasurementRecor
     _draw_stages(figure, axis, runs)
     for box, gain in zip(_row(_BELOW, len(GAINS)), GAINS, strict=True):
         _draw_gain(figure, axis, box, gain(measurements, NAMES))
-    swap, below = _row(_ABOVE, 3)[-1], _row(_BELOW, len(GAINS))
-    tops = [(box.x + box.width / 2, box.y + box.height + 0.03) for box in below]
+    tops = [(box.x + box.width / 2, box.y + box.height + 0.03) for box in _row(_BELOW, len(GAINS))]
+    swap = _row(_ABOVE, 3)[-1]
     draw_branches(axis, (swap.x + swap.width / 2, swap.y), tops)
-    axis.text(_EDGE, 0.35, "x", fontsize=9, color=GREY, va="top", linespacing=1.3)
-    return Drawing("path", "From a smooth network to a ReLU network, and what that enables", "x", figure)
+    note = _basis(runs, measurements)
+    axis.text(_EDGE, 0.4, note, fontsize=9, color=GREY, va="top", linespacing=1.35)
+    return Drawing(
+        "path",
+        title,
+        "A network is trained with λ-GELU, every λ is driven to its target, and ReLU takes the gates' place with the "
+        "same weights. Integer inference, proofs, the removal of dead units and exact linear pieces follow. Every "
+        "number is from a record; what was not measured is called missing.",
+        figure,
+        note.replace("\n", " "),
+    )
 
 
 def _row(first: Box, count: int) -> list[Box]:
@@ -77,7 +88,7 @@ def _draw_stages(figure: "Figure", axis: "Axes", runs: Sequence[RunRecord]) -> N
         axis,
         swap,
         "3  Swap in ReLU",
-        "with the same weights: points of accuracy\ngained or lost, largest change of a logit",
+        "the same weights; change of accuracy\nin points, largest change of a logit",
     )
     draw_smooth(figure, axis, smooth, networks, NAMES)
     draw_hardness(figure, hardness, networks, NAMES)
@@ -93,3 +104,25 @@ def _draw_gain(figure: "Figure", axis: "Axes", box: Box, gain: Gain) -> None:
     room = Box(box.x + 0.16, box.y + 0.34, box.width - 0.24, box.height - 1.22)
     draw_bars(figure, room, gain.groups, text_width=gain.text_width)
     draw_legend(axis, box, gain.legend)
+
+
+def _basis(runs: Sequence[RunRecord], measurements: Sequence[MeasurementRecord]) -> str:
+    """Seeds of each benchmark, machine, and versions of the tools."""
+    counts: dict[str, list[int]] = {}
+    for benchmark, name in NAMES.items():
+        trained = [run.config["activation"] for run in runs if run.config["benchmark"] == benchmark]
+        made = [record.measurement for record in measurements if record.benchmark == benchmark]
+        if trained or made:
+            # Hardened and learned λ-GELU are both "lambda_gelu"; GELU has one run a seed.
+            counts[name] = [number for number in (trained.count("gelu"), *Counter(made).values()) if number]
+    counted = ", ".join(f"{name} {seeds_in_words(found)}" for name, found in counts.items() if found)
+    first = f"Means over seeds: {counted}. Accuracy ± sample standard deviation."
+    if not measurements:
+        return first
+    machines = either([machine_of(record) for record in measurements])
+    tools = ", ".join(f"{tool} {_versions(measurements, tool)}" for tool in _TOOLS if _versions(measurements, tool))
+    return f"{first}\n{machines}; {tools}."
+
+
+def _versions(measurements: Sequence[MeasurementRecord], tool: str) -> str:
+    return either([record.versions[tool] for record in measurements if tool in record.versions])

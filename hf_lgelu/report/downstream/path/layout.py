@@ -54,11 +54,11 @@ def draw_card(axis: "Axes", box: Box, title: str, says: str) -> None:
 
 def draw_legend(axis: "Axes", box: Box, entries: Mapping[str, str]) -> None:
     """{text: colour}, a small square each, at the foot of a card."""
-    left = box.x + _PADDING
+    left, renderer = box.x + _PADDING, axis.figure.canvas.get_renderer()
     for text, colour in entries.items():
         axis.plot([left + 0.05], [box.y + 0.2], marker="s", color=colour, markersize=6)
-        axis.text(left + 0.15, box.y + 0.19, text, fontsize=9, color=GREY, va="center")
-        left += 0.25 + 0.068 * len(text)
+        shown = axis.text(left + 0.14, box.y + 0.19, text, fontsize=9, color=GREY, va="center")
+        left += 0.14 + shown.get_window_extent(renderer).width / axis.figure.dpi + 0.1
 
 
 def draw_arrow(axis: "Axes", start: tuple[float, float], end: tuple[float, float]) -> None:

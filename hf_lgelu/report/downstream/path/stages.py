@@ -32,12 +32,12 @@ def networks_of(runs: Sequence[RunRecord], benchmarks: Sequence[str]) -> Network
 
 
 def per_cent(values: Sequence[float | None]) -> str:
-    """ "97.3 ± 0.2 %", over seeds; "missing" where there is none or one was not measured."""
+    """ "97.3 ± 0.2" per cent, over seeds; "missing" where there is none or one was not measured."""
     if not values or any(value is None for value in values):
         return MISSING
     shown = [100 * value for value in values]
     spread = f" ± {statistics.stdev(shown):.1f}" if len(shown) > 1 else ""
-    return f"{statistics.fmean(shown):.1f}{spread} %"
+    return f"{statistics.fmean(shown):.1f}{spread}"
 
 
 def draw_smooth(figure: "Figure", sheet: "Axes", box: Box, networks: Networks, names: Mapping[str, str]) -> None:
@@ -50,7 +50,7 @@ def draw_smooth(figure: "Figure", sheet: "Axes", box: Box, networks: Networks, n
     axis.set_axis_off()
     for height, colour, text in ((0.42, SMOOTH, "λ = 1: GELU"), (0.16, HARD, "λ = 160:\nnearly ReLU")):
         sheet.text(box.x + 1.85, box.y + 1.3 + height, text, fontsize=9.5, color=colour, va="top")
-    heads = ["accuracy", *names.values()]
+    heads = ["accuracy, %", *names.values()]
     rows = [(SMOOTH, "GELU", [_scores(networks[name], GELU) for name in names])]
     rows.append((HARD, "hardened", [_scores(networks[name], HARDENED) for name in names]))
     lines = [(INK, heads), *((colour, [label, *map(per_cent, values)]) for colour, label, values in rows)]

@@ -34,9 +34,9 @@ def zeros_table(measurements: Sequence[MeasurementRecord]) -> Table:
         key="zeros",
         title="Zeros of the activations on training rows, layer by layer",
         caption="Zeros: outputs that are exactly zero, mean over the units (average percentage of zeros). A smooth "
-        "gate has hardly any: beside them the share of outputs that are not positive, which is the same for ReLU, and of those "
-        "close to zero (|a| at most the setting near_zero). A unit is never on where no output is positive. Zeros "
-        "are a measurement; no speed-up is claimed. Mean ± sample standard deviation over seeds.",
+        "gate has hardly any: beside them the share of outputs that are not positive, which is the same for ReLU, and "
+        "of those close to zero (|a| at most the setting near_zero). A unit is never on where no output is positive. "
+        "Zeros are a measurement; no speed-up is claimed. Mean ± sample standard deviation over seeds.",
         header=header_of(_COLUMNS),
         rows=rows_of(measurements, "zeros", ("model", "layer"), _COLUMNS),
         in_groups=True,
