@@ -65,7 +65,9 @@ def _from_checkpoint(name: str, image_size: int, patch_size: int | None, **chang
         if patch_size not in (None, own_patch_size):
             raise ValueError(f"{name!r} has patches of {own_patch_size} pixels, got patch_size {patch_size}")
         _check_sizes(image_size, own_patch_size)
-        model = AutoModelForImageClassification.from_pretrained(name, ignore_mismatched_sizes=True, **changes)
+        model = AutoModelForImageClassification.from_pretrained(
+            name, ignore_mismatched_sizes=True, use_safetensors=True, **changes
+        )
     except OSError as error:  # what transformers raises for a folder or Hub id that it cannot read
         raise RuntimeError(
             f"no checkpoint {name!r} could be read ({error}). Give --pretrained a folder that holds one, or a Hub id "

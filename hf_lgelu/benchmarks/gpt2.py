@@ -107,9 +107,9 @@ def _fine_tuned(activation: str, data: BenchmarkData, pretrained: str, context_l
             f"{pretrained!r} has {config.vocab_size} token embeddings, and its tokenizer {len(data.processor)} tokens"
         )
     try:
-        model = GPT2LMHeadModel.from_pretrained(pretrained, activation_function=activation)
+        model = GPT2LMHeadModel.from_pretrained(pretrained, activation_function=activation, use_safetensors=True)
         if config.activation_function != activation:
-            original = GPT2LMHeadModel.from_pretrained(pretrained)
+            original = GPT2LMHeadModel.from_pretrained(pretrained, use_safetensors=True)
     except OSError as error:
         raise unreachable("weights", pretrained, error) from error
     if config.activation_function != activation:

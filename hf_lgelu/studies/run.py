@@ -101,7 +101,7 @@ def _save_relu(model_class: type[PreTrainedModel], processor: Any, folder: Path,
         shutil.rmtree(folder / RELU_FOLDER)
     if hardened:
         # Not the trained module: under FSDP this process holds a part of it alone.
-        model = model_class.from_pretrained(folder)
+        model = model_class.from_pretrained(folder, use_safetensors=True)
         substitute_relu(model)
         model.save_pretrained(folder / RELU_FOLDER)
         if processor is not None:
