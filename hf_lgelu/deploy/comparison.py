@@ -7,15 +7,16 @@ from torch import Tensor, nn
 
 from hf_lgelu.models.example_run import ExampleInputs, run_example
 
-# What rounding may change in an output, relative to the largest: some hundred units in the last place.
+# What rounding may change in an output, relative to the largest.
 _ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
 @dataclass(frozen=True)
 class OutputChange:
-    """How far the first output of one model is from another's, over `rows` predictions (all but the last axis).
+    """How far the first output of one model (not the loss) is from another's.
 
-    `largest_output` is the largest absolute value of the first model's. A prediction is the argmax over the last axis.
+    `rows` is the number of predictions (all axes but the last; each is an argmax over the last), `largest_output` the
+    largest absolute value of the first model's.
     """
 
     max_change: float
@@ -31,21 +32,35 @@ class OutputChange:
 
 
 def outputs_of(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
-    """The floating-point tensors of a model's output, in order, with gradients and training mode off."""
-    return [tensor for tensor in _tensors(run_example(model, inputs)) if tensor.is_floating_point()]
+    """The floating-point tensors of a model's output, in order, with gradients and training mode off.
+
+    Without the loss, which stands first where the inputs hold labels: a scalar beside tensors of predictions, or what
+    the output names "loss".
+    """
+    output = run_example(model, inputs)
+    if isinstance(output, dict):
+        output = {name: value for name, value in output.items() if name != "loss"}
+    found = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+    return [tensor for tensor in found if tensor.ndim > 0] or found
+
+
+def allowed_rounding(output: Tensor) -> float:
+    """How far rounding may move a number of this output, by its dtype and the largest finite one."""
+    return _ROUNDING.get(output.dtype, _ROUNDING[torch.float32]) * _largest(output)
 
 
 def compare_models(model: nn.Module, other: nn.Module, inputs: ExampleInputs) -> OutputChange:
-    """How `other`'s first output differs from `model`'s.
+    """How `other`'s first output differs from `model`'s; the loss is none (`outputs_of`).
 
-    Raises RuntimeError if a model gives no tensor, or the two have different shapes.
+    Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes.
     """
     before, after = outputs_of(model, inputs), outputs_of(other, inputs)
     if not before or not after or before[0].shape != after[0].shape:
         raise RuntimeError(
-            f"the outputs cannot be compared: {[tuple(t.shape) for t in before]} and {[tuple(t.shape) for t in after]}"
+            "the models' first floating-point outputs must have one shape to be compared; the shapes of all are "
+            f"{[tuple(t.shape) for t in before]} and {[tuple(t.shape) for t in after]}"
         )
-    first, second = before[0].double(), after[0].double()
+    first, second = before[0].cpu().double(), after[0].cpu().double()
     agreement = (first.argmax(-1) == second.argmax(-1)).double()
     return OutputChange(
         max_change=(first - second).abs().max().item(),
@@ -70,7 +85,7 @@ def require_same_model(model: nn.Module, loaded: nn.Module, inputs: ExampleInput
     if not before or [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
         raise RuntimeError("the saved model, loaded again, gives no outputs, or some of other shapes")
     for first, second in zip(before, after, strict=True):
-        allowed = _ROUNDING.get(first.dtype, _ROUNDING[torch.float32]) * _largest(first)
+        allowed = allowed_rounding(first)
         if not torch.allclose(first, second, rtol=0, atol=allowed, equal_nan=True):  # infinities are equal here, too
             raise RuntimeError(
                 "the saved model, loaded again, gives other outputs: largest difference "

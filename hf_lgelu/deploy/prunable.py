@@ -1,6 +1,6 @@
 """Which hidden units can be removed without touching anything but the layer before and the layer after."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,7 @@ class Pruner:
         self._pruning = require("torch_pruning", "prune")
         self._conv1d = _conv1d_pruner(self._pruning)
         self._names = {module: name for name, module in model.named_modules()}
-        inputs = example_inputs if isinstance(example_inputs, Tensor) else _as_mapping_or_tuple(example_inputs)
+        inputs = _placed(example_inputs, model)
         with evaluation_mode(model), _all_gradients(model), _no_cache(model), torch.enable_grad():
             self._graph = self._pruning.DependencyGraph().build_dependency(
                 model,
@@ -73,7 +73,7 @@ class Pruner:
 
     def _hidden_layer(self, layer: nn.Module, calls: Sequence[GateCall]) -> HiddenLayer | None:
         """None where the units are used by more than the layer after, or made by more than the layer before."""
-        if len({call.kind for call in calls}) != 1 or _has_several_hardnesses(calls[0].module):
+        if len({call.kind for call in calls}) != 1 or any(_has_several_hardnesses(call.module) for call in calls):
             return None
         group = self._group(layer, [0])
         consumers = []
@@ -154,8 +154,18 @@ def _no_cache(model: nn.Module) -> Iterator[None]:
         config.use_cache = True
 
 
-def _as_mapping_or_tuple(inputs: ExampleInputs) -> Any:
-    return dict(inputs) if hasattr(inputs, "keys") else tuple(inputs)
+def _placed(inputs: ExampleInputs, model: nn.Module) -> Any:
+    """A tensor, a dict or a tuple, as torch-pruning takes them, on the device of the model."""
+    parameter = next(model.parameters())
+
+    def place(value: Any) -> Any:
+        return value.to(parameter.device) if isinstance(value, Tensor) else value
+
+    if isinstance(inputs, Tensor):
+        return place(inputs)
+    if isinstance(inputs, Mapping):
+        return {name: place(value) for name, value in inputs.items()}
+    return tuple(place(value) for value in inputs)
 
 
 def _sum_of_outputs(output: Any) -> Tensor:

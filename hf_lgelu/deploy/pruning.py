@@ -6,6 +6,7 @@ all that is promised.
 """
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.deploy.comparison import outputs_of
+from hf_lgelu.deploy.comparison import allowed_rounding, outputs_of
 from hf_lgelu.deploy.gate_calls import RELU
 from hf_lgelu.deploy.prunable import HiddenLayer, Pruner
 from hf_lgelu.deploy.zeros import GateZeros, measure_zeros
@@ -100,8 +101,9 @@ def prune_units(
     Args:
         batches: data for "apoz", and example inputs for the trace (one batch is enough for "magnitude").
         fraction: of each layer's units, rounded down, in (0, 1).
-        threshold: for "apoz", instead of `fraction`: units whose share of outputs ≤ 0 is above this number, or above
-            "one-sigma", the layer's mean plus one standard deviation (Network Trimming's rule).
+        threshold: for "apoz", instead of `fraction`: units whose share of outputs ≤ 0 is above this number in [0, 1),
+            or above "one-sigma", the layer's mean plus one standard deviation (Network Trimming's rule). Where that
+            is every unit of a layer, the one that fires most is kept.
         criterion: a key of CRITERIA.
 
     Raises:
@@ -145,14 +147,17 @@ def _dead(layer: HiddenLayer, zeros: Mapping[str, GateZeros]) -> list[int]:
 
 
 def _highest(scores: Tensor, fraction: float) -> list[int]:
-    count = int(fraction * len(scores))
+    # 0.29 · 100 is 28.999999999999996 in float64 and means 29; one unit stays in any case.
+    count = min(math.floor(round(fraction * len(scores), 9)), len(scores) - 1)
     return sorted(scores.argsort(descending=True, stable=True)[:count].tolist())
 
 
 def _above(scores: Tensor, threshold: float | str) -> list[int]:
     limit = (scores.mean() + scores.std(correction=0)).item() if threshold == "one-sigma" else threshold
     chosen = (scores > limit).nonzero().flatten().tolist()
-    return chosen[1:] if len(chosen) == len(scores) else chosen
+    if len(chosen) == len(scores):
+        chosen.remove(int(scores.argmin()))  # the one to keep is the last to remove
+    return chosen
 
 
 def _remove(model: nn.Module, pruner: Pruner, chosen: Mapping[str, Sequence[int]]) -> PrunedModel:
@@ -178,12 +183,12 @@ def _remove(model: nn.Module, pruner: Pruner, chosen: Mapping[str, Sequence[int]
 
 def _verified(model: nn.Module, pruned: PrunedModel, batches: Iterable[ExampleInputs]) -> PrunedModel:
     largest_change = 0.0
-    precision = torch.finfo(next(model.parameters()).dtype).eps
     for batch in batches:
         # Every output: the first one alone is the loss where a batch has labels.
         for first, second in zip(outputs_of(model, batch), outputs_of(pruned.model, batch), strict=True):
             change = (first.double() - second.double()).abs().max().item()
-            allowed = 256 * precision * max(first.abs().max().item(), 1.0)
+            # What is added up inside is about 1, also where the outputs are small.
+            allowed = max(allowed_rounding(first), allowed_rounding(torch.ones_like(first)))
             if not change <= allowed:
                 raise RuntimeError(
                     f"removing units that never fired changed an output by {change:.3g}, where rounding explains "
@@ -229,6 +234,8 @@ def _check_choice(fraction: float | None, threshold: float | str | None, criteri
         raise ValueError(f"threshold goes with criterion='apoz', got {criterion!r}; give fraction")
     if isinstance(threshold, str) and threshold != "one-sigma":
         raise ValueError(f"threshold must be a number or 'one-sigma', got {threshold!r}")
+    if isinstance(threshold, float | int) and not 0 <= threshold < 1:
+        raise ValueError(f"threshold is a share of outputs and must lie in [0, 1), got {threshold}")
 
 
 def _require_layers(model: nn.Module, pruner: Pruner) -> list[HiddenLayer]:

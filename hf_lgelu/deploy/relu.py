@@ -83,12 +83,18 @@ def export_relu(
         overwrite: replace a folder that is not empty.
 
     Raises:
+        TypeError: `model` is no transformers model; `substitute_relu` takes any module.
         ValueError: no λ-GELU, gates softer than `max_swap_error` allows (the message has the λ of each), or no
             example inputs are known for this model.
         RuntimeError: no config key says ReLU at these sites (UnsupportedConfigError), or the folder, loaded again,
             gives other outputs.
         FileExistsError: `folder` is not empty.
     """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"export_relu saves transformers models, got {type(model).__name__}; substitute_relu(model) changes any "
+            "module in memory"
+        )
     require_lambda_gelu(model)
     hardness = _smallest_hardness(model)
     swap_error = {name: swap_error_bound(value) for name, value in hardness.items()}

@@ -1,5 +1,6 @@
 """The forms in which a λ-GELU model leaves this package."""
 
+import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ def _to_gelu(model: PreTrainedModel, folder: str | os.PathLike, options: ExportO
 def _to_onnx(model: PreTrainedModel, folder: str | os.PathLike, options: ExportOptions) -> Any:
     inputs = random_inputs(model) if options.example_inputs is None else options.example_inputs
     with whole_folder(folder, overwrite=options.overwrite) as new:
-        report = export_onnx(model.float(), new / ONNX_FILE, inputs)
+        report = export_onnx(copy.deepcopy(model).float(), new / ONNX_FILE, inputs)
         model.config.save_pretrained(new)
         if options.source is not None:
             copy_processor_files(options.source, new)

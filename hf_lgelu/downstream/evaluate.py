@@ -12,7 +12,8 @@ from hf_lgelu.training.trainer import LambdaGELUTrainer
 def evaluate(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData) -> dict[str, float]:
     """{"accuracy": …, "relu_accuracy": …, "relu_max_logit_change": …, "loss": …} on the evaluation rows.
 
-    The relu_* are there where the model has smooth gates. In float32, on the device that accelerate chooses.
+    The relu_* are there where the model has smooth gates. In the model's dtype, on the device that accelerate
+    chooses: the model is moved there.
     """
     with tempfile.TemporaryDirectory() as folder:
         _, training = parse_mapping({"benchmark": benchmark.name, "output_dir": folder, "disable_tqdm": True})

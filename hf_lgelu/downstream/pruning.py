@@ -124,8 +124,7 @@ def _pruned(
 
 
 def _max_logit_change(model: PreTrainedModel, pruned: PreTrainedModel, batches: DataLoader) -> float:
-    unlabelled = ({name: value for name, value in batch.items() if name != "labels"} for batch in batches)
-    return max(compare_models(model, pruned, batch).max_change for batch in unlabelled)
+    return max(compare_models(model, pruned, batch).max_change for batch in batches)
 
 
 def finetune(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData, epochs: int, seed: int) -> None:

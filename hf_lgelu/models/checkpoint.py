@@ -25,10 +25,11 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, revision: str | None = N
     Weights are read from safetensors only, and no code of the checkpoint is run.
 
     Raises:
-        ValueError: the config names no class that transformers or this package has.
+        ValueError: the config names no class that transformers or this package has, or one that comes as code.
         OSError: there is no checkpoint, or none in safetensors.
     """
-    config = AutoConfig.from_pretrained(name_or_path, revision=revision)
+    # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
+    config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
     return from_pretrained(model_class(config), name_or_path, revision=revision, use_safetensors=True).eval()
 
 

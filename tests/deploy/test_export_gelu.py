@@ -200,6 +200,13 @@ def test_the_mlp_by_hand(mlp, tmp_path):
     assert "config hidden_act: 'lambda_gelu' → 'gelu'" in str(export)
 
 
+def test_a_whole_batch_with_its_labels_compares_logits(mlp, tmp_path):
+    alone = export_gelu(mlp, tmp_path / "a", example_inputs=FEATURES)
+    labelled = export_gelu(mlp, tmp_path / "b", example_inputs={**FEATURES, "labels": torch.arange(50) % 4})
+    assert labelled.change == alone.change
+    assert labelled.change.rows == 50
+
+
 def test_the_model_given_is_left_as_it_is(mlp, tmp_path):
     state = {name: tensor.clone() for name, tensor in mlp.state_dict().items()}
     mlp.train()

@@ -19,7 +19,7 @@ from transformers import (
     TimmWrapperForImageClassification,
 )
 
-from hf_lgelu import anneal_hardness, initialize_hardness
+from hf_lgelu import LambdaGELU, anneal_hardness, initialize_hardness
 from hf_lgelu.deploy.relu import MAX_SWAP_ERROR, export_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.sites import find_sites
@@ -116,6 +116,22 @@ def test_a_model_without_lambda_gelu_is_refused(tmp_path):
     mlp = MLPForClassification(MLPConfig(num_features=6, hidden_act="gelu"))
     with pytest.raises(ValueError, match="has no λ-GELU activation"):
         export_relu(mlp, tmp_path / "relu")
+
+
+def test_only_transformers_models_are_saved(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), LambdaGELU(init_hardness=160.0))
+    with pytest.raises(TypeError, match=r"got Sequential; substitute_relu\(model\)"):
+        export_relu(model, tmp_path / "relu", example_inputs=torch.ones(1, 3))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_whole_batch_with_its_labels_compares_logits(mlp, tmp_path):
+    anneal_hardness(mlp, 1.0)
+    features = torch.randn(20, 6)
+    alone = export_relu(mlp, tmp_path / "a", example_inputs={"features": features})
+    batch = {"features": features, "labels": torch.arange(20) % 2}
+    assert export_relu(mlp, tmp_path / "b", example_inputs=batch).change == alone.change
+    assert alone.change.rows == 20
 
 
 def test_a_folder_with_something_in_it_is_kept(mlp, tmp_path):

@@ -153,6 +153,30 @@ def test_thresholds_by_number_and_by_one_sigma():
     assert by_sigma.removed
 
 
+def firing(rows):
+    """A net of one hidden layer whose unit u is on in `rows[u]` of 100 rows; the rows."""
+    model = nn.Sequential(nn.Linear(1, len(rows)), nn.ReLU(), nn.Linear(len(rows), 1)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.copy_(torch.tensor(rows, dtype=torch.float64) - 99.5)
+    return model, [torch.arange(100, dtype=torch.float64)[:, None]]
+
+
+def test_the_most_active_unit_stays_where_a_threshold_would_take_all():
+    model, data = firing([10, 5, 40, 30])
+    assert prune_units(model, data, threshold=0.5).removed == {"0": [0, 1, 3]}
+    assert prune_units(model, data, threshold=0.65).removed == {"0": [0, 1, 3]}
+    assert prune_units(model, data, threshold=0.7).removed == {"0": [0, 1]}  # 0.7 is not above 0.7
+    model, data = firing([0, 0, 0])
+    assert prune_units(model, data, threshold=0.0).removed == {"0": [1, 2]}
+
+
+@pytest.mark.parametrize(("fraction", "removed"), [(0.29, 29), (0.57, 57), (0.999, 99), (1 - 1e-12, 99), (0.295, 29)])
+def test_a_decimal_fraction_is_the_number_that_is_meant(fraction, removed):
+    model, data = firing(list(range(1, 101)))
+    assert prune_units(model, data, fraction=fraction).removed == {"0": list(range(removed))}
+
+
 def small_gpt2():
     config = GPT2Config(
         n_layer=2, n_head=2, n_embd=8, vocab_size=11, n_positions=16, activation_function="relu", bos_token_id=0,
@@ -166,15 +190,8 @@ def small_vit():
         hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12, image_size=8, patch_size=4,
         hidden_act="gelu",
     )  # fmt: skip
-    return (
-        ViTForImageClassification(config).eval(),
-        {"pixel_values": torch.randn(3, 3, 8, 8)},
-        "fc1",
-        *(
-            "intermediate_size",
-            12,
-        ),
-    )
+    images = {"pixel_values": torch.randn(3, 3, 8, 8)}
+    return ViTForImageClassification(config).eval(), images, "fc1", "intermediate_size", 12
 
 
 @pytest.mark.parametrize("build", [small_gpt2, small_vit])
@@ -251,6 +268,8 @@ def test_nothing_to_prune_is_an_error():
         ({"fraction": 0.5, "criterion": "luck"}, "unknown criterion 'luck'; accepted: apoz, magnitude"),
         ({"threshold": 0.5, "criterion": "magnitude"}, "threshold goes with criterion='apoz'"),
         ({"threshold": "two-sigma"}, "'one-sigma', got 'two-sigma'"),
+        ({"threshold": 1.0}, r"must lie in \[0, 1\), got 1\.0"),
+        ({"threshold": -0.1}, r"must lie in \[0, 1\), got -0\.1"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):

@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
-from hf_lgelu.deploy.targets import EXPORT_TARGETS, check_target
+from hf_lgelu.deploy.targets import EXPORT_TARGETS, ExportOptions, check_target
 from hf_lgelu.downstream import harden as module
 from hf_lgelu.downstream.harden import HardenArguments, harden
 from hf_lgelu.models.checkpoint import load_checkpoint
@@ -128,3 +128,11 @@ def test_every_target_is_a_choice_and_others_are_named():
         assert target.name == name
     with pytest.raises(ValueError, match="unknown export target 'tflite'; accepted: relu, gelu, onnx"):
         check_target("tflite")
+
+
+def test_onnx_export_leaves_the_model_in_its_dtype(soft, tmp_path):
+    model = load_checkpoint(soft).bfloat16()
+    report = check_target("onnx").export(model, tmp_path / "onnx", ExportOptions())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert report.path == tmp_path / "onnx" / "model.onnx"
+    assert report.path.exists()

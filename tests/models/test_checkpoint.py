@@ -34,6 +34,20 @@ def test_a_pickle_is_not_read(tmp_path):
         load_checkpoint(tmp_path)
 
 
+def test_code_that_a_checkpoint_carries_is_neither_run_nor_offered(tmp_path, monkeypatch):
+    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    foreign = {**config, "model_type": "foreign", "auto_map": {"AutoConfig": "carried.CarriedConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(foreign))
+    (tmp_path / "carried.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass CarriedConfig: pass\n")
+    questions = []
+    monkeypatch.setattr("builtins.input", lambda question="": questions.append(question) or "y")
+    with pytest.raises(ValueError, match="custom code"):
+        load_checkpoint(tmp_path)
+    assert questions == []
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_class_that_nobody_has_is_named(tmp_path):
     BertForSequenceClassification(BERT).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
