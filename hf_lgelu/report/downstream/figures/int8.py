@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from hf_lgelu.downstream.records import MeasurementRecord
 from hf_lgelu.report.downstream.figures.panels import draw_panels
 from hf_lgelu.report.downstream.measurements import Row, label_of, of_measurement, rows_by, values_of
-from hf_lgelu.report.downstream.tables.int8 import PRECISIONS, batch_sizes
+from hf_lgelu.report.downstream.tables.int8 import INT8, PRECISIONS, batch_sizes
 from hf_lgelu.report.figures.drawing import Drawing, style
 from hf_lgelu.report.numbers import digits_of, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = {"float32": "#8c959f", "int8_matrices": "#56B4E9", "int8": "#0072B2"}
-_Y = {"float32": 0.27, "int8_matrices": 0.0, "int8": -0.27}
+_COLOURS = {"float32": "#8c959f", "int8-layers": "#56B4E9", INT8: "#0072B2"}
+_Y = {"float32": 0.27, "int8-layers": 0.0, INT8: -0.27}
 
 
 def draw_int8(measurements: Sequence[MeasurementRecord]) -> Drawing | None:
@@ -46,12 +46,12 @@ def _draw_panel(axis: "Axes", benchmark: str, records: Sequence[MeasurementRecor
     style(axis, title=benchmark, x=f"ms per batch of {size}")
     axis.grid(visible=False, axis="y")
     axis.set_yticks(range(len(models)), [label_of(model) for model in reversed(models)])
-    axis.set_xlim(0, 1.3 * max(_mean(rows, "q75_ms") for rows in groups.values()))
+    axis.set_xlim(0, 1.3 * max(_mean(rows, "quartile3_ms") for rows in groups.values()))
 
 
 def _draw_bar(axis: "Axes", place: int, precision: str, rows: Sequence[Row]) -> None:
     height, median = place + _Y[precision], _mean(rows, "median_ms")
-    low, high = _mean(rows, "q25_ms"), _mean(rows, "q75_ms")
+    low, high = _mean(rows, "quartile1_ms"), _mean(rows, "quartile3_ms")
     axis.barh(height, median, height=0.25, color=_COLOURS[precision])
     axis.plot([low, high], [height] * 2, color="black", linewidth=1)
     text = number(_mean(rows, "score"), digits_of(rows[0]["metric"]))

@@ -11,6 +11,7 @@ from hf_lgelu.report.downstream.measurements import Row, of_measurement, rows_by
 from hf_lgelu.report.downstream.path.bars import Bar
 from hf_lgelu.report.downstream.path.layout import HARD, INK, SMOOTH
 from hf_lgelu.report.downstream.tables.columns import amount
+from hf_lgelu.report.downstream.tables.int8 import INT8
 from hf_lgelu.report.numbers import MISSING, listed
 
 STEP = 0.01
@@ -52,7 +53,7 @@ def integers(measurements: Sequence[MeasurementRecord], names: Mapping[str, str]
         timed = rows_by(records, "model", "precision", "batch_size")
         size = max((size for _, _, size in timed), default=None)
         for model, colour in _COMPARED.items():
-            pair = [timed.get((model, precision, size)) for precision in ("int8", "float32")]
+            pair = [timed.get((model, precision, size)) for precision in (INT8, "float32")]
             if all(pair):
                 sizes.add(size)
                 small, wide = (statistics.fmean(values_of(rows, "median_ms")) for rows in pair)

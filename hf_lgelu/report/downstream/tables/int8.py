@@ -10,16 +10,20 @@ from hf_lgelu.report.downstream.tables.columns import (
     fixed,
     header_of,
     measured,
+    percentage,
+    quantity,
     rows_of,
     score,
     worst,
 )
 from hf_lgelu.report.markup import Table
+from hf_lgelu.report.numbers import count
 
-PRECISIONS = {"float32": "float32", "int8_matrices": "int8, products alone", "int8": "int8"}
+INT8 = "int8-all"
+PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "int8"}
 """What the tables call the precisions of `downstream.int8`."""
 
-_OF_A_BATCH_SIZE = ("batch_size", "min_ms", "q25_ms", "median_ms", "q75_ms")
+_OF_A_BATCH_SIZE = ("batch_size", "min_ms", "quartile1_ms", "median_ms", "quartile3_ms", "calls_per_round")
 
 
 def int8_table(measurements: Sequence[MeasurementRecord]) -> Table:
@@ -32,19 +36,24 @@ def int8_table(measurements: Sequence[MeasurementRecord]) -> Table:
         constant("Precision", "precision", lambda name: PRECISIONS.get(name, name)),
         score("Score", "score"),
         *(measured(f"Median ms, batch {size}", f"median_ms, {size}") for size in sizes),
-        constant("Activations in float", "float_activations"),
-        constant("Products on integers", "integer_products"),
-        constant("Conversions", "conversions"),
-        worst("Largest output difference", "max_difference"),
+        constant("Activations", "activations"),
+        constant("of these in float", "float_activations"),
+        constant("Integer layers", "integer_layers"),
+        constant("To integers", "quantize_nodes"),
+        constant("Back to float", "dequantize_nodes"),
+        quantity("Same predictions, %", "same_argmax", percentage),
+        worst("Largest logit difference", "max_logit_difference"),
+        constant("Rows evaluated", "evaluated_rows", count),
         constant("File, MB", "megabytes", fixed(2)),
     )
     return Table(
         key="int8",
         title="float32 and int8 by onnxruntime",
         caption="Static int8: weights per channel, activations unsigned, ranges from calibration rows of the training "
-        "split. Latency of one call, every file timed in turn in each round; the median over the rounds. Activations "
-        "in float: activation functions that run between integers in float32, with a conversion before and behind "
-        "each; a ReLU is the lower end of the integers' range. Output difference: from torch in float32. Mean ± sample "
+        "split; of every operation that can be, or of convolutions and matrix products alone. Score in onnxruntime on "
+        "the rows evaluated; predictions and logits against torch in float32. Latency of one call on one thread, every "
+        "file timed in turn in each round; the median over the rounds. Activations in float stand between a step back "
+        "to float and one to integers; a ReLU is the lower end of the integers' range and vanishes. Mean ± sample "
         "standard deviation over seeds.",
         header=header_of(columns),
         rows=rows_of([*widened, *others], "int8", ("model", "precision"), columns),
@@ -65,6 +74,6 @@ def _widened(record: MeasurementRecord, sizes: Sequence[int]) -> MeasurementReco
         facts = {key: value for key, value in row.items() if key not in _OF_A_BATCH_SIZE}
         facts |= {f"median_ms, {size}": None for size in sizes}
         wide = rows.setdefault((row["model"], row["precision"]), facts)
-        wide["megabytes"] = row["bytes"] / 1e6
+        wide["megabytes"] = row["file_bytes"] / 1e6
         wide[f"median_ms, {row['batch_size']}"] = row["median_ms"]
     return dataclasses.replace(record, rows=tuple(rows.values()))

@@ -15,6 +15,7 @@ from hf_lgelu.report.downstream.measurements import (
     values_of,
 )
 from hf_lgelu.report.downstream.tables.columns import amount
+from hf_lgelu.report.downstream.tables.int8 import INT8
 from hf_lgelu.report.markup import Cell, Table
 from hf_lgelu.report.numbers import MISSING, NONE, digits_of, largest, listed, number
 
@@ -62,7 +63,7 @@ def _int8(records: Records) -> tuple[str, Mapping[str, str]]:
     size = max(size for _, _, size in timed)
     texts = {}
     for model in _MODELS:
-        pair = [timed.get((model, precision, size)) for precision in ("float32", "int8")]
+        pair = [timed.get((model, precision, size)) for precision in ("float32", INT8)]
         if all(pair):
             digits = digits_of(pair[0][0]["metric"])
             scores = " → ".join(number(_mean(rows, "score"), digits) for rows in pair)
@@ -77,7 +78,7 @@ def _verification(records: Records) -> tuple[str, Mapping[str, str]]:
     points = max(row["points"] for rows in asked.values() for row in rows if row["points"] is not None)
     texts = {}
     for model in _MODELS:
-        found = [rows for (name, _), rows in asked.items() if name == model]
+        found = [asked[model, epsilon] for epsilon in (None, *epsilons) if (model, epsilon) in asked]
         if any(rows[0]["refusal"] is not None for rows in found):
             texts[model] = "refused"
         elif found:
@@ -95,7 +96,7 @@ def _pruning(records: Records) -> tuple[str, Mapping[str, str]]:
         if all(pair):
             digits = digits_of(pair[0][0]["metric"])
             texts[model] = ", ".join(number(_mean(found, "score_finetuned"), digits) for found in pair)
-    return f"score without {half:.0%} of the units, fine-tuned: by APoZ, by magnitude", texts
+    return f"score without {half * 100:.0f} % of the units, fine-tuned: by APoZ, by magnitude", texts
 
 
 def _linear_pieces(records: Records) -> tuple[str, Mapping[str, str]]:
