@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LINE = 0.185
-"""Height of a line with its gap, in inches, the same in every card."""
+"""Height of a line with its gap, in inches; less where a card would not hold its lines otherwise."""
 
 _GAP = 0.4  # lines between two groups
 
@@ -48,7 +48,8 @@ def draw_bars(figure: "Figure", box: Box, groups: Mapping[str, Sequence[Bar]], *
     """
     axis = plot_at(figure, box)
     axis.set_axis_off()
-    lines = box.height / LINE
+    needed = sum(1 + max(1, len(bars)) + _GAP for bars in groups.values()) - _GAP
+    lines = max(needed, box.height / LINE)
     axis.set_ylim(0.5 - lines, 0.5)
     longest = max((_length(bar) for bars in groups.values() for bar in bars), default=0) or 1
     axis.set_xlim(0, longest * box.width / (box.width - text_width))

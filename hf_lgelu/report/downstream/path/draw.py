@@ -30,8 +30,8 @@ NAMES = {"mlp-digits": "digits", "mlp-fmnist": "Fashion-MNIST"}
 
 _TOOLS = ("torch", "onnxruntime", "maraboupy")
 _WIDTH, _EDGE = 10.0, 0.15
-_BELOW, _ABOVE = Box(_EDGE, 0.55, 2.3, 2.95), Box(_EDGE, 4.0, 3.0, 2.75)
-_HEIGHT = 7.3
+_BELOW, _ABOVE = Box(_EDGE, 0.55, 2.3, 3.3), Box(_EDGE, 4.35, 3.0, 2.75)
+_HEIGHT = 7.65
 
 
 def draw_path(runs: Sequence[RunRecord], measurements: Sequence[MeasurementRecord]) -> Drawing | None:
