@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_lgelu.downstream.records import write_measurement
 from hf_lgelu.studies.records import write_record
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "report.py"
@@ -42,4 +43,27 @@ def test_a_wrong_file_of_the_papers_values_is_refused_before_anything_is_written
     (tmp_path / "paper.json").write_text('{"mlp-adults": {}}')
     with pytest.raises(ValueError, match="benchmark 'mlp-adults' is unknown; accepted: "):
         report("--output_dir", tmp_path / "out", "--paper_values", tmp_path / "paper.json")
+    assert not (tmp_path / "out").exists()
+
+
+def test_downstream_measurements_come_from_a_folder_of_their_own(report, measurement_of, record_of, tmp_path, capsys):
+    measured = tmp_path / "measured"
+    row = {"model": "gelu", "layer": "a", "gate": "gelu", "units": 8, "values": 9, "apoz": 0.0, "off_fraction": 0.25}
+    row |= {"near_zero_fraction": 0.0, "mean_absolute": 1.0, "dead_units": 0, "never_on_units": 0}
+    write_measurement(measurement_of("zeros", [row]), measured)
+    name = "downstream/mlp-digits/gelu-seed0"
+    write_record(record_of(benchmark="mlp-digits", name=name), measured / "runs" / name)
+    report("--output_dir", tmp_path / "out", "--downstream", measured)
+    printed = capsys.readouterr().out
+    assert "| mlp-digits | float32 → int8 | missing |" in printed
+    assert "| mlp-digits, downstream |" in printed
+    assert "| mlp-digits | GELU |" not in printed, "its network is not one more run of the paper's tables"
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert 'id="downstream-zeros"' in page
+    assert {path.name for path in (tmp_path / "out" / "figures").glob("*.png")} >= {"path.png", "downstream-zeros.png"}
+
+
+def test_a_folder_without_measurements_is_refused_before_anything_is_written(report, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no measurement below"):
+        report("--output_dir", tmp_path / "out", "--downstream", tmp_path / "runs")
     assert not (tmp_path / "out").exists()
