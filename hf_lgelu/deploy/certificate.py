@@ -12,7 +12,7 @@ from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.deploy.comparison import outputs_of
 from hf_lgelu.deploy.input_flow import NotPiecewiseAffineError
 from hf_lgelu.deploy.swap_error import bound_swap
-from hf_lgelu.models.example_run import ExampleInputs, forward_hooks, run_example
+from hf_lgelu.models.example_run import ExampleInputs, forward_hooks
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.surgery import relu_substitution
@@ -85,11 +85,14 @@ def certify_substitution(
             the bound over every input; without any, it is known where the first layer is linear.
         batch_size: rows of a tensor at a time.
 
-    Raises ValueError if the model has no λ-GELU, RuntimeError if it gives no floating-point output.
+    Raises:
+        ValueError: the model has no λ-GELU; the inputs have no row, or a tensor of them holds NaN or infinity.
+        RuntimeError: the model gives no floating-point output, or one that is not finite.
     """
     hardness_profile(model)  # refuses a model without λ-GELU in its own words
     network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
     inputs = _in_float64(network, inputs)
+    _check_finite(inputs)
     batches = inputs.split(batch_size) if isinstance(inputs, Tensor) else [] if inputs is None else [inputs]
     bounds, reason = _every_input_bound(network, inputs)
     measured, agree, rows, gates = _measure(network, batches) if batches else (None, None, None, {})
@@ -111,6 +114,15 @@ def _in_float64(network: nn.Module, inputs: ExampleInputs | None) -> ExampleInpu
     return inputs.detach().double() if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
 
 
+def _check_finite(inputs: ExampleInputs | None) -> None:
+    if not isinstance(inputs, Tensor):
+        return
+    if inputs.ndim == 0 or len(inputs) == 0:
+        raise ValueError(f"inputs must have shape (N, ...) with N ≥ 1, got {tuple(inputs.shape)}")
+    if not bool(inputs.isfinite().all()):
+        raise ValueError("inputs hold NaN or infinity; give finite ones")
+
+
 def _every_input_bound(network: nn.Module, inputs: ExampleInputs | None) -> tuple[Tensor | None, str | None]:
     guessed = inputs is None
     if guessed:
@@ -127,10 +139,8 @@ def _every_input_bound(network: nn.Module, inputs: ExampleInputs | None) -> tupl
     except RuntimeError as error:
         if not guessed:
             raise
-        return (
-            None,
-            f"an input of {tuple(inputs.shape)} was tried and is not what the network takes ({error}); pass inputs",
-        )
+        shape = tuple(inputs.shape)
+        return None, f"an input of {shape} was tried and is not what the network takes ({error}); pass inputs"
     return bounds[0], None
 
 
@@ -147,18 +157,17 @@ def _on_inputs(network: nn.Module, batches: list[Tensor]) -> tuple[float, float]
     return largest, certified / rows
 
 
-def _measure(network: nn.Module, batches: list[ExampleInputs]) -> tuple[float, float, int, dict[str, float]]:
-    sites = find_sites(network, ("lambda_gelu",))
-    names = {id(site.module): site.name for site in sites}
-    gates = {site.name: 0.0 for site in sites}
+def _measure(network: nn.Module, batches: list[ExampleInputs]) -> tuple[float, float, int, dict[nn.Module, float]]:
+    """Largest change, share and number of equal predictions, and each gate's largest error, at all of its places."""
+    gates = {site.module: 0.0 for site in find_sites(network, ("lambda_gelu",))}
 
     def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         error = (output - args[0].relu()).abs().max().item() if output.numel() else 0.0
-        gates[names[id(module)]] = max(gates[names[id(module)]], error)
+        gates[module] = max(gates[module], error)
 
     largest, agree, rows = 0.0, 0, 0
     for batch in batches:
-        with forward_hooks([site.module for site in sites], watch):
+        with forward_hooks(list(gates), watch):
             before = _scores(network, batch)
         with relu_substitution(network, kinds=("lambda_gelu",)):
             after = _scores(network, batch)
@@ -169,18 +178,17 @@ def _measure(network: nn.Module, batches: list[ExampleInputs]) -> tuple[float, f
 
 
 def _scores(network: nn.Module, batch: ExampleInputs) -> Tensor:
-    output = run_example(network, batch)
-    if isinstance(getattr(output, "logits", None), Tensor):
-        return output.logits  # before them stands the loss, where the inputs have labels
-    outputs = [output] if isinstance(output, Tensor) else outputs_of(network, batch)
-    if not outputs or not outputs[0].is_floating_point():
+    outputs = outputs_of(network, batch)
+    if not outputs:
         raise RuntimeError("the model gives no floating-point output to compare")
+    if not bool(outputs[0].isfinite().all()):
+        raise RuntimeError("the model's output holds NaN or infinity on these inputs; nothing can be said of the swap")
     return outputs[0]
 
 
-def _sites(network: nn.Module, gates: dict[str, float]) -> tuple[SiteCertificate, ...]:
+def _sites(network: nn.Module, gates: dict[nn.Module, float]) -> tuple[SiteCertificate, ...]:
     found = []
     for site in find_sites(network, ("lambda_gelu",)):
         hardness = site.module.hardness.min().item()
-        found.append(SiteCertificate(site.name, hardness, swap_error_bound(hardness), gates.get(site.name)))
+        found.append(SiteCertificate(site.name, hardness, swap_error_bound(hardness), gates.get(site.module)))
     return tuple(found)

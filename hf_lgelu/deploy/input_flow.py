@@ -142,7 +142,7 @@ class InputFlow(TorchDispatchMode):
         if name == "relu":
             return self._run_relu(function, args[0])
         if name not in OPERATIONS:
-            raise self._refusal(name, "of the input is neither affine nor ReLU")
+            raise self._refusal(name, "of the input is not known to be affine, and is no ReLU")
         foreign = "rounding_mode" in kwargs or "out" in kwargs  # `out` holds other values than it is read with here
         if self.depends(kwargs) or foreign or not OPERATIONS[name](args, self.depends):
             raise self._refusal(name, "is not affine in the input as it is called here")

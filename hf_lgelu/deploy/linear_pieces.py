@@ -48,6 +48,8 @@ class LocalLinearModels:
     @property
     def distinct_regions(self) -> int:
         """How many different patterns the inputs have."""
+        if self.pattern.shape[1] == 0:
+            return 1  # a network without ReLU is one affine function
         return len(torch.unique(self.pattern, dim=0))
 
     def apply(self, inputs: Tensor) -> Tensor:

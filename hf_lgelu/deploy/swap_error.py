@@ -138,7 +138,9 @@ def _carried(
         return bound(value) if isinstance(value, Tensor) else value
 
     def factor(value: Any) -> Any:
-        return bound(value) if depends(value) else abs(value)
+        if depends(value):
+            return bound(value)
+        return value.abs() if isinstance(value, Tensor) and value.dtype != torch.bool else abs(value * 1.0)
 
     if name in NONNEGATIVE_LINEAR:
         arguments = (error(args[0]), *args[1:2], 0) if name == "constant_pad_nd" else (error(args[0]), *args[1:])

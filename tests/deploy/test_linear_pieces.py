@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, ViTConfig, ViTForImageClassification
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.deploy.linear_pieces import local_linear_model
@@ -210,3 +211,100 @@ def test_wrong_inputs():
         local_linear_model(relu_mlp(), torch.full((2, 5), torch.nan))
     with pytest.raises(ValueError, match="one for each piece"):
         local_linear_model(relu_mlp(), torch.ones(2, 5)).apply(torch.ones(3, 5))
+
+
+def test_at_a_kink_the_unit_is_off_and_the_piece_is_that_of_the_side_where_it_is_off():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        model[0].bias.copy_(torch.tensor([0.0, 1.0]))
+        model[2].weight.copy_(torch.tensor([[5.0, 7.0]]))
+        model[2].bias.fill_(0.5)
+    inputs = torch.tensor([[0.0, 2.0], [-0.0, -1.0], [3.0, -1.0]])  # exactly 0 in front of one ReLU, of both, of one
+    pieces = local_linear_model(model, inputs)
+    assert pieces.pattern.tolist() == [[False, True], [False, False], [True, False]]
+    assert pieces.weight.tolist() == [[[0.0, 7.0]], [[0.0, 0.0]], [[5.0, 0.0]]]
+    assert pieces.bias.tolist() == [[7.5], [0.5], [0.5]]
+    assert torch.equal(pieces.apply(inputs), pieces.scores(inputs))
+    # f at (-1, 4), (-1, -3) and (1, -9), which lie on the sides where those units are off
+    off = torch.tensor([[-1.0, 4.0], [-1.0, -3.0], [1.0, -9.0]])
+    assert pieces.same_region(off).tolist() == [True, True, True]
+    assert pieces.apply(off).tolist() == [[35.5], [0.5], [5.5]]
+    on = torch.tensor([[1e-9, 2.0], [-1.0, -0.9], [3.0, 0.0]])
+    assert pieces.same_region(on).tolist() == [False, False, False]
+
+
+def test_a_network_without_relu_is_one_piece():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    pieces = local_linear_model(model, torch.randn(5, 3))
+    expected = (model[1].weight.double() @ model[0].weight.double()).detach()
+    torch.testing.assert_close(pieces.weight, expected.expand(5, 2, 3), rtol=0, atol=1e-14)
+    assert pieces.distinct_regions == 1
+    assert pieces.same_region(torch.randn(5, 3)).all()
+
+
+class Applied(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x / (1 + x.sum(1, keepdim=True)), "div in 2"),
+        (lambda x: 1 / x, "reciprocal in 2"),
+        (lambda x: nn.functional.normalize(x), "norm in 2"),
+        (lambda x: x @ x.T, "mm in 2"),
+        (lambda x: torch.div(x, 2, rounding_mode="floor"), "div in 2"),
+        (lambda x: x.clamp(min=0), "clamp in 2"),
+        (lambda x: x * float(x.sum()), "_local_scalar_dense in 2"),
+        (lambda x: x.round(), "round in 2"),
+    ],
+)
+def test_the_operation_is_named_with_its_place(function, words):
+    with pytest.raises(ValueError, match=words):
+        local_linear_model(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Applied(function)), torch.randn(3, 4))
+
+
+def test_division_by_a_constant_and_a_mask_are_affine():
+    mask = torch.tensor([True, False, True])
+    model = nn.Sequential(nn.Linear(3, 3), Applied(lambda x: -x * mask / 4 - 2))
+    pieces = local_linear_model(model, torch.randn(2, 3))
+    expected = (model[0].weight.double() * torch.tensor([-0.25, 0.0, -0.25])[:, None]).detach()
+    torch.testing.assert_close(pieces.weight[1], expected, rtol=0, atol=1e-15)
+
+
+TRANSFORMER = {
+    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12, "hidden_act": "relu",
+}  # fmt: skip
+
+
+class FromEmbeddings(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(inputs_embeds=x).last_hidden_state[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "words"),
+    [
+        (lambda: ViTForImageClassification(ViTConfig(**TRANSFORMER, image_size=8, patch_size=4)), (3, 8, 8),
+         r"native_layer_norm in vit\..*layernorm_before"),
+        (lambda: FromEmbeddings(BertModel(BertConfig(**TRANSFORMER, vocab_size=9), add_pooling_layer=False)), (4, 8),
+         r"native_layer_norm in model\.embeddings\.LayerNorm"),
+        (lambda: FromEmbeddings(GPT2Model(GPT2Config(
+            n_layer=1, n_head=2, n_embd=8, vocab_size=9, n_positions=8, activation_function="relu", bos_token_id=0,
+            eos_token_id=0))), (4, 8), r"native_layer_norm in model\.h\.0\.ln_1"),
+    ],
+    ids=["vit", "bert", "gpt2"],
+)  # fmt: skip
+def test_transformers_with_relu_are_refused_by_their_first_layer_norm(build, shape, words):
+    with pytest.raises(ValueError, match=words):
+        local_linear_model(build(), torch.randn(2, *shape))
