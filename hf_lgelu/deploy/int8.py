@@ -5,14 +5,9 @@ calibration sees (MinMax). With unsigned activations a ReLU costs nothing: it is
 activation is computed in float between a dequantization and a quantization.
 """
 
-import contextlib
-import io
-import logging
 import os
 import tempfile
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +24,7 @@ from hf_lgelu.deploy.onnx_run import (
     count_operations,
     strip_metadata,
 )
+from hf_lgelu.deploy.silence import silence_python
 from hf_lgelu.deploy.whole_file import whole_file
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
@@ -67,6 +63,18 @@ class Int8Report:
     vanished_activations: int
     counts: GraphCounts
 
+    def __str__(self) -> str:
+        counts = self.counts
+        lines = [
+            f"{self.path}: int8, {self.file_bytes:,} bytes (float32: {self.float_file_bytes:,}), calibrated on "
+            f"{self.calibration_rows:,} rows",
+            f"  {counts.integer_layers} layers in integers, {counts.quantize} steps from float to integers and "
+            f"{counts.dequantize} back",
+            f"  of {self.activations} activations, {self.vanished_activations} are part of an integer operation and "
+            f"{self.float_activations} are computed in float",
+        ]
+        return "\n".join(lines)
+
 
 def quantize_onnx(
     path: str | os.PathLike,
@@ -98,7 +106,7 @@ def quantize_onnx(
     batches = _check_batches(calibration_batches, OnnxModel(path).input_names)
     with whole_file(output_path, overwrite=overwrite) as file:
         prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
-        with _quiet():
+        with silence_python():  # the quantizer gives advice on the root logger
             # Its symbolic shapes need one more package and stop at operations of transformers; ONNX's own suffice.
             require("onnxruntime.quantization.shape_inference", "onnx").quant_pre_process(
                 os.fspath(path), os.fspath(prepared), skip_symbolic_shape=True
@@ -178,16 +186,3 @@ def _save_stripped(source: Path, target: Path) -> None:
     proto = onnx.load(os.fspath(source))
     strip_metadata(proto)
     onnx.save(proto, os.fspath(target))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the quantizer's advice on its root logger and stdout."""
-    log = logging.getLogger()
-    disabled, log.disabled = log.disabled, True
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.disabled = disabled

@@ -6,19 +6,17 @@ What its Python interface does not tell: constraints stay with a network unless 
 
 import math
 import os
-import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from hf_lgelu.deploy.extras import require
-from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.deploy.onnx_export import export_onnx
+from hf_lgelu.deploy.silence import silence_process
 
 
 class ScoresOnly(nn.Module):
@@ -33,6 +31,10 @@ class ScoresOnly(nn.Module):
         return output if isinstance(output, Tensor) else output.logits
 
 
+class UnreadableNetworkError(RuntimeError):
+    """Marabou does not know an operation of the graph; the message has its own words."""
+
+
 class MarabouNetwork:
     """A network as Marabou read it from ONNX.
 
@@ -40,21 +42,24 @@ class MarabouNetwork:
         model: gives class scores, a tensor or an output with `logits`.
         example: one row of inputs, (1, ...).
 
-    Raises ImportError that names the extra [verify], or RuntimeError with Marabou's own words where it does not
-    know an operation of the graph.
+    Raises ImportError that names the extra [verify], UnreadableNetworkError, or RuntimeError if the ONNX export of the
+    model computes something else than the model.
     """
 
     def __init__(self, model: nn.Module, example: Tensor) -> None:
         self._marabou = _import_marabou()
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "model.onnx")
-            _write_onnx(model, example, file)
+            # A proof is about the graph: the export compares it with torch.
+            export_onnx(ScoresOnly(model), file, example, dynamic_axes={})
             try:
-                with _quiet():
+                with silence_process():
                     self._network = self._marabou.read_onnx(file)
             # The parser has no error class of its own, and looks operations and constants up in dictionaries.
             except (NotImplementedError, RuntimeError, KeyError, TypeError, ValueError) as error:
-                raise RuntimeError(f"Marabou cannot read the network: {type(error).__name__}: {error}") from error
+                raise UnreadableNetworkError(
+                    f"Marabou cannot read the network: {type(error).__name__}: {error}"
+                ) from error
         network = self._network
         self._inputs = [int(variable) for variable in np.concatenate([v.flatten() for v in network.inputVars])]
         self._scores = [int(variable) for variable in network.outputVars[0].flatten()]
@@ -71,7 +76,7 @@ class MarabouNetwork:
         """
         leads = self._pose(lower, upper, label, others)
         self._network.outputVars = [np.array(list(leads.values()))]
-        with _quiet():
+        with silence_process():
             _, bounds, _ = self._network.calculateBounds(verbose=False, options=self._options(timeout_seconds))
         return {other: float(bounds[lead][1]) if lead in bounds else math.inf for other, lead in leads.items()}
 
@@ -85,7 +90,7 @@ class MarabouNetwork:
         """
         leads = self._pose(lower, upper, label, [other])
         self._network.setLowerBound(leads[other], margin)
-        with _quiet():
+        with silence_process():
             answer, values, _ = self._network.solve(verbose=False, options=self._options(timeout_seconds))
         return answer, np.array([values[variable] for variable in self._inputs]) if answer == "sat" else None
 
@@ -119,39 +124,14 @@ def marabou_refusal(model: nn.Module, example: Tensor) -> str | None:
     """What Marabou says when it cannot read the network, or None if it can; `example` is one row, (1, ...)."""
     try:
         MarabouNetwork(model, example)
-    except RuntimeError as error:
+    except UnreadableNetworkError as error:
         return str(error)
     return None
 
 
 def _import_marabou() -> Any:
-    require("onnxscript", "verify")
-    require("onnx", "verify")
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        require(package, "verify")
     with warnings.catch_warnings():  # its TensorFlow parser is missing, which is no matter here
         warnings.simplefilter("ignore")
         return require("maraboupy.Marabou", "verify")
-
-
-def _write_onnx(model: nn.Module, example: Tensor, file: str) -> None:
-    scores = ScoresOnly(model)
-    with evaluation_mode(scores), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(scores, (example,), file, dynamo=True, external_data=False, verbose=False)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Nothing on stdout and stderr inside, not even from C++, which sys.stdout does not see."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
-    try:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        sys.stdout.flush()
-        for descriptor, number in zip(kept, (1, 2), strict=True):
-            os.dup2(descriptor, number)
-            os.close(descriptor)

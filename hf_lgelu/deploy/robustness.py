@@ -53,6 +53,15 @@ class RobustnessReport:
         found = [result for result in self.results if result.epsilon == epsilon and result.status == status]
         return sum(by is None or result.by == by for result in found)
 
+    def __str__(self) -> str:
+        lines = [f"Is the class the same in the whole ball, up to a lead of {self.margin:g}?"]
+        for epsilon in dict.fromkeys(result.epsilon for result in self.results):
+            counts = {status: self.count(epsilon, status) for status in STATUSES}
+            told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+            seconds = sum(result.seconds for result in self.results if result.epsilon == epsilon)
+            lines.append(f"  ε = {epsilon:g}: {told} of {sum(counts.values())} in {seconds:.3g} s")
+        return "\n".join(lines)
+
 
 def verify_robustness(
     model: nn.Module,
@@ -101,9 +110,11 @@ def verify_robustness(
         RuntimeError: Marabou cannot read the graph, in its own words.
     """
     _check(model, inputs, labels, epsilons, timeout_seconds, margin)
+    _check_box(inputs, scale, input_range)
     _refuse_smooth(model, inputs[:1])
     scores = ScoresOnly(model)
     with evaluation_mode(scores):
+        _check_labels(scores, inputs[:1], labels)
         verifier = _Verifier(
             scores, MarabouNetwork(model, inputs[:1]), timeout_seconds, margin, attack_steps, attack_restarts, seed
         )
@@ -233,3 +244,29 @@ def _check(
         raise ValueError(f"epsilons must be finite numbers of at least 0, one or more, got {list(epsilons)}")
     if not (timeout_seconds > 0 and margin > 0):
         raise ValueError(f"timeout_seconds and margin must be above 0, got {timeout_seconds} and {margin}")
+
+
+def _check_box(
+    inputs: Tensor, scale: Tensor | float, input_range: tuple[Tensor | float, Tensor | float] | None
+) -> None:
+    # An empty box, or one with NaN, holds no counterexample and would be "proved".
+    if not inputs.isfinite().all():
+        raise ValueError("inputs must be finite; there is NaN or infinity in them")
+    size = torch.as_tensor(scale)
+    if not ((size >= 0) & size.isfinite()).all():
+        raise ValueError(f"scale must be finite and at least 0, got {size.min().item():g} to {size.max().item():g}")
+    if input_range is not None:
+        lowest, highest = (torch.as_tensor(end, dtype=torch.float64) for end in input_range)
+        if not (lowest <= highest).all():
+            raise ValueError("input_range must be (lowest, highest), lowest at most highest for every feature")
+
+
+@torch.no_grad()
+def _check_labels(scores: ScoresOnly, example: Tensor, labels: Tensor) -> None:
+    shape = scores(example).shape
+    if len(shape) != 2 or shape[1] < 2:
+        raise ValueError(f"model must give scores of at least 2 classes, (batch, classes), got {tuple(shape)}")
+    if not ((labels >= 0) & (labels < shape[1])).all():
+        raise ValueError(
+            f"labels must be 0 to {shape[1] - 1}, the classes of the scores, got {labels.min()} to {labels.max()}"
+        )

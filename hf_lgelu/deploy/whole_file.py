@@ -1,11 +1,11 @@
 """A file that is complete or not there."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from hf_lgelu.deploy.whole_folder import folder_beside
 
 
 @contextmanager
@@ -24,11 +24,7 @@ def whole_file(target: str | os.PathLike, *, overwrite: bool = False) -> Iterato
         raise IsADirectoryError(f"{target} is a folder; give the path of a file")
     if target.exists() and not overwrite:
         raise FileExistsError(f"{target} is there already; give another path, or replace it with overwrite=True")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    try:
+    with folder_beside(target) as folder:
         new = folder / target.name
         yield new
         os.replace(new, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

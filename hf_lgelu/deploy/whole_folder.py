@@ -29,14 +29,21 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         raise FileExistsError(
             f"{target} is not empty; give another folder, or replace this one with overwrite=True (--overwrite)"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    try:
+    with folder_beside(target) as new:
         yield new
         os.chmod(new, 0o755)  # mkdtemp's 0700 would hide it from the people it is shared with
         _put(new, target)
+
+
+@contextmanager
+def folder_beside(target: Path) -> Iterator[Path]:
+    """Yield a new hidden folder beside `target`, on the same disk; it is removed in the end, if it is still there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        yield folder
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put(new: Path, target: Path) -> None:

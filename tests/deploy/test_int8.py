@@ -93,6 +93,12 @@ def test_relu_vanishes_into_integers_and_gelu_does_not(files):
     for report in (relu, gelu):
         assert (report.counts.integer_layers, report.calibration_rows) == (2, 64)
     assert (gelu.counts.quantize, gelu.counts.dequantize) == (2, 2)
+    path, out, _ = files["Gelu"]
+    assert str(gelu).splitlines() == [
+        f"{out}: int8, {out.stat().st_size:,} bytes (float32: {path.stat().st_size:,}), calibrated on 64 rows",
+        "  2 layers in integers, 2 steps from float to integers and 2 back",
+        "  of 1 activations, 0 are part of an integer operation and 1 are computed in float",
+    ]
 
 
 def test_a_relu_fused_into_a_float_layer_counts_as_float(files):

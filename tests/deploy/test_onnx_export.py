@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import hf_lgelu  # noqa: F401  registers lambda_gelu
 from hf_lgelu.deploy import onnx_export
-from hf_lgelu.deploy.onnx_export import export_onnx, named_inputs
+from hf_lgelu.deploy.onnx_export import export_onnx
+from hf_lgelu.deploy.onnx_inputs import named_inputs
 from hf_lgelu.deploy.onnx_run import OnnxModel, count_operations
 from hf_lgelu.deploy.whole_file import whole_file
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -80,8 +81,13 @@ def test_the_report_says_what_is_in_the_file(exported_mlp):
     assert report.file_bytes == path.stat().st_size > 4 * (5 * 7 + 7 * 7 + 7 * 3)
     assert report.activations == 2 == count_operations(path)[OPERATION[activation]]
     assert 0 <= report.max_abs_difference < 1e-6
-    assert report.other_shapes == ({"batch": 2}, {"batch": 2})
+    assert report.other_shapes == ({"batch": 2}, {"batch": 3})
     assert [entry.name for entry in path.parent.iterdir()] == ["mlp.onnx"]
+    told = str(report)
+    assert told.startswith(f"{path}: ONNX opset 20, {report.file_bytes:,} bytes, 2 activations\n")
+    assert "features (batch, 5) → logits" in told
+    assert f"at most {report.max_abs_difference:.3g} of outputs up to {report.largest_output:.3g} on the" in told
+    assert f"at batch 2 and batch 3: at most {report.other_shapes_max_abs_difference:.3g}" in told
 
 
 def test_the_file_tells_nothing_of_where_it_was_made(exported_mlp, exported_gpt2):
