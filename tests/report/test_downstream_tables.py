@@ -57,7 +57,7 @@ def test_measurements_of_networks_trained_anew_do_not_mix(measurement_of, summar
 def test_settings_seconds_and_machines_by_hand(measurement_of):
     records = [measurement_of("int8", [{}]), measurement_of("int8", [{}], seed=2, seconds=99.6)]
     assert measured_with_table(records).texts == [
-        ["int8", "mlp-digits", "0, 2", "points 4; epsilons 0.01, 0.5", "12, 100", "abacus, 1 thread"],
+        ["int8", "mlp-digits", "0, 2", "points 4; epsilons 0.01, 0.5", "12.4, 99.6", "abacus, 1 thread"],
     ]
     assert measured_with_table(records).notes == ("Versions: torch 1.",)
 

@@ -48,7 +48,7 @@ PARTS: dict[str, Part] = {
     ),
     "verification": Part(
         "Downstream: proofs of robustness",
-        "Marabou decides exactly whether a ReLU network can be fooled near an input. It has no smooth gate.",
+        "Marabou decides exactly, given the time, whether a ReLU network can be fooled near an input. It has no GELU.",
         (verification_table,),
         draw_verification,
     ),

@@ -46,7 +46,7 @@ def _row(name: str, benchmark: str, records: Sequence[MeasurementRecord]) -> tup
         benchmark,
         listed([record.seed for record in records]),
         either([_settings(record.settings) for record in records]),
-        either([f"{record.seconds:.0f}" for record in records]).replace(" or ", ", "),
+        listed([f"{record.seconds:.1f}" for record in records]),
         either([machine_of(record) for record in records]),
     )
 

@@ -40,12 +40,14 @@ def overview_table(measurements: Records) -> Table:
     return Table(
         key="downstream",
         title="What the ReLU networks allow",
-        caption="Means over seeds, of errors the largest. One CPU thread; the report has the deviations, the settings "
-        "and every other row. int8 by onnxruntime, the median time of a batch; proofs by Marabou, which refuses the "
-        "GELU network (other verifiers can bound it).",
+        caption="Means over seeds, of errors the largest; the report has the deviations, the settings, the machines "
+        "and every other row. int8 by onnxruntime, with the median time of a batch on one thread; proofs by Marabou, "
+        "which has no GELU (other verifiers can bound it).",
         header=("Benchmark", "Measured", *map(label_of, _MODELS), "Seeds"),
         rows=tuple(rows),
         in_groups=True,
+        text_columns=5,
+        wide_columns=(1, 2, 3, 4),
     )
 
 
