@@ -1,5 +1,6 @@
 """λ of each layer, before and after training, as one small picture."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ def draw_hardness(
 
     Args:
         path: of the file, whose folder is made if it is not there.
-        initial: {site: λ} before training; may be empty.
+        initial: {site: λ} before training; may be empty, or lack some.
         final: {site: λ} of the model on the card.
         final_label: what the bars are called in the legend.
 
@@ -33,7 +34,12 @@ def draw_hardness(
     axes.bar(places, list(final.values()), color="#4477aa", label=final_label)
     if initial:
         axes.plot(
-            places, [initial[site] for site in final], "o", color="#ee6677", markersize=4, label="before training"
+            places,
+            [initial.get(site, math.nan) for site in final],
+            "o",
+            color="#ee6677",
+            markersize=4,
+            label="before training",
         )
     axes.set(yscale="log", xlabel="gate, in the order of the network", ylabel="hardness λ")
     axes.set_ylim(0.8, max(final.values()) * 1.6)

@@ -13,12 +13,13 @@ logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
 CONFIG_FILE = "config.json"
+LICENSE_FILE = "LICENSE"
 
 _SUFFIXES = (
     *(".safetensors", ".onnx", ".json", ".txt", ".md", ".png"),
     *(".jinja", ".model", ".tiktoken"),  # tokenizers
 )
-_TEXT_SUFFIXES = (".json", ".txt", ".md", ".jinja", ".py")
+_TEXT_SUFFIXES = (".json", ".txt", ".md", ".jinja", ".py", ".tiktoken")
 _SUBFOLDERS = ("figures", "chat_templates")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 # What Trainer leaves beside a model: the state of a training, not the model. A record may name local paths.
@@ -115,7 +116,7 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     names = [
         path.relative_to(folder).as_posix()
         for path in model_files
-        if path.suffix.lower() in _SUFFIXES or path.name == "LICENSE" or path.name in code
+        if path.suffix.lower() in _SUFFIXES or path.name == LICENSE_FILE or path.name in code
     ]
     _require_complete(folder, names)
     return sorted(names)
@@ -144,7 +145,7 @@ def _own_code(folder: Path) -> set[str]:
 
 def _refuse_tokens(folder: Path, names: list[str], token: str | None) -> None:
     for name in names:
-        if not name.endswith(_TEXT_SUFFIXES):
+        if not name.endswith(_TEXT_SUFFIXES) and name != LICENSE_FILE:
             continue
         content = (folder / name).read_bytes()
         if _TOKEN.search(content) or (token and token.encode() in content):

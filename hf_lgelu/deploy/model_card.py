@@ -62,13 +62,13 @@ def card_data(
         source = card_tables.shown(record.data["source"])
         data.datasets = [source] if "/" in source else None
         data.metrics = [record.metric]
-        data.eval_results = [_eval_result(record, export, data.pipeline_tag or "other", source)]
+        value = record.last.relu_score if export == "relu" else record.last.score
+        if value is not None:  # a ReLU model that was not evaluated has no result, least of all the smooth one's
+            data.eval_results = [_eval_result(record, value, data.pipeline_tag or "other", source)]
     return data
 
 
-def _eval_result(record: RunRecord, export: str, task: str, source: str) -> EvalResult:
-    last = record.last
-    value = last.relu_score if export == "relu" and last.relu_score is not None else last.score
+def _eval_result(record: RunRecord, value: float, task: str, source: str) -> EvalResult:
     return EvalResult(
         task_type=task,
         dataset_type=source,
@@ -214,7 +214,9 @@ def _task(model_class: str) -> str | None:
 
 
 def _hub_id(pretrained: str | None) -> str | None:
-    return pretrained if pretrained and card_tables.shown(pretrained) == pretrained else None
+    if not pretrained or Path(pretrained).exists() or card_tables.shown(pretrained) != pretrained:
+        return None
+    return pretrained
 
 
 def _summary(record: RunRecord | None, export: str, checkpoint: CheckpointFacts, hardness: Mapping[str, float]) -> str:

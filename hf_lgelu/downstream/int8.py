@@ -20,7 +20,7 @@ from hf_lgelu.benchmarks.image_rows import ImageRows
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
 from hf_lgelu.deploy.int8 import QUANTIZED_OPERATIONS, count_optimized, quantize_onnx
 from hf_lgelu.deploy.onnx_export import export_onnx
-from hf_lgelu.deploy.onnx_run import OnnxModel, count_activations
+from hf_lgelu.deploy.onnx_run import OnnxModel
 from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
 
@@ -141,21 +141,21 @@ def _variants(
     example = {key: torch.from_numpy(array[:4]) for key, array in calibration[0].items()}
     exported = export_onnx(network, file, example)
     shared = {"export_difference": max(exported.max_abs_difference, exported.other_shapes_max_abs_difference)}
-    activations = count_activations(file)
     made = []
     for precision in settings.precisions:
-        path, rows = file, None
-        if precision != FLOAT32:
+        if precision == FLOAT32:
+            path, rows, counts = file, None, count_optimized(file)
+        else:
             path = folder / f"{name}-{precision}.onnx"
-            rows = quantize_onnx(file, path, calibration, operations=precision.removeprefix("int8-")).calibration_rows
-        counts = count_optimized(path)
+            quantized = quantize_onnx(file, path, calibration, operations=precision.removeprefix("int8-"))
+            rows, counts = quantized.calibration_rows, quantized.counts
         facts = {
             **shared,
             "file_bytes": path.stat().st_size,
             "calibration_rows": rows,
-            "activations": activations,
+            "activations": exported.activations,
             "float_activations": counts.float_activations,
-            "vanished_activations": activations - counts.float_activations,
+            "vanished_activations": exported.activations - counts.float_activations,
             "integer_layers": counts.integer_layers,
             "quantize_nodes": counts.quantize,
             "dequantize_nodes": counts.dequantize,

@@ -150,9 +150,10 @@ def test_token_is_in_no_log_and_no_file(folder, hub, caplog, capfd):
 
 
 @pytest.mark.parametrize("token", [TOKEN, "a-token-of-another-shape"])
-def test_token_in_a_file_stops_the_push(folder, hub, token):
-    (folder / "tokenizer_config.json").write_text(json.dumps({"token": token}))
-    with pytest.raises(ValueError, match=r"^tokenizer_config.json holds what looks like an access token") as refusal:
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "LICENSE"])
+def test_token_in_a_file_stops_the_push(folder, hub, token, name):
+    (folder / name).write_text(json.dumps({"token": token}))
+    with pytest.raises(ValueError, match=rf"^{name} holds what looks like an access token") as refusal:
         push(folder, hub, token=token)
     assert token not in str(refusal.value)
     assert hub.requests == []

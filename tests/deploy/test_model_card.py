@@ -121,6 +121,8 @@ def test_a_local_folder_that_looks_like_a_hub_id(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "alice" / "gpt2").mkdir(parents=True)
     assert "alice" not in str(render_card(with_config(pretrained="alice/gpt2")))
+    (tmp_path / "ours").mkdir()
+    assert render_card(with_config(pretrained="ours")).data.base_model is None
     card = render_card(with_config(pretrained="bob/gpt2"))
     assert "| started from | bob/gpt2 |" in card.text
     assert card.data.base_model == "bob/gpt2"
@@ -130,6 +132,16 @@ def test_a_token_that_would_be_shown_stops_the_card():
     with pytest.raises(ValueError, match="access token") as refusal:
         render_card(with_config(pretrained="hf_abcdefghijklm"))
     assert "abcdef" not in str(refusal.value)
+
+
+def test_a_relu_model_that_was_not_evaluated_has_no_result():
+    last = dataclasses.replace(
+        RECORD.last, relu_score=None, relu_loss=None, relu_max_logit_change=None, relu_unchanged_predictions=None
+    )
+    card = render_card(dataclasses.replace(RECORD, epochs=(last,)), repo_id="someone/adult-relu")
+    assert ModelCard(str(card)).data.eval_results is None
+    assert "| λ-GELU, as trained | 0.8568 |" in card.text
+    assert "(this model)" not in card.text
 
 
 def test_perplexity_and_limits():
