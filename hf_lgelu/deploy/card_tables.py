@@ -103,13 +103,23 @@ def _percent(fraction: float) -> str:
     return "100 %" if fraction == 1 else f"{min(fraction, 0.9999):.2%}".replace("%", " %")
 
 
-def hardness_table(final: Mapping[str, float], initial: Mapping[str, float]) -> str:
-    """λ of every gate, before training where that is known, and the bound of the swap."""
-    lines = ["| gate | λ before training | λ | κ/λ |", "|---|---|---|---|"]
+def hardness_table(final: Mapping[str, float], earlier: Mapping[str, Mapping[str, float]]) -> str:
+    """λ of every gate, at the stages `earlier` (label → {gate: λ}) and at the end, and the bound of the swap."""
+    titles = ("gate", *(f"λ {label}" for label in earlier), "λ", "κ/λ")
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     for site, value in final.items():
-        before = f"{initial[site]:.4f}" if site in initial else "–"
-        lines.append(f"| `{site or 'model'}` | {before} | {value:.4g} | {swap_error_bound(value):.2g} |")
+        before = [f"{stage[site]:.4f}" if site in stage else "–" for stage in earlier.values()]
+        cells = (f"`{site or 'model'}`", *before, f"{value:.4g}", f"{swap_error_bound(value):.2g}")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def earlier_hardness(record: RunRecord | None) -> dict[str, Mapping[str, float]]:
+    """{stage: {gate: λ}} before the end of training; without a record, one stage of which nothing is known."""
+    stages: dict[str, Mapping[str, float]] = {"before training": record.initial_hardness if record else {}}
+    if record is not None and record.as_learned is not None:
+        stages["as learned, before hardening"] = record.as_learned.hardness
+    return stages
 
 
 def recipe(record: RunRecord) -> str:

@@ -123,7 +123,7 @@ def render_card(
         results=card_tables.results(record, export) if record else "",
         substitution=_substitution(record, export, change),
         figure=figure,
-        hardness=card_tables.hardness_table(hardness, record.initial_hardness if record else {}),
+        hardness=card_tables.hardness_table(hardness, card_tables.earlier_hardness(record)),
         recipe=card_tables.recipe(record) if record else "",
         plain_code=_plain_code(checkpoint, export, where),
         carried_code=loading_code.with_carried_code(where) if checkpoint.own_code and export != "lambda_gelu" else "",
@@ -158,7 +158,7 @@ def write_card(
         record, export=export, checkpoint=checkpoint, hardness=hardness, change=change, figure=FIGURE_FILE,
         repo_id=repo_id, license=license, base_model=base_model,
     )  # fmt: skip
-    draw_hardness(folder / FIGURE_FILE, record.initial_hardness if record else {}, hardness, final_label="trained")
+    draw_hardness(folder / FIGURE_FILE, card_tables.earlier_hardness(record), hardness)
     return _write(card, folder / CARD_FILE)
 
 
@@ -178,7 +178,7 @@ def write_record_card(
     path = Path(path)
     figure = Path("figures", f"{path.stem}.png")
     card = render_card(record, export=export, figure=figure.as_posix(), repo_id=repo_id, license=license)
-    draw_hardness(path.parent / figure, record.initial_hardness, record.last.hardness, final_label="trained")
+    draw_hardness(path.parent / figure, card_tables.earlier_hardness(record), record.last.hardness)
     return _write(card, path)
 
 

@@ -21,12 +21,15 @@ Schema, version 1 (`SCHEMA_VERSION`); every key is present, null where it does n
 
 import itertools
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from hf_lgelu.training.schedules import switch_position
 
 SCHEMA_VERSION = 1
 RECORD_FILE = "record.json"
@@ -84,6 +87,14 @@ class RunRecord:
         """The evaluation with the best score under substitution; None where nothing was substituted."""
         substituted = tuple(epoch for epoch in self.epochs if epoch.relu_score is not None)
         return self._best(substituted, lambda epoch: epoch.relu_score) if substituted else None
+
+    @property
+    def as_learned(self) -> EpochRecord | None:
+        """The last evaluation before hardening began: λ as the loss made it; None where there is none."""
+        if not self.config.get("harden"):
+            return None
+        switch = switch_position(math.ceil(self.config["num_train_epochs"]), self.config["switch_fraction"])
+        return max((epoch for epoch in self.epochs if epoch.epoch <= switch), key=lambda e: e.epoch, default=None)
 
     @property
     def drift(self) -> float | None:

@@ -254,3 +254,22 @@ def test_the_template_is_one_and_travels_with_the_package():
     assert "deploy/model_card_template.md" in settings["tool"]["setuptools"]["package-data"]["hf_lgelu"]
     citation = TEMPLATE.read_text(encoding="utf-8").partition("```bibtex\n")[2].partition("```")[0]
     assert citation in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_hardened_run_shows_what_its_gates_had_learned():
+    gate, other = "layers.0.activation", "layers.1.activation"
+    path = [
+        {gate: 1.25, other: 2.5},
+        {gate: 3.25, other: 7.125},
+        {gate: 80.0, other: 90.0},
+        {gate: 160.0, other: 160.0},
+    ]
+    epochs = tuple(
+        dataclasses.replace(RECORD.last, epoch=i + 1.0, hardness=hardness) for i, hardness in enumerate(path)
+    )
+    config = {**RECORD.config, "num_train_epochs": 4, "switch_fraction": 0.5}
+    record = dataclasses.replace(RECORD, epochs=epochs, config=config)
+    text = render_card(record).text
+    assert "| gate | λ before training | λ as learned, before hardening | λ | κ/λ |" in text
+    assert f"| `{other}` | 2.0000 | 7.1250 | 160 | 0.0011 |" in text
+    assert "as learned" not in render_card(dataclasses.replace(record, config={**config, "harden": False})).text

@@ -102,3 +102,15 @@ def test_records_below_a_folder_in_the_order_of_their_paths(record_of, tmp_path)
     assert [record.config["seed"] for record in read_records(tmp_path)] == [0, 1, 2]
     with pytest.raises(FileNotFoundError, match=r"no record\.json below"):
         read_records(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("fraction", "epochs", "learned"), [(0.25, 8, 2.0), (0.3, 7, 2.0), (0.25, 3, None), (0.99, 2.5, 2.0)]
+)
+def test_as_learned_is_the_last_evaluation_before_hardening_begins(record_of, fraction, epochs, learned):
+    config = {**record_of().config, "harden": True, "switch_fraction": fraction, "num_train_epochs": epochs}
+    scores = tuple(range(int(epochs)))
+    record = record_of(scores=scores, relu_scores=scores, config=config)
+    found = record.as_learned
+    assert (found.epoch if found else None) == learned
+    assert record_of(scores=scores, relu_scores=scores, config={**config, "harden": False}).as_learned is None
