@@ -59,11 +59,11 @@ def test_channels_of_an_image_lie_on_axis_one_and_calls_are_counted_apart():
     model.first.weight.data = torch.tensor([1.0, -1.0]).reshape(2, 1, 1, 1)
     model.first.bias.data.zero_()
     model.second.weight.data, model.second.bias.data = torch.zeros(5, 3), torch.tensor([-1.0, 0.0, 1.0, 2.0, -2.0])
-    x = torch.tensor([[1.0, -1.0, 2.0], [3.0, -4.0, 0.0]]).reshape(1, 1, 2, 3)
+    x = torch.tensor([[1.0, 5.0, 2.0], [3.0, -4.0, 0.0]]).reshape(1, 1, 2, 3)  # the second channel has five zeros
     model.train()
     zeros = measure_zeros(model, [x, x])
     assert list(zeros) == ["relu", "relu#2"]
-    assert zeros["relu"].zeros.tolist() == [2 * 3, 2 * 4]
+    assert zeros["relu"].zeros.tolist() == [2 * 2, 2 * 5]
     assert zeros["relu"].values == 12
     assert zeros["relu#2"].zeros.tolist() == [8, 8, 0, 0, 8]
     assert zeros["relu#2"].values == 8
@@ -83,11 +83,30 @@ def test_what_smooth_gates_would_be_as_relu_is_their_off_fraction():
     assert (first.kind, second.kind) == ("gelu", "relu")
 
 
+def test_near_zero_takes_the_threshold_in_and_dead_means_exact_zeros():
+    values = [[-0.5, 0.25, -2.0], [0.5, 0.75, -1.0]]
+
+    class Gate(nn.GELU):  # a smooth gate whose outputs are its inputs
+        def forward(self, x):
+            return x + 0
+
+    zeros = measure_zeros(nn.Sequential(Gate()), [torch.tensor(values)], threshold=0.5)["0"]
+    assert zeros.near_zero.tolist() == [2, 1, 0]
+    assert zeros.near_zero_fraction.tolist() == [1.0, 0.5, 0.0]
+    assert zeros.off.tolist() == [1, 0, 2]
+    assert zeros.mean_absolute.tolist() == [0.5, 0.5, 1.5]
+    assert zeros.dead_units == []  # the third is never on, but not at 0
+
+
 def test_wrong_input_is_refused():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with pytest.raises(ValueError, match="batches is empty"):
         measure_zeros(model, [])
     with pytest.raises(ValueError, match="threshold must be at least 0, got -1"):
         measure_zeros(model, [torch.zeros(1, 2)], threshold=-1)
+    with pytest.raises(ValueError, match="at least 0, got nan"):
+        measure_zeros(model, [torch.zeros(1, 2)], threshold=math.nan)
+    with pytest.raises(ValueError, match="0 has 5 units in one batch and 4 in another"):
+        measure_zeros(nn.Sequential(nn.ReLU()), [torch.zeros(1, 4), torch.zeros(1, 5)])
     with pytest.raises(ValueError, match=r"no activation module runs in Linear.*make them modules"):
         measure_zeros(nn.Linear(2, 2), [torch.zeros(1, 2)])
