@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 import torch
 from hub_server import HubServer
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file
 
 from hf_lgelu import anneal_hardness
@@ -159,6 +162,35 @@ def test_token_in_a_file_stops_the_push(folder, hub, token, name):
     assert hub.requests == []
 
 
+def test_the_environments_token_in_a_file_stops_the_push(folder, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "a-token-of-another-shape")
+    (folder / "notes.txt").write_text("my a-token-of-another-shape")
+    with pytest.raises(ValueError, match=r"^notes.txt holds what looks like an access token"):
+        push(folder, hub, token=None)
+    assert hub.requests == []
+
+
+def test_every_option_reaches_the_client(folder, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **options: seen.update(options, to=repo_id))
+    monkeypatch.setattr(HfApi, "create_commit", lambda self, repo_id, operations, **options: seen.update(options))
+    options = {"commit_message": "First", "revision": "soft", "create_pr": True}
+    push_to_hub(folder, REPOSITORY, private=False, **options)
+    assert seen == {"to": REPOSITORY, "private": False, "exist_ok": True, **options}
+
+
+@pytest.mark.parametrize(("status", "error"), [(403, PermissionError), (500, HfHubHTTPError)])
+def test_a_refusal_is_told_from_another_answer(folder, monkeypatch, status, error):
+    answer = SimpleNamespace(status_code=status, headers={}, request=None)
+
+    def refuse(self, repo_id, **options):
+        raise HfHubHTTPError("no", response=answer)
+
+    monkeypatch.setattr(HfApi, "create_repo", refuse)
+    with pytest.raises(error, match=r"status 403" if status == 403 else "no"):
+        push_to_hub(folder, REPOSITORY)
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pt", "extra.PKL", "model.ckpt"])
 def test_pickles_are_refused_by_name(folder, name):
     (folder / name).write_bytes(b"x")
@@ -241,7 +273,7 @@ def calls_that_could_run_code(source):
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-            found.append("trust_remote_code")
+            found += [] if ast.unparse(node.value) == "False" else ["trust_remote_code"]
         elif isinstance(node, ast.Import | ast.ImportFrom):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             found += [name for name in modules if name.partition(".")[0] in ("pickle", "cloudpickle", "dill", "joblib")]
@@ -261,8 +293,8 @@ def test_nothing_we_load_can_run_code():
 def test_the_search_finds_what_it_looks_for():
     source = "\n".join(
         (
-            *("import pickle", "from dill import loads", "f(trust_remote_code=False)", "torch.load(x)"),
-            "torch.load(x, weights_only=True)",
+            *("import pickle", "from dill import loads", "f(trust_remote_code=x)", "torch.load(x)"),
+            *("torch.load(x, weights_only=True)", "f(trust_remote_code=False)"),
         )
     )
     assert sorted(calls_that_could_run_code(source)) == ["dill", "pickle", "torch.load", "trust_remote_code"]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.deploy import robustness
 from hf_lgelu.deploy.attack import find_adversarial
 from hf_lgelu.deploy.marabou import MarabouNetwork, marabou_refusal
 from hf_lgelu.deploy.robustness import verify_robustness
@@ -177,6 +178,46 @@ def test_what_is_not_settled_counts_as_neither(monkeypatch, answer, status):
     assert (report.results[0].counterexample is not None) == (status == "unconfirmed")
 
 
+def rounding(threshold):
+    """Class 1 where x > threshold; in float32, which has steps of 8 at 1e8, where x rounds to more than it."""
+    return nn.Sequential(
+        linear([[1.0], [0.0]], [1e8, threshold]), nn.Identity(), linear([[0.0, 1.0], [1.0, 0.0]], [0.0, -1e8])
+    )
+
+
+@pytest.mark.parametrize(("threshold", "point"), [(5.0, 4.5), (2.0, 3.0)])
+def test_float32_and_float64_must_agree(monkeypatch, threshold, point):
+    """4.5 rounds to 8, above 5; 3 rounds to 0, below 2: one precision has another class, and the other has not."""
+    for label in (0, 1):
+        assert statuses(verify(rounding(threshold), [[point]], [label], [0.1])) == [(0, 0.1, "misclassified")]
+    monkeypatch.setattr(robustness, "find_adversarial", lambda *args, **options: torch.tensor([point]))
+    monkeypatch.setattr(MarabouNetwork, "score_lead_bounds", lambda *args: {1: np.inf})
+    monkeypatch.setattr(MarabouNetwork, "find_lead", lambda *args: ("sat", np.array([point])))
+    (result,) = verify(rounding(threshold), [[0.0]], [0], [10.0]).results
+    assert (result.status, result.by) == ("unconfirmed", "search")
+
+
+def test_a_lead_below_the_margin_is_not_excluded():
+    # Class 1 leads affine() by −1 + 4ε at most: 0.48 at 0.37 and 0.52 at 0.38.
+    inputs, label = torch.zeros(1, 2), torch.tensor([0])
+    report = verify_robustness(affine(), inputs, label, epsilons=[0.37, 0.38], margin=0.5, attack_restarts=0)
+    assert [result.status for result in report.results] == ["proved", "refuted"]
+
+
+def test_the_attack_starts_at_the_input_and_then_where_the_seed_says():
+    def attack(start, restarts, seed, radius=1.0):
+        start = torch.tensor(start)
+        return find_adversarial(
+            diamond(), start - radius, start + radius, start, 0, steps=0, restarts=restarts, seed=seed
+        )
+
+    assert attack([2.0, 0.5], 1, 0).tolist() == [2.0, 0.5]
+    assert attack([0.2, 0.1], 1, 0) is None
+    first, again, other = (attack([0.2, 0.1], 20, seed) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
 def test_the_solver_stops_when_the_time_is_up():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 5))
@@ -223,9 +264,10 @@ def test_nothing_is_printed(capfd):
 
 
 def test_the_model_is_left_as_it_was():
-    model = diamond().train()
+    model = nn.Sequential(nn.Dropout(0.999), *diamond()).train()  # in training, it would lose the input
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    verify(model, [[0.2, 0.1]], [0], [0.3])
+    report = verify(model, [[2.0, 0.5]], [1], [0.3])
+    assert statuses(report) == [(0, 0.3, "proved")]
     assert all(module.training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.dtype == torch.float32 and parameter.grad is None for parameter in model.parameters())

@@ -9,6 +9,8 @@ from torch import nn
 from hf_lgelu.benchmarks.data import BenchmarkData
 from hf_lgelu.benchmarks.rows import TensorRows
 from hf_lgelu.benchmarks.table import BENCHMARKS
+from hf_lgelu.deploy.robustness import RobustnessReport, RobustnessResult
+from hf_lgelu.downstream import verification
 from hf_lgelu.downstream.verification import (
     VERIFICATION,
     VERIFICATION_COLUMNS,
@@ -46,15 +48,16 @@ def rows(pixels, labels):
     return TensorRows(standardized, torch.tensor(labels))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data():
     # The distance of the first pixel to 6: 4.8, 1.6, (wrong class), 3.2 and 4.8, of 16: 0.3, 0.1, 0.2, 0.3.
     pixels = [[1.2, 0.0, 5.0], [7.6, 16.0, 5.0], [9.0, 3.0, 5.0], [2.8, 3.0, 5.0], [10.8, 8.0, 5.0]]
     test = rows(pixels, [0, 1, 0, 0, 1])
-    return BenchmarkData(test, test, test, "test", "test", ("a", "b"), {"mean": MEAN, "deviation": DEVIATION})
+    others = rows([[12.0, 0.0, 5.0]] * 7, [1] * 7)
+    return BenchmarkData(others, others, test, "test", "test", ("a", "b"), {"mean": MEAN, "deviation": DEVIATION})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def measured(data):
     models = {"gelu": InMemory(threshold_network("gelu")), "relu": InMemory(threshold_network("relu"))}
     settings = VerificationSettings(epsilons=(0.05, 0.15, 0.25), points=3)
@@ -72,6 +75,28 @@ def test_counts_follow_from_the_distances_in_shares_of_the_pixels_range(measured
         assert row["proved_by_bounds"] <= row["proved"]
         assert 0 < row["median_seconds"] <= row["max_seconds"]
         assert row["refusal"] is None
+
+
+def test_every_setting_is_asked_for_and_every_answer_counted(data, monkeypatch):
+    asked = {}
+    answers = [("proved", "bounds", 1.0), ("proved", "search", 2.0), ("refuted", "attack", 9.0)]
+
+    def answer(network, inputs, labels, **options):
+        asked.update(options)
+        results = [RobustnessResult(i, 0.1, *found) for i, found in enumerate(answers)]
+        return RobustnessReport(tuple(results), options["margin"])
+
+    monkeypatch.setattr(verification, "verify_robustness", answer)
+    monkeypatch.setattr(verification, "marabou_refusal", lambda network, example: None)
+    settings = VerificationSettings(epsilons=(0.1,), points=3, timeout_seconds=7.0, margin=0.25, seed=5)
+    models = {"relu": InMemory(threshold_network("relu"))}
+    (row,) = measure_verification(models, BENCHMARKS["mlp-digits"], data, settings)
+    lowest, highest = asked.pop("input_range")
+    assert (lowest.tolist(), highest.tolist()) == ([-2.0, -2.0, 0.0], [6.0, 2.0, 0.0])
+    assert asked.pop("scale").tolist() == [8.0, 4.0, 0.0]
+    assert asked == {"epsilons": (0.1,), "timeout_seconds": 7.0, "margin": 0.25, "seed": 5}
+    assert (row["proved"], row["proved_by_bounds"], row["refuted"], row["refuted_by_attack"]) == (2, 1, 1, 1)
+    assert (row["median_seconds"], row["max_seconds"]) == (2.0, 9.0)
 
 
 def test_a_smooth_network_is_a_row_with_marabous_words(measured):
