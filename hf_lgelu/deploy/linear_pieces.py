@@ -103,7 +103,7 @@ def local_linear_model(model: nn.Module, inputs: Tensor, *, batch_size: int = 64
     _check_inputs(inputs, batch_size)
     network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
     inputs = inputs.detach().double()
-    _refuse_smooth(network, inputs[:1])
+    _refuse_smooth(network, inputs[:1].clone())  # a network may begin with a ReLU in place
     generator = torch.Generator().manual_seed(seed)
     parts = [_pieces(network, part, generator) for part in inputs.split(batch_size)]
     return _joined(parts)
@@ -134,7 +134,7 @@ def _refuse_smooth(network: nn.Module, example: Tensor) -> None:
 
 def _pieces(network: nn.Module, inputs: Tensor, generator: torch.Generator) -> LocalLinearModels:
     def single(x: Tensor) -> tuple[Tensor, Tensor]:
-        scores = scores_of(network(x[None]))[0]
+        scores = scores_of(network(x[None].clone()))[0]  # as below
         return scores, scores
 
     batch_scores, pattern, sites = _run(network, inputs)

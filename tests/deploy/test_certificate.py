@@ -307,6 +307,69 @@ def test_a_mask_takes_its_units_out_of_the_bound():
     assert certify_substitution(model).bound == pytest.approx(KAPPA / 2 * float(weight[0] + weight[2]), rel=1e-6)
 
 
+class Applied(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def bounds_of(function, *, rows=2):
+    """Of the numbers that `function` makes of three gates of hardness 5."""
+    model = nn.Sequential(LambdaGELU(init_hardness=5.0), Applied(function))
+    return certify_substitution(model, torch.randn(rows, 3))
+
+
+@pytest.mark.parametrize(
+    ("function", "factors"),
+    [
+        (lambda y: torch.add(y, y.flip(1), alpha=-2), [3, 3, 3]),
+        (lambda y: torch.sub(y, y.flip(1), alpha=0.5), [1.5, 1.5, 1.5]),
+        (lambda y: nn.functional.pad(y, (1, 2), value=7.0), [0, 1, 1, 1, 0, 0]),
+        (lambda y: torch.stack([y, -y], 1).sum(1), [2, 2, 2]),
+        (lambda y: y.mean(1, keepdim=True), [1]),
+        (lambda y: y - 100, [1, 1, 1]),
+        (lambda y: y @ torch.tensor([[1.0, -1.0], [2.0, 0.0], [-3.0, 0.5]], dtype=y.dtype), [6, 1.5]),
+        (lambda y: torch.cat([y[:, :1], torch.ones(len(y), 2, dtype=y.dtype)], 1), [1, 0, 0]),
+    ],
+)
+def test_each_operation_carries_the_absolute_values_of_its_coefficients(function, factors):
+    found = bounds_of(function)
+    np.testing.assert_allclose(found.logit_bounds, KAPPA / 5 * np.array(factors, dtype=float), rtol=1e-6)
+
+
+def test_what_is_written_under_a_view_is_not_followed():
+    def written(y):
+        part = y[:, :2]
+        y += 1
+        return torch.cat([y, part], 1)
+
+    found = bounds_of(written)
+    assert found.bound is None
+    assert "in place; not followed" in found.reason
+    assert found.measured > 0
+
+
+def test_a_relu_that_is_off_stops_what_came_before():
+    model = nn.Sequential(LambdaGELU(init_hardness=5.0), Applied(lambda y: y - 50), nn.ReLU())
+    found = certify_substitution(model, torch.randn(4, 3))
+    assert found.bound == pytest.approx(KAPPA / 5, rel=1e-6)
+    assert found.input_bounds == 0
+
+
+def test_every_batch_counts():
+    model, inputs = mlp(), torch.randn(30, 4).sort(0, descending=True).values
+    whole = certify_substitution(model, inputs)
+    for order in (inputs, inputs.flip(0)):
+        parts = certify_substitution(model, order, batch_size=7)
+        assert parts.input_bounds == pytest.approx(whole.input_bounds, rel=1e-12)
+        assert parts.measured == pytest.approx(whole.measured, rel=1e-12)
+        assert [site.measured for site in parts.sites] == pytest.approx([s.measured for s in whole.sites], rel=1e-12)
+        assert (parts.rows, parts.certified_fraction) == (30, whole.certified_fraction)
+
+
 def test_nothing_is_said_of_no_rows_or_of_nan():
     model = nn.Sequential(nn.Linear(4, 4), LambdaGELU())
     with pytest.raises(ValueError, match=r"N ≥ 1, got \(0, 4\)"):

@@ -243,6 +243,9 @@ def test_a_network_without_relu_is_one_piece():
     assert pieces.same_region(torch.randn(5, 3)).all()
 
 
+ZEROS, ONES = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+
+
 class Applied(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -263,6 +266,9 @@ class Applied(nn.Module):
         (lambda x: x.clamp(min=0), "clamp in 2"),
         (lambda x: x * float(x.sum()), "_local_scalar_dense in 2"),
         (lambda x: x.round(), "round in 2"),
+        (lambda x: nn.functional.batch_norm(x.view(-1, 2, 2), None, None, training=True), "batch_norm.* in 2"),
+        (lambda x: nn.functional.batch_norm(x.view(-1, 2, 2), ZEROS, ONES, training=True), "batch_norm.* in 2"),
+        (lambda x: nn.functional.batch_norm(x.view(-1, 2, 2), x[0, :2], ONES), "batch_norm.* in 2"),
     ],
 )
 def test_the_operation_is_named_with_its_place(function, words):
@@ -308,3 +314,36 @@ class FromEmbeddings(nn.Module):
 def test_transformers_with_relu_are_refused_by_their_first_layer_norm(build, shape, words):
     with pytest.raises(ValueError, match=words):
         local_linear_model(build(), torch.randn(2, *shape))
+
+
+def test_a_wrong_derivative_is_found_before_it_is_returned(monkeypatch):
+    vmap = torch.func.vmap
+
+    def slightly_wrong(function):
+        def run(x):
+            weight, scores = vmap(function)(x)
+            return weight * (1 + 1e-5), scores
+
+        return run
+
+    monkeypatch.setattr("hf_lgelu.deploy.linear_pieces.vmap", slightly_wrong)
+    with pytest.raises(RuntimeError, match=r"differs from the network by .* within a region"):
+        local_linear_model(relu_mlp(), torch.randn(3, 5))
+
+
+def test_no_more_than_batch_size_rows_run_at_a_time_and_the_inputs_stay():
+    seen = []
+
+    class Recorded(nn.Module):
+        def forward(self, x):
+            seen.append(len(x))
+            return x
+
+    model, inputs = nn.Sequential(nn.ReLU(inplace=True), Recorded(), nn.Linear(3, 2)), torch.randn(11, 3).double()
+    before = inputs.clone()
+    pieces = local_linear_model(model, inputs, batch_size=4)
+    assert max(seen) == 4
+    assert torch.equal(inputs, before)
+    assert torch.equal(pieces.pattern, before > 0)
+    expected = model[2].weight.detach().double() * (before > 0)[:, None]
+    torch.testing.assert_close(pieces.weight, expected, rtol=0, atol=1e-15)

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import AutoModel, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.deploy import pruning
 from hf_lgelu.deploy.prunable import Pruner
 from hf_lgelu.deploy.pruning import prune_units, remove_dead_units
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
@@ -236,6 +237,98 @@ def test_a_resnet_loses_inner_channels_and_never_the_residual_streams():
     assert pruned.removed["layer1.0.conv1"][:5] == pruned.removed["layer3.1.conv1"][:5] == [0, 1, 2, 3, 4]
     assert pruned.model.layer1[0].conv2.weight.shape[1] == 64 - len(pruned.removed["layer1.0.conv1"])
     assert pruned.config_key is None
+
+
+def test_a_layer_that_runs_twice_keeps_what_fires_in_either_call():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.relu, self.last = nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.last(self.relu(self.hidden(x)) + self.relu(self.hidden(-x)))
+
+    model = Twice().double()
+    with torch.no_grad():
+        model.hidden.weight.copy_(torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]))
+        model.hidden.bias.copy_(torch.tensor([0.0, 0.0, -9.0, -9.0]))
+    data = [torch.tensor([[1.0], [2.0]], dtype=torch.float64)]  # positive: unit 1 fires in the second call alone
+    pruned = remove_dead_units(model, data)
+    assert pruned.removed == {"hidden": [2, 3]}
+    assert prune_units(model, data, threshold=0.75).removed == {"hidden": [2, 3]}  # the shares are 1/2, 1/2, 1, 1
+
+
+def test_the_norm_is_l1_and_the_deviation_that_of_the_units_at_hand():
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.5, -1.5, 0.5], [3.0, 0.0, 0.0]]))  # L1: 3.5 and 3; L2: 2.2 and 3
+    assert prune_units(model, [torch.randn(4, 3)], fraction=0.5, criterion="magnitude").removed == {"0": [1]}
+    # Shares of zeros 0, 0.4, 0.7: mean 0.367, deviation 0.287 over three units (0.351 as an estimate over many).
+    model, data = firing([100, 60, 30])
+    assert prune_units(model, data, threshold="one-sigma").removed == {"0": [2]}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_largest_change_is_that_of_all_batches(monkeypatch, order):
+    remove = Pruner.remove
+
+    def remove_and_disturb(self, layer, units):
+        remove(self, layer, units)
+        with torch.no_grad():
+            self.model.classifier.bias[0] += 1e-13
+
+    monkeypatch.setattr(Pruner, "remove", remove_and_disturb)
+    model = mlp()
+    with torch.no_grad():
+        model.classifier.bias[0] = 0.0
+        model.classifier.weight[0] = 0.0
+    changes = []
+    outputs_of = pruning.outputs_of
+    monkeypatch.setattr(pruning, "outputs_of", lambda *args: changes.append(outputs_of(*args)[0]) or [changes[-1]])
+    pruned = remove_dead_units(model, batches()[::order])
+    by_batch = [(first - second).abs().max().item() for first, second in zip(changes[::2], changes[1::2], strict=True)]
+    assert pruned.max_change == max(by_batch) >= 1e-13
+
+
+def test_units_with_a_hardness_each_stay():
+    hidden = LambdaGELU(granularity="neuron", raw_shape=(6,))
+    model = nn.Sequential(nn.Linear(3, 6), hidden, nn.Linear(6, 2))
+    with pytest.raises(ValueError, match="no hidden layer that can be pruned"):
+        prune_units(model, [torch.randn(4, 3)], fraction=0.5)
+
+
+class Parts(nn.Module):
+    """first → ReLU, and then what `join` makes of the layers and the hidden units."""
+
+    def __init__(self, join, last=None):
+        super().__init__()
+        self.first, self.relu, self.second = nn.Linear(3, 4), nn.ReLU(), nn.Linear(3, 4)
+        self.last, self.other, self.join = last or nn.Linear(4, 2), nn.Linear(4, 2), join
+
+    def forward(self, x):
+        return self.join(self, self.relu(self.first(x)), x)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Parts(lambda m, h, x: h),
+        Parts(lambda m, h, x: h * m.second(x)),
+        Parts(lambda m, h, x: m.last(h * m.second(x))),
+        Parts(lambda m, h, x: m.last(h + m.second(x))),
+        Parts(lambda m, h, x: m.last(h) + m.other(h)),
+        Parts(lambda m, h, x: (m.last(h), h)),
+        Parts(lambda m, h, x: m.last(h), nn.LayerNorm(4)),
+        Parts(lambda m, h, x: m.last(h), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))),
+        nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 1)),
+    ],
+    ids=["output", "gated output", "gated", "sum", "two layers", "also an output", "norm", "norm between", "groups"],
+)
+@pytest.mark.parametrize("criterion", ["apoz", "magnitude"])
+def test_units_that_are_used_elsewhere_stay(model, criterion):
+    inputs = torch.randn(5, 2, 3, 3) if isinstance(model, nn.Sequential) else torch.randn(5, 3)
+    with pytest.raises(ValueError, match="no hidden layer that can be pruned"):
+        prune_units(model, [inputs], fraction=0.5, criterion=criterion)
 
 
 def test_smooth_gates_have_no_dead_units_and_can_be_pruned_by_rank():
