@@ -54,6 +54,16 @@ class PrunedModel:
     config_key: str | None
     max_change: float | None = None
 
+    def __str__(self) -> str:
+        lines = [f"{self.parameters_before:,} parameters → {self.parameters:,}"]
+        for layer, left in self.widths.items():
+            removed = len(self.removed.get(layer, ()))
+            lines.append(f"  {layer}: {removed} of {left + removed} units removed")
+        if self.max_change is not None:
+            lines.append(f"  outputs on the calibration data changed by at most {self.max_change:.3g}")
+        where = f"config.{self.config_key} holds the widths" if self.config_key else "no config key holds these widths"
+        return "\n".join([*lines, f"  {where}"])
+
 
 def remove_dead_units(model: nn.Module, batches: Iterable[ExampleInputs]) -> PrunedModel:
     """Remove the hidden units whose ReLU is 0 on every row of `batches`; on these rows the outputs stay the same.

@@ -1,5 +1,6 @@
 """Pruned networks, against weight matrices cut by hand and nets whose dead units are known."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoModel, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTF
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.deploy import pruning
 from hf_lgelu.deploy.prunable import Pruner
-from hf_lgelu.deploy.pruning import prune_units, remove_dead_units
+from hf_lgelu.deploy.pruning import PrunedModel, prune_units, remove_dead_units
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
 
 DEAD = {0: [1, 4], 1: [], 2: [0, 2, 5]}
@@ -381,3 +382,16 @@ def test_without_torch_pruning_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
     with pytest.raises(ImportError, match=r"pip install 'hf-lgelu\[prune\]'"):
         remove_dead_units(mlp(), batches())
+
+
+def test_what_was_pruned_can_be_printed():
+    pruned = PrunedModel(nn.Identity(), {"first": [1, 4]}, {"first": 3, "second": 5}, 1234, 1000, "hidden_size", 1e-7)
+    assert str(pruned).splitlines() == [
+        "1,234 parameters → 1,000",
+        "  first: 2 of 5 units removed",
+        "  second: 0 of 5 units removed",
+        "  outputs on the calibration data changed by at most 1e-07",
+        "  config.hidden_size holds the widths",
+    ]
+    pruned = dataclasses.replace(pruned, max_change=None, config_key=None)
+    assert str(pruned).splitlines()[3:] == ["  no config key holds these widths"]
