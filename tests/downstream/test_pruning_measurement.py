@@ -111,6 +111,20 @@ def test_fine_tuning_repeats_with_its_seed_and_changes_the_weights(models, data)
     assert not torch.equal(first, models["relu"].load().classifier.weight)
 
 
+def test_fine_tuning_sees_training_rows_alone_and_takes_its_seed_and_epochs(models, data):
+    def tuned(rows, epochs, seed):
+        model = models["relu"].load()
+        finetune(model, BENCHMARK, rows, epochs, seed)
+        return model.classifier.weight.detach()
+
+    other = TensorRows(-9 * data.eval.features, 1 - data.eval.labels)
+    elsewhere = BenchmarkData(data.train, other, other, "test", "test", ("a", "b"), {})
+    weight = tuned(data, 1, 0)
+    assert torch.equal(tuned(elsewhere, 1, 0), weight)
+    assert not torch.equal(tuned(data, 2, 0), weight)
+    assert not torch.equal(tuned(data, 1, 7), weight)
+
+
 def test_a_draw_of_rows_is_the_same_at_every_pass(data):
     batches = training_batches(BENCHMARK, data, 10, 4, seed=3)
     first, second = (torch.cat([batch["features"] for batch in batches]) for _ in range(2))
