@@ -155,6 +155,19 @@ def test_latencies_are_interleaved_and_summarized_over_the_rounds(measured, data
         assert (row["quartile1_ms"], row["quartile3_ms"]) == (sorted(times)[1], sorted(times)[3])
 
 
+def test_the_training_split_calibrates(data, monkeypatch):
+    seen = []
+
+    def stop(rows, benchmark, settings):
+        seen.append(rows)
+        raise KeyError("enough")
+
+    monkeypatch.setattr(int8, "calibration_batches", stop)
+    with pytest.raises(KeyError, match="enough"):
+        measure_int8({}, DIGITS, data, SETTINGS)
+    assert seen[0] is data.train
+
+
 def test_calibration_draws_training_rows_without_augmentation(data):
     batches = calibration_batches(data.train, DIGITS, SETTINGS)
     assert [set(batch) for batch in batches] == [{"features"}] * 2

@@ -79,7 +79,12 @@ def test_counts_follow_from_the_distances_in_shares_of_the_pixels_range(measured
 
 def test_every_setting_is_asked_for_and_every_answer_counted(data, monkeypatch):
     asked = {}
-    answers = [("proved", "bounds", 1.0), ("proved", "search", 2.0), ("refuted", "attack", 9.0)]
+    answers = [
+        ("proved", "bounds", 1.0),
+        ("proved", "search", 2.0),
+        ("refuted", "attack", 9.0),
+        ("refuted", "search", 3.0),
+    ]
 
     def answer(network, inputs, labels, **options):
         asked.update(options)
@@ -95,8 +100,8 @@ def test_every_setting_is_asked_for_and_every_answer_counted(data, monkeypatch):
     assert (lowest.tolist(), highest.tolist()) == ([-2.0, -2.0, 0.0], [6.0, 2.0, 0.0])
     assert asked.pop("scale").tolist() == [8.0, 4.0, 0.0]
     assert asked == {"epsilons": (0.1,), "timeout_seconds": 7.0, "margin": 0.25, "seed": 5}
-    assert (row["proved"], row["proved_by_bounds"], row["refuted"], row["refuted_by_attack"]) == (2, 1, 1, 1)
-    assert (row["median_seconds"], row["max_seconds"]) == (2.0, 9.0)
+    assert (row["proved"], row["proved_by_bounds"], row["refuted"], row["refuted_by_attack"]) == (2, 1, 2, 1)
+    assert (row["median_seconds"], row["max_seconds"]) == (2.5, 9.0)
 
 
 def test_a_smooth_network_is_a_row_with_marabous_words(measured):
