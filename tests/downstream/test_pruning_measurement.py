@@ -111,6 +111,22 @@ def test_fine_tuning_repeats_with_its_seed_and_changes_the_weights(models, data)
     assert not torch.equal(first, models["relu"].load().classifier.weight)
 
 
+def test_the_score_after_fine_tuning_is_that_of_the_tuned_network(models, data, monkeypatch):
+    asked = []
+
+    def say_the_second_class(model, benchmark, rows, epochs, seed):
+        asked.append((rows, epochs, seed))
+        with torch.no_grad():
+            model.classifier.bias.copy_(torch.tensor([-1e6, 1e6]))
+
+    monkeypatch.setattr("hf_lgelu.downstream.pruning.finetune", say_the_second_class)
+    settings = PruningSettings(fractions=(), finetune_epochs=4, seed=3)
+    rows = measure_pruning({"relu": models["relu"]}, BENCHMARK, data, settings)
+    tuned = [row for row in rows if row["refusal"] is None]
+    assert {row["score_finetuned"] for row in tuned} == {data.eval.labels.sum().item() / 20}
+    assert asked == [(data, 4, 3)] * len(tuned)
+
+
 def test_fine_tuning_sees_training_rows_alone_and_takes_its_seed_and_epochs(models, data):
     def tuned(rows, epochs, seed):
         model = models["relu"].load()
