@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 
 import hf_lgelu
+from hf_lgelu.report.downstream.inputs import read_downstream
 from hf_lgelu.report.readme import put_results
 from hf_lgelu.report.sections import build_sections
 from hf_lgelu.report.write import markdown_tables, readme_tables
@@ -115,7 +116,8 @@ def test_links_lead_somewhere(path):
 
 
 def test_the_tables_are_what_the_report_makes_of_the_committed_records():
-    records = read_records(ROOT / "model_cards" / "records")
-    assert put_results(README, readme_tables(records)) == README
-    committed = (ROOT / "model_cards" / "report" / "tables.md").read_text(encoding="utf-8")
-    assert committed == markdown_tables(build_sections(records))
+    cards = ROOT / "model_cards"
+    records, measurements = read_downstream(cards / "downstream", read_records(cards / "records"))
+    assert put_results(README, readme_tables(records, measurements)) == README
+    committed = (cards / "report" / "tables.md").read_text(encoding="utf-8")
+    assert committed == markdown_tables(build_sections(records, measurements=measurements))
