@@ -7,18 +7,18 @@ installed, timm.
 from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.hardness import hardness_target, swap_error_bound
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.deploy.certificate import certify_substitution
-from hf_lgelu.deploy.fold import fold_hardness
+from hf_lgelu.deploy.folding.fold import fold_hardness
 from hf_lgelu.deploy.gelu import export_gelu
-from hf_lgelu.deploy.hub import push_to_hub
-from hf_lgelu.deploy.int8 import quantize_onnx
-from hf_lgelu.deploy.linear_pieces import local_linear_model
-from hf_lgelu.deploy.model_card import write_card
-from hf_lgelu.deploy.onnx_export import export_onnx
-from hf_lgelu.deploy.pruning import prune_units, remove_dead_units
+from hf_lgelu.deploy.hub.model_card import write_card
+from hf_lgelu.deploy.hub.push import push_to_hub
+from hf_lgelu.deploy.piecewise.certificate import certify_substitution
+from hf_lgelu.deploy.piecewise.linear_pieces import local_linear_model
+from hf_lgelu.deploy.pruning.units import prune_units, remove_dead_units
+from hf_lgelu.deploy.pruning.zeros import measure_zeros
 from hf_lgelu.deploy.relu import export_relu
-from hf_lgelu.deploy.robustness import verify_robustness
-from hf_lgelu.deploy.zeros import measure_zeros
+from hf_lgelu.deploy.runtime.int8 import quantize_onnx
+from hf_lgelu.deploy.runtime.onnx_export import export_onnx
+from hf_lgelu.deploy.verification.robustness import verify_robustness
 from hf_lgelu.models.cifar_resnet import register_cifar_resnet
 from hf_lgelu.models.loading import extend_from_pretrained
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from hf_lgelu.deploy.model_card import write_record_card
+from hf_lgelu.deploy.hub.model_card import write_record_card
 from hf_lgelu.studies.records import read_record
 
 

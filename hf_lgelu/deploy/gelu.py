@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_lgelu.deploy.comparison import OutputChange, compare_models
-from hf_lgelu.deploy.fold import FoldedSite, fold_hardness
+from hf_lgelu.deploy.folding.fold import FoldedSite, fold_hardness
 from hf_lgelu.deploy.whole_folder import whole_folder
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.config_keys import ConfigChange

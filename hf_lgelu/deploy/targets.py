@@ -10,8 +10,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_lgelu.deploy.gelu import export_gelu
-from hf_lgelu.deploy.onnx_export import export_onnx
 from hf_lgelu.deploy.relu import export_relu
+from hf_lgelu.deploy.runtime.onnx_export import export_onnx
 from hf_lgelu.deploy.whole_folder import whole_folder
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.example_inputs import example_inputs as random_inputs

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
-from hf_lgelu.deploy.certificate import certify_substitution
+from hf_lgelu.deploy.piecewise.certificate import certify_substitution
 from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
 

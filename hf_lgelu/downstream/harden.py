@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from hf_lgelu.benchmarks.options import DataOptions
 from hf_lgelu.benchmarks.table import BENCHMARKS, BenchmarkData
-from hf_lgelu.deploy.hub import push_to_hub
-from hf_lgelu.deploy.model_card import write_card
+from hf_lgelu.deploy.hub.model_card import write_card
+from hf_lgelu.deploy.hub.push import push_to_hub
 from hf_lgelu.deploy.targets import EXPORT_TARGETS, ExportOptions, check_target
 from hf_lgelu.downstream.evaluate import evaluate
 from hf_lgelu.models.checkpoint import load_checkpoint

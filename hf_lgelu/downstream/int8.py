@@ -18,9 +18,9 @@ from transformers import EvalPrediction
 from hf_lgelu.benchmarks.data import Rows
 from hf_lgelu.benchmarks.image_rows import ImageRows
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
-from hf_lgelu.deploy.int8 import QUANTIZED_OPERATIONS, count_optimized, quantize_onnx
-from hf_lgelu.deploy.onnx_export import export_onnx
-from hf_lgelu.deploy.onnx_run import OnnxModel
+from hf_lgelu.deploy.runtime.int8 import QUANTIZED_OPERATIONS, count_optimized, quantize_onnx
+from hf_lgelu.deploy.runtime.onnx_export import export_onnx
+from hf_lgelu.deploy.runtime.onnx_run import OnnxModel
 from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
 

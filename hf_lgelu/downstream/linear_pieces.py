@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
-from hf_lgelu.deploy.linear_pieces import LocalLinearModels, local_linear_model
+from hf_lgelu.deploy.piecewise.linear_pieces import LocalLinearModels, local_linear_model
 from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
 

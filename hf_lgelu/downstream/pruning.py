@@ -11,8 +11,8 @@ from transformers import PreTrainedModel, PrinterCallback, set_seed
 
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
 from hf_lgelu.deploy.comparison import compare_models
-from hf_lgelu.deploy.pruning import PrunedModel, prune_units, remove_dead_units
-from hf_lgelu.deploy.zeros import measure_zeros
+from hf_lgelu.deploy.pruning.units import PrunedModel, prune_units, remove_dead_units
+from hf_lgelu.deploy.pruning.zeros import measure_zeros
 from hf_lgelu.downstream.evaluate import evaluate
 from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel

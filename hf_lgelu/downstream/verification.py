@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
-from hf_lgelu.deploy.marabou import marabou_refusal
-from hf_lgelu.deploy.robustness import STATUSES, RobustnessReport, verify_robustness
+from hf_lgelu.deploy.verification.marabou import marabou_refusal
+from hf_lgelu.deploy.verification.robustness import STATUSES, RobustnessReport, verify_robustness
 from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
 

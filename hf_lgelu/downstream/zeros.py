@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from hf_lgelu.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData
-from hf_lgelu.deploy.zeros import GateZeros, measure_zeros
+from hf_lgelu.deploy.pruning.zeros import GateZeros, measure_zeros
 from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
 

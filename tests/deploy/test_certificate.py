@@ -11,8 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, TimmWrapperConfig, TimmWra
 
 from hf_lgelu import initialize_hardness, replace_activations
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.deploy.certificate import certify_substitution
-from hf_lgelu.deploy.swap_error import bound_swap
+from hf_lgelu.deploy.piecewise.certificate import certify_substitution
+from hf_lgelu.deploy.piecewise.swap_error import bound_swap
 from hf_lgelu.models.cifar_resnet import ARCHITECTURE
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import substitute_relu

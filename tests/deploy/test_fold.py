@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
-from hf_lgelu.deploy.fold import fold_hardness
+from hf_lgelu.deploy.folding.fold import fold_hardness
 from hf_lgelu.models.sites import find_sites
 
 HARDNESS = (1.5, 3.0, 20.0)

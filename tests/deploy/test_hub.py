@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file
 
 from hf_lgelu import anneal_hardness
-from hf_lgelu.deploy.hub import files_to_push, push_to_hub
+from hf_lgelu.deploy.hub.push import files_to_push, push_to_hub
 from hf_lgelu.deploy.relu import export_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -237,7 +237,7 @@ def test_what_goes_and_what_stays(folder):
 _CLIENT = """
 import sys
 import torch
-from hf_lgelu.deploy.hub import push_to_hub
+from hf_lgelu.deploy.hub.push import push_to_hub
 from hf_lgelu.models.mlp import MLPForClassification
 
 folder, repository, pulled = sys.argv[1:]

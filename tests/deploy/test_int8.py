@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hf_lgelu.deploy.int8 import count_optimized, quantize_onnx
-from hf_lgelu.deploy.onnx_run import OnnxModel, count_activations, strip_metadata
+from hf_lgelu.deploy.runtime.int8 import count_optimized, quantize_onnx
+from hf_lgelu.deploy.runtime.onnx_run import OnnxModel, count_activations, strip_metadata
 
 GENERATOR = np.random.default_rng(0)
 WEIGHTS = [GENERATOR.normal(size=(6, 8)), GENERATOR.normal(size=(8, 4))]

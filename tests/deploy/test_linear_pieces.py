@@ -10,7 +10,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, ViTConfig, ViTForImageClassification
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.deploy.linear_pieces import local_linear_model
+from hf_lgelu.deploy.piecewise.linear_pieces import local_linear_model
 from hf_lgelu.models.cifar_resnet import new_cifar_resnet
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import substitute_relu
@@ -326,7 +326,7 @@ def test_a_wrong_derivative_is_found_before_it_is_returned(monkeypatch):
 
         return run
 
-    monkeypatch.setattr("hf_lgelu.deploy.linear_pieces.vmap", slightly_wrong)
+    monkeypatch.setattr("hf_lgelu.deploy.piecewise.linear_pieces.vmap", slightly_wrong)
     with pytest.raises(RuntimeError, match=r"differs from the network by .* within a region"):
         local_linear_model(relu_mlp(), torch.randn(3, 5))
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from transformers import TimmWrapperForImageClassification
 
 from hf_lgelu import anneal_hardness
-from hf_lgelu.deploy.checkpoint_facts import CheckpointFacts, facts_of_folder, facts_of_record
 from hf_lgelu.deploy.comparison import OutputChange
-from hf_lgelu.deploy.model_card import TEMPLATE, render_card, write_card, write_record_card
+from hf_lgelu.deploy.hub.checkpoint_facts import CheckpointFacts, facts_of_folder, facts_of_record
+from hf_lgelu.deploy.hub.model_card import TEMPLATE, render_card, write_card, write_record_card
 from hf_lgelu.deploy.relu import export_relu
 from hf_lgelu.models.cifar_resnet import new_cifar_resnet
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -251,7 +251,7 @@ def test_matplotlib_missing(tmp_path, monkeypatch):
 def test_the_template_is_one_and_travels_with_the_package():
     assert (ROOT / "model_cards" / "template.md").read_text(encoding="utf-8") == TEMPLATE.read_text(encoding="utf-8")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert "deploy/model_card_template.md" in settings["tool"]["setuptools"]["package-data"]["hf_lgelu"]
+    assert "deploy/hub/model_card_template.md" in settings["tool"]["setuptools"]["package-data"]["hf_lgelu"]
     citation = TEMPLATE.read_text(encoding="utf-8").partition("```bibtex\n")[2].partition("```")[0]
     assert citation in (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hf_lgelu  # noqa: F401  registers lambda_gelu
-from hf_lgelu.deploy import onnx_export
-from hf_lgelu.deploy.onnx_export import export_onnx
-from hf_lgelu.deploy.onnx_run import OnnxModel, count_operations
+from hf_lgelu.deploy.runtime import onnx_export
+from hf_lgelu.deploy.runtime.onnx_export import export_onnx
+from hf_lgelu.deploy.runtime.onnx_run import OnnxModel, count_operations
 from hf_lgelu.deploy.whole_file import whole_file
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lgelu.deploy.onnx_inputs import axis_sizes, choose_axes, named_inputs, other_sizes, resize
+from hf_lgelu.deploy.runtime.onnx_inputs import axis_sizes, choose_axes, named_inputs, other_sizes, resize
 
 
 class Pair(nn.Module):

@@ -10,9 +10,9 @@ from torch import nn
 from transformers import AutoModel, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.deploy import pruning
-from hf_lgelu.deploy.prunable import Pruner
-from hf_lgelu.deploy.pruning import PrunedModel, prune_units, remove_dead_units
+from hf_lgelu.deploy.pruning import units as pruning
+from hf_lgelu.deploy.pruning.prunable import Pruner
+from hf_lgelu.deploy.pruning.units import PrunedModel, prune_units, remove_dead_units
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
 
 DEAD = {0: [1, 4], 1: [], 2: [0, 2, 5]}

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.deploy import robustness
-from hf_lgelu.deploy.attack import find_adversarial
-from hf_lgelu.deploy.marabou import MarabouNetwork, marabou_refusal
-from hf_lgelu.deploy.robustness import verify_robustness
+from hf_lgelu.deploy.verification import robustness
+from hf_lgelu.deploy.verification.attack import find_adversarial
+from hf_lgelu.deploy.verification.marabou import MarabouNetwork, marabou_refusal
+from hf_lgelu.deploy.verification.robustness import verify_robustness
 
 MARGIN = 1e-4
 

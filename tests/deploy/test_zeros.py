@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.deploy.zeros import measure_zeros
+from hf_lgelu.deploy.pruning.zeros import measure_zeros
 
 
 def loop_counts(outputs, threshold):

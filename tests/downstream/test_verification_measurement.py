@@ -9,7 +9,7 @@ from torch import nn
 from hf_lgelu.benchmarks.data import BenchmarkData
 from hf_lgelu.benchmarks.rows import TensorRows
 from hf_lgelu.benchmarks.table import BENCHMARKS
-from hf_lgelu.deploy.robustness import RobustnessReport, RobustnessResult
+from hf_lgelu.deploy.verification.robustness import RobustnessReport, RobustnessResult
 from hf_lgelu.downstream import verification
 from hf_lgelu.downstream.verification import (
     VERIFICATION,

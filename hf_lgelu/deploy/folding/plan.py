@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.deploy.affine_operations import AffineOperation
-from hf_lgelu.deploy.dataflow import DataFlow, describe
-from hf_lgelu.deploy.neighbours import NotFoldableError, find_neighbours
-from hf_lgelu.deploy.parameter_factors import along_input, along_output
+from hf_lgelu.deploy.folding.affine_operations import AffineOperation
+from hf_lgelu.deploy.folding.dataflow import DataFlow, describe
+from hf_lgelu.deploy.folding.neighbours import NotFoldableError, find_neighbours
+from hf_lgelu.deploy.folding.parameter_factors import along_input, along_output
 from hf_lgelu.models.sites import ActivationSite
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.activation.functional import apply_lambda_gelu
 from hf_lgelu.activation.hardness import SWAP_ERROR_CONSTANT
-from hf_lgelu.deploy.input_flow import (
+from hf_lgelu.deploy.piecewise.input_flow import (
     NONNEGATIVE_LINEAR,
     SHAPE_PRESERVING_SUMS,
     InputFlow,

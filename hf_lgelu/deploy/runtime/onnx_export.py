@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.deploy.extras import require
-from hf_lgelu.deploy.onnx_inputs import DynamicAxes, axis_sizes, choose_axes, named_inputs, other_sizes, resize
-from hf_lgelu.deploy.onnx_parity import Parity, compare_outputs
-from hf_lgelu.deploy.onnx_run import OnnxModel, count_activations, strip_metadata
+from hf_lgelu.deploy.runtime.onnx_inputs import DynamicAxes, axis_sizes, choose_axes, named_inputs, other_sizes, resize
+from hf_lgelu.deploy.runtime.onnx_parity import Parity, compare_outputs
+from hf_lgelu.deploy.runtime.onnx_run import OnnxModel, count_activations, strip_metadata
 from hf_lgelu.deploy.silence import silence_python
 from hf_lgelu.deploy.whole_file import whole_file
 from hf_lgelu.models.example_run import ExampleInputs, evaluation_mode

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.deploy.gate_calls import GateCall, watch_gates
+from hf_lgelu.deploy.pruning.gate_calls import GateCall, watch_gates
 from hf_lgelu.models.example_run import ExampleInputs
 
 

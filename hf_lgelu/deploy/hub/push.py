@@ -129,7 +129,7 @@ def _require_complete(folder: Path, names: list[str]) -> None:
     if missing:
         raise ValueError(
             f"{folder} has no {', no '.join(missing)}; export_relu or save_pretrained writes the model, and "
-            "hf_lgelu.deploy.model_card.write_card the card"
+            "hf_lgelu.deploy.hub.model_card.write_card the card"
         )
 
 

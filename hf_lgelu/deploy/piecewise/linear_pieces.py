@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from hf_lgelu.deploy.input_flow import InputFlow, scores_of
+from hf_lgelu.deploy.piecewise.input_flow import InputFlow, scores_of
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 _TOLERANCE = 1e-8  # relative; what float64 rounding may leave of an exact equality
@@ -83,8 +83,8 @@ def local_linear_model(model: nn.Module, inputs: Tensor, *, batch_size: int = 64
     """The affine function that a ReLU network is around each input, computed in float64 on a copy.
 
     Two checks make sure that it is exact. Every operation of the forward pass on each batch is held to a list of what
-    is affine in the input (deploy/input_flow.py). And each affine function is compared with the network at a random
-    point of its region.
+    is affine in the input (input_flow.py beside this file). And each affine function is compared with the network at
+    a random point of its region.
 
     Args:
         model: takes one tensor and gives scores (batch, outputs) or an output with such `logits`: our MLP, a

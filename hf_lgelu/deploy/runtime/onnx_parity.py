@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from hf_lgelu.deploy.onnx_run import OnnxModel, as_arrays
+from hf_lgelu.deploy.runtime.onnx_run import OnnxModel, as_arrays
 
 
 @dataclass(frozen=True)

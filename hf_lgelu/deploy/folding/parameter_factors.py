@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from hf_lgelu.deploy.affine_operations import AffineOperation
-from hf_lgelu.deploy.dataflow import describe, shape_of
-from hf_lgelu.deploy.neighbours import NotFoldableError
+from hf_lgelu.deploy.folding.affine_operations import AffineOperation
+from hf_lgelu.deploy.folding.dataflow import describe, shape_of
+from hf_lgelu.deploy.folding.neighbours import NotFoldableError
 
 
 def along_output(

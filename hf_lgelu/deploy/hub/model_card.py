@@ -7,10 +7,10 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_lgelu.deploy import card_tables, loading_code
-from hf_lgelu.deploy.checkpoint_facts import CheckpointFacts, facts_of_folder, facts_of_record
 from hf_lgelu.deploy.comparison import OutputChange
-from hf_lgelu.deploy.hardness_figure import draw_hardness
+from hf_lgelu.deploy.hub import card_tables, loading_code
+from hf_lgelu.deploy.hub.checkpoint_facts import CheckpointFacts, facts_of_folder, facts_of_record
+from hf_lgelu.deploy.hub.hardness_figure import draw_hardness
 from hf_lgelu.models.cifar_resnet import ARCHITECTURE
 from hf_lgelu.studies.records import RunRecord
 

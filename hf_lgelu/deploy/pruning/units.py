@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.deploy.comparison import allowed_rounding, outputs_of
-from hf_lgelu.deploy.gate_calls import RELU
-from hf_lgelu.deploy.prunable import HiddenLayer, Pruner
-from hf_lgelu.deploy.zeros import GateZeros, measure_zeros
+from hf_lgelu.deploy.pruning.gate_calls import RELU
+from hf_lgelu.deploy.pruning.prunable import HiddenLayer, Pruner
+from hf_lgelu.deploy.pruning.zeros import GateZeros, measure_zeros
 from hf_lgelu.models.example_run import ExampleInputs
 from hf_lgelu.models.mlp import MLPConfig
 

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from hf_lgelu.deploy.extras import require
-from hf_lgelu.deploy.onnx_run import (
+from hf_lgelu.deploy.runtime.onnx_run import (
     INTEGER_LAYERS,
     OnnxModel,
     as_arrays,

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.deploy.attack import find_adversarial
-from hf_lgelu.deploy.marabou import MarabouNetwork, ScoresOnly
+from hf_lgelu.deploy.verification.attack import find_adversarial
+from hf_lgelu.deploy.verification.marabou import MarabouNetwork, ScoresOnly
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hf_lgelu.deploy.extras import require
-from hf_lgelu.deploy.onnx_export import export_onnx
+from hf_lgelu.deploy.runtime.onnx_export import export_onnx
 from hf_lgelu.deploy.silence import silence_process
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.deploy.comparison import outputs_of
-from hf_lgelu.deploy.input_flow import NotPiecewiseAffineError
-from hf_lgelu.deploy.swap_error import bound_swap
+from hf_lgelu.deploy.piecewise.input_flow import NotPiecewiseAffineError
+from hf_lgelu.deploy.piecewise.swap_error import bound_swap
 from hf_lgelu.models.example_run import ExampleInputs, forward_hooks
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.sites import find_sites
@@ -79,7 +79,7 @@ def certify_substitution(
 
     Args:
         model: has λ-GELU; not changed. Networks of linear layers, convolutions, batch norm, averages, sums (residual
-            connections), λ-GELU and ReLU get a bound (deploy/swap_error.py); any other is measured only.
+            connections), λ-GELU and ReLU get a bound (deploy/piecewise/swap_error.py); any other is measured only.
         inputs: a tensor (N, ...), alone or under the name of the model's first argument; anything else that the model
             takes by keyword or position is measured only. Rows must not depend on each other. One row is enough for
             the bound over every input; without any, it is known where the first layer is linear.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.deploy.extras import require
-from hf_lgelu.deploy.gate_calls import GateCall, watch_gates
+from hf_lgelu.deploy.pruning.gate_calls import GateCall, watch_gates
 from hf_lgelu.models.example_run import ExampleInputs, evaluation_mode
 from hf_lgelu.models.sites import lambda_gelu_modules
 

@@ -1,0 +1,1 @@
+"""Zeros of activations, and hidden units taken out."""

@@ -1,0 +1,1 @@
+"""ONNX files, and int8: written, compared with torch, run."""

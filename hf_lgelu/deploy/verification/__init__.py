@@ -1,0 +1,1 @@
+"""Local robustness: attack, bounds and search."""
