@@ -150,6 +150,20 @@ def test_the_overview_has_a_row_per_measurement_that_can_be_made(measurement_of)
     assert [row[0] for row in texts[4:]] == ["gpt2-wikitext2"], "nothing but int8 can be measured there"
 
 
+def test_the_overview_shows_a_transformer_with_its_products_alone_in_int8(measurement_of):
+    medians = {"float32": 8.0, "int8-layers": 4.0, "int8-all": 2.0}
+    rows = [timed("gelu", precision, 64, median) for precision, median in medians.items()]
+    shown = {
+        benchmark: overview_table([measurement_of("int8", rows, benchmark=benchmark)]).texts[0][1:3]
+        for benchmark in ("gpt2-wikitext2", "deit-tiny-imagenet", "resnet18-cifar10")
+    }
+    products = ["float32 → int8 products: score; batch of 64", "0.5000 → 0.5000; 8 → 4 ms"]
+    assert shown["gpt2-wikitext2"][0] == products[0]
+    assert shown["gpt2-wikitext2"][1].endswith("8 → 4 ms")
+    assert shown["deit-tiny-imagenet"] == products
+    assert shown["resnet18-cifar10"][1].endswith("8 → 2 ms")
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_measurement_that_was_not_made_is_called_missing(measurement_of, name):
     sections = {section.key: section for section in downstream_sections([], [measurement_of("other", [{}])])}

@@ -79,7 +79,7 @@ def proofs(measurements: Sequence[MeasurementRecord], names: Mapping[str, str]) 
                 pieces = tuple((counts[outcome], colour) for outcome, (colour, _) in OUTCOMES.items())
                 groups[name].append(Bar(pieces, f"ε = {epsilon:g}", INK))
     gelu = "it refuses" if refused else MISSING
-    legend = {outcome: colour for outcome, (colour, _) in OUTCOMES.items()}
+    legend = {outcome.removeprefix("left "): colour for outcome, (colour, _) in OUTCOMES.items()}
     return Gain("Proofs", f"images safe within ±ε, by\nMarabou; GELU: {gelu}", groups, 0.75, legend)
 
 
