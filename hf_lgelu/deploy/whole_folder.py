@@ -21,8 +21,11 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
     Raises:
         FileExistsError: `target` is not empty and `overwrite` is False.
         NotADirectoryError: `target` is a file.
+        ValueError: the current folder is `target` or inside it, and would be gone.
     """
     target = Path(target)
+    if Path.cwd().is_relative_to(target.resolve()):
+        raise ValueError(f"{target} is the current folder or has it inside; give a folder of the export's own")
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file; give a folder")
     if target.exists() and any(target.iterdir()) and not overwrite:

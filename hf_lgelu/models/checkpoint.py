@@ -28,9 +28,26 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, revision: str | None = N
         ValueError: the config names no class that transformers or this package has, or one that comes as code.
         OSError: there is no checkpoint, or none in safetensors.
     """
+    _check_folder(name_or_path)
     # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
     config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
-    return from_pretrained(model_class(config), name_or_path, revision=revision, use_safetensors=True).eval()
+    model = from_pretrained(model_class(config), name_or_path, revision=revision, use_safetensors=True).eval()
+    # The class is ours or transformers': code that the config names was not run, and must not be named in an export.
+    if hasattr(model.config, "auto_map"):
+        del model.config.auto_map
+    return model
+
+
+def _check_folder(name_or_path: str | os.PathLike) -> None:
+    """Say of a path what transformers would take for a Hub id, or for a config that it does not know."""
+    path = Path(name_or_path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(f"{path} has no config.json; give the folder that save_pretrained wrote")
+    elif path.exists():
+        raise NotADirectoryError(f"{path} is a file; give the checkpoint's folder, with config.json and safetensors")
+    elif path.is_absolute() or len(path.parts) > 2 or str(name_or_path).startswith((".", "~")):
+        raise FileNotFoundError(f"there is no folder {path}; give the folder of a checkpoint, or a Hub id, user/model")
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:

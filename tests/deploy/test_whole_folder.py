@@ -77,3 +77,14 @@ def test_an_empty_folder_is_taken_and_a_file_is_not(tmp_path):
     assert (tmp_path / "b" / "file").exists()
     with pytest.raises(NotADirectoryError, match="is a file"), whole_folder(tmp_path / "b" / "file"):
         pytest.fail("the block must not run")
+
+
+@pytest.mark.parametrize("target", [".", "..", "../b"])
+def test_the_current_folder_is_not_replaced(target, tmp_path, monkeypatch):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine").write_text("mine")
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(ValueError, match="is the current folder or has it inside"):
+        write_half(target, overwrite=True)
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["mine"]
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]

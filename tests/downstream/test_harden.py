@@ -102,6 +102,17 @@ def test_the_checkpoint_itself_is_not_overwritten(run):
     with pytest.raises(ValueError, match="is the checkpoint itself"):
         harden(HardenArguments(str(run), f"{run}/.", overwrite=True))
     assert sorted(path.name for path in run.iterdir()) == before
+    with pytest.raises(ValueError, match="has the checkpoint inside"):
+        harden(HardenArguments(str(run), str(run.parent), overwrite=True))
+    assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_rows_of_another_benchmark_are_refused_by_its_name(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_evaluation_data", lambda *_: object())
+    monkeypatch.setattr(module, "_first_rows", lambda *_: {"features": torch.zeros(3, 5)})
+    with pytest.raises(ValueError, match=r"rows of mlp-adult \(features \(3, 5\)\).*--eval the benchmark"):
+        harden(HardenArguments(str(run), str(tmp_path / "relu"), eval="mlp-adult"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_push_sends_the_folder_with_its_card(run, tmp_path, monkeypatch):

@@ -48,6 +48,25 @@ def test_code_that_a_checkpoint_carries_is_neither_run_nor_offered(tmp_path, mon
     assert not (tmp_path / "ran").exists()
 
 
+def test_code_that_was_not_run_is_not_named_in_what_is_saved(tmp_path):
+    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "other/one--code.Model"}}))
+    load_checkpoint(tmp_path).save_pretrained(tmp_path / "saved")
+    assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+
+
+def test_what_is_no_checkpoint_is_not_looked_for_on_the_hub(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    for name, said in (("empty", "has no config.json"), ("file", "is a file"), ("none", "there is no folder")):
+        with pytest.raises(OSError, match=said):
+            load_checkpoint(tmp_path / name)
+    for name in ("./none", "runs/paper/none"):
+        with pytest.raises(OSError, match="there is no folder"):
+            load_checkpoint(name)
+
+
 def test_a_class_that_nobody_has_is_named(tmp_path):
     BertForSequenceClassification(BERT).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
