@@ -52,7 +52,8 @@ def allowed_rounding(output: Tensor) -> float:
 def compare_models(model: nn.Module, other: nn.Module, inputs: ExampleInputs) -> OutputChange:
     """How `other`'s first output differs from `model`'s; the loss is none (`outputs_of`).
 
-    Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes.
+    Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes, and ValueError if
+    the outputs are empty.
     """
     before, after = outputs_of(model, inputs), outputs_of(other, inputs)
     if not before or not after or before[0].shape != after[0].shape:
@@ -61,6 +62,10 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: ExampleInputs) ->
             f"{[tuple(t.shape) for t in before]} and {[tuple(t.shape) for t in after]}"
         )
     first, second = before[0].cpu().double(), after[0].cpu().double()
+    if not first.numel():
+        raise ValueError(
+            f"the outputs on the example inputs are empty, of shape {tuple(first.shape)}; give at least one row"
+        )
     agreement = (first.argmax(-1) == second.argmax(-1)).double()
     return OutputChange(
         max_change=(first - second).abs().max().item(),

@@ -1,6 +1,7 @@
 """λ-GELU checkpoint → plain ReLU checkpoint, refused where the gates are not hard."""
 
 import copy
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,7 @@ def export_relu(
     Raises:
         TypeError: `model` is no transformers model; `substitute_relu` takes any module.
         ValueError: no λ-GELU, gates softer than `max_swap_error` allows (the message has the λ of each), or no
-            example inputs are known for this model.
+            example inputs are known for this model, or the model gives NaN on them.
         RuntimeError: no config key says ReLU at these sites (UnsupportedConfigError), or the folder, loaded again,
             gives other outputs.
         FileExistsError: `folder` is not empty.
@@ -110,12 +111,15 @@ def export_relu(
         files = copy_processor_files(source, new) if source is not None else []
         reloaded = type(substituted).from_pretrained(new, dtype=substituted.dtype, use_safetensors=True)
         require_same_model(substituted, reloaded.to(substituted.device), inputs)
+        change = compare_models(model, substituted, inputs)
+        if math.isnan(change.largest_output):
+            raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
     return ReLUExport(
         folder=str(folder),
         hardness=hardness,
         swap_error=swap_error,
         config_changes=report.config_changes,
-        change=compare_models(model, substituted, inputs),
+        change=change,
         smooth_calls=tuple(find_smooth_calls(substituted, inputs)),
         processor_files=tuple(files),
     )
@@ -133,7 +137,7 @@ def _refuse_soft_gates(
     max_swap_error: float,
     inputs: ExampleInputs,
 ) -> None:
-    soft = [name for name, error in swap_error.items() if error > max_swap_error]
+    soft = [name for name, error in swap_error.items() if not error <= max_swap_error]  # nor NaN
     if not soft:
         return
     named = "; ".join(f"{name}: λ = {hardness[name]:.4g}, κ/λ = {swap_error[name]:.3g}" for name in soft[:8])

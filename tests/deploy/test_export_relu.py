@@ -231,3 +231,18 @@ def test_what_stays_smooth_is_reported(tmp_path):
     export = export_relu(model, tmp_path / "relu")
     assert [call.operation for call in export.smooth_calls] == ["tanh"]
     assert "still smooth: bert.pooler.activation" in str(export)
+
+
+def test_a_limit_that_is_no_number_lets_nothing_through(mlp, tmp_path):
+    with pytest.raises(ValueError, match="3 of 3 gates are too soft"):
+        export_relu(mlp, tmp_path / "relu", max_swap_error=float("nan"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(torch.full((2, 6), float("nan")), "gives NaN"), (torch.ones(0, 6), "are empty")]
+)
+def test_inputs_that_show_nothing_are_refused_and_leave_nothing(mlp, tmp_path, rows, said):
+    with pytest.raises(ValueError, match=said):
+        export_relu(mlp, tmp_path / "relu", example_inputs={"features": rows}, allow_soft=True)
+    assert list(tmp_path.iterdir()) == []

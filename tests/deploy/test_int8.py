@@ -159,6 +159,12 @@ def test_bad_calls_are_refused_and_leave_nothing(files, tmp_path, monkeypatch):
         quantize_onnx(path, there, [{"x": INPUTS}])
     with pytest.raises(FileNotFoundError, match="is no file"):
         quantize_onnx(tmp_path / "none.onnx", out, [{"x": INPUTS}])
+    with pytest.raises(TypeError, match="must be a mapping from x to rows, got ndarray"):
+        quantize_onnx(path, out, INPUTS)
+    float_file = path.read_bytes()
+    with pytest.raises(ValueError, match="is the float file itself"):
+        quantize_onnx(path, path.parent / "." / path.name, [{"x": INPUTS}], overwrite=True)
+    assert path.read_bytes() == float_file
     monkeypatch.setitem(sys.modules, "onnxruntime.quantization", None)
     with pytest.raises(ImportError, match=r"hf-lgelu\[onnx\]"):
         quantize_onnx(path, out, [{"x": INPUTS}])

@@ -295,6 +295,7 @@ def test_an_absent_package_names_the_extra(monkeypatch, package):
         ({"scale": -1.0}, ValueError, "scale must be finite and at least 0, got -1 to -1"),
         ({"scale": torch.tensor([1.0, float("nan")])}, ValueError, "scale must be finite"),
         ({"input_range": (1.0, torch.tensor([2.0, 0.0]))}, ValueError, "lowest at most highest"),
+        ({"labels": torch.tensor([0.5])}, ValueError, "labels must be integers, .* got torch.float32"),
         ({"labels": torch.tensor([2])}, ValueError, "labels must be 0 to 1, .* got 2 to 2"),
         ({"model": nn.Linear(2, 1)}, ValueError, r"at least 2 classes, \(batch, classes\), got \(1, 1\)"),
     ],

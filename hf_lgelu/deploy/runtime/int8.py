@@ -95,12 +95,16 @@ def quantize_onnx(
 
     Raises:
         ImportError: onnx or onnxruntime is missing; the message names the extra [onnx].
-        ValueError: unknown `operations`, no calibration batch, or one that lacks an input or holds NaN or infinity.
+        ValueError: unknown `operations`, `output_path` is `path`, no calibration batch, or one that lacks an input or
+            holds NaN or infinity.
+        TypeError: a calibration batch is no mapping.
         FileNotFoundError: there is no file at `path`.
         FileExistsError: there is a file at `output_path`, and `overwrite` is False.
     """
     if operations not in QUANTIZED_OPERATIONS:
         raise ValueError(f"operations must be one of {', '.join(QUANTIZED_OPERATIONS)}, got {operations!r}")
+    if Path(output_path).resolve() == Path(path).resolve():
+        raise ValueError(f"{path} is the float file itself; give another output_path, so that it is not lost")
     require("onnx", "onnx")
     quantization = require("onnxruntime.quantization", "onnx")
     batches = _check_batches(calibration_batches, OnnxModel(path).input_names)
@@ -153,6 +157,10 @@ def _check_batches(
 ) -> list[dict[str, np.ndarray]]:
     batches = []
     for batch in calibration_batches:
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                f"a calibration batch must be a mapping from {', '.join(names)} to rows, got {type(batch).__name__}"
+            )
         missing = [name for name in names if name not in batch]
         if missing:
             raise ValueError(f"a calibration batch must hold {', '.join(names)}; it lacks {', '.join(missing)}")

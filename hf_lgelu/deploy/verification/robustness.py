@@ -240,6 +240,8 @@ def _check(
             "inputs must have shape (N, ...) with N at least 1, and labels (N,), got "
             f"{tuple(inputs.shape)} and {tuple(labels.shape)}"
         )
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(f"labels must be integers, the true classes, got {labels.dtype}")
     if not epsilons or not all(0 <= epsilon < math.inf for epsilon in epsilons):
         raise ValueError(f"epsilons must be finite numbers of at least 0, one or more, got {list(epsilons)}")
     if not (timeout_seconds > 0 and margin > 0):
