@@ -93,7 +93,7 @@ def substitution(record: RunRecord) -> str:
     if last.relu_max_logit_change is None or last.relu_unchanged_predictions is None:
         return ""
     return (
-        f"On the samples of the table above, no logit moved by more than {last.relu_max_logit_change:.2g}, and "
+        f"On the samples of the table above, the largest change of a logit was {last.relu_max_logit_change:.2g}, and "
         f"{_percent(last.relu_unchanged_predictions)} of the predictions (the largest logit) stayed the same."
     )
 
