@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from transformers import HfArgumentParser
 
+from hf_lgelu.downstream.measurement import Measurement
+from hf_lgelu.downstream.records import measurement_path
 from hf_lgelu.downstream.run import check_measurements, choose_settings, run_measurement
 from hf_lgelu.downstream.table import MEASUREMENTS
 from hf_lgelu.studies.study import parse_settings
@@ -29,28 +31,44 @@ class DownstreamArguments:
 def main() -> int:
     """Measure what has no record yet; the exit status is 1 if a measurement failed."""
     (arguments,) = HfArgumentParser(DownstreamArguments).parse_args_into_dataclasses()
-    measurements = check_measurements(arguments.measurements)
-    given = parse_settings(arguments.settings)
-    if given and len(measurements) != 1:
-        raise ValueError("settings belong to one measurement: name it with --measurements")
+    try:
+        measurements = check_measurements(arguments.measurements)
+        given = parse_settings(arguments.settings)
+        if given and len(measurements) != 1:
+            raise ValueError("settings belong to one measurement: name it with --measurements")
+        settings = {measurement.name: choose_settings(measurement, given) for measurement in measurements}
+    except (ValueError, TypeError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     failed = 0
     for measurement in measurements:
-        settings = choose_settings(measurement, given)
         for benchmark in arguments.benchmarks:
             if benchmark not in measurement.benchmarks and len(measurements) > 1:
                 continue
             for seed in arguments.seeds:
-                name = f"{benchmark}/{measurement.name}-seed{seed}"
-                try:
-                    record = run_measurement(
-                        measurement, benchmark, seed, arguments.runs, arguments.output_dir, settings,
-                        data_dir=arguments.data_dir,
-                    )  # fmt: skip
-                    print(f"{name}: {len(record.rows)} rows in {record.seconds:.1f} s", flush=True)
-                except (ValueError, RuntimeError, OSError, ImportError):
-                    failed += 1
-                    print(f"failed: {name}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                failed += not _measure(measurement, benchmark, seed, settings[measurement.name], arguments)
     return int(failed > 0)
+
+
+def _measure(
+    measurement: Measurement, benchmark: str, seed: int, settings: object, arguments: DownstreamArguments
+) -> bool:
+    """One measurement, told in a line; whether it is there now."""
+    name = f"{benchmark}/{measurement.name}-seed{seed}"
+    there = measurement_path(arguments.output_dir, benchmark, measurement.name, seed).exists()
+    try:
+        record = run_measurement(
+            measurement, benchmark, seed, arguments.runs, arguments.output_dir, settings, data_dir=arguments.data_dir
+        )
+    except (ValueError, FileNotFoundError, ImportError) as error:  # the message says what to do
+        print(f"failed: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return False
+    except (RuntimeError, OSError, TypeError):
+        print(f"failed: {name}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        return False
+    how = "there already" if there else f"measured in {record.seconds:.1f} s"
+    print(f"{name}: {len(record.rows)} rows, {how}", flush=True)
+    return True
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
 
     Args:
         target: the folder to be. An empty one may be there.
-        overwrite: put the new folder in the place of one that is not empty.
+        overwrite: put the new folder in the place of one that is not empty, if it holds a model: a config.json.
 
     Raises:
-        FileExistsError: `target` is not empty and `overwrite` is False.
+        FileExistsError: `target` is not empty, and `overwrite` is False or it holds no model.
         NotADirectoryError: `target` is a file.
         ValueError: the current folder is `target` or inside it, and would be gone.
     """
@@ -28,14 +28,24 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         raise ValueError(f"{target} is the current folder or has it inside; give a folder of the export's own")
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file; give a folder")
-    if target.exists() and any(target.iterdir()) and not overwrite:
-        raise FileExistsError(
-            f"{target} is not empty; give another folder, or replace this one with overwrite=True (--overwrite)"
-        )
+    if target.exists() and any(target.iterdir()):
+        _require_replaceable(target, overwrite)
     with folder_beside(target) as new:
         yield new
         os.chmod(new, 0o755)  # mkdtemp's 0700 would hide it from the people it is shared with
         _put(new, target)
+
+
+def _require_replaceable(target: Path, overwrite: bool) -> None:
+    if not overwrite:
+        raise FileExistsError(
+            f"{target} is not empty; give another folder, or replace this one with overwrite=True (--overwrite)"
+        )
+    if not (target / "config.json").is_file():
+        raise FileExistsError(
+            f"{target} holds no config.json: it is no model that an export could replace, and would be lost. Give "
+            "another folder, or remove this one yourself"
+        )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_lgelu.benchmarks.options import DataOptions
 from hf_lgelu.benchmarks.table import BENCHMARKS, BenchmarkData
+from hf_lgelu.deploy.extras import require
 from hf_lgelu.deploy.hub.model_card import write_card
 from hf_lgelu.deploy.hub.push import push_to_hub
 from hf_lgelu.deploy.targets import EXPORT_TARGETS, ExportOptions, check_target
@@ -63,6 +64,8 @@ def harden(arguments: HardenArguments, say: Callable[[str], None] = print) -> An
         raise ValueError(f"{folder} {what}; give another output folder, so that it is not lost")
     if arguments.push_to_hub is not None and target.name == "onnx":
         raise ValueError("only checkpoints are pushed with a card; push an ONNX file with `hf upload`")
+    if target.name != "onnx":
+        require("matplotlib", "benchmarks")  # for the card; not to be missed when the export is done
     model = load_checkpoint(arguments.model)
     data = _evaluation_data(arguments, model.config)
     if data is not None:

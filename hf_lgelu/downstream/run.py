@@ -1,6 +1,7 @@
 """One measurement on the networks of one benchmark and seed: load, measure, record."""
 
 import importlib.metadata
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -93,7 +94,10 @@ def check_measurements(names: Sequence[str]) -> list[Measurement]:
 
 
 def choose_settings(measurement: Measurement, given: Mapping[str, Any]) -> Any:
-    """The measurement's settings with those `given`; ValueError for one that it does not have."""
+    """The measurement's settings with those `given`.
+
+    Raises ValueError for one that it does not have, TypeError for a value of another kind than the default's.
+    """
     names = {field.name for field in fields(measurement.settings)}
     foreign = sorted(given.keys() - names)
     if foreign:
@@ -101,9 +105,22 @@ def choose_settings(measurement: Measurement, given: Mapping[str, Any]) -> Any:
             f"{measurement.name} has no setting {', '.join(foreign)}; accepted: {', '.join(sorted(names))}"
         )
     # JSON has lists where the settings have tuples.
-    return measurement.settings(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    )
+    chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    defaults = measurement.settings()
+    for name, value in chosen.items():
+        default = getattr(defaults, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = number if isinstance(default, int | float) else default is None or isinstance(value, type(default))
+        if not fits:
+            raise TypeError(
+                f"{measurement.name} takes {name} as {type(default).__name__}, e.g. {name}={_example(default)}; "
+                f"got {value!r}"
+            )
+    return measurement.settings(**chosen)
+
+
+def _example(default: Any) -> str:
+    return json.dumps(list(default) if isinstance(default, tuple) else default)
 
 
 def _there(path: os.PathLike, asked: Mapping[str, Any]) -> MeasurementRecord:

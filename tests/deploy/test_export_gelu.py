@@ -269,6 +269,7 @@ def test_a_folder_that_is_not_empty_is_kept_unless_told_otherwise(mlp, tmp_path)
     with pytest.raises(FileExistsError, match="overwrite=True"):
         export_gelu(mlp, folder, example_inputs=FEATURES)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "config.json").write_text("{}")
     export_gelu(mlp, folder, example_inputs=FEATURES, overwrite=True)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
 

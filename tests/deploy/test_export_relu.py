@@ -141,6 +141,7 @@ def test_a_folder_with_something_in_it_is_kept(mlp, tmp_path):
     with pytest.raises(FileExistsError, match="is not empty"):
         export_relu(mlp, tmp_path / "relu")
     assert (tmp_path / "relu" / "mine.txt").read_text() == "kept"
+    (tmp_path / "relu" / "config.json").write_text("{}")
     export_relu(mlp, tmp_path / "relu", overwrite=True)
     assert not (tmp_path / "relu" / "mine.txt").exists()
 

@@ -31,10 +31,10 @@ def test_nothing_is_there_after_an_error(tmp_path):
 def test_an_error_keeps_what_was_there(tmp_path):
     target = tmp_path / "b"
     target.mkdir()
-    (target / "old").write_text("old")
+    (target / "config.json").write_text("old")
     with pytest.raises(OSError, match="no such"):
         write_half(target, overwrite=True)
-    assert [path.name for path in target.iterdir()] == ["old"]
+    assert [path.name for path in target.iterdir()] == ["config.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
@@ -43,25 +43,25 @@ def test_a_failing_exchange_puts_the_old_folder_back(tmp_path, monkeypatch):
 
     target = tmp_path / "b"
     target.mkdir()
-    (target / "old").write_text("old")
+    (target / "config.json").write_text("old")
     replace = os.replace
 
     def fail_second(source, to):
-        if to == target and not (source / "old").exists():
+        if to == target and not (source / "config.json").exists():
             raise OSError(28, "No space left on device")
         replace(source, to)
 
     monkeypatch.setattr("hf_lgelu.deploy.whole_folder.os.replace", fail_second)
     with pytest.raises(OSError, match="No space"), whole_folder(target, overwrite=True) as new:
         (new / "file").write_text("x")
-    assert [path.name for path in target.iterdir()] == ["old"]
+    assert [path.name for path in target.iterdir()] == ["config.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def test_overwrite_replaces_all_of_it(tmp_path):
     target = tmp_path / "b"
     target.mkdir()
-    (target / "old").write_text("old")
+    (target / "config.json").write_text("old")
     with pytest.raises(FileExistsError, match="is not empty"), whole_folder(target):
         pytest.fail("the block must not run")
     with whole_folder(target, overwrite=True) as new:
@@ -88,3 +88,13 @@ def test_the_current_folder_is_not_replaced(target, tmp_path, monkeypatch):
         write_half(target, overwrite=True)
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["mine"]
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_folder_of_other_things_is_not_replaced(tmp_path):
+    target = tmp_path / "runs"
+    (target / "one").mkdir(parents=True)
+    (target / "one" / "config.json").write_text("{}")
+    with pytest.raises(FileExistsError, match=r"holds no config\.json: it is no model"):
+        write_half(target, overwrite=True)
+    assert (target / "one" / "config.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]

@@ -113,6 +113,11 @@ def test_settings_are_checked():
     assert choose_settings(COUNT, {"factors": [3.0]}) == CountSettings(factors=(3.0,))
     with pytest.raises(ValueError, match="count has no setting sample; accepted: factors, samples"):
         choose_settings(COUNT, {"sample": 3})
+    for name, value in (("samples", "abc"), ("samples", True), ("samples", [1]), ("factors", 0.5), ("factors", "a")):
+        with pytest.raises(
+            TypeError, match=rf"count takes {name} as (int|tuple), e\.g\. {name}=(4|\[1\.0, 2\.0\]); got"
+        ):
+            choose_settings(COUNT, {name: value})
     with pytest.raises(ValueError, match="unknown measurement 'taste'; accepted:"):
         check_measurements(["taste"])
 

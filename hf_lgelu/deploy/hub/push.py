@@ -81,8 +81,8 @@ def push_to_hub(
         ) from error
     except (HTTPError, RuntimeError) as error:  # RuntimeError: of a large file, in a thread of the client
         raise ConnectionError(
-            f"the push to {repo_id} was cut off ({error}); it is one commit, so the repository has all of it or none: "
-            "push again"
+            f"the push to {repo_id} was cut off or could not begin ({error}); it is one commit, so the repository has "
+            f"all of it or none. {folder} is complete: push again with push_to_hub({str(folder)!r}, {repo_id!r})"
         ) from error
     logger.info("pushed %d files to %s", len(files), repo_id)
     return commit
