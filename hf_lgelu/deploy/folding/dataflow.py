@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
@@ -25,7 +25,7 @@ _MARK = "activation_site"
 _WRAPPED = "model."
 
 
-@torch.library.custom_op(f"hf_lgelu::{_MARK}", mutates_args=())
+@library.custom_op(f"hf_lgelu::{_MARK}", mutates_args=())
 def _activation_site(x: Tensor, site: int) -> Tensor:
     return x.clone()
 
