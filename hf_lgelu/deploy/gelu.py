@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from hf_lgelu.deploy.comparison import OutputChange, compare_models
 from hf_lgelu.deploy.folding.fold import FoldedSite, fold_hardness
 from hf_lgelu.deploy.whole_folder import whole_folder
-from hf_lgelu.models.checkpoint import copy_processor_files
+from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_inputs import example_inputs as random_inputs
 from hf_lgelu.models.example_run import ExampleInputs
@@ -95,12 +95,9 @@ def export_gelu(
     folded = copy.deepcopy(model).eval()
     report = fold_hardness(folded, inputs)
     with whole_folder(folder, overwrite=overwrite) as new:
-        folded.save_pretrained(new)
-        if processor is not None:
-            processor.save_pretrained(new)
-        files = copy_processor_files(source, new) if source is not None else []
+        files = save_checkpoint(folded, new, processor, source)
         change = _change_after_reload(model, folded, new, inputs)
-    return GELUExport(str(folder), report.sites, report.config_changes, change, tuple(files))
+    return GELUExport(str(folder), report.sites, report.config_changes, change, files)
 
 
 def _change_after_reload(

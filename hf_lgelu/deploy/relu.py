@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from hf_lgelu.activation.hardness import hardness_target, swap_error_bound
 from hf_lgelu.deploy.comparison import OutputChange, compare_models, require_same_model
 from hf_lgelu.deploy.whole_folder import whole_folder
-from hf_lgelu.models.checkpoint import copy_processor_files
+from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_inputs import example_inputs as random_inputs
 from hf_lgelu.models.example_run import ExampleInputs
@@ -104,16 +104,13 @@ def export_relu(
         _refuse_soft_gates(model, hardness, swap_error, max_swap_error, inputs)
     substituted = copy.deepcopy(model).eval()
     report = substitute_relu(substituted)
+    change = compare_models(model, substituted, inputs)
+    if math.isnan(change.largest_output):
+        raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
     with whole_folder(folder, overwrite=overwrite) as new:
-        substituted.save_pretrained(new)
-        if processor is not None:
-            processor.save_pretrained(new)
-        files = copy_processor_files(source, new) if source is not None else []
+        files = save_checkpoint(substituted, new, processor, source)
         reloaded = type(substituted).from_pretrained(new, dtype=substituted.dtype, use_safetensors=True)
         require_same_model(substituted, reloaded.to(substituted.device), inputs)
-        change = compare_models(model, substituted, inputs)
-        if math.isnan(change.largest_output):
-            raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
     return ReLUExport(
         folder=str(folder),
         hardness=hardness,
@@ -121,7 +118,7 @@ def export_relu(
         config_changes=report.config_changes,
         change=change,
         smooth_calls=tuple(find_smooth_calls(substituted, inputs)),
-        processor_files=tuple(files),
+        processor_files=files,
     )
 
 

@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification, PreTrainedModel
+from transformers import PreTrainedModel
 
-from hf_lgelu.models.mlp import MLPForClassification
-from hf_lgelu.studies.experiments import STUDIES, experiment_name
+from hf_lgelu.models.checkpoint import load_checkpoint
+from hf_lgelu.studies.experiments import STUDIES, Configuration, experiment_name
 from hf_lgelu.studies.records import RunRecord, read_record
 from hf_lgelu.studies.run import RELU_FOLDER
 
 _STUDY = STUDIES["downstream"]
-_HARDENED = {"activation": "lambda_gelu", "init_mode": "uniform", "harden": True}
+_GELU, _RELU, _LEARNED, _HARDENED = _STUDY.configurations(_STUDY.benchmarks[0])  # the same on every benchmark
 
 # model → (what the run was configured with, the folder of the network inside the run's)
-_RUNS: dict[str, tuple[dict[str, Any], str]] = {
-    "gelu": ({"activation": "gelu"}, ""),
-    "relu": ({"activation": "relu"}, ""),
-    "lambda_gelu": ({"activation": "lambda_gelu", "init_mode": "uniform"}, ""),
+_RUNS: dict[str, tuple[Configuration, str]] = {
+    "gelu": (_GELU, ""),
+    "relu": (_RELU, ""),
+    "lambda_gelu": (_LEARNED, ""),
     "hardened": (_HARDENED, ""),
     "hardened_relu": (_HARDENED, RELU_FOLDER),
 }
@@ -39,7 +39,7 @@ class TrainedModel:
 
     def load(self) -> PreTrainedModel:
         """A fresh copy from the checkpoint: float32, on the CPU, in eval mode."""
-        return _model_class(self.folder).from_pretrained(self.folder).float().eval()
+        return load_checkpoint(self.folder).float()
 
     def summary(self) -> dict[str, Any]:
         """What a measurement's record says of the network."""
@@ -74,11 +74,3 @@ def find_models(
             f"{_STUDY.name} --benchmarks {benchmark} --seeds {seed} --output_dir {runs}"
         )
     return found
-
-
-def _model_class(folder: Path) -> Any:
-    config = AutoConfig.from_pretrained(folder)
-    if config.model_type == MLPForClassification.config_class.model_type:
-        return MLPForClassification
-    causal = any("CausalLM" in name or "LMHead" in name for name in config.architectures or ())
-    return AutoModelForCausalLM if causal else AutoModelForImageClassification

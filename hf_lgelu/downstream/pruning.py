@@ -138,10 +138,8 @@ def finetune(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData, 
                 "num_train_epochs": epochs,
                 "seed": seed,
                 "eval_strategy": "no",
-                "save_strategy": "no",
                 "logging_strategy": "no",
                 "disable_tqdm": True,
-                "report_to": "none",
             }
         )
         training.require_lambda_gelu = False

@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import transformers
 from huggingface_hub import snapshot_download
@@ -62,6 +63,22 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         f"the checkpoint's config names the architectures {', '.join(names) or 'none'}, and transformers "
         f"{transformers.__version__} has none of them; load the model yourself and pass it to the function"
     )
+
+
+def save_checkpoint(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    processor: Any = None,
+    source: str | os.PathLike | None = None,
+) -> tuple[str, ...]:
+    """Save a model with its tokenizer or image processor: the object itself, or the files of a folder or Hub id.
+
+    Returns the names of the files copied from `source`.
+    """
+    model.save_pretrained(folder)
+    if processor is not None:
+        processor.save_pretrained(folder)
+    return tuple(copy_processor_files(source, folder)) if source is not None else ()
 
 
 def copy_processor_files(source: str | os.PathLike, target: str | os.PathLike) -> list[str]:

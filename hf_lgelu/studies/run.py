@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 
 from hf_lgelu.benchmarks.swish import register_learnable_swish
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData, DataOptions, ModelOptions
+from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.profile import hardness_profile, initialize_hardness
 from hf_lgelu.models.registry import ACTIVATION_NAME
 from hf_lgelu.models.sites import find_sites
@@ -103,9 +104,7 @@ def _save_relu(model_class: type[PreTrainedModel], processor: Any, folder: Path,
         # Not the trained module: under FSDP this process holds a part of it alone.
         model = model_class.from_pretrained(folder, use_safetensors=True)
         substitute_relu(model)
-        model.save_pretrained(folder / RELU_FOLDER)
-        if processor is not None:
-            processor.save_pretrained(folder / RELU_FOLDER)
+        save_checkpoint(model, folder / RELU_FOLDER, processor)
 
 
 def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:

@@ -11,10 +11,10 @@ from hf_lgelu.deploy.comparison import OutputChange
 from hf_lgelu.deploy.hub import card_tables, loading_code
 from hf_lgelu.deploy.hub.checkpoint_facts import CheckpointFacts, facts_of_folder, facts_of_record
 from hf_lgelu.deploy.hub.hardness_figure import draw_hardness
+from hf_lgelu.deploy.hub.push import CARD_FILE
 from hf_lgelu.models.cifar_resnet import ARCHITECTURE
 from hf_lgelu.studies.records import RunRecord
 
-CARD_FILE = "README.md"
 FIGURE_FILE = "hardness.png"
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 

@@ -12,10 +12,8 @@ from hf_lgelu.report.downstream.path.bars import Bar
 from hf_lgelu.report.downstream.path.layout import HARD, INK, SMOOTH
 from hf_lgelu.report.downstream.tables.columns import amount
 from hf_lgelu.report.downstream.tables.int8 import INT8
+from hf_lgelu.report.downstream.tables.overview import STEP
 from hf_lgelu.report.numbers import MISSING, listed
-
-STEP = 0.01
-"""Length of the step at which the linear models are compared, L2, in standardized features."""
 
 _COMPARED = {"gelu": SMOOTH, "hardened_relu": HARD}
 _LEGEND = {"GELU": SMOOTH, "hardened, ReLU": HARD}
