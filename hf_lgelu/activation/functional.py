@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from hf_lgelu.activation.kernels import choose_kernel
+from hf_lgelu.activation.kernels.choice import choose_kernel
 from hf_lgelu.activation.kernels.eager import internal_dtype
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ACCEPTED_DTYPES = "float64, float32, float16 or bfloat16"
 
 
-def lambda_gelu(x: Tensor, hardness: Tensor | float) -> Tensor:
+def lambda_gelu(x: Tensor, hardness: Tensor | float, kernel: str | None = None) -> Tensor:
     """f(x; λ) = x·Φ(λx), the paper's λ-GELU (arXiv:2603.21991), with Φ the Gaussian CDF.
 
     λ = 1 is the exact (erf) GELU; λ → ∞ is ReLU; the largest distance to ReLU is 0.16997 / λ.
@@ -19,6 +19,8 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float) -> Tensor:
         x: any shape, float64, float32, float16 or bfloat16. Arithmetic inside is float32 or wider.
         hardness: λ ≥ 1, a number or a floating tensor that broadcasts to the shape of `x`. One value of any
             shape goes with a 0-dim `x`.
+        kernel: a row of KERNELS, e.g. "eager"; without one, what `use_kernel` or the environment variable
+            LGELU_KERNEL names, else the fastest that takes the input (`kernel_report()` lists them).
 
     Returns:
         A tensor of the shape and dtype of `x`, differentiable in both arguments: ∂f/∂x = Φ(λx) +
@@ -28,7 +30,8 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float) -> Tensor:
         TypeError: `x` or `hardness` is not a floating tensor of an accepted dtype.
         ValueError: `hardness` does not broadcast to `x`, or holds a value that is below 1, NaN, or infinite
             in the dtype of the arithmetic. Values are read only where that does not stall an accelerator:
-            numbers always, tensors on the CPU outside `torch.compile` and `torch.func`.
+            numbers always, tensors on the CPU outside `torch.compile` and `torch.func`. Or there is no such kernel.
+        RuntimeError: the kernel that was named cannot take this input here.
     """
     _check_input(x)
     if isinstance(hardness, int | float) and not isinstance(hardness, bool):
@@ -38,10 +41,10 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float) -> Tensor:
         raise TypeError(f"hardness must be a number or a {_ACCEPTED_DTYPES} tensor, got {_kind(hardness)}")
     elif _is_readable(hardness):
         _check_values(hardness, internal_dtype(x))
-    return apply_lambda_gelu(x, hardness)
+    return apply_lambda_gelu(x, hardness, kernel)
 
 
-def apply_lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
+def apply_lambda_gelu(x: Tensor, hardness: Tensor, kernel: str | None = None) -> Tensor:
     """`lambda_gelu` for a hardness whose values are known to be right; checks dtype and shape only."""
     _check_input(x)
     if x.dim() == 0 and hardness.numel() == 1:
@@ -52,7 +55,7 @@ def apply_lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
             f"hardness of shape {tuple(hardness.shape)} does not broadcast to x of shape {tuple(x.shape)}: "
             "aligned at the last axis, each of its sizes must be 1 or that of x"
         )
-    return choose_kernel(x, hardness).function(x, hardness)
+    return choose_kernel(x, hardness, kernel).function(x, hardness)
 
 
 def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -54,6 +55,19 @@ def hardness_from_raw(raw_hardness: Tensor, temperature: Tensor | float) -> Tens
     """λ(s) = 1 + softplus(s / t), elementwise; differentiable in both."""
     # The default threshold of 20 goes over to the identity where float64 still sees a difference of 2e-9.
     return 1 + F.softplus(raw_hardness / temperature, threshold=40)
+
+
+def effective_hardness(raw_hardness: Tensor, temperature: Tensor | float, override: Tensor) -> Tensor:
+    """The override where it is above 0, else λ(s); elementwise."""
+    # torch.where keeps s in the graph with a gradient of exactly 0 while the override rules, which DDP's
+    # reducer needs; a branch in Python would break compiled graphs.
+    return torch.where(override > 0, override, hardness_from_raw(raw_hardness, temperature))
+
+
+def hardness_rate(raw_hardness: Tensor, temperature: Tensor | float, override: Tensor) -> Tensor:
+    """∂λ/∂s of `effective_hardness`: σ(s/t)/t, or 0 where the override rules; elementwise."""
+    rate = torch.sigmoid(raw_hardness / temperature) / temperature
+    return torch.where(override > 0, torch.zeros_like(rate), rate)
 
 
 def raw_from_hardness(hardness: float, temperature: float = DEFAULT_TEMPERATURE) -> float:

@@ -12,7 +12,7 @@ from hf_lgelu.activation.hardness import (
     check_granularity,
     check_init_hardness,
     check_temperature,
-    hardness_from_raw,
+    effective_hardness,
     raw_from_hardness,
 )
 
@@ -70,10 +70,7 @@ class LambdaGELU(nn.Module):
     @property
     def hardness(self) -> Tensor:
         """λ, float32, of the shape of s: the override where hardening has set one, else λ(s)."""
-        # torch.where keeps s in the graph with a gradient of exactly 0 while the override rules, which
-        # DDP's reducer needs; a branch in Python would break compiled graphs.
-        learned = hardness_from_raw(self.raw_hardness, self.temperature)
-        return torch.where(self.hardness_override > 0, self.hardness_override, learned)
+        return effective_hardness(self.raw_hardness, self.temperature, self.hardness_override)
 
     def forward(self, x: Tensor) -> Tensor:
         return apply_lambda_gelu(x, self.hardness)

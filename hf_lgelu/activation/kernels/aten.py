@@ -58,3 +58,11 @@ class _LambdaGELUFunction(torch.autograd.Function):
 def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
     """x·Φ(λx); saves x (its own bytes) and λ, and computes ∂λ only where it is needed."""
     return _LambdaGELUFunction.apply(x, hardness)
+
+
+def refusal(x: Tensor, hardness: Tensor) -> str | None:
+    """Why these derivatives cannot be used for this input, or None."""
+    # A compiler fuses plain operations, and cannot look into hand-written derivatives as well.
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return "torch.compile, torch.export and torch.jit.trace take the plain operations of 'eager'"
+    return None

@@ -1,0 +1,24 @@
+"""Where a kernel that torch cannot look into must not run."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def opaque_refusal(x: Tensor, hardness: Tensor) -> str | None:
+    """Why torch has to see the operations inside, or None if a kernel may read and write the memory itself."""
+    if torch.compiler.is_compiling():
+        return "torch.compile and torch.export need plain operations"
+    if type(x) not in _PLAIN or type(hardness) not in _PLAIN:
+        return f"it takes plain tensors, not {type(x).__name__} and {type(hardness).__name__}"
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func needs operations that it can transform"
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives need differentiable operations"
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return "a TorchDispatchMode is watching the operations"
+    if torch.jit.is_tracing():
+        return "torch.jit.trace needs operations that it can record"
+    return None
