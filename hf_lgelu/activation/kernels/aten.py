@@ -27,18 +27,7 @@ class _LambdaGELUFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, hardness = ctx.saved_tensors
-        dtype = eager.internal_dtype(x)
-        wide_hardness = hardness.to(dtype)
-        v = eager.gate_argument(x.to(dtype), wide_hardness)
-        delta = grad_output.to(dtype)
-        grad_x = grad_hardness = None
-        if ctx.needs_input_grad[0]:
-            grad_x = (delta * eager.derivative_in_x(v)).to(x.dtype)
-        if ctx.needs_input_grad[1]:
-            # 1/λ² after the sum: one division per λ, and no partial product can overflow.
-            summed = (delta * eager.scaled_derivative_in_hardness(v)).sum_to_size(hardness.shape)
-            grad_hardness = (summed / wide_hardness.square()).to(hardness.dtype)
-        return grad_x, grad_hardness
+        return gradients(x, hardness, grad_output, *ctx.needs_input_grad)
 
     @staticmethod
     def jvp(ctx: Any, x_tangent: Tensor | None, hardness_tangent: Tensor | None) -> Tensor:
@@ -53,6 +42,35 @@ class _LambdaGELUFunction(torch.autograd.Function):
             rate = hardness_tangent.to(dtype) / wide_hardness.square()
             tangent = tangent + rate * eager.scaled_derivative_in_hardness(v)
         return tangent.to(x.dtype)
+
+
+def gradients(
+    x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """(δ·∂f/∂x, Σδ·∂f/∂λ) for f = x·Φ(λx), in operations that are differentiable in x, λ and δ.
+
+    Args:
+        x: any shape.
+        hardness: λ, broadcastable to x.
+        delta: δ, the incoming gradient, of the shape of x.
+        needs_x: whether the first is wanted; None takes its place otherwise.
+        needs_hardness: whether the second is.
+
+    Returns:
+        Gradients of the shapes and dtypes of `x` and `hardness`; that in x is NaN where x is infinite or NaN.
+    """
+    dtype = eager.internal_dtype(x)
+    wide, wide_hardness, delta = x.to(dtype), hardness.to(dtype), delta.to(dtype)
+    v = eager.gate_argument(wide, wide_hardness)
+    grad_x = grad_hardness = None
+    if needs_x:
+        # x − x is 0, or NaN where x is not finite: there u·φ(u) is ∞·0, which the clamp of v hides.
+        grad_x = (delta * (eager.derivative_in_x(v) + (wide - wide))).to(x.dtype)
+    if needs_hardness:
+        # 1/λ² after the sum: one division per λ, and no partial product can overflow.
+        summed = (delta * eager.scaled_derivative_in_hardness(v)).sum_to_size(hardness.shape)
+        grad_hardness = (summed / wide_hardness.square()).to(hardness.dtype)
+    return grad_x, grad_hardness
 
 
 def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
