@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from hf_lgelu.activation.hardness import effective_hardness
 from hf_lgelu.activation.kernels.choice import choose_kernel
 from hf_lgelu.activation.kernels.eager import internal_dtype
 
@@ -56,6 +57,19 @@ def apply_lambda_gelu(x: Tensor, hardness: Tensor, kernel: str | None = None) ->
             "aligned at the last axis, each of its sizes must be 1 or that of x"
         )
     return choose_kernel(x, hardness, kernel).function(x, hardness)
+
+
+def apply_learned_lambda_gelu(x: Tensor, raw_hardness: Tensor, temperature: Tensor, override: Tensor) -> Tensor:
+    """`apply_lambda_gelu` at λ = `effective_hardness(raw_hardness, temperature, override)`.
+
+    Where the kernel forms a single λ itself, the small operations on s and their derivatives are saved.
+    """
+    if raw_hardness.numel() == 1:
+        _check_input(x)
+        kernel = choose_kernel(x, raw_hardness)
+        if kernel.learned is not None and raw_hardness.dim() <= max(x.dim(), 1):
+            return kernel.learned(x, raw_hardness, temperature, override)
+    return apply_lambda_gelu(x, effective_hardness(raw_hardness, temperature, override))
 
 
 def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.functional import apply_lambda_gelu
+from hf_lgelu.activation.functional import apply_learned_lambda_gelu
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     DEFAULT_TEMPERATURE,
@@ -73,7 +73,7 @@ class LambdaGELU(nn.Module):
         return effective_hardness(self.raw_hardness, self.temperature, self.hardness_override)
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_lambda_gelu(x, self.hardness)
+        return apply_learned_lambda_gelu(x, self.raw_hardness, self.temperature, self.hardness_override)
 
     def extra_repr(self) -> str:
         shape = tuple(self.raw_hardness.shape)
@@ -119,7 +119,9 @@ class SharedLambdaGELU(nn.Module):
         return self.owner.hardness
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_lambda_gelu(x, self.hardness)
+        # Not through the owner's call, which would run its hooks.
+        owner = self.owner
+        return apply_learned_lambda_gelu(x, owner.raw_hardness, owner.temperature, owner.hardness_override)
 
 
 def _checked_raw_shape(granularity: str, raw_shape: Sequence[int] | None) -> tuple[int, ...]:

@@ -1,14 +1,39 @@
 """The implementations of λ-GELU under test."""
 
 import pytest
+import torch
 
 from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.kernels import KERNELS
 
-FUNCTIONS = {name: kernel.function for name, kernel in KERNELS.items()} | {"lambda_gelu": lambda_gelu}
+HERE = [name for name, kernel in KERNELS.items() if kernel.refusal(torch.zeros(1), torch.ones(1)) is None]
+"""The rows that run on this machine's CPU; test_cpu.py sees to it that "cpu" is among them."""
+
+TRANSFORMABLE = ["aten", "eager", "automatic"]
+"""Those that torch.func, forward mode and float64 can go through; "automatic" is the public function."""
 
 
-@pytest.fixture(params=FUNCTIONS)
+def named(name):
+    """(x, λ) → x·Φ(λx) by the kernel; a test whose input it refuses is skipped with the kernel's reason."""
+    if name == "automatic":
+        return lambda_gelu
+    kernel = KERNELS[name]
+
+    def function(x, hardness):
+        if (reason := kernel.refusal(x, hardness)) is not None:
+            pytest.skip(reason)
+        return kernel.function(x, hardness)
+
+    return function
+
+
+@pytest.fixture(params=[*HERE, "automatic"])
 def function(request):
-    """(x, λ) → x·Φ(λx): every row of KERNELS, and the public function."""
-    return FUNCTIONS[request.param]
+    """Every row of KERNELS that runs here, and the public function."""
+    return named(request.param)
+
+
+@pytest.fixture(params=TRANSFORMABLE)
+def transformable(request):
+    """The rows whose operations torch can see, and the public function, which chooses among them."""
+    return named(request.param)

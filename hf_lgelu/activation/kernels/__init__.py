@@ -1,11 +1,20 @@
 """The table of λ-GELU backends: one row per implementation of the same function."""
 
 from hf_lgelu.activation.kernels import aten, eager
+from hf_lgelu.activation.kernels.cpu import function as cpu
 from hf_lgelu.activation.kernels.kernel import Kernel
 
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
+        Kernel(
+            "cpu",
+            "one fused C++ pass each way, compiled on first use; float32 and bfloat16 on the CPU; saves only x",
+            cpu.lambda_gelu,
+            cpu.refusal,
+            learned=cpu.learned_lambda_gelu,
+            unavailable=cpu.unavailable,
+        ),
         Kernel(
             "aten",
             "hand-written derivatives on torch operations, any device; saves only x",

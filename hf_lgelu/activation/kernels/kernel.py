@@ -19,6 +19,7 @@ class Kernel:
         refusal: (x, λ) → why `function` cannot take this input here and now; None if it can.
         learned: (x, s, t, override) → x·Φ(λx) with λ = `effective_hardness(s, t, override)` formed inside,
             differentiable in x and s, for an s of one element; None where that would save nothing.
+        unavailable: () → why no input at all can be taken on this machine; None if some can.
     """
 
     name: str
@@ -26,3 +27,4 @@ class Kernel:
     function: Callable[[Tensor, Tensor], Tensor]
     refusal: Callable[[Tensor, Tensor], str | None]
     learned: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
+    unavailable: Callable[[], str | None] = lambda: None

@@ -1,0 +1,113 @@
+"""Compiling the C++ source for this processor, once, into the user's cache."""
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("lambda_gelu.cpp")
+
+CACHE_VARIABLE = "LGELU_CACHE_DIR"
+"""Environment variable with the folder for compiled kernels; the default is ~/.cache/hf_lgelu (XDG_CACHE_HOME)."""
+
+_COMPILERS = ("c++", "g++", "clang++")
+_SECONDS = 120.0
+
+# Not -ffast-math: linked into a library, it flushes subnormals to zero in the whole process.
+_FLAGS = (
+    *("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+    *("-fopenmp", "-shared", "-fPIC"),
+)
+
+
+def build_library(cache: Path | None = None) -> Path:
+    """The shared library for this processor, compiled unless the cache has it.
+
+    Several processes may build at once: each writes its own file and moves it into place whole.
+
+    Args:
+        cache: the folder to keep it in; by default `cache_folder()`.
+
+    Raises:
+        RuntimeError: there is no C++ compiler, it fails, or the cache cannot be written; the message
+            says which, with the compiler's own words.
+    """
+    compiler = find_compiler()
+    command = [*compiler, *_FLAGS, *_processor_flags()]
+    library = (cache_folder() if cache is None else cache) / f"lambda_gelu-{_fingerprint(command)}.so"
+    if library.exists():
+        return library
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            fresh = Path(folder) / library.name
+            _compile([*command, str(SOURCE), "-o", str(fresh)])
+            os.replace(fresh, library)
+    except OSError as error:
+        raise RuntimeError(
+            f"the compiled kernel cannot be kept in {library.parent} ({error}); "
+            f"set {CACHE_VARIABLE} to a folder that can be written"
+        ) from error
+    return library
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler's command: the environment variable CXX, else the first of c++, g++, clang++ on the path."""
+    if named := os.environ.get("CXX"):
+        command = shlex.split(named)
+        if shutil.which(command[0]) is None:
+            raise RuntimeError(f"CXX names a compiler that is not there: {named!r}")
+        return command
+    for name in _COMPILERS:
+        if found := shutil.which(name):
+            return [found]
+    raise RuntimeError(f"no C++ compiler was found ({', '.join(_COMPILERS)}); install one or set CXX")
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(folder).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_lgelu"
+
+
+def _compile(command: list[str]) -> None:
+    shown = shlex.join(command)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"the compiler took longer than {_SECONDS:.0f} s: {shown}") from error
+    if done.returncode != 0:
+        raise RuntimeError(f"the compiler failed ({done.returncode}): {shown}\n{done.stderr[-2000:]}")
+
+
+def _processor_flags() -> tuple[str, ...]:
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        # Left to itself, gcc uses half of AVX-512's width.
+        wide = ("-mprefer-vector-width=512",) if "avx512f" in _processor() else ()
+        return ("-march=native", *wide)
+    if machine in ("aarch64", "arm64"):
+        return ("-mcpu=native",)
+    return ()
+
+
+def _fingerprint(command: list[str]) -> str:
+    """Of all that the library depends on: a home folder may be shared by machines of several kinds."""
+    compiler = Path(shutil.which(command[0]) or command[0]).resolve()
+    parts = (SOURCE.read_text(encoding="utf-8"), *command, str(compiler.stat().st_mtime_ns), _processor())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The processor's model and instruction sets."""
+    wanted = ("model name", "flags", "cpu implementer", "cpu part", "features")
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(sorted({line for line in lines if line.lower().startswith(wanted)}))

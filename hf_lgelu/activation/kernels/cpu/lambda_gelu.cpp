@@ -1,0 +1,448 @@
+// λ-GELU on the CPU: x·Φ(λx), and its derivatives, in one pass over memory each.
+//
+// Plain C++17 and OpenMP, without torch's headers, so that it builds in about a second and serves any version
+// of torch. `library.py` describes the functions at the end of this file to Python.
+//
+// Sums do not depend on the number of threads: work is cut into units by the sizes alone, a unit is added up
+// by one thread, and units are added up in their order, in double precision.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+// Nested loops, the innermost last. layout.py merges the axes; strides are in elements.
+constexpr int kMaxAxes = 8;
+constexpr int kMaxOperands = 4;
+struct Loops {
+  int64_t axes;
+  int64_t sizes[kMaxAxes];
+  int64_t strides[kMaxOperands][kMaxAxes];
+};
+
+// A run is what one call of the inner loop takes: short enough that its float32 sum is exact to 1e-6, and that
+// gathered operands stay in the first-level cache.
+constexpr int64_t kRun = 2048;
+constexpr int64_t kUnit = 16384;  // elements that one thread takes at a time
+
+// ---------------------------------------------------------------------------------------------------------
+// bfloat16 as its bits
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+inline float bits_to_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline uint32_t float_to_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float load(float value) { return value; }
+inline float load(bfloat16 value) { return bits_to_float(static_cast<uint32_t>(value.bits) << 16); }
+
+inline void store(float& target, float value) { target = value; }
+inline void store(bfloat16& target, float value) {
+  const uint32_t bits = float_to_bits(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+  // A NaN whose last bits are set would be rounded into another number.
+  target.bits = static_cast<uint16_t>(value == value ? rounded : 0x7fc0);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The mathematics, on v = |λx|·√(½·log₂e), so that e^(−(λx)²/2) = 2^(−v²)
+
+constexpr float kScale = 0.8493218003f;    // √(½·log₂e)
+constexpr float kUnscale = 1.1774100226f;  // |λx| = v / kScale
+constexpr float kInvSqrt2Pi = 0.3989422804f;
+
+// From here on the Gaussian counts as 0 (it is 8e-25). Subnormal products, which slow a CPU threefold, are far.
+constexpr float kLargest = 8.94f;
+
+inline float magnitude(float x, float scaled_hardness) {
+  const float v = scaled_hardness * x;
+  const float a = v < 0 ? -v : v;
+  return kLargest < a ? kLargest : a;  // leaves a NaN alone
+}
+
+// 2^(−v²): −v² is split into an integer, which goes into the exponent's bits, and a rest in [−½, ½], exactly by
+// fused multiply-adds; 2^rest by a minimax polynomial with the largest relative error 8e-8.
+inline float gaussian(float v) {
+  constexpr float shifter = 12582912.0f;  // 1.5·2²³: a sum with it has its integer in its last bits
+  const float shifted = shifter - v * v;
+  const float rest = (shifter - shifted) - v * v;
+  float p = 1.32765e-3f;
+  p = p * rest + 9.67555e-3f;
+  p = p * rest + 5.550713e-2f;
+  p = p * rest + 2.402212e-1f;
+  p = p * rest + 6.9314697e-1f;
+  p = p * rest + 1.0f;
+  const float power = bits_to_float(float_to_bits(p) + (float_to_bits(shifted) << 23));
+  return v >= kLargest ? 0.0f : power;
+}
+
+// Φ(−|u|) = e^(−u²/2)·½·erfcx(|u|/√2); the second factor as a minimax polynomial in 1/(1 + c|u|) with the
+// largest relative error 3e-7, so that the lower tail keeps its digits, and exactly ½ at u = 0.
+inline float lower_tail(float v, float gaussian_of_v) {
+  const float t = 1.0f / (1.0f + 0.304f * kUnscale * v);
+  float p = 0x1.2c05bep-5f;
+  p = p * t - 0x1.3c1a9cp-3f;
+  p = p * t + 0x1.8655c6p-3f;
+  p = p * t - 0x1.5599aep-5f;
+  p = p * t + 0x1.f70d4ep-4f;
+  p = p * t + 0x1.a46adcp-4f;
+  p = p * t + 0x1.f4456ap-4f;
+  p = p * t + 0x1.f09610p-4f;
+  return gaussian_of_v * (p * t);
+}
+
+inline float value(float x, float scaled_hardness) {
+  const float v = magnitude(x, scaled_hardness);
+  const float tail = lower_tail(v, gaussian(v));
+  return x * (x > 0 ? 1.0f - tail : tail);
+}
+
+struct Slopes {
+  float in_x;         // ∂f/∂x = Φ(u) + u·φ(u)
+  float in_hardness;  // λ²·∂f/∂λ = u²·φ(u)
+};
+
+inline Slopes slopes(float x, float scaled_hardness) {
+  // x − x is 0, or NaN where x is infinite or NaN: there no slope exists.
+  const float v = magnitude(x, scaled_hardness) + (x - x);
+  const float g = gaussian(v);
+  const float density = v * (kUnscale * kInvSqrt2Pi * g);  // |u|·φ(u)
+  const float lower = lower_tail(v, g) - density;          // the slope at −|u|
+  return {x > 0 ? 1.0f - lower : lower, kUnscale * v * density};
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Runs: the inner loops. A stride of 1 reads memory as it lies; any other is gathered into a buffer first.
+
+template <class T>
+struct Operand {
+  T* start;
+  int64_t stride;
+};
+
+template <class T>
+inline const float* gathered(const Operand<const T>& from, int64_t n, float* buffer) {
+  for (int64_t i = 0; i < n; ++i) buffer[i] = load(from.start[i * from.stride]);
+  return buffer;
+}
+
+template <class In, class Out>
+void forward_dense(const In* __restrict x, const float* __restrict hardness, bool one_hardness,
+                   Out* __restrict y, int64_t n) {
+  if (one_hardness) {
+    const float scaled = kScale * *hardness;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) store(y[i], value(load(x[i]), scaled));
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) store(y[i], value(load(x[i]), kScale * hardness[i]));
+  }
+}
+
+template <class T>
+void forward_run(Operand<const T> x, Operand<const float> hardness, Operand<T> y, int64_t n) {
+  float hardness_buffer[kRun];
+  const float* lambda = hardness.start;
+  if (hardness.stride != 0 && hardness.stride != 1) lambda = gathered(hardness, n, hardness_buffer);
+  const bool one = hardness.stride == 0;
+  if (x.stride == 1 && y.stride == 1) return forward_dense(x.start, lambda, one, y.start, n);
+  float buffer[kRun];
+  T out[kRun];
+  forward_dense(gathered(x, n, buffer), lambda, one, out, n);
+  for (int64_t i = 0; i < n; ++i) y.start[i * y.stride] = out[i];
+}
+
+// Which of the two derivatives is written: ∂x to dx, δ·λ²·∂λ to the sums. One λ gives one sum, a λ per element
+// adds to a sum per element.
+enum Wanted { kInput = 1, kHardness = 2, kBoth = 3 };
+
+template <int wanted, class In, class Out>
+float backward_dense(const In* __restrict x, const In* __restrict delta, float hardness, Out* __restrict dx,
+                     int64_t n) {
+  const float scaled = kScale * hardness;
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) {
+    const Slopes s = slopes(load(x[i]), scaled);
+    const float d = load(delta[i]);
+    if (wanted & kInput) store(dx[i], d * s.in_x);
+    if (wanted & kHardness) sum += d * s.in_hardness;
+  }
+  return sum;
+}
+
+template <int wanted, class In, class Out>
+void backward_dense_each(const In* __restrict x, const In* __restrict delta, const float* __restrict hardness,
+                         Out* __restrict dx, float* __restrict sums, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const Slopes s = slopes(load(x[i]), kScale * hardness[i]);
+    const float d = load(delta[i]);
+    if (wanted & kInput) store(dx[i], d * s.in_x);
+    if (wanted & kHardness) sums[i] += d * s.in_hardness;
+  }
+}
+
+template <class T>
+struct BackwardOperands {
+  Operand<const T> x, delta;
+  Operand<const float> hardness;
+  Operand<T> dx;
+};
+
+// Returns the sum where one λ serves the whole run; else adds to sums[0..n).
+template <int wanted, class T>
+float backward_run(const BackwardOperands<T>& at, float* sums, int64_t n) {
+  float hardness_buffer[kRun];
+  const float* lambda = at.hardness.start;
+  if (at.hardness.stride != 0 && at.hardness.stride != 1) lambda = gathered(at.hardness, n, hardness_buffer);
+  const bool one = at.hardness.stride == 0;
+  const bool dense = at.x.stride == 1 && at.delta.stride == 1 && (!(wanted & kInput) || at.dx.stride == 1);
+  if (dense) {
+    if (one) return backward_dense<wanted>(at.x.start, at.delta.start, *lambda, at.dx.start, n);
+    backward_dense_each<wanted>(at.x.start, at.delta.start, lambda, at.dx.start, sums, n);
+    return 0.0f;
+  }
+  float x_buffer[kRun], delta_buffer[kRun];
+  T out[kRun];
+  const float* x = gathered(at.x, n, x_buffer);
+  const float* delta = gathered(at.delta, n, delta_buffer);
+  float sum = 0.0f;
+  if (one) {
+    sum = backward_dense<wanted>(x, delta, *lambda, out, n);
+  } else {
+    backward_dense_each<wanted>(x, delta, lambda, out, sums, n);
+  }
+  if (wanted & kInput) {
+    for (int64_t i = 0; i < n; ++i) at.dx.start[i * at.dx.stride] = out[i];
+  }
+  return sum;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Walking over the outer loops
+
+// Counts through all loops but the last, and keeps every operand's offset.
+class Walk {
+ public:
+  Walk(const Loops& loops, int64_t row) : loops_(loops) {
+    for (int axis = static_cast<int>(loops.axes) - 2; axis >= 0; --axis) {
+      index_[axis] = row % loops.sizes[axis];
+      row /= loops.sizes[axis];
+      for (int k = 0; k < kMaxOperands; ++k) offset[k] += index_[axis] * loops.strides[k][axis];
+    }
+  }
+
+  void next() {
+    for (int axis = static_cast<int>(loops_.axes) - 2; axis >= 0; --axis) {
+      for (int k = 0; k < kMaxOperands; ++k) offset[k] += loops_.strides[k][axis];
+      if (++index_[axis] < loops_.sizes[axis]) return;
+      for (int k = 0; k < kMaxOperands; ++k) offset[k] -= loops_.sizes[axis] * loops_.strides[k][axis];
+      index_[axis] = 0;
+    }
+  }
+
+  int64_t offset[kMaxOperands] = {};
+
+ private:
+  const Loops& loops_;
+  int64_t index_[kMaxAxes] = {};
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t rows_of(const Loops& loops) {
+  int64_t rows = 1;
+  for (int64_t axis = 0; axis + 1 < loops.axes; ++axis) rows *= loops.sizes[axis];
+  return rows;
+}
+
+// All elements, cut into units of whole runs; `body(unit, offsets, start, length)` for each run.
+template <class Body>
+void for_each_run(const Loops& loops, int threads, const Body& body) {
+  const int64_t inner = loops.sizes[loops.axes - 1];
+  const int64_t runs_per_row = ceil_div(inner, kRun);
+  const int64_t runs = rows_of(loops) * runs_per_row;
+  const int64_t runs_per_unit = std::max<int64_t>(1, kUnit / std::min(inner, kRun));
+  const int64_t units = ceil_div(runs, runs_per_unit);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t unit = 0; unit < units; ++unit) {
+    const int64_t first = unit * runs_per_unit, last = std::min(runs, first + runs_per_unit);
+    Walk walk(loops, first / runs_per_row);
+    int64_t segment = first % runs_per_row;
+    for (int64_t run = first; run < last; ++run) {
+      body(unit, walk.offset, segment * kRun, std::min(kRun, inner - segment * kRun));
+      if (++segment == runs_per_row) {
+        segment = 0;
+        walk.next();
+      }
+    }
+  }
+}
+
+inline int64_t unit_count(const Loops& loops) {
+  const int64_t inner = loops.sizes[loops.axes - 1];
+  const int64_t runs = rows_of(loops) * ceil_div(inner, kRun);
+  return ceil_div(runs, std::max<int64_t>(1, kUnit / std::min(inner, kRun)));
+}
+
+template <class T>
+Operand<T> at(T* start, const Loops& loops, int operand, int64_t offset, int64_t position) {
+  const int64_t stride = loops.strides[operand][loops.axes - 1];
+  return {start + (start ? offset + position * stride : 0), stride};
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The three ways in which a sum over elements is cut up, by where λ varies
+
+// Operands: x, λ, y.
+template <class T>
+void forward(const Loops& loops, const T* x, const float* hardness, T* y, int threads) {
+  for_each_run(loops, threads, [&](int64_t, const int64_t* offset, int64_t start, int64_t n) {
+    forward_run<T>(at(x, loops, 0, offset[0], start), at(hardness, loops, 1, offset[1], start),
+                   at(y, loops, 2, offset[2], start), n);
+  });
+}
+
+// Operands: x, δ, λ, dx.
+template <class T>
+BackwardOperands<T> operands(const Loops& loops, const T* x, const T* delta, const float* hardness, T* dx,
+                             const int64_t* offset, int64_t start) {
+  return {at(x, loops, 0, offset[0], start), at(delta, loops, 1, offset[1], start),
+          at(hardness, loops, 2, offset[2], start), at(dx, loops, 3, offset[3], start)};
+}
+
+// One λ for all elements, or no ∂λ wanted: a sum per unit.
+template <int wanted, class T>
+void backward_flat(const Loops& loops, const T* x, const T* delta, const float* hardness, T* dx, double* dhardness,
+                   int threads) {
+  std::vector<double> sums(wanted & kHardness ? unit_count(loops) : 0);
+  for_each_run(loops, threads, [&](int64_t unit, const int64_t* offset, int64_t start, int64_t n) {
+    float unused[kRun];
+    const auto where = operands(loops, x, delta, hardness, dx, offset, start);
+    const float sum = backward_run<wanted>(where, unused, n);
+    if (wanted & kHardness) sums[unit] += sum;
+  });
+  if (wanted & kHardness) {
+    *dhardness = 0.0;
+    for (const double sum : sums) *dhardness += sum;
+  }
+}
+
+// λ varies along an outer axis: a unit is one λ, with all rows that use it.
+template <int wanted, class T>
+void backward_outer(const Loops& loops, int64_t axis, const T* x, const T* delta, const float* hardness, T* dx,
+                    double* dhardness, int threads) {
+  Loops rest = loops;
+  for (int64_t i = axis; i + 1 < loops.axes; ++i) {
+    rest.sizes[i] = loops.sizes[i + 1];
+    for (auto& strides : rest.strides) strides[i] = strides[i + 1];
+  }
+  rest.axes -= 1;
+  const int64_t inner = rest.sizes[rest.axes - 1], rows = rows_of(rest);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t unit = 0; unit < loops.sizes[axis]; ++unit) {
+    Walk walk(rest, 0);
+    for (int k = 0; k < kMaxOperands; ++k) walk.offset[k] += unit * loops.strides[k][axis];
+    double sum = 0.0;
+    float unused[kRun];
+    for (int64_t row = 0; row < rows; ++row, walk.next()) {
+      for (int64_t start = 0; start < inner; start += kRun) {
+        const auto where = operands(rest, x, delta, hardness, dx, walk.offset, start);
+        sum += backward_run<wanted>(where, unused, std::min(kRun, inner - start));
+      }
+    }
+    dhardness[unit] = sum;
+  }
+}
+
+// λ varies along the innermost axis: a unit is a stretch of it in a group of rows, with a sum per λ.
+constexpr int64_t kStretch = 512;
+constexpr int64_t kUnitsWanted = 32;      // to share among threads; fixed, so that sums are
+constexpr int64_t kRowsPerFloatSum = 64;  // rows added in float32 before they go into double
+
+template <int wanted, class T>
+void backward_inner(const Loops& loops, const T* x, const T* delta, const float* hardness, T* dx, double* dhardness,
+                    int threads) {
+  const int64_t inner = loops.sizes[loops.axes - 1], rows = rows_of(loops);
+  const int64_t stretches = ceil_div(inner, kStretch);
+  const int64_t groups = std::min(rows, std::max<int64_t>(1, kUnitsWanted / stretches));
+  std::vector<double> sums(groups * inner);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t unit = 0; unit < groups * stretches; ++unit) {
+    const int64_t group = unit / stretches, start = unit % stretches * kStretch;
+    const int64_t n = std::min(kStretch, inner - start);
+    const int64_t first = rows * group / groups, last = rows * (group + 1) / groups;
+    double* totals = sums.data() + group * inner + start;
+    Walk walk(loops, first);
+    for (int64_t row = first; row < last;) {
+      float partial[kStretch] = {};
+      for (const int64_t stop = std::min(last, row + kRowsPerFloatSum); row < stop; ++row, walk.next()) {
+        backward_run<wanted>(operands(loops, x, delta, hardness, dx, walk.offset, start), partial, n);
+      }
+      for (int64_t i = 0; i < n; ++i) totals[i] += partial[i];
+    }
+  }
+  std::fill(dhardness, dhardness + inner, 0.0);
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t i = 0; i < inner; ++i) dhardness[i] += sums[group * inner + i];
+  }
+}
+
+// `axis` is the one along which λ varies, −1 for none. dx or dhardness may be null: not wanted.
+template <class T>
+void backward(const Loops& loops, int64_t axis, const T* x, const T* delta, const float* hardness, T* dx,
+              double* dhardness, int threads) {
+  if (!dhardness) return backward_flat<kInput>(loops, x, delta, hardness, dx, dhardness, threads);
+  const bool inner = axis == loops.axes - 1;
+  if (dx) {
+    if (axis < 0) return backward_flat<kBoth>(loops, x, delta, hardness, dx, dhardness, threads);
+    if (inner) return backward_inner<kBoth>(loops, x, delta, hardness, dx, dhardness, threads);
+    return backward_outer<kBoth>(loops, axis, x, delta, hardness, dx, dhardness, threads);
+  }
+  if (axis < 0) return backward_flat<kHardness>(loops, x, delta, hardness, dx, dhardness, threads);
+  if (inner) return backward_inner<kHardness>(loops, x, delta, hardness, dx, dhardness, threads);
+  return backward_outer<kHardness>(loops, axis, x, delta, hardness, dx, dhardness, threads);
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------------------
+// What Python calls. dhardness receives Σ δ·u²φ(u) per λ, in the order of the axis along which λ varies; the
+// caller divides by λ².
+
+extern "C" {
+
+void lambda_gelu_forward_float32(const Loops* loops, const float* x, const float* hardness, float* y, int threads) {
+  forward(*loops, x, hardness, y, threads);
+}
+
+void lambda_gelu_forward_bfloat16(const Loops* loops, const void* x, const float* hardness, void* y, int threads) {
+  forward(*loops, static_cast<const bfloat16*>(x), hardness, static_cast<bfloat16*>(y), threads);
+}
+
+void lambda_gelu_backward_float32(const Loops* loops, int64_t axis, const float* x, const float* delta,
+                                  const float* hardness, float* dx, double* dhardness, int threads) {
+  backward(*loops, axis, x, delta, hardness, dx, dhardness, threads);
+}
+
+void lambda_gelu_backward_bfloat16(const Loops* loops, int64_t axis, const void* x, const void* delta,
+                                   const float* hardness, void* dx, double* dhardness, int threads) {
+  backward(*loops, axis, static_cast<const bfloat16*>(x), static_cast<const bfloat16*>(delta), hardness,
+           static_cast<bfloat16*>(dx), dhardness, threads);
+}
+
+}  // extern "C"
