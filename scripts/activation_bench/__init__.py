@@ -1,0 +1,1 @@
+"""What scripts/bench_activation.py is made of: cases, providers, timing, memory, results, figure and table."""

@@ -1,0 +1,164 @@
+"""How fast λ-GELU is, and how much memory it keeps, against other activations and against a copy as the floor.
+
+Every provider is timed in turn within one process, round by round; ratios are taken to nn.GELU (erf) within a
+round. Rows go to a CSV file as they are measured, and a rerun measures only what is not there.
+
+    python scripts/bench_activation.py --csv bench.csv                      the activation alone
+    python scripts/bench_activation.py --csv bench.csv --sweep              the same, over sizes for the figure
+    python scripts/bench_activation.py --csv bench.csv --step               whole training steps
+    python scripts/bench_activation.py --csv bench.csv --table --hardness 2
+    python scripts/bench_activation.py --csv bench.csv --figure bench.png --hardness 2
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+
+import torch
+from activation_bench.cases import DEVICES, DTYPES, MODES, SIZES, SWEEP_SIZES, Case, parse_size
+from activation_bench.figure import Selection, draw_figure
+from activation_bench.operation import Pace, measure_operation
+from activation_bench.providers import PROVIDERS, check_providers
+from activation_bench.results import ResultsFile, Row, find_provenance, latest_rows
+from activation_bench.table import markdown_tables
+from activation_bench.training_steps import STEP_MODELS, check_step_models, measure_steps
+from transformers import HfArgumentParser
+from transformers.utils import logging
+
+ALLOCATORS = {
+    "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"},
+    "stock": {},
+}
+"""glibc's settings by name. With "keep" freed memory stays with the process, so that page faults, which cost more
+than a kernel does, are not timed. The settings are read when a process starts."""
+
+
+@dataclass
+class BenchArguments:
+    """What is measured, and where the rows go."""
+
+    csv: str = field(default="runs/bench_activation.csv", metadata={"help": "File of the rows; they are added to it."})
+    providers: list[str] = field(
+        default_factory=list, metadata={"help": f"Of {', '.join(PROVIDERS)}; default all. gelu is always there."}
+    )
+    modes: list[str] = field(default_factory=lambda: list(MODES), metadata={"help": f"Of {', '.join(MODES)}."})
+    sizes: list[str] = field(
+        default_factory=lambda: list(SIZES), metadata={"help": "Such as 256x256 or 32x64x32x32:channels_last."}
+    )
+    sweep: bool = field(default=False, metadata={"help": "Flat sizes 2^12 to 2^24 in the place of --sizes."})
+    dtypes: list[str] = field(
+        default_factory=lambda: ["float32", "bfloat16"], metadata={"help": f"Of {', '.join(DTYPES)}."}
+    )
+    hardness: list[float] = field(
+        default_factory=lambda: [1.0, 2.0, 20.0, 160.0], metadata={"help": "Values of λ, at least 1."}
+    )
+    threads: list[int] = field(default_factory=lambda: [1, 2], metadata={"help": "Threads of the CPU, one run each."})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda.", "choices": list(DEVICES)})
+    allocator: str = field(
+        default="keep",
+        metadata={
+            "help": "keep: the CPU's freed memory stays with the process; stock: as glibc has it.",
+            "choices": list(ALLOCATORS),
+        },
+    )
+    rounds: int = field(default=25, metadata={"help": "At most so many rounds of each input and mode."})
+    seconds: float = field(default=5.0, metadata={"help": "No further round after so long, but at least five of them."})
+    step: bool = field(default=False, metadata={"help": "Time whole training steps in the place of the activation."})
+    models: list[str] = field(
+        default_factory=list,
+        metadata={"help": f"For --step, of {', '.join(STEP_MODELS)}; default those meant for the device."},
+    )
+    table: bool = field(default=False, metadata={"help": "Print Markdown tables of the rows, and measure nothing."})
+    figure: str | None = field(
+        default=None,
+        metadata={"help": "Draw rows of the first dtype, λ and number of threads into this PNG; measure nothing."},
+    )
+
+
+def main() -> None:
+    """Measure, print a line a row; or show what has been measured."""
+    (arguments,) = HfArgumentParser(BenchArguments).parse_args_into_dataclasses()
+    try:
+        check(arguments)
+        run(arguments)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(str(error))
+
+
+def check(arguments: BenchArguments) -> None:
+    """Raise ValueError, naming the argument and what it takes, before anything is measured."""
+    for name, accepted in (("modes", MODES), ("dtypes", DTYPES)):
+        if not (values := getattr(arguments, name)) or not set(values) <= set(accepted):
+            raise ValueError(f"--{name} must be of {', '.join(accepted)}, got {' '.join(values)}")
+    if not all(1 <= value < float("inf") for value in arguments.hardness):
+        raise ValueError(f"--hardness must be finite numbers of at least 1, got {arguments.hardness}")
+    if not all(count >= 1 for count in [*arguments.threads, arguments.rounds]):
+        raise ValueError(f"--threads and --rounds must be at least 1, got {arguments.threads} and {arguments.rounds}")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs a CUDA or ROCm device, and torch finds none; use --device cpu")
+    check_providers(arguments.providers)
+    check_step_models(arguments.models, arguments.device)
+    for size in arguments.sizes:
+        parse_size(size)
+
+
+def run(arguments: BenchArguments) -> None:
+    """Do what the arguments, which are right, ask for."""
+    if arguments.table or arguments.figure:
+        rows = latest_rows(arguments.csv)
+        if arguments.table:
+            print(markdown_tables(rows, arguments.modes, arguments.dtypes, arguments.hardness))
+        if arguments.figure:
+            shown = Selection(arguments.dtypes[0], arguments.hardness[0], arguments.threads[0], _allocator(arguments))
+            draw_figure(rows, arguments.figure, shown)
+        return
+    if arguments.device == "cpu":
+        restart_with(ALLOCATORS[arguments.allocator])
+    logging.set_verbosity_error()
+    results = ResultsFile(arguments.csv, find_provenance(arguments.device))
+    pace = Pace(arguments.rounds, arguments.seconds)
+    for dtype in arguments.dtypes:
+        for threads in arguments.threads if arguments.device == "cpu" else [1]:
+            _measure(arguments, dtype, threads, pace, results)
+
+
+def _measure(arguments: BenchArguments, dtype: str, threads: int, pace: Pace, results: ResultsFile) -> None:
+    allocator = _allocator(arguments)
+    if arguments.step:
+        for model in check_step_models(arguments.models, arguments.device):
+            for row in measure_steps(model, dtype, threads, arguments.device, allocator, pace, results):
+                _say(row)
+        return
+    providers = check_providers(arguments.providers)
+    for text in SWEEP_SIZES if arguments.sweep else arguments.sizes:
+        case = Case(parse_size(text), dtype, threads, arguments.device)
+        for row in measure_operation(case, providers, arguments.hardness, arguments.modes, allocator, pace, results):
+            _say(row)
+
+
+def _allocator(arguments: BenchArguments) -> str:
+    return arguments.allocator if arguments.device == "cpu" else "torch"
+
+
+def restart_with(settings: dict[str, str]) -> None:
+    """Start this process anew with these settings of glibc's malloc and no others, unless it has them."""
+    names = {name for values in ALLOCATORS.values() for name in values}
+    present = {name: os.environ[name] for name in names if name in os.environ}
+    if present != settings:
+        environment = {name: value for name, value in os.environ.items() if name not in names} | settings
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def _say(row: Row) -> None:
+    words = (row.mode, row.size, row.memory_format, row.dtype, f"{row.threads} threads", row.allocator)
+    what = " ".join(word for word in words if word)
+    name = f"{row.provider} λ={row.hardness}" if row.hardness else row.provider
+    print(
+        f"{what}: {name} ({row.kernel}) {row.milliseconds_median} ms, {row.ratio_median} of GELU "
+        f"({row.ratio_q20} to {row.ratio_q80})",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
