@@ -1,23 +1,31 @@
 """λ-GELU on torch operations, with hand-written derivatives that keep only x and λ for backward.
 
-Autograd through the plain form of `eager` would keep four tensors of x's size. The derivatives are
-written in differentiable operations, so higher orders, forward mode and `torch.func` work.
+Autograd through the plain form of `eager` would keep four tensors of x's size. On the CPU one λ for all of x goes
+through `chunked`; everything else takes formulas over whole tensors. Those are differentiable, so higher orders,
+forward mode and `torch.func` work.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_lgelu.activation.kernels import eager
+from hf_lgelu.activation.kernels import chunked, eager
+from hf_lgelu.activation.kernels.opaque import opaque_refusal
+
+_SQRT2 = math.sqrt(2.0)
+_INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 
 
-class _LambdaGELUFunction(torch.autograd.Function):
+class _WholeFunction(torch.autograd.Function):
+    """Over whole tensors: any device, any λ, and every transformation of torch."""
+
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, hardness: Tensor) -> Tensor:
-        return eager.lambda_gelu(x, hardness)
+        return _value(x, hardness)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -26,8 +34,7 @@ class _LambdaGELUFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, hardness = ctx.saved_tensors
-        return gradients(x, hardness, grad_output, *ctx.needs_input_grad)
+        return gradients(*ctx.saved_tensors, grad_output, *ctx.needs_input_grad)
 
     @staticmethod
     def jvp(ctx: Any, x_tangent: Tensor | None, hardness_tangent: Tensor | None) -> Tensor:
@@ -44,10 +51,48 @@ class _LambdaGELUFunction(torch.autograd.Function):
         return tangent.to(x.dtype)
 
 
+class _ChunkedFunction(torch.autograd.Function):
+    """On the CPU, with one λ for all of x; what only the other form can do goes there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, hardness: Tensor) -> Tensor:
+        ctx.save_for_backward(x, hardness)
+        value = hardness.item()
+        y = chunked.forward(x, value) if 1 <= value <= chunked.LARGEST_HARDNESS else None
+        ctx.is_chunked = y is not None
+        return _value(x, hardness) if y is None else y
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, hardness = ctx.saved_tensors
+        if not ctx.is_chunked or is_followed(grad_output) or opaque_refusal(x, grad_output) is not None:
+            return gradients(x, hardness, grad_output, *ctx.needs_input_grad)
+        grad_x, total = chunked.backward(x, hardness.item(), grad_output, *ctx.needs_input_grad)
+        if not ctx.needs_input_grad[1]:
+            return grad_x, None
+        # Over float64, as torch.full refuses a number that overflows the dtype.
+        return grad_x, hardness.new_full(hardness.shape, total, dtype=torch.float64).to(hardness.dtype)
+
+
+def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
+    """x·Φ(λx); saves x (its own bytes) and λ, and computes ∂λ only where it is needed."""
+    if hardness.numel() == 1 and x.device.type == hardness.device.type == "cpu" and opaque_refusal(x, hardness) is None:
+        return _ChunkedFunction.apply(x, hardness)
+    return _WholeFunction.apply(x, hardness)
+
+
+def refusal(x: Tensor, hardness: Tensor) -> str | None:
+    """Why these derivatives cannot be used for this input, or None."""
+    # A compiler fuses plain operations, and cannot look into hand-written derivatives as well.
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return "torch.compile, torch.export and torch.jit.trace take the plain operations of 'eager'"
+    return None
+
+
 def gradients(
     x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """(δ·∂f/∂x, Σδ·∂f/∂λ) for f = x·Φ(λx), in operations that are differentiable in x, λ and δ.
+    """(δ·∂f/∂x, Σδ·∂f/∂λ) for f = x·Φ(λx); differentiable in x, λ and δ where autograd records.
 
     Args:
         x: any shape.
@@ -60,27 +105,56 @@ def gradients(
         Gradients of the shapes and dtypes of `x` and `hardness`; that in x is NaN where x is infinite or NaN.
     """
     dtype = eager.internal_dtype(x)
-    wide, wide_hardness, delta = x.to(dtype), hardness.to(dtype), delta.to(dtype)
-    v = eager.gate_argument(wide, wide_hardness)
-    grad_x = grad_hardness = None
-    if needs_x:
-        # x − x is 0, or NaN where x is not finite: there u·φ(u) is ∞·0, which the clamp of v hides.
-        grad_x = (delta * (eager.derivative_in_x(v) + (wide - wide))).to(x.dtype)
-    if needs_hardness:
-        # 1/λ² after the sum: one division per λ, and no partial product can overflow.
-        summed = (delta * eager.scaled_derivative_in_hardness(v)).sum_to_size(hardness.shape)
-        grad_hardness = (summed / wide_hardness.square()).to(hardness.dtype)
-    return grad_x, grad_hardness
+    wide_hardness = hardness.to(dtype)
+    factors = _followed_factors if is_followed(delta) else _overwriting_factors
+    in_x, in_hardness = factors(x.to(dtype), wide_hardness, delta.to(dtype), needs_x, needs_hardness)
+    grad_x = in_x.to(x.dtype) if in_x is not None else None
+    if in_hardness is None:
+        return grad_x, None
+    # 1/λ² after the sum: one division per λ, and no partial product can overflow.
+    return grad_x, (in_hardness.sum_to_size(hardness.shape) / wide_hardness.square()).to(hardness.dtype)
 
 
-def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
-    """x·Φ(λx); saves x (its own bytes) and λ, and computes ∂λ only where it is needed."""
-    return _LambdaGELUFunction.apply(x, hardness)
+def is_followed(delta: Tensor) -> bool:
+    """Whether autograd (create_graph) or a batch of incoming gradients follows the operations of a backward pass.
+
+    Then they must be differentiable and overwrite nothing, and no kernel may read memory.
+    """
+    # Of the two vmaps, is_grads_batched and gradcheck use the older.
+    return (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(delta)
+    )
 
 
-def refusal(x: Tensor, hardness: Tensor) -> str | None:
-    """Why these derivatives cannot be used for this input, or None."""
-    # A compiler fuses plain operations, and cannot look into hand-written derivatives as well.
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return "torch.compile, torch.export and torch.jit.trace take the plain operations of 'eager'"
-    return None
+def _value(x: Tensor, hardness: Tensor) -> Tensor:
+    """`eager.lambda_gelu`, with one tensor besides the result's wide form."""
+    dtype = eager.internal_dtype(x)
+    wide = x.to(dtype)
+    limit = eager.erf_argument_limit(dtype)
+    v = (wide * (hardness.to(dtype) / _SQRT2)).clamp_(-limit, limit)
+    return v.erf_().mul_(0.5).add_(0.5).mul_(wide).to(x.dtype)
+
+
+def _followed_factors(
+    x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """(δ·∂f/∂x, δ·λ²∂f/∂λ) per element, in the internal dtype."""
+    v = eager.gate_argument(x, hardness)
+    # 0·x is NaN where x is not finite: u·φ(u) is ∞·0 there, which the clamp of v hides.
+    in_x = delta * torch.add(eager.derivative_in_x(v), x, alpha=0) if needs_x else None
+    return in_x, delta * eager.scaled_derivative_in_hardness(v) if needs_hardness else None
+
+
+def _overwriting_factors(
+    x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The same, over three tensors: each step overwrites what is no longer needed."""
+    v = eager.gate_argument(x, hardness)
+    slope = v.square().neg_().exp_().mul_(_SQRT2 * _INV_SQRT_2PI).mul_(v)  # u·φ(u)
+    in_hardness = (slope * v).mul_(_SQRT2).mul_(delta) if needs_hardness else None
+    if not needs_x:
+        return None, in_hardness
+    in_x = v.erf_().mul_(0.5).add_(0.5).add_(slope).add_(x, alpha=0).mul_(delta)
+    return in_x, in_hardness
