@@ -6,7 +6,9 @@ installed, timm.
 
 from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.hardness import hardness_target, swap_error_bound
+from hf_lgelu.activation.kernels.choice import use_kernel
 from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.activation.report import kernel_report
 from hf_lgelu.deploy.folding.fold import fold_hardness
 from hf_lgelu.deploy.gelu import export_gelu
 from hf_lgelu.deploy.hub.model_card import write_card
@@ -65,6 +67,7 @@ __all__ = [
     "hardness_target",
     "initialize_hardness",
     "is_hardened",
+    "kernel_report",
     "lambda_gelu",
     "local_linear_model",
     "measure_zeros",
@@ -79,6 +82,7 @@ __all__ = [
     "separate_hardness_group",
     "substitute_relu",
     "swap_error_bound",
+    "use_kernel",
     "verify_robustness",
     "write_card",
 ]

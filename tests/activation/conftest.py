@@ -1,8 +1,12 @@
 """The implementations of λ-GELU under test."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
+import hf_lgelu
 from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.kernels import KERNELS
 
@@ -37,3 +41,13 @@ def function(request):
 def transformable(request):
     """The rows whose operations torch can see, and the public function, which chooses among them."""
     return named(request.param)
+
+
+@pytest.fixture
+def environment():
+    """Of a new process that imports the package under test."""
+    root = str(Path(hf_lgelu.__file__).parents[1])
+    return {name: value for name, value in os.environ.items() if not name.startswith("LGELU_KERNEL")} | {
+        "PYTHONPATH": root,
+        "OMP_NUM_THREADS": "1",
+    }

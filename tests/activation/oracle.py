@@ -34,16 +34,22 @@ def density(u: Tensor) -> Tensor:
     return torch.exp(-0.5 * u.double() ** 2) / (2 * torch.pi) ** 0.5
 
 
+def cdf(u: Tensor) -> Tensor:
+    """Φ(u) in float64; torch.special.ndtr loses its digits in the lower tail (2 % at −8)."""
+    tail = 0.5 * torch.special.erfcx(u.abs().double() / 2**0.5) * torch.exp(-0.5 * u.double() ** 2)
+    return torch.where(u > 0, 1 - tail, torch.where(u.isinf(), 0.0, tail))
+
+
 def value(x: Tensor, hardness: Tensor) -> Tensor:
     """x·Φ(λx) in float64."""
     x, hardness = x.double(), hardness.double()
-    return x * torch.special.ndtr(hardness * x)
+    return x * cdf(hardness * x)
 
 
 def derivative_in_x(x: Tensor, hardness: Tensor) -> Tensor:
     """Φ(u) + u·φ(u) in float64."""
     u = hardness.double() * x.double()
-    return torch.special.ndtr(u) + u * density(u)
+    return cdf(u) + u * density(u)
 
 
 def derivative_in_hardness(x: Tensor, hardness: Tensor) -> Tensor:

@@ -22,3 +22,10 @@ def opaque_refusal(x: Tensor, hardness: Tensor) -> str | None:
     if torch.jit.is_tracing():
         return "torch.jit.trace needs operations that it can record"
     return None
+
+
+def must_show_derivatives(delta: Tensor) -> bool:
+    """Whether a backward pass has to consist of operations that torch can see: to differentiate or to batch them."""
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return True
+    return torch._C._functorch.is_legacy_batchedtensor(delta)  # of torch.autograd.grad(is_grads_batched=True)

@@ -12,7 +12,7 @@ from hf_lgelu.activation.hardness import effective_hardness, hardness_rate
 from hf_lgelu.activation.kernels import aten
 from hf_lgelu.activation.kernels.cpu.library import DTYPES, MAX_AXES, LoopsArgument, load_failure, load_library
 from hf_lgelu.activation.kernels.layout import broadcast_strides, merged_loops, varying_axes
-from hf_lgelu.activation.kernels.opaque import opaque_refusal
+from hf_lgelu.activation.kernels.opaque import must_show_derivatives, opaque_refusal
 
 # With fewer elements per thread, waking the thread costs more than it saves.
 _ELEMENTS_PER_THREAD = 16384
@@ -74,7 +74,7 @@ class _LambdaGELU(torch.autograd.Function):
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, hardness = ctx.saved_tensors
         needs_x, needs_hardness, _, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        if must_show_derivatives(delta):
             grad_x, grad_hardness = _differentiable(ctx, x, hardness, delta)
             return grad_x, grad_hardness, None, None
         grad_x, sums = _backward(x, delta, ctx.used, needs_x, needs_hardness and ctx.rate != 0)
@@ -98,7 +98,8 @@ def _learned(raw_hardness: float, temperature: float, override: float) -> tuple[
     z = raw_hardness / temperature
     if z > 40:  # softplus is the identity to the last bit
         return 1 + z, 1 / temperature
-    return 1 + math.log1p(math.exp(z)), 1 / ((1 + math.exp(-z)) * temperature)
+    power = math.exp(z)
+    return 1 + math.log1p(power), power / (1 + power) / temperature
 
 
 def _differentiable(ctx: Any, x: Tensor, hardness: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor | None]:

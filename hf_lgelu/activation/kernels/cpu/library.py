@@ -57,7 +57,12 @@ class Library:
 
     @classmethod
     def load(cls, path: Path) -> "Library":
-        library = ctypes.CDLL(str(path))
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise RuntimeError(
+                f"the compiled kernel cannot be loaded; delete {path} to build it anew ({error})"
+            ) from error
 
         def functions(name: str, *arguments: type) -> dict[torch.dtype, Callable[..., None]]:
             found = {dtype: getattr(library, f"lambda_gelu_{name}_{suffix}") for dtype, suffix in DTYPES.items()}
@@ -99,7 +104,7 @@ def _try_to_load() -> None:
         return
     try:
         _library = Library.load(build_library())
-    except (RuntimeError, OSError) as error:
+    except RuntimeError as error:
         _failure = str(error)
         logger.warning(
             "λ-GELU runs on torch's own operations, which are slower: its C++ kernel is not to be had: %s",

@@ -1,0 +1,124 @@
+"""Which kernel is taken: argument, context manager, environment, and what the report says of it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from expectations import random
+
+import hf_lgelu
+from hf_lgelu.activation.kernels import KERNELS
+from hf_lgelu.activation.kernels.choice import choose_kernel
+from hf_lgelu.activation.kernels.kernel import Kernel
+
+X, HARDNESS = random(8, seed=1), torch.tensor([2.0])
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of the kernels that ran, in order."""
+    ran = []
+    for name, kernel in list(KERNELS.items()):
+
+        def function(x, hardness, name=name, kernel=kernel):
+            ran.append(name)
+            return kernel.function(x, hardness)
+
+        monkeypatch.setitem(KERNELS, name, Kernel(name, kernel.description, function, kernel.refusal))
+    return ran
+
+
+def test_the_first_that_takes_the_input_runs(calls):
+    hf_lgelu.lambda_gelu(X, HARDNESS)
+    hf_lgelu.lambda_gelu(X.double(), HARDNESS)
+    assert calls == ["cpu", "aten"]
+
+
+def test_the_argument_wins_over_the_context_and_the_context_over_the_automatic_choice(calls):
+    with hf_lgelu.use_kernel("aten"):
+        hf_lgelu.lambda_gelu(X, HARDNESS)
+        hf_lgelu.lambda_gelu(X, HARDNESS, kernel="eager")
+    assert calls == ["aten", "eager"]
+
+
+def test_contexts_nest_and_end_with_an_error(calls):
+    with hf_lgelu.use_kernel("eager"):
+        with hf_lgelu.use_kernel(None):
+            hf_lgelu.lambda_gelu(X, HARDNESS)
+        with pytest.raises(ZeroDivisionError), hf_lgelu.use_kernel("aten"):
+            raise ZeroDivisionError
+        hf_lgelu.lambda_gelu(X, HARDNESS)
+    hf_lgelu.lambda_gelu(X, HARDNESS)
+    assert calls == ["cpu", "eager", "cpu"]
+
+
+def test_one_context_may_be_entered_twice(calls):
+    context = hf_lgelu.use_kernel("aten")
+    with context, context:
+        hf_lgelu.lambda_gelu(X, HARDNESS)
+    hf_lgelu.lambda_gelu(X, HARDNESS)
+    assert calls == ["aten", "cpu"]
+
+
+def test_the_context_reaches_modules(calls):
+    with hf_lgelu.use_kernel("aten"):
+        hf_lgelu.LambdaGELU()(X)
+    assert calls == ["aten"]
+
+
+def test_a_named_kernel_that_cannot_take_the_input_raises_and_says_why():
+    with pytest.raises(RuntimeError, match=r"'cpu' was asked for .* float32 and bfloat16, x is torch.float64"):
+        hf_lgelu.lambda_gelu(X.double(), HARDNESS, kernel="cpu")
+    with hf_lgelu.use_kernel("cpu"), pytest.raises(RuntimeError, match="cannot be used here"):
+        hf_lgelu.LambdaGELU()(X.double())
+
+
+@pytest.mark.parametrize("name", ["fast", "CPU", ""])
+def test_an_unknown_name_raises_and_lists_the_kernels(name):
+    for ask in (lambda: hf_lgelu.use_kernel(name), lambda: choose_kernel(X, HARDNESS, name)):
+        with pytest.raises(ValueError, match=f"one of {', '.join(KERNELS)}, .* got {name!r}"):
+            ask()
+
+
+def in_a_new_process(code, environment):
+    script = f"import torch, hf_lgelu\n{code}"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_the_environment_names_a_kernel_for_the_process(environment):
+    code = "print(hf_lgelu.kernel_report())\nwith hf_lgelu.use_kernel(None): print(hf_lgelu.kernel_report().chosen)"
+    done = in_a_new_process(code, environment | {"LGELU_KERNEL": "eager"})
+    assert "choice: eager (use_kernel or LGELU_KERNEL)" in done.stdout, done.stderr
+    assert done.stdout.endswith("None\n")
+
+
+def test_an_unknown_name_in_the_environment_is_told_at_import(environment):
+    done = in_a_new_process("", environment | {"LGELU_KERNEL": "fastest"})
+    assert done.returncode != 0
+    assert "ValueError: the environment variable LGELU_KERNEL must be one of cpu, " in done.stderr
+    assert "got 'fastest'" in done.stderr
+
+
+def test_the_report_names_what_runs(calls):
+    report = hf_lgelu.kernel_report()
+    for (device, dtype), name in report.taken.items():
+        calls.clear()
+        hf_lgelu.lambda_gelu(torch.zeros(1, device=device, dtype=getattr(torch, dtype)), HARDNESS.to(device))
+        assert calls == [name]
+    assert ("cpu", "float32") in report.taken
+    assert report.chosen is None
+    assert report.compiled == "eager"
+
+
+def test_the_report_says_what_is_not_here_and_what_would_fail():
+    with hf_lgelu.use_kernel("cpu"):
+        text = str(hf_lgelu.kernel_report())
+    assert "choice: cpu" in text
+    assert "cpu float64   an error: it takes float32 and bfloat16, x is torch.float64" in text
+    assert "torch.compile   an error: 'cpu' hides its operations" in text
+    assert all(f"\n  {name} " in text for name in KERNELS)
+    if not torch.cuda.is_available():
+        assert set(hf_lgelu.kernel_report().taken) == {
+            ("cpu", dtype) for dtype in ("float32", "bfloat16", "float16", "float64")
+        }
