@@ -1,0 +1,158 @@
+"""Building the C++ kernel: found again, built by several at once, and what happens where it cannot be."""
+
+import logging
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from expectations import random
+
+from hf_lgelu.activation.functional import lambda_gelu
+from hf_lgelu.activation.kernels.cpu import build, library
+
+FAST_COMPILER = """#!/bin/sh
+# Takes the last argument for the output, as the real command puts it.
+for last; do :; done
+echo built > "$last"
+echo called >> "{log}"
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """A stand-in for the compiler, which writes a line for every call; gives the file with the lines."""
+    log, script = tmp_path / "calls", tmp_path / "compiler"
+    script.write_text(FAST_COMPILER.format(log=log))
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{script} --option")
+    return log
+
+
+def calls(log):
+    return log.read_text().count("called") if log.exists() else 0
+
+
+def test_a_second_build_finds_the_first(compiler, tmp_path):
+    cache = tmp_path / "cache"
+    first = build.build_library(cache)
+    assert (build.build_library(cache), calls(compiler)) == (first, 1)
+    assert [path.name for path in cache.iterdir()] == [first.name]
+
+
+def test_another_source_command_compiler_or_processor_is_another_library(compiler, tmp_path, monkeypatch):
+    cache, found = tmp_path / "cache", set()
+    found.add(build.build_library(cache))
+    source = tmp_path / "other.cpp"
+    source.write_text(build.SOURCE.read_text() + "\n// changed\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "SOURCE", source)
+        found.add(build.build_library(cache))
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_processor", lambda: "another")
+        found.add(build.build_library(cache))
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", str(tmp_path / "compiler"))
+        found.add(build.build_library(cache))
+    script = tmp_path / "compiler"
+    script.write_text(script.read_text() + "# a newer release\n")
+    found.add(build.build_library(cache))
+    assert len(found) == 5
+    assert calls(compiler) == 5
+
+
+def test_several_build_at_once_and_each_gets_a_whole_file(compiler, tmp_path):
+    cache = tmp_path / "cache"
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: build.build_library(cache), range(8)))
+    assert len(set(paths)) == 1
+    assert paths[0].read_text() == "built\n"
+    assert list(cache.iterdir()) == [paths[0]]
+
+
+def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("LGELU_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.cache_folder() == tmp_path / "hf_lgelu"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert build.cache_folder() == Path.home() / ".cache" / "hf_lgelu"
+    monkeypatch.setenv("LGELU_CACHE_DIR", "~/kernels")
+    assert build.cache_folder() == Path.home() / "kernels"
+
+
+def test_no_compiler(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"no C\+\+ compiler was found \(c\+\+, g\+\+, clang\+\+\); install one"):
+        build.build_library(tmp_path)
+
+
+def test_a_compiler_that_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler -O1")
+    with pytest.raises(RuntimeError, match="CXX names a compiler that is not there: 'no-such-compiler -O1'"):
+        build.build_library(tmp_path)
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(monkeypatch, tmp_path):
+    script = tmp_path / "compiler"
+    script.write_text("#!/bin/sh\necho 'cannot do this' >&2\nexit 3\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    with pytest.raises(RuntimeError, match=r"the compiler failed \(3\): .*\n.*cannot do this"):
+        build.build_library(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_compiler_that_hangs(monkeypatch, tmp_path):
+    script = tmp_path / "compiler"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setattr(build, "_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match="took longer than 0 s"):
+        build.build_library(tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written(compiler, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RuntimeError, match=r"cannot be kept in .*file.* set LGELU_CACHE_DIR"):
+        build.build_library(tmp_path / "file")
+
+
+@pytest.fixture
+def not_loaded(monkeypatch):
+    """As in a process that has not asked for the kernel yet."""
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(library, "_failure", None)
+
+
+def test_without_it_the_choice_goes_on_and_says_so_once(not_loaded, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    x, hardness = random(100, seed=1), torch.tensor([2.0])
+    with caplog.at_level(logging.WARNING):
+        values = [lambda_gelu(x, hardness) for _ in range(3)]
+    assert torch.equal(values[0], lambda_gelu(x, hardness, kernel="aten"))
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage()
+    assert "its C++ kernel is not to be had: CXX names a compiler that is not there" in record.getMessage()
+    with pytest.raises(RuntimeError, match="'cpu' was asked for and cannot be used here: CXX names a compiler"):
+        lambda_gelu(x, hardness, kernel="cpu")
+
+
+def test_a_library_that_cannot_be_loaded_names_the_file_to_delete(not_loaded, compiler, tmp_path, monkeypatch):
+    monkeypatch.setenv("LGELU_CACHE_DIR", str(tmp_path / "cache"))
+    assert library.load_library() is None
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert f"delete {kept} to build it anew" in library.load_failure()
+
+
+def test_the_compiled_file_goes_with_the_package(environment, tmp_path):
+    """A new process with an empty cache builds and uses it, without a word."""
+    code = "import torch, hf_lgelu; print(hf_lgelu.lambda_gelu(torch.ones(3), 1.0, kernel='cpu'))"
+    environment = environment | {"LGELU_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert "tensor([0.8413, 0.8413, 0.8413])" in done.stdout, done.stderr
+    assert done.stderr == ""
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
