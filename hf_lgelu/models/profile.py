@@ -1,5 +1,6 @@
 """The hardness of a whole model: reading it as a profile over depth, and setting it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, check_temperature, init_profile, raw_from_hardness
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.example_run import ExampleInputs, forward_hooks, run_example
-from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, find_sites, require_lambda_gelu
+from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, ActivationSite, find_sites, require_lambda_gelu
 
 
 @torch.no_grad()
@@ -20,14 +21,32 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     """
     require_lambda_gelu(model)
     if isinstance(model, LambdaGELU):
-        return {"": _mean(model.hardness)}
-    return {site.name: _mean(site.module.hardness) for site in find_sites(model, ("lambda_gelu",))}
+        return {"": _mean(model.hardness).item()}
+    return read_profile(find_sites(model, ("lambda_gelu",)))
+
+
+@torch.no_grad()
+def read_profile(sites: Sequence[ActivationSite]) -> dict[str, float]:
+    """`hardness_profile` of λ-GELU sites that were found before: one transfer from each device, not one per site."""
+    owners = {id(owner): owner for owner in map(_owner, sites)}
+    by_device: dict[torch.device, dict[int, Tensor]] = {}
+    for key, owner in owners.items():
+        mean = _mean(owner.hardness)
+        by_device.setdefault(mean.device, {})[key] = mean
+    values: dict[int, float] = {}
+    for means in by_device.values():
+        values.update(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
+    return {site.name: values[id(_owner(site))] for site in sites}
 
 
 @torch.no_grad()
 def smallest_hardness(model: nn.Module) -> float:
     """The smallest λ of the model, over all sites and all elements of each."""
-    return min(_whole(module.hardness).min().item() for _, module in require_lambda_gelu(model))
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for _, module in require_lambda_gelu(model):
+        smallest = whole_tensor(module.hardness).min()
+        by_device.setdefault(smallest.device, []).append(smallest)
+    return min(torch.stack(values).min().item() for values in by_device.values())
 
 
 @torch.no_grad()
@@ -88,10 +107,14 @@ def _in_execution_order(model: nn.Module, example_inputs: ExampleInputs | None) 
     return sorted(owners, key=lambda item: first_call[id(item[1])])
 
 
-def _mean(hardness: Tensor) -> float:
-    return _whole(hardness).mean().item()
+def _owner(site: ActivationSite) -> LambdaGELU:
+    return site.module if isinstance(site.module, LambdaGELU) else site.module.owner
 
 
-def _whole(hardness: Tensor) -> Tensor:
-    # FSDP2 shards s; most ranks hold none of a (1,) tensor.
-    return hardness.full_tensor() if hasattr(hardness, "full_tensor") else hardness
+def _mean(hardness: Tensor) -> Tensor:
+    return whole_tensor(hardness).mean()
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """The tensor itself, or, on every rank, the whole of what FSDP2 has sharded: of (1,) most ranks hold nothing."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -14,6 +14,8 @@ LAMBDA_GELU_CLASSES = (LambdaGELU, SharedLambdaGELU)
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 
+_exchanges = 0
+
 # kind → (torch classes, names in transformers.activations, names in timm.layers)
 _KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...]]] = {
     "lambda_gelu": (LAMBDA_GELU_CLASSES, (), ()),
@@ -51,11 +53,22 @@ class ActivationSite:
 
     def put(self, module: nn.Module) -> None:
         """Place `module` at this site, in the training mode of what was there."""
+        global _exchanges
+        _exchanges += 1
         setattr(self.parent, self.attribute, module.train(self.module.training))
         # torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). It runs in eval mode
         # without looking at the module, so the code it goes by has to follow; 0 keeps it off.
         if getattr(self.parent, _FUSED_KERNEL, 0):
             setattr(self.parent, _FUSED_KERNEL, {nn.ReLU: 1, nn.GELU: 2}.get(type(module), 0))
+
+    def is_in_place(self) -> bool:
+        """Whether the parent still holds `module` here."""
+        return self.parent._modules.get(self.attribute) is self.module
+
+
+def exchange_count() -> int:
+    """How often `ActivationSite.put` has run in this process: who remembers sites sees by it when to look again."""
+    return _exchanges
 
 
 @cache

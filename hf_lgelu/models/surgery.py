@@ -145,14 +145,30 @@ def relu_substitution(model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) 
     call that one too: DistributedDataParallel broadcasts buffers at each forward and fails where all that the
     model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
     """
-    model = _operable(model, temporarily=True)
-    kinds = check_kinds(kinds)
-    sites = _found(model, kinds, None)
-    try:
-        yield SurgeryReport(_exchange(sites, [nn.ReLU() for _ in sites]))
-    finally:
-        for site in sites:
-            site.put(site.module)
+    with ReluSubstitution(model, kinds=kinds).applied() as report:
+        yield report
+
+
+class ReluSubstitution:
+    """`relu_substitution` for a model that goes to and fro, batch by batch: sites are looked for once."""
+
+    def __init__(self, model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> None:
+        self._model = model
+        self._sites = _found(_operable(model, temporarily=True), check_kinds(kinds), None)
+        self._relus = [nn.ReLU() for _ in self._sites]
+
+    @contextmanager
+    def applied(self) -> Iterator[SurgeryReport]:
+        """ReLU inside the block; after it, also after an error, what was there."""
+        try:
+            yield SurgeryReport(_exchange(self._sites, self._relus))
+        finally:
+            for site in self._sites:
+                site.put(site.module)
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether `model` is the one that was given, with every site as it was then."""
+        return self._model is model and all(site.is_in_place() for site in self._sites)
 
 
 def _operable(model: nn.Module, *, temporarily: bool = False) -> nn.Module:

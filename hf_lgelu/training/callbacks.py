@@ -7,19 +7,21 @@ from any checkpoint goes on as if it had never stopped.
 import sys
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.profile import read_profile
 from hf_lgelu.models.sites import require_lambda_gelu
 from hf_lgelu.training.hardening import (
     HARDENED_FRACTION,
-    anneal_hardness,
-    freeze_hardness,
-    release_hardness,
+    anneal_modules,
+    freeze_modules,
+    release_modules,
     resolve_target_hardness,
 )
+from hf_lgelu.training.known_sites import KnownSites
 from hf_lgelu.training.optim import hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.training.schedules import (
     DEFAULT_SWITCH_FRACTION,
@@ -67,10 +69,12 @@ class HardeningCallback(TrainerCallback):
         self.switch_fraction = switch_fraction
         self.schedule = check_schedule(schedule).name
         self.granularity = granularity
+        self._known = KnownSites()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
+        self._known.forget()
         require_lambda_gelu(model)
         if self.granularity == "epoch" and state.num_train_epochs >= sys.maxsize:
             raise ValueError(
@@ -94,6 +98,7 @@ class HardeningCallback(TrainerCallback):
         optimizer: Any,
         **kwargs: Any,
     ) -> None:
+        self._known.forget()
         if self.granularity == "epoch":
             self._set_hardness(model, optimizer, state)
 
@@ -113,7 +118,12 @@ class HardeningCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
         if self.progress(state) is not None:
-            freeze_hardness(model)
+            freeze_modules(self._known.modules(model))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._known.forget()
 
     def progress(self, state: TrainerState) -> float | None:
         """How far hardening has come at the trainer's position, in [0, 1]; None while λ is learned."""
@@ -122,12 +132,12 @@ class HardeningCallback(TrainerCallback):
         return hardening_progress(min(state.global_step + 1, state.max_steps), state.max_steps, self.switch_fraction)
 
     def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
-        progress = self.progress(state)
+        progress, modules = self.progress(state), self._known.modules(model)
         if progress is None:
-            release_hardness(model)
+            release_modules(modules)
         else:
-            hold_averaged_hardness(optimizer, model)
-            anneal_hardness(model, progress, target_hardness=self.target_hardness, schedule=self.schedule)
+            hold_averaged_hardness(optimizer, modules)
+            anneal_modules(modules, progress, self.target_hardness, self.schedule)
 
 
 def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:
@@ -160,8 +170,9 @@ class HardnessLogCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self._learning_rate: float | None = None
+        self._learning_rate: float | torch.Tensor | None = None
         self._runs_first = False
+        self._known = KnownSites()
 
     @classmethod
     def add_to(cls, trainer: Trainer) -> "HardnessLogCallback":
@@ -174,6 +185,7 @@ class HardnessLogCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
+        self._known.forget()
         require_lambda_gelu(model)
         if not self._runs_first:
             raise RuntimeError(
@@ -181,6 +193,16 @@ class HardnessLogCallback(TrainerCallback):
                 "in callbacks=[...] of a plain Trainer; call HardnessLogCallback.add_to(trainer), or use "
                 "LambdaGELUTrainer"
             )
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._known.forget()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._known.forget()
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any, **kwargs: Any
@@ -200,11 +222,13 @@ class HardnessLogCallback(TrainerCallback):
         evaluated = logs is not None and any(name.startswith("eval_") for name in logs)
         if logs is None or not ("loss" in logs or evaluated):
             return
-        profile = hardness_profile(model)
+        if evaluated:  # also outside of training, where the model may have changed in any way
+            self._known.forget()
+        profile = read_profile(self._known.sites(model))
         added = {f"hardness/{name}": value for name, value in profile.items()}
         added["hardness/mean"] = sum(profile.values()) / len(profile)
         if self._learning_rate is not None:
-            added["hardness_learning_rate"] = self._learning_rate
+            added["hardness_learning_rate"] = float(self._learning_rate)
         if state.log_history:
             state.log_history[-1].update(added)
         if not evaluated:  # the reporters have this step's λ from its training log already

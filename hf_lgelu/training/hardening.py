@@ -1,10 +1,13 @@
 """Hardening as functions of the model: the callback calls them, and so can any training loop."""
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import nn
 
 from hf_lgelu.activation.hardness import hardness_from_raw, hardness_target
-from hf_lgelu.models.profile import smallest_hardness
+from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.models.profile import smallest_hardness, whole_tensor
 from hf_lgelu.models.sites import require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
 
@@ -32,9 +35,23 @@ def anneal_hardness(
     Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
     """
     target = check_target_hardness(target_hardness)
-    for _, module in require_lambda_gelu(model):
-        start = hardness_from_raw(module.raw_hardness.double(), module.temperature.double())
-        module.hardness_override.copy_(scheduled_hardness(schedule, start, target, progress))
+    anneal_modules([module for _, module in require_lambda_gelu(model)], progress, target, schedule)
+
+
+@torch.no_grad()
+def anneal_modules(modules: Sequence[LambdaGELU], progress: float, target: float, schedule: str) -> None:
+    """`anneal_hardness` of modules that were found before: a few operations for all that share a device."""
+    by_device: dict[torch.device, list[LambdaGELU]] = {}
+    for module in modules:
+        by_device.setdefault(module.hardness_override.device, []).append(module)
+    for neighbours in by_device.values():
+        raw = [whole_tensor(module.raw_hardness).flatten() for module in neighbours]
+        sizes = [s.numel() for s in raw]
+        temperature = torch.cat([m.temperature.expand(size) for m, size in zip(neighbours, sizes, strict=True)])
+        start = hardness_from_raw(torch.cat(raw).double(), temperature.double())
+        annealed = scheduled_hardness(schedule, start, target, progress).split(sizes)
+        overrides = [module.hardness_override for module in neighbours]
+        torch._foreach_copy_(overrides, [new.view_as(old) for new, old in zip(annealed, overrides, strict=True)])
 
 
 def freeze_hardness(model: nn.Module) -> None:
@@ -44,15 +61,24 @@ def freeze_hardness(model: nn.Module) -> None:
     optimizer skips a parameter. `requires_grad` stays True, because DDP's reducer waits for s.
     Raises ValueError for a model without λ-GELU.
     """
-    for _, module in require_lambda_gelu(model):
+    freeze_modules(module for _, module in require_lambda_gelu(model))
+
+
+def freeze_modules(modules: Iterable[LambdaGELU]) -> None:
+    """`freeze_hardness` of modules that were found before."""
+    for module in modules:
         module.raw_hardness.grad = None
 
 
-@torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
     """Let λ follow s again. Raises ValueError for a model without λ-GELU."""
-    for _, module in require_lambda_gelu(model):
-        module.hardness_override.zero_()
+    release_modules(module for _, module in require_lambda_gelu(model))
+
+
+@torch.no_grad()
+def release_modules(modules: Iterable[LambdaGELU]) -> None:
+    """`release_hardness` of modules that were found before."""
+    torch._foreach_zero_([module.hardness_override for module in modules])
 
 
 def is_hardened(model: nn.Module, target_hardness: float | None = None) -> bool:

@@ -1,11 +1,13 @@
 """The hardness parameter group: its own learning rate c·η and no weight decay."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
+from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 
 DEFAULT_LR_MULTIPLIER = 9.0
@@ -110,21 +112,26 @@ def _move_to_own_group(
     optimizer.add_param_group({"params": [e for e, moved in zip(entries, moves, strict=True) if moved], **options})
 
 
-def hardness_learning_rate(optimizer: Any) -> float | None:
-    """The current learning rate of s, or None if the optimizer has no hardness group."""
+def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
+    """The current learning rate of s, or None if the optimizer has no hardness group.
+
+    Where the optimizer holds it as a tensor, a copy on the same device: making a number of it would wait for the
+    device.
+    """
     for group in optimizer.param_groups:
         if group.get("group_name") == HARDNESS_GROUP:
-            return float(group["lr"])
+            rate = group["lr"]
+            return rate.clone() if isinstance(rate, torch.Tensor) else float(rate)
     return None
 
 
-def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
-    """Keep a schedule-free optimizer from moving a frozen s. Other optimizers are left alone.
+def hold_averaged_hardness(optimizer: Any, modules: Iterable[LambdaGELU]) -> None:
+    """Keep a schedule-free optimizer from moving the frozen s of `modules`. Other optimizers are left alone.
 
     Such an optimizer exchanges two sequences in every parameter whenever it goes from training to
     evaluation and back. Once its second sequence ("z") equals s, the exchange changes nothing.
     """
-    for _, module in require_lambda_gelu(model):
+    for module in modules:
         state = optimizer.state.get(module.raw_hardness, {})
         if "z" in state:
             state["z"].copy_(module.raw_hardness.detach())

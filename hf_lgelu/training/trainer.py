@@ -12,7 +12,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
-from hf_lgelu.models.surgery import relu_substitution
+from hf_lgelu.models.surgery import ReluSubstitution
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, metrics_of_both, on_both
@@ -46,6 +46,7 @@ class LambdaGELUTrainer(Trainer):
         super().__init__(*args, **kwargs)
         _check_arguments(self.args)
         self._compares_substitution = False
+        self._substitution: ReluSubstitution | None = None
         self._keeps_logits = True
         self._told_soft = False
         if self.args.require_lambda_gelu:
@@ -91,8 +92,12 @@ class LambdaGELUTrainer(Trainer):
         """As Trainer's; inside an evaluation, the logits come with those of the ReLU substitution."""
         if not self._compares_substitution:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        # Both passes move the batch to the device; the second finds it there.
+        inputs = self._prepare_inputs(inputs)
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)
-        with relu_substitution(self.model, kinds=self._substituted_kinds()):
+        if self._substitution is None or not self._substitution.fits(self.model):
+            self._substitution = ReluSubstitution(self.model, kinds=self._substituted_kinds())
+        with self._substitution.applied():
             relu_loss, relu_logits, _ = super().prediction_step(model, inputs, False, ignore_keys)
         rows = compare_outputs(loss, logits, relu_loss, relu_logits, labels)
         if not self._keeps_logits:
@@ -124,7 +129,7 @@ class LambdaGELUTrainer(Trainer):
         try:
             output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
         finally:
-            self._compares_substitution = False
+            self._compares_substitution, self._substitution = False, None
             self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess
         rows, *logits = output.predictions
         metrics = {**output.metrics, **comparison_metrics(rows, metric_key_prefix)}

@@ -1,0 +1,48 @@
+"""The λ-GELU sites of a model in training, without a walk over all its modules at every step."""
+
+from torch import nn
+
+from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.models.sites import ActivationSite, exchange_count, find_sites, require_lambda_gelu
+
+
+class KnownSites:
+    """Remembers where a model has its λ-GELU, and looks again as soon as that may have changed.
+
+    It has when the model is another one, when a site holds another module than it did, or when this
+    package's surgery has been at work anywhere. What a user puts elsewhere by hand shows after `forget`.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Look again at the next question; also lets go of the model."""
+        self._model: nn.Module | None = None
+        self._sites: list[ActivationSite] = []
+        self._modules: list[LambdaGELU] = []
+        self._exchanges = -1
+
+    def modules(self, model: nn.Module) -> list[LambdaGELU]:
+        """Every module that owns a hardness, each once. Raises ValueError for a model without λ-GELU."""
+        self._look(model)
+        return self._modules
+
+    def sites(self, model: nn.Module) -> list[ActivationSite]:
+        """Every λ-GELU site, those that share a hardness too. Raises ValueError for a model without λ-GELU."""
+        self._look(model)
+        return self._sites
+
+    def _look(self, model: nn.Module) -> None:
+        if self._are_current(model):
+            return
+        self._modules = [module for _, module in require_lambda_gelu(model)]
+        self._sites = find_sites(model, ("lambda_gelu",))
+        self._model, self._exchanges = model, exchange_count()
+
+    def _are_current(self, model: nn.Module) -> bool:
+        return (
+            self._model is model
+            and self._exchanges == exchange_count()
+            and all(site.is_in_place() for site in self._sites)
+        )

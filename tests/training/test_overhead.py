@@ -1,0 +1,307 @@
+"""What λ-GELU's trainer does beside the training itself: walks over modules, synchronizations, data and surgery."""
+
+import gc
+import weakref
+from collections import Counter
+
+import pytest
+import torch
+from plain_evaluation import SAMPLES, accuracy
+from tiny_training import hardness_values, lambda_gelus, rows, tiny_model, tiny_trainer
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import Dataset
+from transformers import TrainerCallback
+
+from hf_lgelu import (
+    HardeningCallback,
+    LambdaGELU,
+    anneal_hardness,
+    hardness_parameter_groups,
+    replace_activations,
+    substitute_relu,
+)
+from hf_lgelu.models import sites
+from hf_lgelu.training.known_sites import KnownSites
+
+# 4 epochs of 30 steps. e_s = 1: λ is learned in the first, and hardens in the others.
+TRAIN = rows(120)
+EPOCHS, STEPS = 4, 120
+HARDENING = {
+    "learning": {},
+    "epoch": {"harden": True},
+    "step": {"harden": True, "hardening_granularity": "step"},
+}
+
+
+class Walks(TrainerCallback):
+    """Counts, by optimizer step, who goes through all the modules of the model."""
+
+    def __init__(self, monkeypatch, model):
+        self.in_step, self.step = Counter(), None
+        of_torch, of_sites = nn.Module.named_modules, sites._walk
+
+        def named_modules(module, *args, **kwargs):
+            self.note(module is model)
+            return of_torch(module, *args, **kwargs)
+
+        def walk(module, *args):
+            self.note(module is model)
+            return of_sites(module, *args)
+
+        monkeypatch.setattr(nn.Module, "named_modules", named_modules)
+        monkeypatch.setattr(sites, "_walk", walk)
+
+    def note(self, whole):
+        if whole and self.step is not None:
+            self.in_step[self.step] += 1
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.step = state.global_step
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        self.step = None
+
+
+def walks_per_step(folder, monkeypatch, plain=False, **options):
+    model = tiny_model("gelu" if plain else "lambda_gelu")
+    options |= {"logging_strategy": "steps", "logging_steps": 1}
+    trainer = tiny_trainer(folder, model, plain=plain, train=TRAIN, num_train_epochs=EPOCHS, **options)
+    walks = Walks(monkeypatch, model)
+    trainer.callback_handler.callbacks.insert(0, walks)  # so that it opens the step before anybody else acts
+    trainer.train()
+    assert trainer.state.global_step == STEPS
+    return [walks.in_step[step] for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("hardening", HARDENING)
+def test_a_step_walks_over_the_modules_as_often_as_a_plain_trainers(tmp_path, monkeypatch, hardening):
+    with monkeypatch.context() as patch:
+        plain = walks_per_step(tmp_path, patch, plain=True)
+    with monkeypatch.context() as patch:
+        ours = walks_per_step(tmp_path, patch, **HARDENING[hardening])
+    extra = [count - base for count, base in zip(ours, plain, strict=True)]
+    # The sites are looked for again in the first step of an epoch: two walks for hardening, two for the log.
+    assert [count for step, count in enumerate(extra) if step % 30] == [0] * (STEPS - EPOCHS)
+    assert sum(extra[::30]) <= 4 * EPOCHS
+    assert sum(extra[::30]) > 0  # the counter counts
+
+
+class Synchronizations(TorchDispatchMode):
+    """Counts what makes the host wait for a device: a number read off a tensor, and a tensor turned into a list."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.numbers = self.lists = 0
+        of_torch = torch.Tensor.tolist
+
+        def tolist(tensor):
+            self.lists += 1
+            return of_torch(tensor)
+
+        monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.numbers += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def synchronizations(folder, monkeypatch, plain=False, **options):
+    model = tiny_model("gelu" if plain else "lambda_gelu")
+    trainer = tiny_trainer(folder, model, plain=plain, num_train_epochs=4, **options)
+    with monkeypatch.context() as patch, Synchronizations(patch) as counted:
+        trainer.train()
+    assert trainer.state.global_step == 12
+    return counted
+
+
+@pytest.mark.parametrize("logged_every", [None, 1, 4])
+@pytest.mark.parametrize("hardening", HARDENING)
+def test_the_device_is_waited_for_once_a_log_and_in_no_other_step(tmp_path, monkeypatch, hardening, logged_every):
+    log = {"logging_strategy": "steps", "logging_steps": logged_every} if logged_every else {}
+    plain = synchronizations(tmp_path, monkeypatch, plain=True, **log)
+    ours = synchronizations(tmp_path, monkeypatch, **log, **HARDENING[hardening])
+    assert ours.numbers == plain.numbers > 0
+    assert ours.lists - plain.lists == (12 // logged_every if logged_every else 0)
+
+
+def test_a_learning_rate_on_the_device_becomes_a_number_only_at_a_log(tmp_path, monkeypatch):
+    def run(plain, **log):
+        model = tiny_model()
+        optimizer = torch.optim.SGD(hardness_parameter_groups(model, 0.1))
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"])
+        trainer = tiny_trainer(tmp_path, model, plain=plain, optimizers=(optimizer, None), num_train_epochs=4, **log)
+        with monkeypatch.context() as patch, Synchronizations(patch) as counted:
+            trainer.train()
+        return counted.numbers, trainer
+
+    assert run(False)[0] == run(True)[0]
+    _, trainer = run(False, logging_strategy="steps", logging_steps=1)
+    logged = [entry["hardness_learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    # The rate of each step: the schedule has changed the tensor in place before the log.
+    assert logged == pytest.approx([0.9 * (1 - step / 12) for step in range(12)])
+
+
+# What is remembered of a model
+
+
+class At(TrainerCallback):
+    """Does something when an epoch's second step begins."""
+
+    def __init__(self, action):
+        self.action = action
+
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        if state.global_step % 3 == 1:
+            self.action(model, state)
+
+
+def by_hand(model):
+    model.activations[1] = LambdaGELU()
+
+
+def by_surgery(model):
+    replace_activations(model, rewrite_config=False)
+
+
+@pytest.mark.parametrize("replace", [by_hand, by_surgery])
+def test_an_activation_put_in_within_an_epoch_is_hardened_from_the_next_step_on(tmp_path, replace):
+    model = tiny_model("gelu")
+    replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
+    if replace is by_hand:  # a λ-GELU in the place of another
+        replace_activations(model, rewrite_config=False)
+    old = lambda_gelus(model)[-1]
+    seen = []
+
+    def act(model, state):
+        if state.global_step == 4:
+            replace(model)
+
+    class Reader(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, model, **kwargs):
+            seen.append(hardness_values(model))
+
+    options = {"harden": True, "hardening_granularity": "step", "num_train_epochs": 4, "switch_fraction": 0.0}
+    # In front of everything, so that hardening acts on what it has put in.
+    trainer = tiny_trainer(tmp_path, model, **options, callbacks=[Reader()])
+    trainer.callback_handler.callbacks.insert(0, At(act))
+    trainer.train()
+    assert len(lambda_gelus(model)) == 2
+    new = lambda_gelus(model)[1]
+    assert new is not old or replace is by_surgery
+    assert [len(values) for values in seen[3:6]] == ([2, 2, 2] if replace is by_hand else [1, 2, 2])
+    for step in (4, 5, 11):
+        # Both stand at λ(s) + (step + 1)/12·(target − λ(s)), with nearly the same s.
+        assert seen[step] == pytest.approx([1.05 + (step + 1) / 12 * (159.577 - 1.05)] * 2, rel=1e-2)
+    assert new.raw_hardness.grad is None
+
+
+def test_another_model_and_a_second_training_are_looked_at_anew(tmp_path):
+    first, second = tiny_model(), tiny_model(seed=1)
+    trainer = tiny_trainer(tmp_path, first, harden=True, switch_fraction=0.0)
+    trainer.train()
+    assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
+    first.activations[0] = LambdaGELU()  # in place of one that the first training knew
+    trainer.train()
+    assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
+    again = tiny_trainer(tmp_path, second, callbacks=[HardeningCallback(switch_fraction=0.0)])
+    again.callback_handler.callbacks = trainer.callback_handler.callbacks  # the same callbacks
+    again.train()
+    assert hardness_values(second) == pytest.approx([159.577] * 2, rel=1e-5)
+
+
+def test_the_sites_of_one_model_are_not_those_of_another():
+    known, first, second = KnownSites(), tiny_model(), tiny_model()
+    for model in (first, second, first):
+        assert known.modules(model) == lambda_gelus(model)
+        assert [site.module for site in known.sites(model)] == lambda_gelus(model)
+    with pytest.raises(ValueError, match="has no λ-GELU activation"):
+        known.modules(tiny_model("relu"))
+
+
+def test_callbacks_do_not_keep_a_model_alive(tmp_path):
+    callback, model = HardeningCallback(switch_fraction=0.0), tiny_model()
+    trainer = tiny_trainer(tmp_path, model, callbacks=[callback], train=rows(4))
+    trainer.train()
+    alive = weakref.ref(model)
+    del trainer, model
+    gc.collect()
+    assert alive() is None
+
+
+# Evaluation
+
+
+class Counted(Dataset):
+    """Counts the samples that it hands out."""
+
+    def __init__(self, samples):
+        self.samples, self.handed_out = samples, 0
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        self.handed_out += 1
+        return self.samples[index]
+
+
+def test_both_passes_of_an_evaluation_share_the_data_and_its_way_to_the_device(tmp_path, monkeypatch):
+    data, model, moved = Counted(SAMPLES), tiny_model(), []
+    trainer = tiny_trainer(tmp_path, model, eval_dataset=data, compute_metrics=accuracy)
+
+    def move(batch):  # as to a device: nothing is copied that is there already
+        if all(any(tensor is there for there in moved) for tensor in batch.values()):
+            return dict(batch)
+        copies = {name: tensor.clone() for name, tensor in batch.items()}
+        moved.extend(copies.values())
+        return copies
+
+    monkeypatch.setattr(trainer, "_prepare_input", move)
+    metrics = trainer.evaluate()
+    assert data.handed_out == len(SAMPLES) == 11
+    assert "eval_relu_accuracy" in metrics
+    assert [len(tensor) for tensor in moved] == [4, 4, 4, 4, 3, 3]  # features and labels of three batches
+
+
+def test_an_evaluation_looks_for_its_sites_once_however_many_batches(tmp_path, monkeypatch):
+    counts = []
+    for samples in (SAMPLES[:4], rows(40, seed=1)):
+        model = tiny_model()
+        trainer = tiny_trainer(tmp_path, model, eval_dataset=samples)
+        with monkeypatch.context() as patch:
+            walks = Walks(patch, model)
+            walks.step = 0
+            trainer.evaluate()
+        counts.append(walks.in_step[0])
+    assert 0 < counts[0] == counts[1]
+
+
+def test_a_model_changed_between_two_batches_stays_changed(tmp_path):
+    model = tiny_model()
+    wanted = LambdaGELU(init_hardness=3.0)
+
+    class Changes(TrainerCallback):
+        batches = 0
+
+        def on_prediction_step(self, args, state, control, **kwargs):
+            self.batches += 1
+            if self.batches == 1:
+                model.activations[0] = wanted
+
+    trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, callbacks=[Changes()])
+    metrics = trainer.evaluate()
+    assert model.activations[0] is wanted
+    assert metrics["eval_relu_max_logit_change"] > 0
+
+
+def test_evaluations_find_what_surgery_did_between_them(tmp_path):
+    model = tiny_model("gelu", seed=3)
+    trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, require_lambda_gelu=False)
+    swapped = trainer.evaluate()["eval_relu_max_logit_change"]
+    replace_activations(model, rewrite_config=False)
+    anneal_hardness(model, 1.0)
+    assert 0 < trainer.evaluate()["eval_relu_max_logit_change"] < swapped / 10
+    substitute_relu(model, rewrite_config=False)
+    assert "eval_relu_max_logit_change" not in trainer.evaluate()
