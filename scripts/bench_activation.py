@@ -32,6 +32,8 @@ ALLOCATORS = {
 """glibc's settings by name. With "keep" freed memory stays with the process, so that page faults, which cost more
 than a kernel does, are not timed. The settings are read when a process starts."""
 
+_QUIET_PROFILER = {"KINETO_LOG_LEVEL": "99"}  # it measures memory, and would log two lines each time
+
 
 @dataclass
 class BenchArguments:
@@ -113,7 +115,7 @@ def run(arguments: BenchArguments) -> None:
             draw_figure(rows, arguments.figure, shown)
         return
     if arguments.device == "cpu":
-        restart_with(ALLOCATORS[arguments.allocator])
+        restart_with(ALLOCATORS[arguments.allocator] | _QUIET_PROFILER)
     logging.set_verbosity_error()
     results = ResultsFile(arguments.csv, find_provenance(arguments.device))
     pace = Pace(arguments.rounds, arguments.seconds)
@@ -141,8 +143,8 @@ def _allocator(arguments: BenchArguments) -> str:
 
 
 def restart_with(settings: dict[str, str]) -> None:
-    """Start this process anew with these settings of glibc's malloc and no others, unless it has them."""
-    names = {name for values in ALLOCATORS.values() for name in values}
+    """Start this process anew with these environment variables, and no other allocator's, unless it has them."""
+    names = {name for values in (*ALLOCATORS.values(), settings) for name in values}
     present = {name: os.environ[name] for name in names if name in os.environ}
     if present != settings:
         environment = {name: value for name, value in os.environ.items() if name not in names} | settings
