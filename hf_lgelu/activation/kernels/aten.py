@@ -44,10 +44,10 @@ class _WholeFunction(torch.autograd.Function):
         v = eager.gate_argument(x.to(dtype), wide_hardness)
         tangent = torch.zeros_like(v)
         if x_tangent is not None:
-            tangent = tangent + x_tangent.to(dtype) * eager.derivative_in_x(v)
+            tangent = tangent + x_tangent.to(dtype) * _slope(v, x)
         if hardness_tangent is not None:
             rate = hardness_tangent.to(dtype) / wide_hardness.square()
-            tangent = tangent + rate * eager.scaled_derivative_in_hardness(v)
+            tangent = tangent + rate * _scaled_rate(v, x)
         return tangent.to(x.dtype)
 
 
@@ -102,7 +102,7 @@ def gradients(
         needs_hardness: whether the second is.
 
     Returns:
-        Gradients of the shapes and dtypes of `x` and `hardness`; that in x is NaN where x is infinite or NaN.
+        Gradients of the shapes and dtypes of `x` and `hardness`, NaN where x is infinite or NaN.
     """
     dtype = eager.internal_dtype(x)
     wide_hardness = hardness.to(dtype)
@@ -137,14 +137,24 @@ def _value(x: Tensor, hardness: Tensor) -> Tensor:
     return v.erf_().mul_(0.5).add_(0.5).mul_(wide).to(x.dtype)
 
 
+def _slope(v: Tensor, x: Tensor) -> Tensor:
+    """∂f/∂x, for v = `eager.gate_argument`."""
+    # 0·x is NaN where x is not finite: there u·φ(u) is ∞·0, which the clamp of v hides.
+    return torch.add(eager.derivative_in_x(v), x, alpha=0)
+
+
+def _scaled_rate(v: Tensor, x: Tensor) -> Tensor:
+    """λ²·∂f/∂λ, likewise."""
+    return torch.add(eager.scaled_derivative_in_hardness(v), x, alpha=0)
+
+
 def _followed_factors(
     x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """(δ·∂f/∂x, δ·λ²∂f/∂λ) per element, in the internal dtype."""
     v = eager.gate_argument(x, hardness)
-    # 0·x is NaN where x is not finite: u·φ(u) is ∞·0 there, which the clamp of v hides.
-    in_x = delta * torch.add(eager.derivative_in_x(v), x, alpha=0) if needs_x else None
-    return in_x, delta * eager.scaled_derivative_in_hardness(v) if needs_hardness else None
+    in_x = delta * _slope(v, x) if needs_x else None
+    return in_x, delta * _scaled_rate(v, x) if needs_hardness else None
 
 
 def _overwriting_factors(
@@ -153,7 +163,7 @@ def _overwriting_factors(
     """The same, over three tensors: each step overwrites what is no longer needed."""
     v = eager.gate_argument(x, hardness)
     slope = v.square().neg_().exp_().mul_(_SQRT2 * _INV_SQRT_2PI).mul_(v)  # u·φ(u)
-    in_hardness = (slope * v).mul_(_SQRT2).mul_(delta) if needs_hardness else None
+    in_hardness = (slope * v).mul_(_SQRT2).add_(x, alpha=0).mul_(delta) if needs_hardness else None
     if not needs_x:
         return None, in_hardness
     in_x = v.erf_().mul_(0.5).add_(0.5).add_(slope).add_(x, alpha=0).mul_(delta)

@@ -64,14 +64,14 @@ def backward(
     u_buffer = _buffer(x, dtype)
     out_buffer = None if is_wide and needs_x else _buffer(x, dtype)
     delta_buffer = None if is_wide else _buffer(x, dtype)
-    total = 0.0
+    zero, total = u_buffer.new_zeros(()), 0.0
     for x_part, delta_part, grad_part in _parts(x, delta, x if grad_x is None else grad_x):
         # Φ is 0 or 1 at the limit, and φ is still a normal number: subnormals are slow.
         u = _scaled(x_part, hardness, u_buffer).clamp_(-limit, limit)
-        wide_delta = delta_part if delta_buffer is None else delta_buffer[: len(u)].copy_(delta_part)
-        out = grad_part if out_buffer is None else out_buffer[: len(u)]
+        wide_delta = delta_part if delta_buffer is None else _first(delta_buffer, u.numel()).copy_(delta_part)
+        out = grad_part if out_buffer is None else _first(out_buffer, u.numel())
         if needs_hardness:
-            total += _sum_of_terms(u, wide_delta, out)
+            total += _sum_of_terms(u, wide_delta, out, zero)
         if needs_x:
             torch.ops.aten.gelu_backward.grad_input(wide_delta, u, grad_input=out)
             if not is_wide:
@@ -79,15 +79,15 @@ def backward(
     return grad_x, total * _INV_SQRT_2PI / hardness / hardness
 
 
-def _sum_of_terms(u: Tensor, delta: Tensor, scratch: Tensor) -> float:
+def _sum_of_terms(u: Tensor, delta: Tensor, scratch: Tensor, zero: Tensor) -> float:
     """√(2π)·Σδ·u²·φ(u)."""
-    torch.addcmul(u.new_zeros(()), u, u, value=_LOG2_DENSITY, out=scratch)
+    torch.addcmul(zero, u, u, value=_LOG2_DENSITY, out=scratch)
     return scratch.exp2_().mul_(u).mul_(u).mul_(delta).sum().item()
 
 
 def _scaled(x: Tensor, hardness: float, out: Tensor) -> Tensor:
     """λx in the first elements of `out`, rounded once."""
-    out = out[: len(x)]
+    out = _first(out, x.numel())
     if x.dtype == out.dtype:
         return torch.mul(x, hardness, out=out)
     return out.copy_(x).mul_(hardness)
@@ -110,11 +110,18 @@ def _chunk() -> int:
     return CHUNK * torch.get_num_threads()
 
 
+def _first(buffer: Tensor, count: int) -> Tensor:
+    return buffer if buffer.numel() == count else buffer[:count]
+
+
 def _buffer(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_empty(min(x.numel(), _chunk()), dtype=dtype)
 
 
 def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same piece of each of several tensors of one dense layout, in the order of memory."""
-    flat = [torch.as_strided(tensor, (tensor.numel(),), (1,)) for tensor in tensors]
-    return zip(*(tensor.split(_chunk()) for tensor in flat), strict=True)
+    count, chunk = tensors[0].numel(), _chunk()
+    flat = tuple(torch.as_strided(tensor, (count,), (1,)) for tensor in tensors)
+    if count <= chunk:  # what small tensors take shows in calls, not in elements
+        return iter((flat,))
+    return zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True)

@@ -56,8 +56,19 @@ def scaled_derivative_in_hardness(v: Tensor) -> Tensor:
     return 2 * v * v * gaussian_pdf(v)
 
 
+def undefined_slope_at_infinity(x: Tensor) -> Tensor:
+    """0, with derivative 0 where x is finite and NaN where it is infinite.
+
+    u·φ(u) is ∞·0 there, and nn.GELU's gradient NaN; the clamp of the gate's argument would hide it.
+    """
+    return 0 * torch.clamp(x * x, max=1)
+
+
 def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
     """x·Φ(λx) with internals in float32 or wider; the result has the shape and dtype of `x`."""
     dtype = internal_dtype(x)
     wide = x.to(dtype)
-    return (wide * gaussian_cdf(gate_argument(wide, hardness.to(dtype)))).to(x.dtype)
+    y = wide * gaussian_cdf(gate_argument(wide, hardness.to(dtype)))
+    if torch.is_grad_enabled() and x.requires_grad:
+        y = y + undefined_slope_at_infinity(wide)
+    return y.to(x.dtype)

@@ -1,0 +1,308 @@
+"""The aten kernel: pieces on the CPU, formulas over whole tensors elsewhere, and where each is taken."""
+
+import math
+
+import mpmath
+import oracle
+import pytest
+import torch
+from expectations import CLAMPED, assert_within, random, values_and_gradients
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from hf_lgelu.activation.kernels import aten, chunked, eager
+
+CHUNK = 64
+HARDNESSES = [1.0, 2.0, 20.0, 160.0]
+COUNTS = [0, 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 5 * CHUNK + 3]
+INF, NAN = math.inf, math.nan
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Pieces of CHUNK elements."""
+    monkeypatch.setattr(chunked, "CHUNK", CHUNK)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def whole_forbidden(monkeypatch):
+    """Nothing may fall back to formulas over whole tensors."""
+
+    def fail(*arguments):
+        raise AssertionError("the whole-tensor form was taken")
+
+    monkeypatch.setattr(aten, "_value", fail)
+    monkeypatch.setattr(aten, "gradients", fail)
+
+
+@pytest.fixture
+def whole(monkeypatch):
+    """aten without pieces, as on an accelerator."""
+    monkeypatch.setattr(aten, "opaque_refusal", lambda x, other: "not here")
+
+
+def assert_accurate(x, hardness, delta):
+    """5e-7·|x| in y, 5e-7·|δ| in ∂x and 1e-5·Σ|δ·x²φ| in ∂λ, besides the one rounding of a half dtype."""
+    info = torch.finfo(x.dtype)
+    rounding, smallest = 0.0, 0.0
+    if x.dtype.itemsize == 2:
+        rounding, smallest = info.eps / 2, info.smallest_normal * info.eps / 2
+    y, grad_x, grad_hardness = values_and_gradients(aten.lambda_gelu, x, hardness, delta)
+    want_y, want_x = oracle.value(x, hardness), delta.double() * oracle.derivative_in_x(x, hardness)
+    terms = delta.double() * oracle.derivative_in_hardness(x, hardness)
+    assert_within(y, want_y, 5e-7 * x.double().abs() + rounding * want_y.abs() + smallest)
+    assert_within(grad_x, want_x, 5e-7 * delta.double().abs() + rounding * want_x.abs() + smallest)
+    slack = 1e-5 * oracle.sum_to(terms.abs(), hardness.shape) + CLAMPED * delta.double().abs().sum()
+    assert_within(grad_hardness, oracle.sum_to(terms, hardness.shape), slack)
+    return y, grad_x
+
+
+# Pieces
+
+
+@pytest.mark.parametrize("hardness", HARDNESSES)
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_piece_and_the_last_shorter_one(small_chunks, whole_forbidden, count, hardness):
+    assert_accurate(random(count, seed=1), torch.tensor([hardness]), random(count, seed=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hardness", HARDNESSES)
+def test_half_precision_is_rounded_once(small_chunks, whole_forbidden, dtype, hardness):
+    # No such λ is a bfloat16: rounding it would show.
+    x, delta = random(5 * CHUNK + 3, seed=3, dtype=dtype), random(5 * CHUNK + 3, seed=4, dtype=dtype)
+    assert_accurate(x, torch.tensor([hardness * 1.003]), delta)
+
+
+def test_double_precision_keeps_its_digits(small_chunks, whole_forbidden):
+    x, delta = random(200, seed=5, dtype=torch.float64), random(200, seed=6, dtype=torch.float64)
+    hardness = torch.tensor([20.0], dtype=torch.float64)
+    y, grad_x, grad_hardness = values_and_gradients(aten.lambda_gelu, x, hardness, delta)
+    torch.testing.assert_close(y, oracle.value(x, hardness), rtol=0, atol=1e-15)
+    torch.testing.assert_close(grad_x, delta * oracle.derivative_in_x(x, hardness), rtol=0, atol=1e-14)
+    terms = delta * oracle.derivative_in_hardness(x, hardness)
+    assert_within(grad_hardness, terms.sum(), 1e-14 * terms.abs().sum())
+
+
+LAYOUTS = {
+    "contiguous": lambda t: t.contiguous(),
+    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda t: t.transpose(1, 3).contiguous().transpose(1, 3),
+    "strided": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+    "expanded": lambda t: t[:, :1].expand_as(t),
+    "offset": lambda t: torch.cat([t, t])[len(t) :],
+}
+DENSE = ["contiguous", "channels_last", "transposed", "offset"]
+
+
+@pytest.mark.parametrize("layout_of_delta", LAYOUTS)
+@pytest.mark.parametrize("layout_of_x", LAYOUTS)
+def test_any_layout(small_chunks, whole_forbidden, layout_of_x, layout_of_delta):
+    x = LAYOUTS[layout_of_x](random(2, 3, 8, 10, seed=7))
+    delta = LAYOUTS[layout_of_delta](random(2, 3, 8, 10, seed=8))
+    y, grad_x = assert_accurate(x, torch.tensor([3.0]), delta)
+    if layout_of_x in DENSE:
+        assert y.stride() == grad_x.stride() == x.stride()
+
+
+def test_the_incoming_gradient_is_not_overwritten(small_chunks):
+    x, delta = random(200, seed=9), random(200, seed=10)
+    before, seen = delta.clone(), x.clone()
+    values_and_gradients(aten.lambda_gelu, x, torch.tensor([3.0]), delta)
+    assert torch.equal(delta, before)
+    assert torch.equal(x, seen)
+
+
+def test_a_single_number_without_axes(whole_forbidden):
+    assert_accurate(torch.tensor(0.7), torch.tensor(2.0), torch.tensor(-1.3))
+
+
+@pytest.mark.parametrize(("in_x", "in_hardness"), [(True, False), (False, True)])
+def test_one_gradient_alone_has_the_bits_that_it_has_beside_the_other(small_chunks, whole_forbidden, in_x, in_hardness):
+    x, delta, hardness = random(200, seed=11), random(200, seed=12), torch.tensor([3.0])
+    _, *both = values_and_gradients(aten.lambda_gelu, x, hardness, delta)
+    x, hardness = x.requires_grad_(in_x), hardness.requires_grad_(in_hardness)
+    aten.lambda_gelu(x, hardness).backward(delta)
+    for tensor, needed, wanted in ((x, in_x, both[0]), (hardness, in_hardness, both[1])):
+        assert torch.equal(tensor.grad, wanted) if needed else tensor.grad is None
+
+
+def test_two_runs_give_the_same_bits():
+    x, delta = random(3, chunked.CHUNK, seed=13), random(3, chunked.CHUNK, seed=14)
+    first = values_and_gradients(aten.lambda_gelu, x, torch.tensor([2.5]), delta)
+    for _ in range(3):
+        again = values_and_gradients(aten.lambda_gelu, x, torch.tensor([2.5]), delta)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_many_equal_terms_add_up():
+    """3e6 equal float32 terms: a running float32 sum would be off by percents."""
+    count = 3_000_000
+    grad_hardness = values_and_gradients(
+        aten.lambda_gelu, torch.full((count,), 0.4), torch.tensor([2.0]), torch.full((count,), 0.1)
+    )[2]
+    wanted = count * float(torch.tensor(0.1)) * float(oracle.exact_derivative_in_hardness(float(torch.tensor(0.4)), 2))
+    assert grad_hardness.item() == pytest.approx(wanted, rel=2e-6)
+
+
+def test_a_sum_beyond_the_dtype_is_infinite_as_any_sum():
+    x, delta = torch.full((1000,), 0.5), torch.full((1000,), 1e37)
+    assert values_and_gradients(aten.lambda_gelu, x, torch.tensor([1.0]), delta)[2].item() == INF
+
+
+def test_autocast_changes_nothing():
+    x, delta, hardness = random(300, seed=15), random(300, seed=16), torch.tensor([20.0])
+    wanted = values_and_gradients(aten.lambda_gelu, x, hardness, delta)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = values_and_gradients(aten.lambda_gelu, x, hardness, delta)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+# Where gelu(λx)/λ would be wrong
+
+
+OVERFLOWING = [
+    ([3e38, -3e38, 0.5], 160.0),
+    ([3e38] * 2, 1.0),
+    ([3e38, -3e38, 1e-3, 0.5], 3e38),
+    ([1e-30, 0.0, 1.0], 3e38),
+]
+
+
+@pytest.mark.parametrize(("values", "hardness"), OVERFLOWING)
+@pytest.mark.parametrize("position", [0, CHUNK, 3 * CHUNK])
+def test_where_the_scaled_argument_overflows_the_value_is_relu(small_chunks, values, hardness, position):
+    x = random(3 * CHUNK + 10, seed=17)
+    x[position : position + len(values)] = torch.tensor(values)
+    y, grad_x, grad_hardness = values_and_gradients(aten.lambda_gelu, x, torch.tensor([hardness]), torch.ones_like(x))
+    exact = [(oracle.exact_value(v, hardness), oracle.exact_derivative_in_x(v, hardness)) for v in x.tolist()]
+    assert_within(y, torch.tensor([float(value) for value, _ in exact]), 5e-7 * x.double().abs())
+    assert_within(grad_x, torch.tensor([float(slope) for _, slope in exact]), 5e-7)
+    wanted = float(mpmath.fsum(oracle.exact_derivative_in_hardness(v, hardness) for v in x.tolist()))
+    assert grad_hardness.item() == pytest.approx(wanted, rel=1e-5, abs=CLAMPED * len(x))
+
+
+@pytest.mark.parametrize("hardness_shape", [(1,), (12,)])
+@pytest.mark.parametrize("function", [aten.lambda_gelu, eager.lambda_gelu], ids=["aten", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_infinities_and_nan_are_those_of_gelu(function, dtype, hardness_shape):
+    x = torch.tensor([INF, -INF, NAN, 3e38, -3e38, 1e20, -1e20, 1.0, -1.0, 1e-38, 1e-45, 0.0], dtype=dtype)
+    x.requires_grad_()
+    y = function(x, torch.full(hardness_shape, 20.0))
+    (grad_x,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    wide = x.detach().double().requires_grad_()
+    like = F.gelu(wide * 20) / 20
+    (like_x,) = torch.autograd.grad(like, wide, torch.ones_like(like))
+    torch.testing.assert_close(y.detach(), like.detach().to(dtype), equal_nan=True, rtol=1e-6, atol=1e-44)
+    torch.testing.assert_close(grad_x, like_x.to(dtype), equal_nan=True, rtol=1e-6, atol=1e-30)
+
+
+def test_forward_mode_at_infinity():
+    x = torch.tensor([INF, -INF, NAN, 1.0])
+    tangent = torch.func.jvp(lambda x: aten.lambda_gelu(x, torch.tensor([2.0])), (x,), (torch.ones(4),))[1]
+    assert torch.isnan(tangent).tolist() == [True, True, True, False]
+
+
+# The lower tail
+
+
+def tail_errors(y, grad_x, x, hardness):
+    """Largest relative errors of y and ∂x; erfc keeps its digits where Φ is small."""
+    u = hardness * x.detach().double()
+    gate = 0.5 * torch.special.erfc(-u / math.sqrt(2))
+    wanted = u / hardness * gate, gate + u * oracle.density(u)
+    return [float(((got.double() - want) / want).abs().max()) for got, want in zip((y, grad_x), wanted, strict=True)]
+
+
+@pytest.mark.parametrize("function", [aten.lambda_gelu, eager.lambda_gelu], ids=["aten", "eager"])
+@pytest.mark.parametrize("hardness", HARDNESSES)
+def test_the_lower_tail_is_no_worse_than_that_of_gelu(function, hardness):
+    """Φ(u) = (1 + erf(u/√2))/2 loses digits for u in [−5, −2]: here as many as in nn.GELU, and no more."""
+    u = torch.linspace(-5, -2, 20_001).requires_grad_()
+    like = F.gelu(u)
+    of_gelu = tail_errors(like.detach(), torch.autograd.grad(like.sum(), u)[0], u, 1.0)
+    x = (u.detach() / hardness).requires_grad_()
+    y = function(x, torch.tensor([hardness]))
+    got = tail_errors(y.detach(), torch.autograd.grad(y.sum(), x)[0], x, hardness)
+    assert all(error <= 1.02 * limit < 1 for error, limit in zip(got, of_gelu, strict=True)), (got, of_gelu)
+
+
+# Whole tensors
+
+
+@pytest.mark.parametrize("shape", [(1,), (), (7,), (5, 1), (2, 5, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whole_tensors(whole, shape, dtype):
+    x, delta = random(2, 5, 7, seed=18, dtype=dtype), random(2, 5, 7, seed=19, dtype=dtype)
+    hardness = 1 + random(*shape, seed=20).abs() * 9
+    assert_accurate(x, hardness, delta)
+
+
+@pytest.mark.parametrize(("needs_x", "needs_hardness"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("shape", [(1,), (5, 1)])
+def test_gradients_with_and_without_a_graph(needs_x, needs_hardness, shape):
+    """What other kernels call for higher orders: the same values where autograd records and where it does not."""
+    x, delta = random(2, 5, 7, seed=21).requires_grad_(), random(2, 5, 7, seed=22).requires_grad_()
+    hardness = (1 + random(*shape, seed=23).abs() * 9).requires_grad_()
+    want_x = delta.double() * oracle.derivative_in_x(x, hardness)
+    terms = (delta.double() * oracle.derivative_in_hardness(x, hardness)).detach()
+    for recorded in (True, False):
+        with torch.set_grad_enabled(recorded):
+            got_x, got_hardness = aten.gradients(x, hardness, delta, needs_x, needs_hardness)
+        assert (got_x is not None, got_hardness is not None) == (needs_x, needs_hardness)
+        for got in (got_x, got_hardness):
+            assert got is None or got.requires_grad == recorded
+        if needs_x:
+            assert_within(got_x.detach(), want_x.detach(), 5e-7 * delta.double().abs().detach())
+        if needs_hardness:
+            slack = 1e-5 * oracle.sum_to(terms.abs(), shape)
+            assert_within(got_hardness.detach(), oracle.sum_to(terms, shape), slack)
+
+
+@pytest.mark.parametrize("hardness_shape", [(1,), (5,)])
+def test_a_batch_of_incoming_gradients(hardness_shape):
+    x, hardness = random(5, seed=24).requires_grad_(), torch.full(hardness_shape, 2.0, requires_grad=True)
+    y = aten.lambda_gelu(x, hardness)
+    got_x, got_hardness = torch.autograd.grad(y, (x, hardness), torch.eye(5), is_grads_batched=True)
+    assert_within(got_x, torch.diag(oracle.derivative_in_x(x.detach(), torch.tensor(2.0))), 5e-7)
+    wanted = oracle.derivative_in_hardness(x.detach(), torch.tensor(2.0))
+    assert_within(got_hardness, torch.diag(wanted) if hardness_shape == (5,) else wanted[:, None], 1e-6)
+
+
+# Memory
+
+
+def peak_of_a_step(function, x, delta):
+    """Largest sum of allocated bytes during forward and backward, beyond what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function(x).backward(delta)
+    level = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level)
+    assert peak >= 2 * x.nbytes  # the value and the gradient: the profiler saw them
+    return peak
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_a_step_needs_no_more_memory_than_with_gelu_but_for_one_piece(monkeypatch, dtype, layout):
+    monkeypatch.setattr(chunked, "CHUNK", 4096)
+    x = LAYOUTS[layout](random(4, 64, 32, 32, seed=25, dtype=dtype))
+    delta = LAYOUTS[layout](random(4, 64, 32, 32, seed=26, dtype=dtype))
+    hardness = torch.tensor([2.0], requires_grad=True)
+    of_gelu = peak_of_a_step(F.gelu, x.clone().requires_grad_(), delta)
+    got = peak_of_a_step(lambda x: aten.lambda_gelu(x, hardness), x.requires_grad_(), delta)
+    pieces = 1 if dtype == torch.float32 else 3
+    assert got <= of_gelu + pieces * 4 * 4096 * torch.get_num_threads() + 1024
+
+
+def test_whole_tensors_take_three_besides_the_incoming_gradient(whole):
+    x, delta = random(100_000, seed=27).requires_grad_(), random(100_000, seed=28)
+    hardness = torch.tensor([2.0], requires_grad=True)
+    assert peak_of_a_step(lambda x: aten.lambda_gelu(x, hardness), x, delta) <= 4 * x.nbytes + 1024
