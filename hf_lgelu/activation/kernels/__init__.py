@@ -3,6 +3,8 @@
 from hf_lgelu.activation.kernels import aten, eager
 from hf_lgelu.activation.kernels.cpu import function as cpu
 from hf_lgelu.activation.kernels.kernel import Kernel
+from hf_lgelu.activation.kernels.triton import availability as triton_availability
+from hf_lgelu.activation.kernels.triton import function as triton_function
 
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
@@ -14,6 +16,14 @@ KERNELS: dict[str, Kernel] = {
             cpu.refusal,
             learned=cpu.learned_lambda_gelu,
             unavailable=cpu.unavailable,
+        ),
+        Kernel(
+            "triton",
+            "one fused Triton pass each way on CUDA and ROCm devices; saves only x; not yet measured on a GPU",
+            triton_function.lambda_gelu,
+            triton_availability.refusal,
+            learned=triton_function.learned_lambda_gelu,
+            unavailable=triton_availability.unavailable,
         ),
         Kernel(
             "aten",
