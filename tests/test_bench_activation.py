@@ -3,6 +3,8 @@
 import csv
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -310,6 +312,17 @@ def test_what_cannot_run_is_left_out_with_a_line_that_says_why(tmp_path, monkeyp
     assert capsys.readouterr().out == "relu is left out: no such package\n"
 
 
+def test_a_row_is_held_once_it_is_written(tmp_path):
+    file = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
+    cells = row_of()
+    row = results.Row(**{name: value for name, value in cells.items() if name in results.Row.__annotations__})
+    assert row not in file
+    file.append(row)
+    assert row in file
+    assert replace(row, ratio_median="7") in file  # numbers are no part of what was measured
+    assert replace(row, hardness="2") not in file
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "bench.csv"
     path.write_text("a,b\n1,2\n")
@@ -405,7 +418,7 @@ def small_model():
     labels = torch.arange(8) % 10
     return training_steps.StepModel(
         "small", ("cpu",), model.build, lambda device: {"features": torch.ones(8, 784), "labels": labels},
-        torch.optim.SGD, 0.1,
+        partial(torch.optim.SGD, momentum=0.9), 0.1,
     )  # fmt: skip
 
 
@@ -434,6 +447,9 @@ def test_a_step_moves_weights_and_only_a_learning_hardness(small_model, provider
     assert before.keys() - learned == moved - learned
     assert len(learned) == (4 if provider.startswith("lambda_gelu") else 0)
     assert moved & learned == (learned if provider == "lambda_gelu" else set())
+    # A frozen s reaches the optimizer without a gradient, so that no momentum is kept for it.
+    held = {id(parameter) for parameter in training.optimizer.state}
+    assert {name for name, value in training.model.named_parameters() if id(value) in held} == moved
 
 
 def test_models_for_a_device_and_by_name():
