@@ -17,7 +17,7 @@ Cells = dict[str, str]
 
 # Okabe and Ito's colours; dashes and marks tell the lines apart where it is printed grey. In the legend's order.
 LOOKS = {
-    FLOOR: ("#666666", ":", ""),
+    FLOOR: ("#666666", ":", "|"),
     "relu": ("#E69F00", "-", "v"),
     "lambda_gelu": ("#0072B2", "-", "o"),
     REFERENCE: ("#000000", "--", "s"),
@@ -103,7 +103,9 @@ def _draw_ratios(axis: "Axes", rows: Sequence[Cells]) -> None:
         height = sizes.index(_size_of(row)) + 0.12 * place
         low, middle, high = (float(row[f"ratio_{name}"]) for name in ("q20", "median", "q80"))
         axis.plot((low, high), (height, height), color=colour, linewidth=2, alpha=0.5)
-        axis.plot(middle, height, mark or "|", color=colour, markersize=6.5 if mark else 9)
+        axis.plot(middle, height, mark, color=colour, markersize=6.5)
+    for border in range(1, len(sizes)):
+        axis.axhline(border - 0.5, color="black", linewidth=0.5, alpha=0.3)
     axis.axvline(1, color="black", linestyle="--", linewidth=1)
     axis.set_xscale("log")
     axis.set_xticks(_ticks := [0.25, 0.5, 1, 2, 4], [number_text(tick) for tick in _ticks])

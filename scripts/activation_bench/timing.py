@@ -96,8 +96,8 @@ def interleave(calls: Mapping[str, Call], clock: Clock, rounds: int, budget_seco
         rounds: at most so many, and at least min(rounds, MIN_ROUNDS).
         budget_seconds: no further round once so much time on the wall has gone by.
     """
-    repetitions = {name: _repetitions(call, clock) for name, call in calls.items()}
-    long = {name: repetitions[name] == 1 and clock(call, 1) >= LONG_SECONDS for name, call in calls.items()}
+    once = {name: _seconds_once(call, clock) for name, call in calls.items()}
+    repetitions = {name: _repetitions(taken) for name, taken in once.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     collects = gc.isenabled()
@@ -110,7 +110,7 @@ def interleave(calls: Mapping[str, Call], clock: Clock, rounds: int, budget_seco
                 break
             first = turn % len(names) if names else 0
             for name in names[first:] + names[:first]:
-                if not long[name]:
+                if once[name] < LONG_SECONDS:
                     calls[name]()
                 seconds[name].append(clock(calls[name], repetitions[name]))
     finally:
@@ -138,8 +138,12 @@ def _quantiles(values: numpy.ndarray) -> tuple[float, float, float]:
     return low, median, high
 
 
-def _repetitions(call: Call, clock: Clock) -> int:
-    for _ in range(2):
-        call()
-    once = max(clock(call, 1), 1e-9)
-    return min(_MOST_REPETITIONS, max(1, round(SHORTEST_SECONDS / once)))
+def _seconds_once(call: Call, clock: Clock) -> float:
+    call()
+    taken = clock(call, 1)
+    return taken if taken >= LONG_SECONDS else clock(call, 1)
+
+
+def _repetitions(seconds_once: float) -> int:
+    wanted = SHORTEST_SECONDS / max(seconds_once, 1e-9)
+    return min(_MOST_REPETITIONS, max(1, round(wanted)))
