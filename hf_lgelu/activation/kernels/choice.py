@@ -72,9 +72,12 @@ def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None) -> Kerne
         ValueError: there is no kernel `name`.
         RuntimeError: the named kernel cannot take this input; the message says why.
     """
-    name = check_kernel(name) or _chosen
+    name = _chosen if name is None else check_kernel(name)
     if name is None:
-        return next(kernel for kernel in KERNELS.values() if kernel.refusal(x, hardness) is None)
+        for kernel in KERNELS.values():
+            if kernel.refusal(x, hardness) is None:
+                return kernel
+        raise RuntimeError(f"no kernel takes x of {x.dtype} on {x.device}; 'eager' takes every floating tensor")
     kernel = KERNELS[name]
     if (reason := kernel.refusal(x, hardness)) is not None:
         raise RuntimeError(f"the kernel {name!r} was asked for and cannot be used here: {reason}")

@@ -1,0 +1,133 @@
+"""The two passes over memory: what the compiled functions are given for tensors of any strides."""
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_lgelu.activation.kernels.cpu.library import MAX_AXES, LoopsArgument, load_library
+from hf_lgelu.activation.kernels.layout import Loops, broadcast_strides, merged_loops, varying_axes
+
+# With fewer elements per thread, waking the thread costs more than it saves.
+_ELEMENTS_PER_THREAD = 16384
+
+
+class One:
+    """A single λ, and its gradient: Python's and C's numbers, which cost less than tensors of one element."""
+
+    def __init__(self, hardness: float) -> None:
+        self._hardness = ctypes.c_float(hardness)
+        self.address = ctypes.addressof(self._hardness)
+
+    def strides(self, shape: torch.Size) -> tuple[int, ...]:
+        """λ's strides over x's shape."""
+        return (0,) * len(shape)
+
+    @staticmethod
+    def new_sums() -> ctypes.c_double:
+        """Room for Σ δ·u²φ(u)."""
+        return ctypes.c_double()
+
+    def gradient(self, sums: ctypes.c_double, rate: float, hardness: Tensor) -> Tensor:
+        """`rate` times ∂λ, as a tensor like `hardness`."""
+        # 1/λ² after the sum: no partial product can overflow.
+        return torch.full_like(hardness, rate * sums.value / self._hardness.value**2)
+
+
+class Several:
+    """A λ per channel or hidden unit, float32 and contiguous, and its gradient."""
+
+    def __init__(self, hardness: Tensor) -> None:
+        self._hardness = hardness
+        self.address = hardness.data_ptr()
+
+    def strides(self, shape: torch.Size) -> tuple[int, ...]:
+        """λ's strides over x's shape."""
+        return broadcast_strides(self._hardness, shape)
+
+    def new_sums(self) -> ctypes.Array:
+        """Room for Σ δ·u²φ(u) of each λ."""
+        return (ctypes.c_double * self._hardness.numel())()
+
+    def gradient(self, sums: ctypes.Array, rate: float, hardness: Tensor) -> Tensor:
+        """`rate` times ∂λ, as a tensor like `hardness`."""
+        total = torch.frombuffer(sums, dtype=torch.float64).reshape(hardness.shape)
+        return (rate * total / self._hardness.double().square()).to(hardness.dtype)
+
+
+def can_walk(x: Tensor, hardness: Tensor) -> bool:
+    """Whether λ varies along one axis of x's memory at most, once neighbouring axes are taken as one."""
+    dense = torch.empty_like(x, device="meta").stride()
+    strides = broadcast_strides(hardness.detach().contiguous(), x.shape)
+    return x.numel() == 0 or _plan(x.shape, (dense, strides, dense), 1) is not None
+
+
+def forward(x: Tensor, hardness: One | Several) -> Tensor:
+    """x·Φ(λx), in the layout that torch's own activations give it."""
+    y = torch.empty_like(x)
+    if x.numel() == 0:
+        return y
+    if isinstance(hardness, One) and x.is_contiguous():
+        plan = _flat_plan(x.numel(), 3, 1)
+    else:
+        plan = _plan(x.shape, (x.stride(), hardness.strides(x.shape), y.stride()), 1)
+        if plan is None:
+            return forward(y.copy_(x), hardness)
+    load_library().forward[x.dtype](plan.loops, x.data_ptr(), hardness.address, y.data_ptr(), _threads(x))
+    return y
+
+
+def backward(
+    x: Tensor, delta: Tensor, hardness: One | Several, needs_x: bool, sums: ctypes.c_double | ctypes.Array | None
+) -> Tensor | None:
+    """∂x if it is needed; Σ δ·u²φ(u) per λ is written to `sums` if they are given."""
+    grad_x = torch.empty_like(x) if needs_x else None
+    if x.numel() == 0 or (grad_x is None and sums is None):
+        return grad_x
+    if isinstance(hardness, One) and x.is_contiguous() and delta.is_contiguous():
+        plan = _flat_plan(x.numel(), 4, 2)
+    else:
+        out_strides = x.stride() if grad_x is None else grad_x.stride()
+        plan = _plan(x.shape, (x.stride(), delta.stride(), hardness.strides(x.shape), out_strides), 2)
+        if plan is None:
+            # δ, or x too, lies in an order in which λ changes along several axes: bring both into the result's.
+            dense_x = torch.empty_like(x).copy_(x)
+            return backward(dense_x, torch.empty_like(dense_x).copy_(delta), hardness, needs_x, sums)
+    load_library().backward[x.dtype](
+        *(plan.loops, plan.hardness_axis, x.data_ptr(), delta.data_ptr(), hardness.address),
+        None if grad_x is None else grad_x.data_ptr(),
+        None if sums is None else ctypes.addressof(sums),
+        _threads(x),
+    )
+    return grad_x
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one call walks over its operands."""
+
+    loops: LoopsArgument
+    hardness_axis: int  # of the loops; -1 where one λ serves all
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(shape: torch.Size, strides: tuple[tuple[int, ...], ...], hardness: int) -> _Plan | None:
+    """None where the operands cannot be walked over together; `hardness` is the position of λ among them."""
+    loops = merged_loops(shape, strides)
+    axes = varying_axes(loops.strides[hardness])
+    if len(loops.sizes) > MAX_AXES or len(axes) > 1:
+        return None
+    return _Plan(LoopsArgument.of(loops), axes[0] if axes else -1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _flat_plan(size: int, operands: int, hardness: int) -> _Plan:
+    """For contiguous operands and one λ."""
+    strides = tuple((0,) if position == hardness else (1,) for position in range(operands))
+    return _Plan(LoopsArgument.of(Loops((size,), strides)), -1)
+
+
+def _threads(x: Tensor) -> int:
+    return max(1, min(torch.get_num_threads(), x.numel() // _ELEMENTS_PER_THREAD))
