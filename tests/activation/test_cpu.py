@@ -198,6 +198,12 @@ def test_bits_do_not_depend_on_the_number_of_threads(threads, shape):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+def test_an_incoming_gradient_with_its_sign_still_to_be_flipped():
+    x, delta = random(50, seed=21), torch.complex(random(50, seed=22), random(50, seed=23)).conj().imag
+    assert delta.is_neg()
+    check(x, torch.tensor([2.0]), delta)
+
+
 # λ formed inside
 
 
@@ -277,6 +283,9 @@ def test_refusals_say_why():
     assert "float16" in cpu.refusal(X.half(), one)
     assert "meta" in cpu.refusal(X.to("meta"), one)
     assert "Subclass" in cpu.refusal(X.as_subclass(Subclass), one)
+    assert "on cpu and the hardness on meta" in cpu.refusal(X, one.to("meta"))
+    assert "strided" in cpu.refusal(X.to_sparse(), one)
+    assert "sign" in cpu.refusal(torch.complex(X, X).conj().imag, one)
     assert "several axes" in cpu.refusal(random(4, 3, 5), torch.ones(4, 1, 5))
     with Watching():
         assert "TorchDispatchMode" in cpu.refusal(X, one)

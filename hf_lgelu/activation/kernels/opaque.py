@@ -13,6 +13,8 @@ def opaque_refusal(x: Tensor, hardness: Tensor) -> str | None:
         return "torch.compile and torch.export need plain operations"
     if type(x) not in _PLAIN or type(hardness) not in _PLAIN:
         return f"it takes plain tensors, not {type(x).__name__} and {type(hardness).__name__}"
+    if x.layout is not torch.strided or x.is_neg() or hardness.is_neg():
+        return "it takes tensors that lie in memory as they are: strided, and with no sign still to be flipped"
     if torch._C._are_functorch_transforms_active():
         return "torch.func needs operations that it can transform"
     if forward_ad._current_level >= 0:

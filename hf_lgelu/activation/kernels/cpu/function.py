@@ -23,8 +23,8 @@ def unavailable() -> str | None:
 
 def refusal(x: Tensor, hardness: Tensor) -> str | None:
     """Why the compiled kernel cannot take this input, or None."""
-    if not x.is_cpu:
-        return f"it runs on the CPU, x is on {x.device}"
+    if not (x.is_cpu and hardness.is_cpu):
+        return f"it runs on the CPU, x is on {x.device} and the hardness on {hardness.device}"
     if x.dtype not in DTYPES:
         return f"it takes float32 and bfloat16, x is {x.dtype}"
     if (reason := opaque_refusal(x, hardness)) is not None:
@@ -68,7 +68,7 @@ class _LambdaGELU(torch.autograd.Function):
             grad_x, grad_hardness = _differentiable(ctx, x, hardness, delta)
             return grad_x, grad_hardness, None, None
         sums = ctx.used.new_sums() if needs_hardness and ctx.rate != 0 else None
-        grad_x = passes.backward(x, delta, ctx.used, needs_x, sums)
+        grad_x = passes.backward(x, delta.resolve_neg(), ctx.used, needs_x, sums)
         if not needs_hardness:
             return grad_x, None, None, None
         if sums is None:
