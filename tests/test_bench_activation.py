@@ -375,6 +375,13 @@ def test_table_has_providers_down_and_sizes_across():
         table.markdown_tables(rows, ["backward"], ["float32"], [2.0])
 
 
+def test_table_of_steps_gives_the_range_of_memory():
+    peaks = {"mlp-4x256": "1", "gpt2-4x256": "0.7741", "resnet18-cifar": "0.9"}
+    rows = [row_of(mode="step", size=size, memory_format="", peak_ratio=peak) for size, peak in peaks.items()]
+    text = table.markdown_tables(rows, ["both"], ["float32"], [2.0])
+    assert text.splitlines()[-1] == "| ReLU | 1.00 | 1.00 | 1.00 | 0.774 to 1.000 |"
+
+
 def swept_rows():
     for provider, factor in (("copy", 0.2), ("gelu", 1.0), ("lambda_gelu", 0.5)):
         hardness = "2" if provider == "lambda_gelu" else ""

@@ -49,8 +49,10 @@ def _table(group: tuple[str, ...], rows: Sequence[Cells]) -> Table:
     body = []
     for name, lines in _by_provider(rows, ACTIVATIONS if step else PROVIDERS):
         ratios = {_size_of(row): _decimals(row["ratio_median"]) for row in lines}
-        kept = {_decimals(row[memory[0]], 3 if step else 1) for row in lines} - {""}
-        body.append((name, *(ratios.get(size, "") for size in columns), " to ".join(sorted(kept, key=float))))
+        kept = sorted({_decimals(row[memory[0]], 3 if step else 1) for row in lines} - {""}, key=float)
+        body.append(
+            (name, *(ratios.get(size, "") for size in columns), " to ".join(dict.fromkeys(kept[:1] + kept[-1:])))
+        )
     software = sorted({f"torch {row['torch']}, commit {row['commit']}" for row in rows})
     place = f"{threads} thread{'s' * (threads != '1')}, allocator {allocator}" if allocator != "torch" else "GPU"
     what = "Training step" if step else {"both": "Forward and backward"}.get(mode, mode.capitalize())
