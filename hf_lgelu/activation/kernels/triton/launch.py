@@ -13,10 +13,11 @@ from hf_lgelu.activation.kernels.triton import flat, reduction, tiled
 from hf_lgelu.activation.kernels.triton.pattern import FLAT_BLOCK, Pattern, find_pattern, result_strides
 
 # Fused multiply-add by name: from Triton 3.10 on the default is off.
-_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+_FUSED = {"enable_fp_fusion": True}
+_OPTIONS = {"num_warps": 4, **_FUSED}
 # Of the second stage: partial sums that are loaded at once.
 _SUMS_BLOCK = 4096
-_SUMS_WARPS = 8
+_SUMS_OPTIONS = {"num_warps": 8, **_FUSED}
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _finished(partial: Tensor, hardness: Hardness) -> Tensor:
     block_c = min(64, 1 << (channels - 1).bit_length())
     reduction.finish[(-(-channels // block_c),)](
         partial, out, *hardness.pointers, programs, channels,
-        block=_SUMS_BLOCK // block_c, block_c=block_c, num_warps=_SUMS_WARPS,
+        block=_SUMS_BLOCK // block_c, block_c=block_c, **_SUMS_OPTIONS,
     )  # fmt: skip
     return out
 
