@@ -109,12 +109,12 @@ def test_any_layout(small_chunks, whole_forbidden, layout_of_x, layout_of_delta)
         assert y.stride() == grad_x.stride() == x.stride()
 
 
-def test_the_incoming_gradient_is_not_overwritten(small_chunks):
-    x, delta = random(200, seed=9), random(200, seed=10)
-    before, seen = delta.clone(), x.clone()
-    values_and_gradients(aten.lambda_gelu, x, torch.tensor([3.0]), delta)
-    assert torch.equal(delta, before)
-    assert torch.equal(x, seen)
+@pytest.mark.parametrize(("in_x", "in_hardness"), [(True, False), (False, True), (True, True)])
+def test_nothing_of_the_callers_is_overwritten(small_chunks, in_x, in_hardness):
+    x, delta, hardness = random(200, seed=9), random(200, seed=10), torch.tensor([3.0])
+    before = x.clone(), delta.clone(), hardness.clone()
+    aten.lambda_gelu(x.requires_grad_(in_x), hardness.requires_grad_(in_hardness)).backward(delta)
+    assert all(torch.equal(a, b) for a, b in zip((x, delta, hardness), before, strict=True))
 
 
 def test_a_single_number_without_axes(whole_forbidden):
@@ -199,6 +199,28 @@ def test_infinities_and_nan_are_those_of_gelu(function, dtype, hardness_shape):
     (like_x,) = torch.autograd.grad(like, wide, torch.ones_like(like))
     torch.testing.assert_close(y.detach(), like.detach().to(dtype), equal_nan=True, rtol=1e-6, atol=1e-44)
     torch.testing.assert_close(grad_x, like_x.to(dtype), equal_nan=True, rtol=1e-6, atol=1e-30)
+
+
+def test_a_hardness_whose_reciprocal_is_subnormal():
+    x = random(256, seed=29) * 1e-30
+    assert torch.set_flush_denormal(True), "not supported here"
+    try:
+        y = aten.lambda_gelu(x, torch.tensor([3e38]))
+    finally:
+        torch.set_flush_denormal(False)
+    assert_within(y, x.double().clamp(min=0), 5e-7 * x.double().abs())
+
+
+@pytest.mark.parametrize("hardness_shape", [(1,), (4,)])
+@pytest.mark.parametrize("function", [aten.lambda_gelu, eager.lambda_gelu], ids=["aten", "eager"])
+def test_infinity_with_a_graph_of_the_gradient(function, hardness_shape):
+    x = torch.tensor([INF, -INF, NAN, 1.0], requires_grad=True)
+    y = function(x, torch.full(hardness_shape, 2.0))
+    (grad_x,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert torch.isnan(grad_x).tolist() == [True, True, True, False]
+    (second,) = torch.autograd.grad(grad_x[3], x)
+    wanted = 2 * float(mpmath.npdf(2)) * (2 - 2**2)  # λφ(u)(2 − u²)
+    assert second[3].item() == pytest.approx(wanted, rel=1e-6)
 
 
 def test_forward_mode_at_infinity():

@@ -68,10 +68,7 @@ class _ChunkedFunction(torch.autograd.Function):
         if not ctx.is_chunked or is_followed(grad_output) or opaque_refusal(x, grad_output) is not None:
             return gradients(x, hardness, grad_output, *ctx.needs_input_grad)
         grad_x, total = chunked.backward(x, hardness.item(), grad_output, *ctx.needs_input_grad)
-        if not ctx.needs_input_grad[1]:
-            return grad_x, None
-        # Over float64, as torch.full refuses a number that overflows the dtype.
-        return grad_x, hardness.new_full(hardness.shape, total, dtype=torch.float64).to(hardness.dtype)
+        return grad_x, hardness.new_full(hardness.shape, total) if ctx.needs_input_grad[1] else None
 
 
 def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
