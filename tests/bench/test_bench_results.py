@@ -1,0 +1,97 @@
+"""Rows of a measurement and the file that a rerun continues."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+import torch
+from activation_bench import providers, results
+from bench_rows import PROVENANCE, measure, row_of
+
+
+def test_rows_have_all_columns_and_a_rerun_measures_nothing(tmp_path):
+    path = tmp_path / "a" / "bench.csv"
+    rows = measure(path)
+    assert [(row.provider, row.mode) for row in rows] == [
+        *(("gelu", "forward"), ("relu", "forward"), ("gelu", "both"), ("relu", "both"))
+    ]
+    with path.open(encoding="utf-8", newline="") as file:
+        written = list(csv.DictReader(file))
+    assert tuple(written[0]) == results.COLUMNS
+    assert len(written) == 4
+    relu = written[3]
+    assert (relu["size"], relu["elements"], relu["device"], relu["commit"], relu["rounds"]) == (
+        "64",
+        "64",
+        "abacus",
+        "abc",
+        "2",
+    )
+    assert (relu["saved_bytes_per_element"], relu["peak_bytes"], relu["peak_ratio"]) == ("4", "512", "1")
+    moved = 5 * 64 * 4
+    assert float(relu["gigabytes_per_second"]) == pytest.approx(
+        moved / float(relu["milliseconds_median"]) / 1e6, rel=1e-4
+    )
+    assert [cells["ratio_median"] for cells in written if cells["provider"] == "gelu"] == ["1", "1"]
+    assert measure(path) == []
+    assert path.read_text(encoding="utf-8").count("\n") == 5
+
+
+def test_a_rerun_adds_what_is_missing(tmp_path):
+    path = tmp_path / "bench.csv"
+    measure(path, modes=("forward",))
+    more = measure(path, names=("relu", "lambda_gelu:eager"), hardness=(1.0, 20.0), modes=("forward",))
+    assert [(row.provider, row.hardness, row.kernel) for row in more] == [
+        *(("lambda_gelu:eager", "1", "eager"), ("lambda_gelu:eager", "20", "eager"))
+    ]
+    other = results.Provenance("abacus", "1", "", "2", "3", "def")
+    assert len(measure(path, modes=("forward",), provenance=other)) == 2  # of another commit
+
+
+def test_what_cannot_run_is_left_out_with_a_line_that_says_why(tmp_path, monkeypatch, capsys):
+    def unavailable(x, hardness):
+        raise ImportError("no such package\nand more")
+
+    broken = providers.Provider("relu", "ReLU", unavailable)
+    monkeypatch.setitem(providers.PROVIDERS, "relu", broken)
+    rows = measure(tmp_path / "bench.csv")
+    assert [row.provider for row in rows] == ["gelu", "gelu"]
+    assert capsys.readouterr().out == "relu is left out: no such package\n"
+
+
+def test_a_row_is_held_once_it_is_written(tmp_path):
+    file = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
+    cells = row_of()
+    row = results.Row(**{name: value for name, value in cells.items() if name in results.Row.__annotations__})
+    assert row not in file
+    file.append(row)
+    assert row in file
+    assert replace(row, ratio_median="7") in file  # numbers are no part of what was measured
+    assert replace(row, hardness="2") not in file
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    path = tmp_path / "bench.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="other columns"):
+        results.ResultsFile(path, PROVENANCE)
+    path.write_text(",".join(results.COLUMNS) + "\nrelu,torch\n")
+    with pytest.raises(ValueError, match="cut off"):
+        results.ResultsFile(path, PROVENANCE)
+
+
+def test_the_latest_row_of_a_case_counts(tmp_path):
+    path = tmp_path / "bench.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, results.COLUMNS)
+        writer.writeheader()
+        writer.writerows([row_of(commit="old", ratio_median="5"), row_of(commit="new"), row_of(threads="2")])
+    assert [(row["commit"], row["threads"]) for row in results.latest_rows(path)] == [("new", "1"), ("", "2")]
+
+
+def test_provenance_names_the_software():
+    found = results.find_provenance("cpu")
+    assert found.torch == torch.__version__.partition("+")[0]
+    assert found.device
+    assert found.commit
+    assert found.hf_lgelu
