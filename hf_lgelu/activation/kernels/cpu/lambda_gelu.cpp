@@ -106,17 +106,18 @@ inline float value(float x, float scaled_hardness) {
 
 struct Slopes {
   float in_x;         // ∂f/∂x = Φ(u) + u·φ(u)
-  float in_hardness;  // λ²·∂f/∂λ = u²·φ(u)
+  float in_hardness;  // λ²·∂f/∂λ = u²·φ(u), over kRate
 };
 
+constexpr double kRate = 0.39894228040143268 * 1.3862943611198906;  // 1/√(2π), and (u/v)² = 2·ln 2
+
 inline Slopes slopes(float x, float scaled_hardness) {
-  // x − x is 0, or NaN where x is infinite or NaN: there no slope exists. A λx that overflows is bounded.
-  const float unbounded = magnitude(x, scaled_hardness) + (x - x);
+  const float unbounded = magnitude(x, scaled_hardness);  // it may have overflowed
   const float v = 9.0f < unbounded ? 9.0f : unbounded;
-  const float g = gaussian(v);
-  const float density = v * (kUnscale * kInvSqrt2Pi * g);  // |u|·φ(u)
-  const float lower = lower_tail(v, g) - density;          // the slope at −|u|
-  return {x > 0 ? 1.0f - lower : lower, kUnscale * v * density};
+  const float g = gaussian(v) + 0.0f * x;  // NaN where x is infinite: there no slope exists
+  const float vg = v * g;
+  const float lower = lower_tail(v, g) - kUnscale * kInvSqrt2Pi * vg;  // the slope at −|u|
+  return {x > 0 ? 1.0f - lower : lower, v * vg};
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -160,8 +161,8 @@ void forward_run(Operand<const T> x, Operand<const float> hardness, Operand<T> y
   for (int64_t i = 0; i < n; ++i) y.start[i * y.stride] = out[i];
 }
 
-// Which of the two derivatives is written: ∂x to dx, δ·λ²·∂λ to the sums. One λ gives one sum, a λ per element
-// adds to a sum per element.
+// Which of the two derivatives is written: ∂x to dx, δ·u²φ(u)/kRate to the sums. One λ gives one sum, a λ per
+// element adds to a sum per element.
 enum Wanted { kInput = 1, kHardness = 2, kBoth = 3 };
 
 template <int wanted, class In, class Out>
@@ -333,7 +334,7 @@ void backward_flat(const Loops& loops, const T* x, const T* delta, const float* 
   });
   if (wanted & kHardness) {
     *dhardness = 0.0;
-    for (const double sum : sums) *dhardness += sum;
+    for (const double sum : sums) *dhardness += kRate * sum;
   }
 }
 
@@ -360,7 +361,7 @@ void backward_outer(const Loops& loops, int64_t axis, const T* x, const T* delta
         sum += backward_run<wanted>(where, unused, std::min(kRun, inner - start));
       }
     }
-    dhardness[unit] = sum;
+    dhardness[unit] = kRate * sum;
   }
 }
 
@@ -393,7 +394,7 @@ void backward_inner(const Loops& loops, const T* x, const T* delta, const float*
   }
   std::fill(dhardness, dhardness + inner, 0.0);
   for (int64_t group = 0; group < groups; ++group) {
-    for (int64_t i = 0; i < inner; ++i) dhardness[i] += sums[group * inner + i];
+    for (int64_t i = 0; i < inner; ++i) dhardness[i] += kRate * sums[group * inner + i];
   }
 }
 
