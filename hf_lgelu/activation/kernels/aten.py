@@ -15,6 +15,7 @@ from hf_lgelu.activation.kernels import chunked, eager
 from hf_lgelu.activation.kernels.opaque import opaque_refusal
 
 _SQRT2 = math.sqrt(2.0)
+_INV_SQRT2 = 1.0 / _SQRT2
 _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 
 
@@ -130,7 +131,7 @@ def _value(x: Tensor, hardness: Tensor) -> Tensor:
     dtype = eager.internal_dtype(x)
     wide = x.to(dtype)
     limit = eager.erf_argument_limit(dtype)
-    v = (wide * (hardness.to(dtype) / _SQRT2)).clamp_(-limit, limit)
+    v = (wide * (hardness.to(dtype) * _INV_SQRT2)).clamp_(-limit, limit)
     return v.erf_().mul_(0.5).add_(0.5).mul_(wide).to(x.dtype)
 
 

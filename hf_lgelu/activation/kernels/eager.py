@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _SQRT2 = math.sqrt(2.0)
+_INV_SQRT2 = 1.0 / _SQRT2
 _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 
 
@@ -30,7 +31,8 @@ def erf_argument_limit(dtype: torch.dtype) -> float:
 def gate_argument(x: Tensor, hardness: Tensor) -> Tensor:
     """λx/√2, clamped; x and `hardness` in the internal dtype."""
     limit = erf_argument_limit(x.dtype)
-    return torch.clamp(x * (hardness / _SQRT2), -limit, limit)
+    # Not divided by √2: compiled code does this again for every few elements, and a division shows.
+    return torch.clamp(x * (hardness * _INV_SQRT2), -limit, limit)
 
 
 def gaussian_cdf(v: Tensor) -> Tensor:
