@@ -1,6 +1,6 @@
 """The table of λ-GELU backends: one row per implementation of the same function."""
 
-from hf_lgelu.activation.kernels import aten, eager
+from hf_lgelu.activation.kernels import aten, eager, traced
 from hf_lgelu.activation.kernels.cpu import function as cpu
 from hf_lgelu.activation.kernels.kernel import Kernel
 from hf_lgelu.activation.kernels.triton import availability as triton_availability
@@ -26,6 +26,12 @@ KERNELS: dict[str, Kernel] = {
             unavailable=triton_availability.unavailable,
         ),
         Kernel(
+            "traced",
+            "hand-written derivatives on operations that torch.compile fuses into one pass each way; saves only x",
+            traced.lambda_gelu,
+            traced.refusal,
+        ),
+        Kernel(
             "aten",
             "hand-written derivatives on torch operations, any device; saves only x",
             aten.lambda_gelu,
@@ -33,7 +39,7 @@ KERNELS: dict[str, Kernel] = {
         ),
         Kernel(
             "eager",
-            "plain operations: the reference, and what torch.compile fuses",
+            "plain operations: the reference, and what an exported graph consists of",
             eager.lambda_gelu,
             refusal=lambda x, hardness: None,
         ),
