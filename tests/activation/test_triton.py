@@ -110,7 +110,7 @@ def test_without_a_device_it_is_unavailable():
         (torch.zeros(2, dtype=torch.float64), torch.ones(1), "x is torch.float64"),
         (torch.zeros(2), torch.ones(1, device="meta"), "x is on cpu and hardness on meta"),
         (torch.zeros(2).as_subclass(type("Own", (torch.Tensor,), {})), torch.ones(1), "it takes plain tensors"),
-        (torch.zeros(2, dtype=torch.complex64).conj().imag, torch.ones(1), "sign of a tensor is still to be flipped"),
+        (torch.zeros(2, dtype=torch.complex64).conj().imag, torch.ones(1), "no sign still to be flipped"),
         (torch.zeros(2, 3, 4), torch.ones(2, 1, 4), "changes along more than one axis"),
         (torch.zeros(2, 4, 3).transpose(1, 2), torch.ones(3, 4), "changes along more than one axis"),
         (torch.zeros((4,) * 7)[(slice(None, None, 2),) * 7].permute(6, 5, 4, 3, 2, 1, 0), torch.ones(1), "7 nested"),

@@ -48,7 +48,7 @@ def backward(
     """δ·∂f/∂x, and per program the sum of δ·λ·∂f/∂λ; either pointer may be None."""
     hardness = one_hardness(hardness_ptr, temperature_ptr, override_ptr)
     i = _elements(block, wide)
-    # Past the end δ = 0, which adds nothing to the sum.
+    # Past the end both are 0, which adds nothing to the sum.
     x = tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float32)
     delta = tl.load(delta_ptr + i, mask=i < n, other=0.0).to(tl.float32)
     in_x, in_hardness = derivatives(x, hardness)

@@ -20,16 +20,15 @@ def finish(
 ):
     """out[c] = Σ_p partial[p, c] / λ_c, the gradient of λ; times ∂λ/∂s where s is given.
 
-    While an override rules nothing is read, and the gradient of s is exactly 0.
+    While an override rules there are no sums, and the gradient of s is exactly 0.
     """
     c = tl.program_id(0) * block_c + tl.arange(0, block_c)
-    frozen = is_frozen(override_ptr)
     sums = tl.zeros((block, block_c), dtype=tl.float32)
     start = 0
     # Not `for`: with numpy 2.4, the interpreter of Triton 3.6 has no range over an argument.
     while start < programs:
         p = start + tl.arange(0, block)
-        inside = (p < programs)[:, None] & (c < channels)[None, :] & (not frozen)
+        inside = (p < programs)[:, None] & (c < channels)[None, :]
         sums += tl.load(partial_ptr + p[:, None] * channels + c[None, :], mask=inside, other=0.0)
         start += block
     total = tl.sum(sums, axis=0)
@@ -38,5 +37,5 @@ def finish(
         gradient = total / hardness
     else:
         gradient = total / one_hardness(hardness_ptr, temperature_ptr, override_ptr)
-        gradient = tl.where(frozen, 0.0, gradient * rate(hardness_ptr, temperature_ptr))
+        gradient = tl.where(is_frozen(override_ptr), 0.0, gradient * rate(hardness_ptr, temperature_ptr))
     tl.store(out_ptr + c, gradient.to(out_ptr.dtype.element_ty), mask=c < channels)

@@ -112,7 +112,7 @@ def backward(
     inside = (o < outer) & (c < channels) & (i < inner)
     x_at = _pointers(x_ptr, o, c, i, outer_sizes, inner_sizes, x_strides)
     delta_at = _pointers(delta_ptr, o, c, i, outer_sizes, inner_sizes, delta_strides)
-    # Outside δ = 0, which adds nothing to the sums.
+    # Outside both are 0, which adds nothing to the sums.
     x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
     delta = tl.load(delta_at, mask=inside, other=0.0).to(tl.float32)
     in_x, in_hardness = derivatives(x, hardness)
