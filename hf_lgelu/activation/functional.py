@@ -67,7 +67,7 @@ def apply_learned_lambda_gelu(x: Tensor, raw_hardness: Tensor, temperature: Tens
     if raw_hardness.numel() == 1:
         _check_input(x)
         kernel = choose_kernel(x, raw_hardness)
-        if kernel.learned is not None and raw_hardness.dim() <= max(x.dim(), 1):
+        if kernel.learned is not None and raw_hardness.dim() <= x.dim():
             return kernel.learned(x, raw_hardness, temperature, override)
     return apply_lambda_gelu(x, effective_hardness(raw_hardness, temperature, override))
 

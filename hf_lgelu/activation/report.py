@@ -55,9 +55,9 @@ def kernel_report() -> KernelReport:
 
 def _compiled() -> str:
     named = chosen_kernel()
-    if named in (None, "eager"):
-        return "eager"
-    return f"an error: {named!r} hides its operations from the compiler"
+    if named is None:
+        return "traced; eager for float64, torch.export and torch.func"
+    return named if named in ("traced", "eager") else f"an error: {named!r} hides its operations from the compiler"
 
 
 def _taken(device: str, dtype: torch.dtype) -> str:

@@ -292,3 +292,23 @@ def test_a_batch_of_incoming_gradients(hardness_shape):
     assert_within(got_x, torch.diag(oracle.derivative_in_x(x.detach(), torch.tensor(2.0))), 5e-7)
     wanted = oracle.derivative_in_hardness(x.detach(), torch.tensor(2.0))
     assert_within(got_hardness, torch.diag(wanted) if hardness_shape == (5,) else wanted[:, None], 1e-6)
+
+
+def test_under_the_override_s_has_a_gradient_of_zero_and_no_sum_is_made(monkeypatch):
+    x, delta = random(100, seed=31).requires_grad_(), random(100, seed=32)
+    raw, override = torch.tensor([0.2], requires_grad=True), torch.tensor([20.0])
+    monkeypatch.setattr(chunked, "_sum_of_terms", None)  # a call of it would raise
+    y = aten.learned_lambda_gelu(x, raw, torch.tensor([0.1]), override)
+    grad_x, grad_raw = torch.autograd.grad(y, (x, raw), delta)
+    assert_within(y.detach(), oracle.value(x.detach(), override), 5e-7 * x.detach().double().abs())
+    wanted = delta.double() * oracle.derivative_in_x(x.detach(), override)
+    assert_within(grad_x, wanted, 5e-7 * delta.double().abs())
+    assert grad_raw.tolist() == [0.0]
+
+
+def test_a_learned_hardness_learns_without_an_override():
+    x, delta, raw = random(100, seed=33), random(100, seed=34), torch.tensor([0.2], requires_grad=True)
+    (grad_raw,) = torch.autograd.grad(aten.learned_lambda_gelu(x, raw, torch.tensor([0.1]), torch.zeros(1)), raw, delta)
+    hardness = oracle.hardness_of(raw.detach(), 0.1)
+    terms = delta.double() * oracle.derivative_in_hardness(x, hardness) * oracle.hardness_rate(raw.detach(), 0.1)
+    assert_within(grad_raw, terms.sum(), 1e-5 * terms.abs().sum())

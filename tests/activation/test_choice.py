@@ -108,7 +108,7 @@ def test_the_report_names_what_runs(calls):
         assert calls == [name]
     assert ("cpu", "float32") in report.taken
     assert report.chosen is None
-    assert report.compiled == "eager"
+    assert report.compiled.startswith("traced; eager for float64")
 
 
 def test_the_report_says_what_is_not_here_and_what_would_fail():

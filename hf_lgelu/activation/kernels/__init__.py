@@ -36,6 +36,7 @@ KERNELS: dict[str, Kernel] = {
             "hand-written derivatives on torch operations, any device; saves only x",
             aten.lambda_gelu,
             aten.refusal,
+            learned=aten.learned_lambda_gelu,
         ),
         Kernel(
             "eager",

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_lgelu.activation.hardness import effective_hardness, hardness_rate
 from hf_lgelu.activation.kernels import chunked, eager
-from hf_lgelu.activation.kernels.opaque import opaque_refusal
+from hf_lgelu.activation.kernels.opaque import is_followed, is_visible_backward, opaque_refusal
 
 _SQRT2 = math.sqrt(2.0)
 _INV_SQRT2 = 1.0 / _SQRT2
@@ -66,7 +67,7 @@ class _ChunkedFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, hardness = ctx.saved_tensors
-        if not ctx.is_chunked or is_followed(grad_output) or opaque_refusal(x, grad_output) is not None:
+        if not ctx.is_chunked or is_visible_backward(x, grad_output):
             return gradients(x, hardness, grad_output, *ctx.needs_input_grad)
         grad_x, total = chunked.backward(x, hardness.item(), grad_output, *ctx.needs_input_grad)
         return grad_x, hardness.new_full(hardness.shape, total) if ctx.needs_input_grad[1] else None
@@ -77,6 +78,28 @@ def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
     if hardness.numel() == 1 and x.device.type == hardness.device.type == "cpu" and opaque_refusal(x, hardness) is None:
         return _ChunkedFunction.apply(x, hardness)
     return _WholeFunction.apply(x, hardness)
+
+
+class _WithoutLearning(torch.autograd.Function):
+    """y, with a gradient of exactly 0 for s: s has to stay in the graph, for DistributedDataParallel's reducer."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, raw_hardness: Tensor) -> Tensor:
+        ctx.save_for_backward(raw_hardness)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, Tensor | None]:
+        (raw_hardness,) = ctx.saved_tensors
+        return delta, torch.zeros_like(raw_hardness) if ctx.needs_input_grad[1] else None
+
+
+def learned_lambda_gelu(x: Tensor, raw_hardness: Tensor, temperature: Tensor, override: Tensor) -> Tensor:
+    """`lambda_gelu` at λ = `effective_hardness`; on the CPU ∂λ is not computed while the override rules."""
+    # Elsewhere reading the override would wait for the device.
+    if opaque_refusal(x, override) is None and override.is_cpu and override.item() > 0:
+        return _WithoutLearning.apply(lambda_gelu(x, override.detach()), raw_hardness)
+    return lambda_gelu(x, effective_hardness(raw_hardness, temperature, override))
 
 
 def refusal(x: Tensor, hardness: Tensor) -> str | None:
@@ -113,17 +136,16 @@ def gradients(
     return grad_x, (in_hardness.sum_to_size(hardness.shape) / wide_hardness.square()).to(hardness.dtype)
 
 
-def is_followed(delta: Tensor) -> bool:
-    """Whether autograd (create_graph) or a batch of incoming gradients follows the operations of a backward pass.
-
-    Then they must be differentiable and overwrite nothing, and no kernel may read memory.
-    """
-    # Of the two vmaps, is_grads_batched and gradcheck use the older.
-    return (
-        torch.is_grad_enabled()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._functorch.is_legacy_batchedtensor(delta)
-    )
+def learned_gradients(
+    x: Tensor,
+    state: tuple[Tensor, Tensor, Tensor],
+    delta: Tensor,
+    needs_x: bool,
+    needs_raw_hardness: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """`gradients` by x and s, for λ = `effective_hardness(*state)` with state = (s, t, override)."""
+    grad_x, grad_hardness = gradients(x, effective_hardness(*state), delta, needs_x, needs_raw_hardness)
+    return grad_x, None if grad_hardness is None else grad_hardness * hardness_rate(*state)
 
 
 def _value(x: Tensor, hardness: Tensor) -> Tensor:
@@ -131,7 +153,7 @@ def _value(x: Tensor, hardness: Tensor) -> Tensor:
     dtype = eager.internal_dtype(x)
     wide = x.to(dtype)
     limit = eager.erf_argument_limit(dtype)
-    v = (wide * (hardness.to(dtype) * _INV_SQRT2)).clamp_(-limit, limit)
+    v = torch.clamp(wide * (hardness.to(dtype) * _INV_SQRT2), -limit, limit)
     return v.erf_().mul_(0.5).add_(0.5).mul_(wide).to(x.dtype)
 
 

@@ -26,8 +26,19 @@ def opaque_refusal(x: Tensor, hardness: Tensor) -> str | None:
     return None
 
 
-def must_show_derivatives(delta: Tensor) -> bool:
-    """Whether a backward pass has to consist of operations that torch can see: to differentiate or to batch them."""
-    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return True
-    return torch._C._functorch.is_legacy_batchedtensor(delta)  # of torch.autograd.grad(is_grads_batched=True)
+def is_followed(delta: Tensor) -> bool:
+    """Whether autograd (create_graph) or a batch of incoming gradients follows the operations of a backward pass.
+
+    Then they must be differentiable and overwrite nothing, and no kernel may read memory.
+    """
+    # Of the two vmaps, is_grads_batched and gradcheck use the older.
+    return (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(delta)
+    )
+
+
+def is_visible_backward(x: Tensor, delta: Tensor) -> bool:
+    """Whether a backward pass has to consist of operations that torch can see."""
+    return is_followed(delta) or opaque_refusal(x, delta) is not None

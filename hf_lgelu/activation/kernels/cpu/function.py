@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_lgelu.activation.hardness import effective_hardness, hardness_rate
 from hf_lgelu.activation.kernels import aten
 from hf_lgelu.activation.kernels.cpu import passes
 from hf_lgelu.activation.kernels.cpu.library import DTYPES, load_failure
-from hf_lgelu.activation.kernels.opaque import must_show_derivatives, opaque_refusal
+from hf_lgelu.activation.kernels.opaque import is_visible_backward, opaque_refusal
 
 # With fewer elements per thread, waking the thread costs more than it saves.
 _ELEMENTS_PER_THREAD = 16384
@@ -64,11 +63,13 @@ class _LambdaGELU(torch.autograd.Function):
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, hardness = ctx.saved_tensors
         needs_x, needs_hardness, _, _ = ctx.needs_input_grad
-        if must_show_derivatives(delta):
-            grad_x, grad_hardness = _differentiable(ctx, x, hardness, delta)
-            return grad_x, grad_hardness, None, None
+        if is_visible_backward(x, delta):
+            if ctx.temperature is None:
+                return *aten.gradients(x, hardness, delta, needs_x, needs_hardness), None, None
+            state = (hardness, ctx.temperature, ctx.override)
+            return *aten.learned_gradients(x, state, delta, needs_x, needs_hardness), None, None
         sums = ctx.used.new_sums() if needs_hardness and ctx.rate != 0 else None
-        grad_x = passes.backward(x, delta.resolve_neg(), ctx.used, needs_x, sums)
+        grad_x = passes.backward(x, delta, ctx.used, needs_x, sums)
         if not needs_hardness:
             return grad_x, None, None, None
         if sums is None:
@@ -85,15 +86,3 @@ def _learned(raw_hardness: float, temperature: float, override: float) -> tuple[
         return 1 + z, 1 / temperature
     power = math.exp(z)
     return 1 + math.log1p(power), power / (1 + power) / temperature
-
-
-def _differentiable(ctx: Any, x: Tensor, hardness: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients in operations that autograd and torch.func can differentiate or batch again."""
-    needs_x, needs_hardness, _, _ = ctx.needs_input_grad
-    if ctx.temperature is None:
-        return aten.gradients(x, hardness, delta, needs_x, needs_hardness)
-    state = (hardness, ctx.temperature, ctx.override)
-    grad_x, grad_hardness = aten.gradients(x, effective_hardness(*state), delta, needs_x, needs_hardness)
-    if grad_hardness is not None:
-        grad_hardness = grad_hardness * hardness_rate(*state)
-    return grad_x, grad_hardness

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_lgelu.activation.hardness import effective_hardness, hardness_rate
 from hf_lgelu.activation.kernels import aten
-from hf_lgelu.activation.kernels.opaque import opaque_refusal
+from hf_lgelu.activation.kernels.opaque import is_visible_backward
 
 
 def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
@@ -37,21 +36,9 @@ class _LambdaGELU(torch.autograd.Function):
 
         x, hardness, temperature, override = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
-        if aten.is_followed(delta) or opaque_refusal(x, delta) is not None:
-            return *_visible_gradients(x, (hardness, temperature, override), delta, *needs), None, None
+        if is_visible_backward(x, delta):
+            if temperature is None:
+                return *aten.gradients(x, hardness, delta, *needs), None, None
+            return *aten.learned_gradients(x, (hardness, temperature, override), delta, *needs), None, None
         where = launch.Hardness(hardness.contiguous(), temperature, override)
-        return *launch.backward(x, delta.resolve_neg(), where, *needs), None, None
-
-
-def _visible_gradients(
-    x: Tensor, state: tuple[Tensor, Tensor | None, Tensor | None], delta: Tensor, needs_x: bool, needs_hardness: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients in operations that autograd and torch.func can differentiate or batch again."""
-    hardness, temperature, override = state
-    if temperature is None or override is None:
-        return aten.gradients(x, hardness, delta, needs_x, needs_hardness)
-    effective = effective_hardness(hardness, temperature, override)
-    grad_x, grad_hardness = aten.gradients(x, effective, delta, needs_x, needs_hardness)
-    if grad_hardness is not None:
-        grad_hardness = grad_hardness * hardness_rate(hardness, temperature, override)
-    return grad_x, grad_hardness
+        return *launch.backward(x, delta, where, *needs), None, None
