@@ -32,9 +32,9 @@ def python(*arguments, environment):
 def test_the_kernels_in_the_interpreter(environment):
     """In a process of its own: the interpreter has to be chosen before Triton is imported."""
     pytest.importorskip("triton")
-    file = HERE / "test_triton_kernels.py"
+    files = (HERE / "test_triton_kernels.py", HERE / "test_triton_gradients.py")
     output = python(
-        *("-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning", file),
+        *("-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning", *files),
         environment=environment | {"TRITON_INTERPRET": "1"},
     )
     assert int(re.search(r"(\d+) passed", output)[1]) > 200
