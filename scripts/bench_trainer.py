@@ -2,20 +2,24 @@
 
 The bare loop runs forward, backward and the optimizer's step on one batch that it holds already, so all
 that Trainer, its callbacks, the data and their augmentation cost is in the ratio. Both are timed in turn,
-without the first steps; the figures are medians over the rounds.
+without the first steps; the figures are medians over the rounds. With --overhead, also against
+transformers' own Trainer on the same network with GELU: while λ is learned, and while it hardens.
 
     python scripts/bench_trainer.py --benchmarks mlp-digits resnet18-cifar10 gpt2-wikitext2
+    python scripts/bench_trainer.py --benchmarks mlp-digits --overhead --rounds 5
 """
 
+import copy
 import statistics
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
-from transformers import HfArgumentParser, PrinterCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers import HfArgumentParser, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers import TrainingArguments as HFTrainingArguments
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
@@ -31,6 +35,9 @@ class BenchArguments:
     benchmarks: list[str] = field(default_factory=lambda: list(BENCHMARKS), metadata={"help": "Rows of BENCHMARKS."})
     steps: int = field(default=20, metadata={"help": "Timed optimizer steps a round; two more come before them."})
     rounds: int = field(default=3, metadata={"help": "Rounds of each kind."})
+    overhead: bool = field(
+        default=False, metadata={"help": "Compare with transformers' Trainer on the same network with GELU as well."}
+    )
     settings: list[str] = field(
         default_factory=list, metadata={"help": "Arguments of scripts/train.py, e.g. bf16=true image_size=64."}
     )
@@ -77,8 +84,16 @@ def _compare(name: str, arguments: BenchArguments, settings: Mapping[str, Any]) 
         batch_size = training.per_device_train_batch_size
         rates: dict[str, list[float]] = {"trainer": [], "bare": []}
         for _ in range(arguments.rounds):
-            rates["trainer"].append(batch_size / _trainer_step_seconds(_new_trainer(benchmark, run, training, data)))
+            rates["trainer"].append(
+                batch_size / statistics.mean(_step_seconds(_new_trainer(benchmark, run, training, data)))
+            )
             rates["bare"].append(batch_size / _bare_step_seconds(_new_trainer(benchmark, run, training, data)))
+        _print_rates(name, batch_size, rates)
+        if arguments.overhead:
+            _print_overhead(benchmark, run, training, data, arguments.rounds)
+
+
+def _print_rates(name: str, batch_size: int, rates: Mapping[str, list[float]]) -> None:
     trainer, bare = (statistics.median(rates[kind]) for kind in ("trainer", "bare"))
     ratios = [a / b for a, b in zip(rates["trainer"], rates["bare"], strict=True)]
     print(
@@ -88,27 +103,72 @@ def _compare(name: str, arguments: BenchArguments, settings: Mapping[str, Any]) 
     )
 
 
+class _Mode(NamedTuple):
+    trainer: type[Trainer]
+    activation: str
+    options: Mapping[str, Any]
+
+
+_HARDENING = {"log_hardness": True, "harden": True, "switch_fraction": 0.0}
+MODES = {
+    "transformers' Trainer, gelu": _Mode(Trainer, "gelu", {}),
+    "the same again": _Mode(Trainer, "gelu", {}),
+    "LambdaGELUTrainer, gelu": _Mode(LambdaGELUTrainer, "gelu", {"require_lambda_gelu": False}),
+    "λ-GELU, learning": _Mode(LambdaGELUTrainer, "lambda_gelu", {"log_hardness": True}),
+    "λ-GELU, hardening by epoch": _Mode(LambdaGELUTrainer, "lambda_gelu", _HARDENING),
+    "λ-GELU, hardening by step": _Mode(
+        LambdaGELUTrainer, "lambda_gelu", {**_HARDENING, "hardening_granularity": "step"}
+    ),
+}
+"""What --overhead compares; the first is the denominator, and the second shows how far to trust a ratio."""
+
+
+def _print_overhead(
+    benchmark: Benchmark, run: RunArguments, training: LambdaGELUTrainingArguments, data: BenchmarkData, rounds: int
+) -> None:
+    seconds: dict[str, list[float]] = {name: [] for name in MODES}
+    for _ in range(rounds):
+        for name, mode in MODES.items():
+            arguments = copy.copy(training)
+            for option, value in mode.options.items():
+                setattr(arguments, option, value)
+            trainer = _new_trainer(benchmark, run, arguments, data, mode.trainer, mode.activation)
+            seconds[name].append(statistics.median(_step_seconds(trainer)))
+    base = next(iter(seconds.values()))
+    for name, values in seconds.items():
+        ratios = [a / b for a, b in zip(values, base, strict=True)]
+        print(
+            f"  {name:<28} {1000 * statistics.median(values):8.2f} ms a step, ratio {statistics.median(ratios):.3f} "
+            f"({min(ratios):.3f} to {max(ratios):.3f})",
+            flush=True,
+        )
+
+
 def _new_trainer(
-    benchmark: Benchmark, run: RunArguments, training: LambdaGELUTrainingArguments, data: BenchmarkData
-) -> LambdaGELUTrainer:
+    benchmark: Benchmark,
+    run: RunArguments,
+    training: LambdaGELUTrainingArguments,
+    data: BenchmarkData,
+    kind: type[Trainer] = LambdaGELUTrainer,
+    activation: str | None = None,
+) -> Trainer:
     torch.manual_seed(0)
-    model = benchmark.build_model(run.activation, data, model_options(run))
+    model = benchmark.build_model(activation or run.activation, data, model_options(run))
     if run.channels_last:
         model.to(memory_format=torch.channels_last)
-    trainer = LambdaGELUTrainer(model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate)
+    trainer = kind(model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def _trainer_step_seconds(trainer: LambdaGELUTrainer) -> float:
+def _step_seconds(trainer: Trainer) -> list[float]:
     clock = _Clock(trainer.args.device)
     trainer.add_callback(clock)
     trainer.train()
-    timed = clock.ends[WARMUP_STEPS - 1 :]
-    return (timed[-1] - timed[0]) / (len(timed) - 1)
+    return [end - start for start, end in pairwise(clock.ends[WARMUP_STEPS - 1 :])]
 
 
-def _bare_step_seconds(trainer: LambdaGELUTrainer) -> float:
+def _bare_step_seconds(trainer: Trainer) -> float:
     """The same model, optimizer and autocast, on one batch."""
     model, optimizer, args = trainer.model.train(), trainer.create_optimizer(), trainer.args
     batch = next(iter(trainer.get_train_dataloader()))

@@ -1,0 +1,95 @@
+"""Callbacks remember where a model has its λ-GELU; what changes in the model must not escape them."""
+
+import gc
+import weakref
+
+import pytest
+from tiny_training import hardness_values, lambda_gelus, rows, tiny_model, tiny_trainer
+from transformers import TrainerCallback
+
+from hf_lgelu import HardeningCallback, LambdaGELU, replace_activations
+from hf_lgelu.training.known_sites import KnownSites
+
+
+class At(TrainerCallback):
+    """Does something when an epoch's second step begins."""
+
+    def __init__(self, action):
+        self.action = action
+
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        if state.global_step % 3 == 1:
+            self.action(model, state)
+
+
+def by_hand(model):
+    model.activations[1] = LambdaGELU()
+
+
+def by_surgery(model):
+    replace_activations(model, rewrite_config=False)
+
+
+@pytest.mark.parametrize("replace", [by_hand, by_surgery])
+def test_an_activation_put_in_within_an_epoch_is_hardened_from_the_next_step_on(tmp_path, replace):
+    model = tiny_model("gelu")
+    replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
+    if replace is by_hand:  # a λ-GELU in the place of another
+        replace_activations(model, rewrite_config=False)
+    old = lambda_gelus(model)[-1]
+    seen = []
+
+    def act(model, state):
+        if state.global_step == 4:
+            replace(model)
+
+    class Reader(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, model, **kwargs):
+            seen.append(hardness_values(model))
+
+    options = {"harden": True, "hardening_granularity": "step", "num_train_epochs": 4, "switch_fraction": 0.0}
+    # In front of everything, so that hardening acts on what it has put in.
+    trainer = tiny_trainer(tmp_path, model, **options, callbacks=[Reader()])
+    trainer.callback_handler.callbacks.insert(0, At(act))
+    trainer.train()
+    assert len(lambda_gelus(model)) == 2
+    new = lambda_gelus(model)[1]
+    assert new is not old or replace is by_surgery
+    assert [len(values) for values in seen[3:6]] == ([2, 2, 2] if replace is by_hand else [1, 2, 2])
+    for step in (4, 5, 11):
+        # Both stand at λ(s) + (step + 1)/12·(target − λ(s)), with nearly the same s.
+        assert seen[step] == pytest.approx([1.05 + (step + 1) / 12 * (159.577 - 1.05)] * 2, rel=1e-2)
+    assert new.raw_hardness.grad is None
+
+
+def test_another_model_and_a_second_training_are_looked_at_anew(tmp_path):
+    first, second = tiny_model(), tiny_model(seed=1)
+    trainer = tiny_trainer(tmp_path, first, harden=True, switch_fraction=0.0)
+    trainer.train()
+    assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
+    first.activations[0] = LambdaGELU()  # in place of one that the first training knew
+    trainer.train()
+    assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
+    again = tiny_trainer(tmp_path, second, callbacks=[HardeningCallback(switch_fraction=0.0)])
+    again.callback_handler.callbacks = trainer.callback_handler.callbacks  # the same callbacks
+    again.train()
+    assert hardness_values(second) == pytest.approx([159.577] * 2, rel=1e-5)
+
+
+def test_the_sites_of_one_model_are_not_those_of_another():
+    known, first, second = KnownSites(), tiny_model(), tiny_model()
+    for model in (first, second, first):
+        assert known.modules(model) == lambda_gelus(model)
+        assert [site.module for site in known.sites(model)] == lambda_gelus(model)
+    with pytest.raises(ValueError, match="has no λ-GELU activation"):
+        known.modules(tiny_model("relu"))
+
+
+def test_callbacks_do_not_keep_a_model_alive(tmp_path):
+    callback, model = HardeningCallback(switch_fraction=0.0), tiny_model()
+    trainer = tiny_trainer(tmp_path, model, callbacks=[callback], train=rows(4))
+    trainer.train()
+    alive = weakref.ref(model)
+    del trainer, model
+    gc.collect()
+    assert alive() is None
