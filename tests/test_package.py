@@ -55,6 +55,7 @@ def test_the_wheel_carries_the_package_its_licence_and_its_types(tmp_path):
     assert modules <= set(names)
     assert "hf_lgelu/py.typed" in names
     assert "hf_lgelu/deploy/hub/model_card_template.md" in names
+    assert "hf_lgelu/activation/kernels/cpu/lambda_gelu.cpp" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert f"Version: {hf_lgelu.__version__}" in text
     assert "License-Expression: Apache-2.0" in text
