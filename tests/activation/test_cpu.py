@@ -87,6 +87,15 @@ def test_a_nan_of_any_bits_stays_a_nan():
     assert bool(cpu.lambda_gelu(narrow, torch.ones(1)).isnan().all())
 
 
+@pytest.mark.parametrize("shape", [(1,), (40,)])
+def test_a_hardness_that_is_a_nan_of_any_bits_gives_nan(shape):
+    for bits in (0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000):
+        hardness = torch.full(shape, bits, dtype=torch.int32).view(torch.float32)
+        for dtype in (torch.float32, torch.bfloat16):
+            y = cpu.lambda_gelu(random(40, seed=24, dtype=dtype), hardness)
+            assert bool(y.isnan().all())
+
+
 def test_subnormals_are_numbers_here_and_elsewhere():
     x = torch.tensor([1e-40, -1e-40, 3e-45, -3e-45])
     y, grad_x, _ = values_and_gradients(cpu.lambda_gelu, x, torch.tensor([160.0]), torch.ones_like(x))

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,8 @@ class One:
     """A single λ, and its gradient: Python's and C's numbers, which cost less than tensors of one element."""
 
     def __init__(self, hardness: float) -> None:
-        self._hardness = ctypes.c_float(hardness)
+        # One NaN for all kinds of them: lambda_gelu.cpp rounds to bfloat16 without looking.
+        self._hardness = ctypes.c_float(math.nan if hardness != hardness else hardness)
         self.address = ctypes.addressof(self._hardness)
 
     def strides(self, shape: torch.Size) -> tuple[int, ...]:
@@ -40,8 +42,9 @@ class Several:
     """A λ per channel or hidden unit, float32 and contiguous, and its gradient."""
 
     def __init__(self, hardness: Tensor) -> None:
-        self._hardness = hardness
-        self.address = hardness.data_ptr()
+        # One NaN, as above.
+        self._hardness = hardness.nan_to_num(math.nan, math.inf, -math.inf)
+        self.address = self._hardness.data_ptr()
 
     def strides(self, shape: torch.Size) -> tuple[int, ...]:
         """λ's strides over x's shape."""
