@@ -1,7 +1,7 @@
 """The readable reference: λ-GELU on plain, differentiable torch operations.
 
-This is also the form that `torch.compile` should see: Inductor fuses it with its neighbours and
-recomputes what the backward pass needs from x.
+This is also the form that exporters see, and torch.compile where `traced` does not serve: Inductor fuses it with its
+neighbours and recomputes what the backward pass needs from x.
 """
 
 import math

@@ -1,0 +1,41 @@
+"""Hardening a model whose s FSDP2 has sharded, in a group of one process."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from closed_forms import hardness, target
+from tiny_training import FEATURES, tiny_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from hf_lgelu import anneal_hardness, freeze_hardness, hardness_profile, release_hardness
+from hf_lgelu.training.hardening import is_hardened
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:Found a non-scalar tensor")
+def test_a_sharded_s_is_annealed_frozen_and_released(process_group):
+    model = tiny_model()
+    start = [float(hardness(module.raw_hardness.item(), 0.1)) for module in model.activations]
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    assert all(isinstance(module.raw_hardness, DTensor) for module in model.activations)
+    anneal_hardness(model, 0.25)
+    wanted = [value + 0.25 * (float(target()) - value) for value in start]
+    assert [module.hardness_override.item() for module in model.activations] == pytest.approx(wanted, rel=1e-6)
+    assert list(hardness_profile(model).values()) == pytest.approx(wanted, rel=1e-6)
+    assert not is_hardened(model)
+    model(torch.ones(2, FEATURES)).logits.sum().backward()
+    assert [module.raw_hardness.grad.full_tensor().item() for module in model.activations] == [0, 0]
+    freeze_hardness(model)
+    assert [module.raw_hardness.grad for module in model.activations] == [None, None]
+    anneal_hardness(model, 1.0)
+    assert is_hardened(model)
+    release_hardness(model)
+    assert list(hardness_profile(model).values()) == pytest.approx(start, rel=1e-6)
