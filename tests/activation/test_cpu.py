@@ -44,17 +44,18 @@ def test_accuracy(dtype, hardness, scale):
 
 
 @pytest.mark.parametrize("hardness", HARDNESSES)
-def test_the_lower_tail_keeps_its_digits(hardness):
-    x = torch.linspace(-8, -0.01, 4001) / hardness
+@pytest.mark.parametrize(("depth", "accuracy"), [(5, 1e-4), (8, 1e-3)])
+def test_the_lower_tail_keeps_its_digits(hardness, depth, accuracy):
+    x = torch.linspace(-depth, -0.01, 4001) / hardness
     y, grad_x, _ = values_and_gradients(cpu.lambda_gelu, x, torch.tensor([hardness]), torch.ones_like(x))
     relative = (y.double() / oracle.value(x, torch.tensor(hardness)) - 1).abs().max().item()
-    assert relative < 1e-5
+    assert relative < accuracy
     gelu = F.gelu(x * hardness).double() / oracle.value(x * hardness, torch.tensor(1.0))
-    assert relative < (gelu - 1).abs().max().item()
+    assert relative < 0.01 * (gelu - 1).abs().max().item()
     # ∂f/∂x crosses zero at u = -0.7518; before it, it falls like the tail itself.
     deep = x < -1 / hardness
     wanted = oracle.derivative_in_x(x, torch.tensor(hardness))
-    assert_within(grad_x[deep], wanted[deep], 1e-5 * wanted[deep].abs())
+    assert_within(grad_x[deep], wanted[deep], accuracy * wanted[deep].abs())
 
 
 def test_every_bfloat16_number_is_the_rounded_float32_result():
