@@ -90,6 +90,9 @@ def _check_input(x: Tensor) -> None:
 
 
 def _check_values(hardness: Tensor, dtype: torch.dtype) -> None:
+    if hardness.numel() == 1:  # as a number: a fifth of the time
+        _check_number(hardness.item(), dtype)
+        return
     values = hardness.detach()
     valid = (values >= 1) & torch.isfinite(values.to(dtype))
     if not bool(valid.all()):

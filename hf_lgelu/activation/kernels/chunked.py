@@ -82,7 +82,7 @@ def backward(
 def _sum_of_terms(u: Tensor, delta: Tensor, scratch: Tensor, zero: Tensor) -> float:
     """√(2π)·Σδ·u²·φ(u)."""
     torch.addcmul(zero, u, u, value=_LOG2_DENSITY, out=scratch)
-    return scratch.exp2_().mul_(u).mul_(u).mul_(delta).sum().item()
+    return torch.dot(scratch.exp2_().mul_(u).mul_(u), delta).item()
 
 
 def _scaled(x: Tensor, hardness: float, out: Tensor) -> Tensor:

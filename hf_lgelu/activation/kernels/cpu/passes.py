@@ -11,8 +11,8 @@ from torch import Tensor
 from hf_lgelu.activation.kernels.cpu.library import MAX_AXES, LoopsArgument, load_library
 from hf_lgelu.activation.kernels.layout import Loops, broadcast_strides, merged_loops, varying_axes
 
-# With fewer elements per thread, waking the thread costs more than it saves.
-_ELEMENTS_PER_THREAD = 16384
+# With fewer elements, waking the other threads costs more than they save; the limit of torch's own kernels.
+_ALONE = 32768
 
 
 class One:
@@ -133,4 +133,5 @@ def _flat_plan(size: int, operands: int, hardness: int) -> _Plan:
 
 
 def _threads(x: Tensor) -> int:
-    return max(1, min(torch.get_num_threads(), x.numel() // _ELEMENTS_PER_THREAD))
+    # One or all, as in torch: OpenMP ends threads that a smaller team leaves out, and has to start them again.
+    return torch.get_num_threads() if x.numel() > _ALONE else 1
