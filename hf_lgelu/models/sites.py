@@ -61,9 +61,14 @@ class ActivationSite:
         if getattr(self.parent, _FUSED_KERNEL, 0):
             setattr(self.parent, _FUSED_KERNEL, {nn.ReLU: 1, nn.GELU: 2}.get(type(module), 0))
 
-    def is_in_place(self) -> bool:
-        """Whether the parent still holds `module` here."""
-        return self.parent._modules.get(self.attribute) is self.module
+    def is_in_place(self, model: nn.Module) -> bool:
+        """Whether `model`, in which the site was found, still holds `module` where its name says."""
+        place: nn.Module | None = model
+        for step in self.name.split("."):  # from the top: a whole block may have been exchanged
+            place = place._modules.get(step)
+            if place is None:
+                return False
+        return place is self.module
 
 
 def exchange_count() -> int:

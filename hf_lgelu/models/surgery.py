@@ -153,8 +153,8 @@ class ReluSubstitution:
     """`relu_substitution` for a model that goes to and fro, batch by batch: sites are looked for once."""
 
     def __init__(self, model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> None:
-        self._model = model
-        self._sites = _found(_operable(model, temporarily=True), check_kinds(kinds), None)
+        self._model, self._inside = model, _operable(model, temporarily=True)
+        self._sites = _found(self._inside, check_kinds(kinds), None)
         self._relus = [nn.ReLU() for _ in self._sites]
 
     @contextmanager
@@ -168,7 +168,7 @@ class ReluSubstitution:
 
     def fits(self, model: nn.Module) -> bool:
         """Whether `model` is the one that was given, with every site as it was then."""
-        return self._model is model and all(site.is_in_place() for site in self._sites)
+        return self._model is model and all(site.is_in_place(self._inside) for site in self._sites)
 
 
 def _operable(model: nn.Module, *, temporarily: bool = False) -> nn.Module:

@@ -1,7 +1,7 @@
 """Trainer callbacks: hardening, and the hardness of every layer in the log.
 
-Both are stateless: what they do follows from the trainer's position and the model, so a run resumed
-from any checkpoint goes on as if it had never stopped.
+What they do follows from the trainer's position and the model, so a run resumed from any checkpoint goes on
+as if it had never stopped. What they remember saves looking for it again, and needs no saving.
 """
 
 import sys
@@ -12,8 +12,8 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from hf_lgelu.models.profile import read_profile
-from hf_lgelu.models.sites import require_lambda_gelu
+from hf_lgelu.models.profile import hardness_profile, read_profile
+from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.hardening import (
     HARDENED_FRACTION,
     anneal_modules,
@@ -222,9 +222,12 @@ class HardnessLogCallback(TrainerCallback):
         evaluated = logs is not None and any(name.startswith("eval_") for name in logs)
         if logs is None or not ("loss" in logs or evaluated):
             return
-        if evaluated:  # also outside of training, where the model may have changed in any way
-            self._known.forget()
-        profile = read_profile(self._known.sites(model))
+        if not evaluated:
+            profile = read_profile(self._known.sites(model))
+        elif lambda_gelu_modules(model):  # also outside of training, where the model may have changed in any way
+            profile = hardness_profile(model)
+        else:  # ReLU has been substituted since the trainer was made
+            return
         added = {f"hardness/{name}": value for name, value in profile.items()}
         added["hardness/mean"] = sum(profile.values()) / len(profile)
         if self._learning_rate is not None:

@@ -9,12 +9,16 @@ from hf_lgelu.models.sites import ActivationSite, exchange_count, find_sites, re
 class KnownSites:
     """Remembers where a model has its λ-GELU, and looks again as soon as that may have changed.
 
-    It has when the model is another one, when a site holds another module than it did, or when this
-    package's surgery has been at work anywhere. What a user puts elsewhere by hand shows after `forget`.
+    It has when the model is another one, when at a site's name there is another module than there was, or when
+    this package's surgery has been at work anywhere. What a user puts elsewhere by hand shows after `forget`.
+    A copy, also a pickled one, remembers nothing: the model does not go with it.
     """
 
     def __init__(self) -> None:
         self.forget()
+
+    def __reduce__(self) -> tuple[type["KnownSites"], tuple[()]]:
+        return KnownSites, ()
 
     def forget(self) -> None:
         """Look again at the next question; also lets go of the model."""
@@ -44,5 +48,5 @@ class KnownSites:
         return (
             self._model is model
             and self._exchanges == exchange_count()
-            and all(site.is_in_place() for site in self._sites)
+            and all(site.is_in_place(model) for site in self._sites)
         )

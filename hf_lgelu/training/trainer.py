@@ -92,8 +92,9 @@ class LambdaGELUTrainer(Trainer):
         """As Trainer's; inside an evaluation, the logits come with those of the ReLU substitution."""
         if not self._compares_substitution:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        # Both passes move the batch to the device; the second finds it there.
-        inputs = self._prepare_inputs(inputs)
+        # Both passes move the batch to the device; the second finds it there. Not by _prepare_inputs, which a
+        # subclass may have do more than that, and which each pass calls.
+        inputs = self._prepare_input(inputs)
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)
         if self._substitution is None or not self._substitution.fits(self.model):
             self._substitution = ReluSubstitution(self.model, kinds=self._substituted_kinds())

@@ -1,13 +1,16 @@
 """Callbacks remember where a model has its λ-GELU; what changes in the model must not escape them."""
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
 from tiny_training import hardness_values, lambda_gelus, rows, tiny_model, tiny_trainer
+from torch import nn
 from transformers import TrainerCallback
 
-from hf_lgelu import HardeningCallback, LambdaGELU, replace_activations
+from hf_lgelu import HardeningCallback, LambdaGELU, anneal_hardness, replace_activations
 from hf_lgelu.training.known_sites import KnownSites
 
 
@@ -26,15 +29,19 @@ def by_hand(model):
     model.activations[1] = LambdaGELU()
 
 
+def with_the_block_around_it(model):
+    model.activations = nn.ModuleList([model.activations[0], LambdaGELU()])
+
+
 def by_surgery(model):
     replace_activations(model, rewrite_config=False)
 
 
-@pytest.mark.parametrize("replace", [by_hand, by_surgery])
+@pytest.mark.parametrize("replace", [by_hand, with_the_block_around_it, by_surgery])
 def test_an_activation_put_in_within_an_epoch_is_hardened_from_the_next_step_on(tmp_path, replace):
     model = tiny_model("gelu")
     replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
-    if replace is by_hand:  # a λ-GELU in the place of another
+    if replace is not by_surgery:  # a λ-GELU in the place of another
         replace_activations(model, rewrite_config=False)
     old = lambda_gelus(model)[-1]
     seen = []
@@ -55,7 +62,7 @@ def test_an_activation_put_in_within_an_epoch_is_hardened_from_the_next_step_on(
     assert len(lambda_gelus(model)) == 2
     new = lambda_gelus(model)[1]
     assert new is not old or replace is by_surgery
-    assert [len(values) for values in seen[3:6]] == ([2, 2, 2] if replace is by_hand else [1, 2, 2])
+    assert [len(values) for values in seen[3:6]] == ([1, 2, 2] if replace is by_surgery else [2, 2, 2])
     for step in (4, 5, 11):
         # Both stand at λ(s) + (step + 1)/12·(target − λ(s)), with nearly the same s.
         assert seen[step] == pytest.approx([1.05 + (step + 1) / 12 * (159.577 - 1.05)] * 2, rel=1e-2)
@@ -83,6 +90,44 @@ def test_the_sites_of_one_model_are_not_those_of_another():
         assert [site.module for site in known.sites(model)] == lambda_gelus(model)
     with pytest.raises(ValueError, match="has no λ-GELU activation"):
         known.modules(tiny_model("relu"))
+
+
+def test_the_log_reads_a_model_that_the_training_did_not_know(tmp_path):
+    def act(model):
+        with_the_block_around_it(model)
+        anneal_hardness(model, 1.0, target_hardness=7.0)
+
+    trainer = tiny_trainer(tmp_path, tiny_model(), logging_strategy="steps", logging_steps=1)
+    trainer.callback_handler.callbacks.insert(0, At(lambda model, state: state.global_step == 1 and act(model)))
+    trainer.train()
+    logged = [entry["hardness/mean"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged[0] < 2
+    assert logged[1:] == pytest.approx([7.0] * (len(logged) - 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda known: pickle.loads(pickle.dumps(known))])
+def test_a_copy_takes_no_model_along(duplicate):
+    known, model, other = KnownSites(), tiny_model(), tiny_model()
+    known.modules(model)
+    alike = duplicate(known)
+    alive = weakref.ref(model)
+    assert alike.modules(other) == lambda_gelus(other)
+    assert known.modules(model) == lambda_gelus(model)
+    del known, model
+    gc.collect()
+    assert alive() is None
+
+
+def test_an_evaluation_outside_of_training_leaves_nothing_remembered(tmp_path):
+    model = tiny_model()
+    trainer = tiny_trainer(tmp_path, model, eval_dataset=rows(4))
+    callbacks = trainer.callback_handler.callbacks
+    trainer.evaluate()
+    alive = weakref.ref(model)
+    del trainer, model
+    gc.collect()
+    assert callbacks
+    assert alive() is None
 
 
 def test_callbacks_do_not_keep_a_model_alive(tmp_path):

@@ -174,6 +174,25 @@ def test_both_passes_of_an_evaluation_share_the_data_and_its_way_to_the_device(t
     assert [len(tensor) for tensor in moved] == [4, 4, 4, 4, 3, 3]  # features and labels of three batches
 
 
+def test_each_pass_prepares_the_batch_as_it_came_from_the_data(tmp_path, monkeypatch):
+    trainer = tiny_trainer(tmp_path, tiny_model(), eval_dataset=SAMPLES)
+    plain = trainer.evaluate()
+    of_trainer, seen = trainer._prepare_inputs, []
+
+    def prepare(inputs):  # a subclass's, that gives another answer the second time
+        seen.append(sorted(inputs))
+        features = inputs["features"]
+        return of_trainer({"features": 2 * features, "labels": inputs["labels"]})
+
+    monkeypatch.setattr(trainer, "_prepare_inputs", prepare)
+    doubled = [{"features": 2 * row["features"], "labels": row["labels"]} for row in SAMPLES]
+    expected = tiny_trainer(tmp_path, tiny_model(), eval_dataset=doubled).evaluate()
+    metrics = trainer.evaluate()
+    assert seen == [["features", "labels"]] * 6  # three batches, two passes
+    for name in ("eval_loss", "eval_relu_loss"):
+        assert metrics[name] == expected[name] != plain[name]
+
+
 def test_an_evaluation_looks_for_its_sites_once_however_many_batches(tmp_path, monkeypatch):
     counts = []
     for samples in (SAMPLES[:4], rows(40, seed=1)):
@@ -187,8 +206,18 @@ def test_an_evaluation_looks_for_its_sites_once_however_many_batches(tmp_path, m
     assert 0 < counts[0] == counts[1]
 
 
-def test_a_model_changed_between_two_batches_stays_changed(tmp_path):
+def one_activation(model, wanted):
+    model.activations[0] = wanted
+
+
+def a_block(model, wanted):
+    model.activations = nn.ModuleList([wanted, LambdaGELU(init_hardness=3.0)])
+
+
+@pytest.mark.parametrize("change", [one_activation, a_block])
+def test_a_model_changed_between_two_batches_stays_changed(tmp_path, change):
     model = tiny_model()
+    anneal_hardness(model, 1.0, target_hardness=1e6)  # ReLU, nearly: until it is changed
     wanted = LambdaGELU(init_hardness=3.0)
 
     class Changes(TrainerCallback):
@@ -197,12 +226,12 @@ def test_a_model_changed_between_two_batches_stays_changed(tmp_path):
         def on_prediction_step(self, args, state, control, **kwargs):
             self.batches += 1
             if self.batches == 1:
-                model.activations[0] = wanted
+                change(model, wanted)
 
     trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, callbacks=[Changes()])
     metrics = trainer.evaluate()
     assert model.activations[0] is wanted
-    assert metrics["eval_relu_max_logit_change"] > 0
+    assert metrics["eval_relu_max_logit_change"] > 1e-2
 
 
 def test_evaluations_find_what_surgery_did_between_them(tmp_path):
@@ -214,3 +243,14 @@ def test_evaluations_find_what_surgery_did_between_them(tmp_path):
     assert 0 < trainer.evaluate()["eval_relu_max_logit_change"] < swapped / 10
     substitute_relu(model, rewrite_config=False)
     assert "eval_relu_max_logit_change" not in trainer.evaluate()
+
+
+def test_a_trained_model_can_be_evaluated_after_its_substitution(tmp_path):
+    model = tiny_model()
+    trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES)
+    trainer.train()
+    before = trainer.evaluate()
+    substitute_relu(model, rewrite_config=False)
+    after = trainer.evaluate()
+    assert after["eval_loss"] == pytest.approx(before["eval_relu_loss"], rel=1e-6)
+    assert not [name for name in trainer.state.log_history[-1] if name.startswith("hardness/")]
