@@ -25,6 +25,8 @@ from activation_bench.training_steps import STEP_MODELS, check_step_models, meas
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
+from hf_lgelu.activation.kernels.choice import KERNEL_VARIABLE, chosen_kernel
+
 ALLOCATORS = {
     "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"},
     "stock": {},
@@ -83,7 +85,7 @@ def main() -> None:
     try:
         check(arguments)
         run(arguments)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(str(error))
 
 
@@ -98,10 +100,17 @@ def check(arguments: BenchArguments) -> None:
         raise ValueError(f"--threads and --rounds must be at least 1, got {arguments.threads} and {arguments.rounds}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a CUDA or ROCm device, and torch finds none; use --device cpu")
+    if not arguments.seconds >= 0:
+        raise ValueError(f"--seconds must be at least 0, got {arguments.seconds}")
     check_providers(arguments.providers)
     check_step_models(arguments.models, arguments.device)
     for size in arguments.sizes:
         parse_size(size)
+    if chosen_kernel() is not None:
+        raise ValueError(
+            f"{KERNEL_VARIABLE} is set, and the provider lambda_gelu is the automatic choice; unset it, and name a "
+            "kernel by --providers lambda_gelu:<kernel>"
+        )
 
 
 def run(arguments: BenchArguments) -> None:

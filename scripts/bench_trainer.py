@@ -11,6 +11,7 @@ transformers' own Trainer on the same network with GELU: while λ is learned, an
 
 import copy
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -62,10 +63,22 @@ WARMUP_STEPS = 2
 def main() -> None:
     """Print samples/s of both and their ratio, a line a benchmark."""
     (arguments,) = HfArgumentParser(BenchArguments).parse_args_into_dataclasses()
-    settings = parse_settings(arguments.settings)
+    try:
+        _check(arguments)
+        settings = parse_settings(arguments.settings)
+    except ValueError as error:
+        sys.exit(str(error))
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, accelerators: {torch.cuda.device_count()}")
     for name in arguments.benchmarks:
         _compare(name, arguments, settings)
+
+
+def _check(arguments: BenchArguments) -> None:
+    unknown = sorted(set(arguments.benchmarks) - set(BENCHMARKS))
+    if unknown:
+        raise ValueError(f"unknown benchmarks: {', '.join(unknown)}; accepted: {', '.join(BENCHMARKS)}")
+    if not (arguments.steps >= 1 and arguments.rounds >= 1):
+        raise ValueError(f"--steps and --rounds must be at least 1, got {arguments.steps} and {arguments.rounds}")
 
 
 def _compare(name: str, arguments: BenchArguments, settings: Mapping[str, Any]) -> None:

@@ -51,11 +51,11 @@ class Selection:
 def draw_figure(rows: Sequence[Cells], path: str | os.PathLike, selection: Selection) -> None:
     """Write the picture as a PNG.
 
-    Raises ValueError where there is no such row, or rows of several devices; ImportError without matplotlib.
+    Raises ValueError where there is no such row with a λ, or rows of several devices; ImportError without matplotlib.
     """
     kept = [row for row in rows if selection.holds(row)]
-    if not kept:
-        raise ValueError(f"no row of mode 'both' with {selection} has been measured; see --csv and --sweep")
+    if not any(row["hardness"] for row in kept):  # the title names λ
+        raise ValueError(f"no row of λ-GELU, mode 'both', with {selection} has been measured; see --csv and --sweep")
     devices = sorted({row["device"] for row in kept})
     if len(devices) > 1:
         raise ValueError(f"the rows are of several devices ({', '.join(devices)}); keep a file for each")

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.metadata
+import io
 import os
 import subprocess
 from collections.abc import Mapping
@@ -122,12 +123,13 @@ class ResultsFile:
 
 def read_rows(path: str | os.PathLike) -> list[dict[str, str]]:
     """The file's rows as texts; raise ValueError where it is no file of this script."""
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        rows = list(reader)
+    text = Path(path).read_text(encoding="utf-8")
+    reader = csv.DictReader(io.StringIO(text))
+    rows = list(reader)
     if reader.fieldnames is not None and tuple(reader.fieldnames) != COLUMNS:
         raise ValueError(f"{path} has other columns than {', '.join(COLUMNS)}; name another file with --csv")
-    if any(None in row or None in row.values() for row in rows):
+    # Without its end a line may lack part of its last cell, and the next row would be written behind it.
+    if (text and not text.endswith("\n")) or any(None in row or None in row.values() for row in rows):
         raise ValueError(f"{path} holds a line that is cut off or too long; remove it and run again")
     return rows
 

@@ -7,6 +7,8 @@ import bench_activation
 import pytest
 from activation_bench import results
 
+import hf_lgelu
+
 
 @pytest.mark.parametrize(
     ("change", "said"),
@@ -15,6 +17,8 @@ from activation_bench import results
         ({"dtypes": ["float64"]}, "--dtypes must be of float32, bfloat16, float16, got float64"),
         ({"hardness": [0.5]}, "--hardness must be finite numbers of at least 1"),
         ({"threads": [0]}, "--threads and --rounds must be at least 1"),
+        ({"seconds": float("nan")}, "--seconds must be at least 0, got nan"),
+        ({"seconds": -1.0}, "--seconds must be at least 0, got -1.0"),
         ({"providers": ["gleu"]}, "unknown providers: gleu"),
         ({"sizes": ["big"]}, "a size is positive numbers"),
         ({"models": ["bert"]}, "unknown models: bert"),
@@ -24,6 +28,11 @@ from activation_bench import results
 def test_a_wrong_argument_is_named(change, said):
     with pytest.raises(ValueError, match=said):
         bench_activation.check(bench_activation.BenchArguments(**change))
+
+
+def test_a_kernel_of_the_environments_is_refused():
+    with hf_lgelu.use_kernel("aten"), pytest.raises(ValueError, match="LGELU_KERNEL is set"):
+        bench_activation.check(bench_activation.BenchArguments())
 
 
 @pytest.mark.parametrize("allocator", bench_activation.ALLOCATORS)
@@ -65,6 +74,8 @@ def test_the_command_ends_with_one_line_for_what_it_cannot_do(tmp_path, monkeypa
         command(monkeypatch, "--sizes", "wide")
     with pytest.raises(SystemExit, match=r"No such file"):
         command(monkeypatch, "--csv", str(tmp_path / "none.csv"), "--table")
+    with pytest.raises(SystemExit, match=r"Is a directory"):
+        command(monkeypatch, "--csv", str(tmp_path), *SMALL)
 
 
 @pytest.mark.slow

@@ -95,3 +95,16 @@ def test_provenance_names_the_software():
     assert found.device
     assert found.commit
     assert found.hf_lgelu
+
+
+def test_a_file_whose_last_line_has_no_end_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "bench.csv"
+    measure(path)
+    whole = path.read_text(encoding="utf-8")
+    for missing in (1, 2, 40):  # the line's end, a letter of the commit, some cells
+        path.write_text(whole[:-missing], encoding="utf-8")
+        with pytest.raises(ValueError, match="cut off"):
+            measure(path, names=("silu",))
+        assert path.read_text(encoding="utf-8") == whole[:-missing]
+    path.write_text("", encoding="utf-8")
+    assert len(measure(path)) == 4  # an empty file is a new one

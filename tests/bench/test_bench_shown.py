@@ -63,7 +63,8 @@ def test_figure_shows_the_rows(tmp_path):
         # On the left its line, on the right its mark: both halves hold the colour.
         assert drawn[:, : drawn.shape[1] // 2].any()
         assert drawn[:, drawn.shape[1] // 2 :].any()
-    with pytest.raises(ValueError, match="no row of mode 'both'"):
-        figure.draw_figure(rows, path, figure.Selection("bfloat16", 2.0, 1, "keep"))
+    for absent in (figure.Selection("bfloat16", 2.0, 1, "keep"), figure.Selection("float32", 3.0, 1, "keep")):
+        with pytest.raises(ValueError, match="no row of λ-GELU, mode 'both'"):  # GELU's alone would be titled λ = 3
+            figure.draw_figure(rows, path, absent)
     with pytest.raises(ValueError, match="several devices"):
         figure.draw_figure([*rows, row_of(provider="gelu", device="other")], path, chosen)
