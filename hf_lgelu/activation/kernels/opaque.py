@@ -15,6 +15,8 @@ def opaque_refusal(x: Tensor, hardness: Tensor) -> str | None:
         return f"it takes plain tensors, not {type(x).__name__} and {type(hardness).__name__}"
     if x.layout is not torch.strided or x.is_neg() or hardness.is_neg():
         return "it takes tensors that lie in memory as they are: strided, and with no sign still to be flipped"
+    if x._is_zerotensor() or hardness._is_zerotensor():
+        return "it takes tensors that have memory, not implied zeros"
     if torch._C._are_functorch_transforms_active():
         return "torch.func needs operations that it can transform"
     if forward_ad._current_level >= 0:
