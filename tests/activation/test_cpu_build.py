@@ -95,6 +95,40 @@ def test_a_compiler_that_is_not_there(monkeypatch, tmp_path):
         build.build_library(tmp_path)
 
 
+@pytest.mark.parametrize(("command", "reason"), [("  ", "not there: '  '"), ('g++ "', "no command: .*No closing")])
+def test_a_compiler_that_is_no_command(command, reason, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", command)
+    with pytest.raises(RuntimeError, match=f"CXX .*{reason}"):
+        build.build_library(tmp_path)
+
+
+def test_a_source_that_cannot_be_read(compiler, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "package.zip" / "lambda_gelu.cpp")
+    with pytest.raises(RuntimeError, match=r"source or the compiler cannot be read .*package\.zip"):
+        build.build_library(tmp_path)
+
+
+def test_a_cache_in_a_folder_that_is_closed_to_this_user(compiler, tmp_path, monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", denied)
+    with pytest.raises(RuntimeError, match=r"cannot be kept in .*Permission denied.* set LGELU_CACHE_DIR"):
+        build.build_library(tmp_path)
+
+
+@pytest.mark.parametrize("flags", ["-ffast-math", "-Ofast"])
+def test_fast_math_in_cxx_neither_changes_results_nor_flushes_subnormals(flags, environment, tmp_path):
+    code = (
+        "import torch, hf_lgelu; print(hf_lgelu.lambda_gelu(torch.tensor([1.0, 1e-40]), 2.0, kernel='cpu').tolist());"
+        "print((torch.tensor([1e-40]) * 2 > 0).item(), hf_lgelu.lambda_gelu(torch.tensor([torch.nan]), 2.0).tolist())"
+    )
+    environment = environment | {"LGELU_CACHE_DIR": str(tmp_path), "CXX": f"{build.find_compiler()[0]} {flags}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.startswith("[0.97724"), done.stderr
+    assert done.stdout.endswith("True [nan]\n")
+
+
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(monkeypatch, tmp_path):
     script = tmp_path / "compiler"
     script.write_text("#!/bin/sh\necho 'cannot do this' >&2\nexit 3\n")

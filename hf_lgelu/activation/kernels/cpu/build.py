@@ -17,8 +17,10 @@ CACHE_VARIABLE = "LGELU_CACHE_DIR"
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 120.0
 
-# Not -ffast-math: linked into a library, it flushes subnormals to zero in the whole process.
+# Not -ffast-math, also where CXX has it: linked into a library, it flushes subnormals to zero in the whole process,
+# and it lets the compiler undo the rounding by which lambda_gelu.cpp splits an exponent.
 _FLAGS = (
+    *("-fno-fast-math", "-fno-unsafe-math-optimizations"),
     *("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
     *("-fopenmp", "-shared", "-fPIC"),
 )
@@ -33,15 +35,14 @@ def build_library(cache: Path | None = None) -> Path:
         cache: the folder to keep it in; by default `cache_folder()`.
 
     Raises:
-        RuntimeError: there is no C++ compiler, it fails, or the cache cannot be written; the message
-            says which, with the compiler's own words.
+        RuntimeError: there is no C++ compiler, it fails, the source cannot be read or the cache not be
+            written; the message says which, with the compiler's own words.
     """
-    compiler = find_compiler()
-    command = [*compiler, *_FLAGS, *_processor_flags()]
+    command = [*find_compiler(), *_FLAGS, *_processor_flags()]
     library = (cache_folder() if cache is None else cache) / f"lambda_gelu-{_fingerprint(command)}.so"
-    if library.exists():
-        return library
     try:
+        if library.exists():  # which raises where the folder is another user's
+            return library
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             fresh = Path(folder) / library.name
@@ -58,8 +59,11 @@ def build_library(cache: Path | None = None) -> Path:
 def find_compiler() -> list[str]:
     """The C++ compiler's command: the environment variable CXX, else the first of c++, g++, clang++ on the path."""
     if named := os.environ.get("CXX"):
-        command = shlex.split(named)
-        if shutil.which(command[0]) is None:
+        try:
+            command = shlex.split(named)
+        except ValueError as error:
+            raise RuntimeError(f"CXX is no command: {named!r} ({error})") from error
+        if not command or shutil.which(command[0]) is None:
             raise RuntimeError(f"CXX names a compiler that is not there: {named!r}")
         return command
     for name in _COMPILERS:
@@ -78,7 +82,7 @@ def cache_folder() -> Path:
 def _compile(command: list[str]) -> None:
     shown = shlex.join(command)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"the compiler took longer than {_SECONDS:.0f} s: {shown}") from error
     if done.returncode != 0:
@@ -99,7 +103,11 @@ def _processor_flags() -> tuple[str, ...]:
 def _fingerprint(command: list[str]) -> str:
     """Of all that the library depends on: a home folder may be shared by machines of several kinds."""
     compiler = Path(shutil.which(command[0]) or command[0]).resolve()
-    parts = (SOURCE.read_text(encoding="utf-8"), *command, str(compiler.stat().st_mtime_ns), _processor())
+    try:
+        source, changed = SOURCE.read_text(encoding="utf-8"), compiler.stat().st_mtime_ns
+    except OSError as error:  # as in a package that is run from an archive
+        raise RuntimeError(f"the kernel's source or the compiler cannot be read ({error})") from error
+    parts = (source, *command, str(changed), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
