@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hf_lgelu.activation.hardness import effective_hardness
 from hf_lgelu.activation.kernels.choice import choose_kernel
@@ -81,7 +82,7 @@ def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:
 def _is_readable(hardness: Tensor) -> bool:
     if torch.compiler.is_compiling() or hardness.device.type != "cpu":
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(hardness)
+    return not (torch._C._functorch.is_functorch_wrapped_tensor(hardness) or isinstance(hardness, FakeTensor))
 
 
 def _check_input(x: Tensor) -> None:

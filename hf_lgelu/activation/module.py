@@ -16,6 +16,9 @@ from hf_lgelu.activation.hardness import (
     raw_from_hardness,
 )
 
+# torch.fx.symbolic_trace records one call, as it does for nn.GELU: what is chosen inside depends on the input.
+torch.fx.wrap("apply_learned_lambda_gelu")
+
 
 class LambdaGELU(nn.Module):
     """f(x; λ) = x·Φ(λx) with λ = 1 + softplus(s/t) learned through `raw_hardness` (s).

@@ -118,7 +118,9 @@ def test_one_hardness_per_broadcast_position(function, shape):
     assert_matches_closed_form(function, x, hardness, delta)
 
 
-@pytest.mark.parametrize(("x_shape", "hardness_shape"), [((0,), (1,)), ((0, 3), (3,)), ((2, 0, 3), (1,)), ((0,), ())])
+@pytest.mark.parametrize(
+    ("x_shape", "hardness_shape"), [((0,), (1,)), ((0, 3), (3,)), ((2, 0, 3), (1,)), ((0,), ()), ((3, 0), (0,))]
+)
 def test_empty_input(function, x_shape, hardness_shape):
     x = torch.zeros(x_shape)
     grad_hardness = values_and_gradients(function, x, torch.full(hardness_shape, 2.0), torch.zeros(x_shape))[2]

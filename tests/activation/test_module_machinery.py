@@ -1,4 +1,4 @@
-"""LambdaGELU under torch.compile, autocast, gradient checkpointing and torch.func."""
+"""LambdaGELU under torch.compile, the tracers, autocast, gradient checkpointing and torch.func."""
 
 import math
 
@@ -17,8 +17,10 @@ from expectations import (
 )
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.module import LambdaGELU
 
 
@@ -82,3 +84,37 @@ def test_a_single_element_of_the_batch_under_vmap():
     module = LambdaGELU(init_hardness=2.0)
     got = torch.func.vmap(torch.func.grad(lambda x: module(x)))(X.flatten())
     assert_within(got.detach(), oracle.derivative_in_x(X.flatten(), torch.tensor(2.0)), 1e-6)
+
+
+def test_symbolic_tracing_records_one_call_and_s_stays_a_parameter():
+    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Identity(), LambdaGELU(init_hardness=1.5)))
+    assert [node.op for node in graph.graph.nodes].count("call_function") == 1
+    assert_evaluates_at(graph, 1.5)
+    with torch.no_grad():
+        graph.get_parameter("1.raw_hardness").fill_(0.2)
+    assert_evaluates_at(graph, oracle.hardness_of(torch.tensor(0.2), 0.1))
+
+
+def test_the_tracer_finds_what_it_recorded_when_it_checks_itself():
+    module = LambdaGELU(init_hardness=1.5)
+    traced = torch.jit.trace(module, X)
+    assert_evaluates_at(traced, 1.5)
+    override(module, 7.0)
+    assert_evaluates_at(traced, 7.0)
+
+
+def test_tensors_without_values_pass():
+    with FakeTensorMode():
+        x = torch.empty(3, 4)
+        for hardness in (2.0, torch.ones(1), torch.ones(4)):
+            assert lambda_gelu(x, hardness).shape == (3, 4)
+        assert LambdaGELU()(x).shape == (3, 4)
+
+
+def test_a_second_derivative_is_at_the_hardness_of_the_forward_pass():
+    module, x = LambdaGELU(init_hardness=1.5), X.clone().requires_grad_()
+    y = module(x)
+    override(module, 37.0)
+    (grad_x,) = torch.autograd.grad(y, x, DELTA, create_graph=True)
+    wanted = DELTA.double() * oracle.derivative_in_x(X, torch.tensor(1.5))
+    assert_within(grad_x.detach(), wanted, 1e-6 * DELTA.double().abs())

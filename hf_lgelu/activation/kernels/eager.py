@@ -71,6 +71,7 @@ def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
     dtype = internal_dtype(x)
     wide = x.to(dtype)
     y = wide * gaussian_cdf(gate_argument(wide, hardness.to(dtype)))
-    if torch.is_grad_enabled() and x.requires_grad:
+    # Not traced: torch.jit.trace compares what it recorded with a second run, under no_grad.
+    if torch.is_grad_enabled() and x.requires_grad and not torch.jit.is_tracing():
         y = y + undefined_slope_at_infinity(wide)
     return y.to(x.dtype)

@@ -11,9 +11,6 @@ from hf_lgelu.activation.kernels.cpu import passes
 from hf_lgelu.activation.kernels.cpu.library import DTYPES, load_failure
 from hf_lgelu.activation.kernels.opaque import is_visible_backward, opaque_refusal
 
-# With fewer elements per thread, waking the thread costs more than it saves.
-_ELEMENTS_PER_THREAD = 16384
-
 
 def unavailable() -> str | None:
     """Why this kernel cannot run on this machine, or None."""
@@ -49,13 +46,15 @@ class _LambdaGELU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, hardness: Tensor, temperature: Tensor | None, override: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, hardness)
-        ctx.temperature, ctx.override, ctx.rate = temperature, override, 1.0
-        if hardness.numel() > 1:
+        ctx.state, ctx.rate = None, 1.0
+        if hardness.numel() != 1:
             ctx.used = passes.Several(hardness.detach().to(torch.float32).contiguous())
         elif temperature is None or override is None:
             ctx.used = passes.One(hardness.item())
         else:
-            value, ctx.rate = _learned(hardness.item(), temperature.item(), override.item())
+            # As numbers: hardening may write to the override before the backward pass.
+            ctx.state = temperature.item(), override.item()
+            value, ctx.rate = _learned(hardness.item(), *ctx.state)
             ctx.used = passes.One(value)
         return passes.forward(x, ctx.used)
 
@@ -64,9 +63,9 @@ class _LambdaGELU(torch.autograd.Function):
         x, hardness = ctx.saved_tensors
         needs_x, needs_hardness, _, _ = ctx.needs_input_grad
         if is_visible_backward(x, delta):
-            if ctx.temperature is None:
+            if ctx.state is None:
                 return *aten.gradients(x, hardness, delta, needs_x, needs_hardness), None, None
-            state = (hardness, ctx.temperature, ctx.override)
+            state = (hardness, *(torch.full_like(hardness, number) for number in ctx.state))
             return *aten.learned_gradients(x, state, delta, needs_x, needs_hardness), None, None
         sums = ctx.used.new_sums() if needs_hardness and ctx.rate != 0 else None
         grad_x = passes.backward(x, delta, ctx.used, needs_x, sums)
