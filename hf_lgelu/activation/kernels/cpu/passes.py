@@ -56,6 +56,8 @@ class Several:
 
     def gradient(self, sums: ctypes.Array, rate: float, hardness: Tensor) -> Tensor:
         """`rate` times ∂λ, as a tensor like `hardness`."""
+        if hardness.numel() == 0:  # of which torch makes no tensor
+            return torch.zeros_like(hardness)
         total = torch.frombuffer(sums, dtype=torch.float64).reshape(hardness.shape)
         return (rate * total / self._hardness.double().square()).to(hardness.dtype)
 
