@@ -6,8 +6,10 @@ PROVENANCE = results.Provenance("abacus", "1", "", "2", "3", "abc")
 PACE = operation.Pace(rounds=2, seconds=0.0)
 
 
-def measure(path, *, names=("relu",), hardness=(2.0,), modes=("forward", "both"), size="64", provenance=PROVENANCE):
-    case = cases.Case(cases.parse_size(size), "float32", 1, "cpu")
+def measure(
+    path, *, names=("relu",), hardness=(2.0,), modes=("forward", "both"), size="64", threads=1, provenance=PROVENANCE
+):
+    case = cases.Case(cases.parse_size(size), "float32", threads, "cpu")
     file = results.ResultsFile(path, provenance)
     chosen = providers.check_providers(list(names))
     return list(operation.measure_operation(case, chosen, list(hardness), list(modes), "stock", PACE, file))

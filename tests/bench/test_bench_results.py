@@ -7,6 +7,7 @@ import pytest
 import torch
 from activation_bench import providers, results
 from bench_rows import PROVENANCE, measure, row_of
+from torch import nn
 
 
 def test_rows_have_all_columns_and_a_rerun_measures_nothing(tmp_path):
@@ -108,3 +109,52 @@ def test_a_file_whose_last_line_has_no_end_is_refused_and_left_as_it_is(tmp_path
         assert path.read_text(encoding="utf-8") == whole[:-missing]
     path.write_text("", encoding="utf-8")
     assert len(measure(path)) == 4  # an empty file is a new one
+
+
+@pytest.mark.parametrize("column", ["kernel", "size", "memory_format", "dtype", "threads", "allocator", "clock"])
+def test_a_row_measured_otherwise_is_not_the_same(tmp_path, column):
+    file = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
+    row = results.Row(**{name: value for name, value in row_of().items() if name in results.Row.__annotations__})
+    file.append(row)
+    reread = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
+    assert row in reread
+    assert replace(row, **{column: "another"}) not in reread
+
+
+@pytest.mark.parametrize("column", results.Provenance.__annotations__)
+def test_a_row_of_another_machine_or_software_is_measured_again(tmp_path, column):
+    path = tmp_path / "bench.csv"
+    measure(path, modes=("forward",))
+    assert measure(path, modes=("forward",)) == []
+    assert len(measure(path, modes=("forward",), provenance=replace(PROVENANCE, **{column: "another"}))) == 2
+
+
+def test_the_latest_rows_hold_each_allocator_and_device(tmp_path):
+    path = tmp_path / "bench.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, results.COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([row_of(), row_of(allocator="stock"), row_of(device="slide rule"), row_of(hardness="2")])
+    assert len(results.latest_rows(path)) == 4
+
+
+class Spy(nn.Module):
+    """Notes with how many threads it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads = set()
+
+    def forward(self, x):
+        self.threads.add(torch.get_num_threads())
+        return x.relu()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_activation_is_timed_with_the_threads_of_its_row(tmp_path, monkeypatch, threads):
+    torch.set_num_threads(3 - threads)
+    spy = Spy()
+    monkeypatch.setitem(providers.PROVIDERS, "relu", providers.Provider("relu", "ReLU", lambda x, hardness: spy))
+    rows = measure(tmp_path / "bench.csv", modes=("both",), threads=threads)
+    assert spy.threads == {threads}
+    assert {row.threads for row in rows} == {str(threads)}

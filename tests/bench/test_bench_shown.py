@@ -68,3 +68,28 @@ def test_figure_shows_the_rows(tmp_path):
             figure.draw_figure(rows, path, absent)
     with pytest.raises(ValueError, match="several devices"):
         figure.draw_figure([*rows, row_of(provider="gelu", device="other")], path, chosen)
+
+
+def test_table_keeps_allocators_and_threads_apart():
+    rows = [
+        row_of(provider="relu", allocator=allocator, threads=threads, ratio_median=ratio)
+        for allocator, threads, ratio in (("keep", "1", "0.1"), ("stock", "1", "0.2"), ("keep", "2", "0.3"))
+    ]
+    lines = table.markdown_tables(rows, ["both"], ["float32"], [2.0]).splitlines()
+    assert [line for line in lines if line.startswith(("**", "| ReLU"))] == [
+        *("**Forward and backward, float32, 1 thread, allocator keep**", "| ReLU | 0.10 |  |"),
+        *("**Forward and backward, float32, 1 thread, allocator stock**", "| ReLU | 0.20 |  |"),
+        *("**Forward and backward, float32, 2 threads, allocator keep**", "| ReLU | 0.30 |  |"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "other"),
+    [("dtype", "bfloat16"), ("hardness", "20"), ("threads", "2"), ("allocator", "stock"), ("mode", "forward")],
+)
+def test_figure_shows_no_row_of_another_kind(column, other):
+    figure = pytest.importorskip("activation_bench.figure")
+    chosen = figure.Selection("float32", 2.0, 1, "keep")
+    row = row_of(provider="lambda_gelu", hardness="2")
+    assert chosen.holds(row)
+    assert not chosen.holds(row | {column: other})

@@ -55,3 +55,23 @@ def test_models_for_a_device_and_by_name():
     assert [row.name for row in training_steps.check_step_models(["gpt2-small"], "cpu")] == ["gpt2-small"]
     with pytest.raises(ValueError, match=r"unknown models: bert; accepted: mlp-4x256"):
         training_steps.check_step_models(["bert"], "cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_narrow_steps_run_under_autocast_with_float32_weights(small_model, dtype):
+    training = training_steps.new_training(small_model, "gelu", small_model.new_batch("cpu"), dtype, "cpu")
+    seen = set()
+    linears = [module for module in training.model.modules() if isinstance(module, torch.nn.Linear)]
+    for linear in linears:
+        linear.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    training.step()
+    assert seen == {getattr(torch, dtype)}
+    assert {linear.weight.dtype for linear in linears} == {torch.float32}
+
+
+def test_steps_are_timed_with_the_threads_of_their_row(small_model, tmp_path):
+    torch.set_num_threads(1)
+    file = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
+    rows = training_steps.measure_steps(small_model, "float32", 2, "cpu", "stock", PACE, file)
+    assert next(rows).threads == "2"
+    assert torch.get_num_threads() == 2
