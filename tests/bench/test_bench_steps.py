@@ -1,5 +1,6 @@
 """Training steps: what they move, and what is recorded of them."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -69,9 +70,14 @@ def test_narrow_steps_run_under_autocast_with_float32_weights(small_model, dtype
     assert {linear.weight.dtype for linear in linears} == {torch.float32}
 
 
-def test_steps_are_timed_with_the_threads_of_their_row(small_model, tmp_path):
-    torch.set_num_threads(1)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_have_the_threads_of_their_row_before_a_model_is_built(small_model, tmp_path, threads):
+    torch.set_num_threads(3 - threads)
+
+    def build(activation):
+        raise RuntimeError(f"built with {torch.get_num_threads()} threads")
+
     file = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
-    rows = training_steps.measure_steps(small_model, "float32", 2, "cpu", "stock", PACE, file)
-    assert next(rows).threads == "2"
-    assert torch.get_num_threads() == 2
+    rows = training_steps.measure_steps(replace(small_model, build=build), "float32", threads, "cpu", "", PACE, file)
+    with pytest.raises(RuntimeError, match=f"built with {threads} threads"):
+        next(rows)

@@ -208,3 +208,11 @@ def test_a_refused_annealing_changes_nothing(model):
         with pytest.raises(ValueError, match=r"progress must lie in|unknown schedule 'steep'"):
             anneal_hardness(model, **options)
     assert_same_state(state_of(model), before)
+
+
+def test_a_model_spread_over_devices_is_annealed_on_each():
+    model = tiny_model()
+    far = model.activations[1].to("meta")  # which no operation may mix with another device
+    anneal_hardness(model, 1.0, target_hardness=30.0)
+    assert model.activations[0].hardness.item() == pytest.approx(30.0)
+    assert far.hardness_override.is_meta

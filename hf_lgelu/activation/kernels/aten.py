@@ -1,6 +1,6 @@
 """λ-GELU on torch operations, with hand-written derivatives that keep only x and λ for backward.
 
-Autograd through the plain form of `eager` would keep four tensors of x's size. On the CPU one λ for all of x goes
+Autograd through the plain form of `eager` would keep four more tensors of x's size. On the CPU one λ for all of x goes
 through `chunked`; everything else takes formulas over whole tensors. Those are differentiable, so higher orders,
 forward mode and `torch.func` work.
 """
@@ -104,9 +104,9 @@ def learned_lambda_gelu(x: Tensor, raw_hardness: Tensor, temperature: Tensor, ov
 
 def refusal(x: Tensor, hardness: Tensor) -> str | None:
     """Why these derivatives cannot be used for this input, or None."""
-    # A compiler fuses plain operations, and cannot look into hand-written derivatives as well.
+    # What is compiled has `traced`, and what is recorded for elsewhere should hold no derivatives.
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return "torch.compile, torch.export and torch.jit.trace take the plain operations of 'eager'"
+        return "torch.compile takes 'traced' or 'eager', torch.export and torch.jit.trace take 'eager'"
     return None
 
 

@@ -10,7 +10,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def opaque_refusal(x: Tensor, hardness: Tensor) -> str | None:
     """Why torch has to see the operations inside, or None if a kernel may read and write the memory itself."""
     if torch.compiler.is_compiling():
-        return "torch.compile and torch.export need plain operations"
+        return "torch.compile and torch.export need operations that they can trace"
     if type(x) not in _PLAIN or type(hardness) not in _PLAIN:
         return f"it takes plain tensors, not {type(x).__name__} and {type(hardness).__name__}"
     if x.layout is not torch.strided or x.is_neg() or hardness.is_neg():
