@@ -69,6 +69,24 @@ def test_an_activation_put_in_within_an_epoch_is_hardened_from_the_next_step_on(
     assert new.raw_hardness.grad is None
 
 
+@pytest.mark.parametrize("granularity", ["epoch", "step"])
+def test_what_is_put_elsewhere_by_hand_is_known_from_the_next_epoch_on(tmp_path, granularity):
+    model = tiny_model("gelu")
+    replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
+
+    class Adds(TrainerCallback):
+        def on_epoch_end(self, args, state, control, **kwargs):
+            if state.epoch == 2:
+                by_hand(model)
+
+    options = {"harden": True, "hardening_granularity": granularity, "switch_fraction": 0.0, "num_train_epochs": 4}
+    trainer = tiny_trainer(tmp_path, model, **options, logging_strategy="steps", logging_steps=1, callbacks=[Adds()])
+    trainer.train()
+    assert hardness_values(model) == pytest.approx([159.577] * 2, rel=1e-5)
+    logged = ["hardness/activations.1" in entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [False] * 6 + [True] * 6
+
+
 def test_another_model_and_a_second_training_are_looked_at_anew(tmp_path):
     first, second = tiny_model(), tiny_model(seed=1)
     trainer = tiny_trainer(tmp_path, first, harden=True, switch_fraction=0.0)

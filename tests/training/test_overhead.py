@@ -234,6 +234,16 @@ def test_a_model_changed_between_two_batches_stays_changed(tmp_path, change):
     assert metrics["eval_relu_max_logit_change"] > 1e-2
 
 
+def test_an_evaluation_finds_what_was_put_in_by_hand_since_the_last(tmp_path):
+    model = tiny_model("gelu")
+    replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
+    anneal_hardness(model, 1.0, target_hardness=1e6)
+    trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES)
+    assert trainer.evaluate()["eval_relu_max_logit_change"] < 1e-4
+    model.activations[1] = LambdaGELU(init_hardness=3.0)
+    assert trainer.evaluate()["eval_relu_max_logit_change"] > 1e-2
+
+
 def test_evaluations_find_what_surgery_did_between_them(tmp_path):
     model = tiny_model("gelu", seed=3)
     trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, require_lambda_gelu=False)
