@@ -6,6 +6,8 @@ import pickle
 import oracle
 import torch
 
+from hf_lgelu.activation.kernels.cpu import function as cpu
+
 # How far u²·φ(u) may be off per element where a kernel takes φ for 0, or λx for its clamp: beyond |u| = 10.5.
 CLAMPED = 5e-23
 
@@ -34,14 +36,24 @@ def values_and_gradients(function, x, hardness, delta):
 
 
 def assert_matches_closed_form(function, x, hardness, delta, rounding=0.0, smallest=0.0):
-    """Value, ∂x and ∂λ against float64. `rounding` is half a unit of the output dtype, relative."""
+    """Value, ∂x and ∂λ against float64, and the three.
+
+    The bounds are those of every kernel: 5e-7·|x|, 5e-7·|δ| and 1e-5 of Σ|δ·x²φ(λx)|. `rounding` is half a unit
+    of the output dtype, relative.
+    """
     got, got_x, got_hardness = values_and_gradients(function, x, hardness, delta)
     want, want_x = oracle.value(x, hardness), delta.double() * oracle.derivative_in_x(x, hardness)
     terms = delta.double() * oracle.derivative_in_hardness(x, hardness)
-    assert_within(got, want, rounding * want.abs() + 1e-6 * x.double().abs() + smallest)
-    assert_within(got_x, want_x, rounding * want_x.abs() + 1e-6 * delta.double().abs() + smallest)
+    assert_within(got, want, rounding * want.abs() + 5e-7 * x.double().abs() + smallest)
+    assert_within(got_x, want_x, rounding * want_x.abs() + 5e-7 * delta.double().abs() + smallest)
     slack = 1e-5 * oracle.sum_to(terms.abs(), hardness.shape) + CLAMPED * delta.double().abs().sum()
     assert_within(got_hardness, oracle.sum_to(terms, hardness.shape), slack)
+    return got, got_x, got_hardness
+
+
+def check_cpu(x, hardness, delta, rounding=0.0):
+    """`assert_matches_closed_form` of the C++ kernel."""
+    return assert_matches_closed_form(cpu.lambda_gelu, x, hardness, delta, rounding)
 
 
 X, DELTA = random(4, 3, 5, seed=1), random(4, 3, 5, seed=2)
