@@ -135,7 +135,9 @@ def test_refusals_say_why():
     assert "on cpu and the hardness on meta" in cpu.refusal(X, one.to("meta"))
     assert "strided" in cpu.refusal(X.to_sparse(), one)
     assert "sign" in cpu.refusal(torch.complex(X, X).conj().imag, one)
-    assert "several axes" in cpu.refusal(random(4, 3, 5), torch.ones(4, 1, 5))
+    assert "along several axes" in cpu.refusal(random(4, 3, 9), torch.ones(4, 1, 9))
+    assert "too often" in cpu.refusal(random(4, 7), torch.ones(7))
+    assert cpu.refusal(random(4, 8), torch.ones(8)) is None
     with Watching():
         assert "TorchDispatchMode" in cpu.refusal(X, one)
     with torch.autograd.forward_ad.dual_level():

@@ -67,3 +67,10 @@ def test_batched_gradients():
     assert_within(rows, torch.diag(oracle.derivative_in_x(X[:6], hardness)), 1e-6)
     wanted = oracle.derivative_in_hardness(X[:6], hardness) * oracle.hardness_rate(raw.detach(), 0.1)
     assert_within(of_raw, wanted[:, None], 1e-5 * wanted.max())
+
+
+def test_a_temperature_of_zero_gives_nan():
+    """As in a state that was allocated and never loaded."""
+    y, _, grad_raw = learned(torch.tensor([0.0]), torch.zeros(1), NO_OVERRIDE, X, DELTA)
+    assert bool(y.isnan().all())
+    assert bool(grad_raw.isnan().all())

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("lambda_gelu.cpp")
+HEADERS = tuple(SOURCE.with_name(name) for name in ("formulas.h", "loops.h"))
 
 CACHE_VARIABLE = "LGELU_CACHE_DIR"
 """Environment variable with the folder for compiled kernels; the default is ~/.cache/hf_lgelu (XDG_CACHE_HOME)."""
@@ -104,10 +105,11 @@ def _fingerprint(command: list[str]) -> str:
     """Of all that the library depends on: a home folder may be shared by machines of several kinds."""
     compiler = Path(shutil.which(command[0]) or command[0]).resolve()
     try:
-        source, changed = SOURCE.read_text(encoding="utf-8"), compiler.stat().st_mtime_ns
+        sources = [path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS)]
+        changed = compiler.stat().st_mtime_ns
     except OSError as error:  # as in a package that is run from an archive
         raise RuntimeError(f"the kernel's source or the compiler cannot be read ({error})") from error
-    parts = (source, *command, str(changed), _processor())
+    parts = (*sources, *command, str(changed), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -26,7 +26,7 @@ def refusal(x: Tensor, hardness: Tensor) -> str | None:
     if (reason := opaque_refusal(x, hardness)) is not None:
         return reason
     if hardness.numel() != 1 and not passes.can_walk(x, hardness):
-        return f"a λ of shape {tuple(hardness.shape)} varies along several axes of the memory of x, {tuple(x.shape)}"
+        return f"λ, {tuple(hardness.shape)}, changes in the memory of x, {tuple(x.shape)}, too often or along several axes"
     return load_failure()
 
 
@@ -80,6 +80,8 @@ def _learned(raw_hardness: float, temperature: float, override: float) -> tuple[
     """λ and ∂λ/∂s."""
     if override > 0:
         return override, 0.0
+    if temperature == 0:  # of a state that was never filled
+        return math.nan, math.nan
     z = raw_hardness / temperature
     if z > 40:  # softplus is the identity to the last bit
         return 1 + z, 1 / temperature

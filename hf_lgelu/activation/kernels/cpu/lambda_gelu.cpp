@@ -8,118 +8,16 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
+
+#include "formulas.h"
+#include "loops.h"
 
 namespace {
 
-// Nested loops, the innermost last. layout.py merges the axes; strides are in elements.
-constexpr int kMaxAxes = 8;
-constexpr int kMaxOperands = 4;
-struct Loops {
-  int64_t axes;
-  int64_t sizes[kMaxAxes];
-  int64_t strides[kMaxOperands][kMaxAxes];
-};
-
-// A run is what one call of the inner loop takes: short enough that its float32 sum is exact to 1e-6, and that
-// gathered operands stay in the first-level cache.
-constexpr int64_t kRun = 2048;
-constexpr int64_t kUnit = 16384;  // elements that one thread takes at a time
-
 // ---------------------------------------------------------------------------------------------------------
-// bfloat16 as its bits
-
-struct bfloat16 {
-  uint16_t bits;
-};
-
-inline float bits_to_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-inline uint32_t float_to_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-inline float load(float value) { return value; }
-inline float load(bfloat16 value) { return bits_to_float(static_cast<uint32_t>(value.bits) << 16); }
-
-inline void store(float& target, float value) { target = value; }
-inline void store(bfloat16& target, float value) {
-  // To nearest, ties to even. A NaN stays one: the last 16 bits of any NaN here are 0, since x and δ have none
-  // and λ's NaN is the ordinary one (passes.py), so that the sum carries nothing over.
-  const uint32_t bits = float_to_bits(value);
-  target.bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// The mathematics, on v = |λx|·√(½·log₂e), so that e^(−(λx)²/2) = 2^(−v²)
-
-constexpr float kScale = 0.8493218003f;    // √(½·log₂e)
-constexpr float kUnscale = 1.1774100226f;  // |λx| = v / kScale
-constexpr float kInvSqrt2Pi = 0.3989422804f;
-
-inline float magnitude(float x, float scaled_hardness) { return __builtin_fabsf(scaled_hardness * x); }
-
-// 2^(−v²): −v² is split into an integer, which goes into the exponent's bits, and a rest in [−½, ½], exactly by
-// fused multiply-adds; 2^rest by a minimax polynomial with the largest relative error 8e-8. Below 2^−80 (from
-// |u| = 10.5 on) it counts as 0, far from the subnormals that slow a CPU threefold.
-inline float gaussian(float v) {
-  constexpr float shifter = 12582912.0f;  // 1.5·2²³: a sum with it has its integer in its last bits
-  const float shifted = shifter - v * v;
-  const float rest = (shifter - shifted) - v * v;
-  float p = 1.32765e-3f;
-  p = p * rest + 9.67555e-3f;
-  p = p * rest + 5.550713e-2f;
-  p = p * rest + 2.402212e-1f;
-  p = p * rest + 6.9314697e-1f;
-  p = p * rest + 1.0f;
-  const float power = bits_to_float(float_to_bits(p) + (float_to_bits(shifted) << 23));
-  return shifted < shifter - 80.0f ? 0.0f : power;  // a NaN stays one
-}
-
-// Φ(−|u|) = e^(−u²/2)·½·erfcx(|u|/√2), the second factor as a minimax polynomial in 1/(1 + c|u|): exactly ½ at 0,
-// so near that Φ is off by 1.3e-7 at most, and the tail by 7e-5 of itself down to u = −5, 8e-4 to −8.
-inline float lower_tail(float v, float gaussian_of_v) {
-  const float t = 1.0f / (1.0f + 0.28f * kUnscale * v);
-  float p = -0x1.b5b4eap-4f;
-  p = p * t + 0x1.93cb7ep-2f;
-  p = p * t - 0x1.f4b08ep-3f;
-  p = p * t + 0x1.19bf60p-2f;
-  p = p * t + 0x1.09eb4cp-4f;
-  p = p * t + 0x1.deff40p-4f;
-  return gaussian_of_v * (p * t);
-}
-
-inline float value(float x, float scaled_hardness) {
-  const float v = magnitude(x, scaled_hardness);
-  const float tail = lower_tail(v, gaussian(v));
-  return x * (x > 0 ? 1.0f - tail : tail);
-}
-
-struct Slopes {
-  float in_x;         // ∂f/∂x = Φ(u) + u·φ(u)
-  float in_hardness;  // λ²·∂f/∂λ = u²·φ(u), over kRate
-};
-
-constexpr double kRate = 0.39894228040143268 * 1.3862943611198906;  // 1/√(2π), and (u/v)² = 2·ln 2
-
-inline Slopes slopes(float x, float scaled_hardness) {
-  const float unbounded = magnitude(x, scaled_hardness);  // it may have overflowed
-  const float v = 9.0f < unbounded ? 9.0f : unbounded;
-  const float g = gaussian(v) + 0.0f * x;  // NaN where x is infinite: there no slope exists
-  const float vg = v * g;
-  const float lower = lower_tail(v, g) - kUnscale * kInvSqrt2Pi * vg;  // the slope at −|u|
-  return {x > 0 ? 1.0f - lower : lower, v * vg};
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Runs: the inner loops. A stride of 1 reads memory as it lies; any other is gathered into a buffer first.
+// Runs: the inner loops. A stride of 1 reads memory as it lies; any other is gathered into a buffer first. λ is
+// contiguous, so its stride is 1 where it varies along the run, and 0 where it does not.
 
 template <class T>
 struct Operand {
@@ -148,9 +46,7 @@ void forward_dense(const In* __restrict x, const float* __restrict hardness, boo
 
 template <class T>
 void forward_run(Operand<const T> x, Operand<const float> hardness, Operand<T> y, int64_t n) {
-  float hardness_buffer[kRun];
   const float* lambda = hardness.start;
-  if (hardness.stride != 0 && hardness.stride != 1) lambda = gathered(hardness, n, hardness_buffer);
   const bool one = hardness.stride == 0;
   if (x.stride == 1 && y.stride == 1) return forward_dense(x.start, lambda, one, y.start, n);
   float buffer[kRun];
@@ -200,9 +96,7 @@ struct BackwardOperands {
 // Returns the sum where one λ serves the whole run; else adds to sums[0..n).
 template <int wanted, class T>
 float backward_run(const BackwardOperands<T>& at, float* sums, int64_t n) {
-  float hardness_buffer[kRun];
   const float* lambda = at.hardness.start;
-  if (at.hardness.stride != 0 && at.hardness.stride != 1) lambda = gathered(at.hardness, n, hardness_buffer);
   const bool one = at.hardness.stride == 0;
   const bool dense = at.x.stride == 1 && at.delta.stride == 1 && (!(wanted & kInput) || at.dx.stride == 1);
   if (dense) {
@@ -224,73 +118,6 @@ float backward_run(const BackwardOperands<T>& at, float* sums, int64_t n) {
     for (int64_t i = 0; i < n; ++i) at.dx.start[i * at.dx.stride] = out[i];
   }
   return sum;
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// Walking over the outer loops
-
-// Counts through all loops but the last, and keeps every operand's offset.
-class Walk {
- public:
-  Walk(const Loops& loops, int64_t row) : loops_(loops) {
-    for (int axis = static_cast<int>(loops.axes) - 2; axis >= 0; --axis) {
-      index_[axis] = row % loops.sizes[axis];
-      row /= loops.sizes[axis];
-      for (int k = 0; k < kMaxOperands; ++k) offset[k] += index_[axis] * loops.strides[k][axis];
-    }
-  }
-
-  void next() {
-    for (int axis = static_cast<int>(loops_.axes) - 2; axis >= 0; --axis) {
-      for (int k = 0; k < kMaxOperands; ++k) offset[k] += loops_.strides[k][axis];
-      if (++index_[axis] < loops_.sizes[axis]) return;
-      for (int k = 0; k < kMaxOperands; ++k) offset[k] -= loops_.sizes[axis] * loops_.strides[k][axis];
-      index_[axis] = 0;
-    }
-  }
-
-  int64_t offset[kMaxOperands] = {};
-
- private:
-  const Loops& loops_;
-  int64_t index_[kMaxAxes] = {};
-};
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-inline int64_t rows_of(const Loops& loops) {
-  int64_t rows = 1;
-  for (int64_t axis = 0; axis + 1 < loops.axes; ++axis) rows *= loops.sizes[axis];
-  return rows;
-}
-
-// All elements, cut into units of whole runs; `body(unit, offsets, start, length)` for each run.
-template <class Body>
-void for_each_run(const Loops& loops, int threads, const Body& body) {
-  const int64_t inner = loops.sizes[loops.axes - 1];
-  const int64_t runs_per_row = ceil_div(inner, kRun);
-  const int64_t runs = rows_of(loops) * runs_per_row;
-  const int64_t runs_per_unit = std::max<int64_t>(1, kUnit / std::min(inner, kRun));
-  const int64_t units = ceil_div(runs, runs_per_unit);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t unit = 0; unit < units; ++unit) {
-    const int64_t first = unit * runs_per_unit, last = std::min(runs, first + runs_per_unit);
-    Walk walk(loops, first / runs_per_row);
-    int64_t segment = first % runs_per_row;
-    for (int64_t run = first; run < last; ++run) {
-      body(unit, walk.offset, segment * kRun, std::min(kRun, inner - segment * kRun));
-      if (++segment == runs_per_row) {
-        segment = 0;
-        walk.next();
-      }
-    }
-  }
-}
-
-inline int64_t unit_count(const Loops& loops) {
-  const int64_t inner = loops.sizes[loops.axes - 1];
-  const int64_t runs = rows_of(loops) * ceil_div(inner, kRun);
-  return ceil_div(runs, std::max<int64_t>(1, kUnit / std::min(inner, kRun)));
 }
 
 template <class T>

@@ -15,6 +15,11 @@ from hf_lgelu.activation.kernels.layout import Loops, broadcast_strides, merged_
 _ALONE = 32768
 
 
+# Of the innermost loop under several λ: in shorter ones, such as three channels that lie last, the steps between
+# them cost more than the function.
+_SHORTEST_RUN = 8
+
+
 class One:
     """A single λ, and its gradient: Python's and C's numbers, which cost less than tensors of one element."""
 
@@ -63,10 +68,12 @@ class Several:
 
 
 def can_walk(x: Tensor, hardness: Tensor) -> bool:
-    """Whether λ varies along one axis of x's memory at most, once neighbouring axes are taken as one."""
+    """Whether several λ vary along one axis of x's memory at most, neighbouring axes taken as one, in no short runs."""
+    if x.numel() == 0:
+        return True
     dense = torch.empty_like(x, device="meta").stride()
-    strides = broadcast_strides(hardness.detach().contiguous(), x.shape)
-    return x.numel() == 0 or _plan(x.shape, (dense, strides, dense), 1) is not None
+    plan = _plan(x.shape, (dense, broadcast_strides(hardness.detach().contiguous(), x.shape), dense), 1)
+    return plan is not None and plan.loops.sizes[plan.loops.axes - 1] >= _SHORTEST_RUN
 
 
 def forward(x: Tensor, hardness: One | Several) -> Tensor:
