@@ -26,7 +26,8 @@ def refusal(x: Tensor, hardness: Tensor) -> str | None:
     if (reason := opaque_refusal(x, hardness)) is not None:
         return reason
     if hardness.numel() != 1 and not passes.can_walk(x, hardness):
-        return f"λ, {tuple(hardness.shape)}, changes in the memory of x, {tuple(x.shape)}, too often or along several axes"
+        shapes = f"λ, {tuple(hardness.shape)}, changes in the memory of x, {tuple(x.shape)},"
+        return f"{shapes} too often or along several axes"
     return load_failure()
 
 
