@@ -19,7 +19,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 120.0
 
 # Not -ffast-math, also where CXX has it: linked into a library, it flushes subnormals to zero in the whole process,
-# and it lets the compiler undo the rounding by which lambda_gelu.cpp splits an exponent.
+# and it lets the compiler undo the rounding by which formulas.h splits an exponent.
 _FLAGS = (
     *("-fno-fast-math", "-fno-unsafe-math-optimizations"),
     *("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),

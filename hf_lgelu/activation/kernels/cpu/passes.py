@@ -14,7 +14,6 @@ from hf_lgelu.activation.kernels.layout import Loops, broadcast_strides, merged_
 # With fewer elements, waking the other threads costs more than they save; the limit of torch's own kernels.
 _ALONE = 32768
 
-
 # Of the innermost loop under several λ: in shorter ones, such as three channels that lie last, the steps between
 # them cost more than the function.
 _SHORTEST_RUN = 8
@@ -24,7 +23,7 @@ class One:
     """A single λ, and its gradient: Python's and C's numbers, which cost less than tensors of one element."""
 
     def __init__(self, hardness: float) -> None:
-        # One NaN for all kinds of them: lambda_gelu.cpp rounds to bfloat16 without looking.
+        # One NaN for all kinds of them: formulas.h rounds to bfloat16 without looking.
         self._hardness = ctypes.c_float(math.nan if hardness != hardness else hardness)
         self.address = ctypes.addressof(self._hardness)
 
