@@ -57,7 +57,7 @@ def _compiled() -> str:
     named = chosen_kernel()
     if named is None:
         return "traced; eager for float64, torch.export and torch.func"
-    return named if named in ("traced", "eager") else f"an error: {named!r} hides its operations from the compiler"
+    return named if named in ("traced", "eager") else f"an error: {named!r} is not for the compiler"
 
 
 def _taken(device: str, dtype: torch.dtype) -> str:

@@ -55,7 +55,8 @@ def draw_figure(rows: Sequence[Cells], path: str | os.PathLike, selection: Selec
     """
     kept = [row for row in rows if selection.holds(row)]
     if not any(row["hardness"] for row in kept):  # the title names λ
-        raise ValueError(f"no row of λ-GELU, mode 'both', with {selection} has been measured; see --csv and --sweep")
+        what = f"{selection.dtype}, λ = {selection.hardness:g}, {selection.threads} thread(s), {selection.allocator}"
+        raise ValueError(f"no row of λ-GELU ({what}) has been measured; see --csv, --dtypes, --hardness and --threads")
     devices = sorted({row["device"] for row in kept})
     if len(devices) > 1:
         raise ValueError(f"the rows are of several devices ({', '.join(devices)}); keep a file for each")

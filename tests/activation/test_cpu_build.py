@@ -134,9 +134,15 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(monkeypatch, tmp_pat
     script.write_text("#!/bin/sh\necho 'cannot do this' >&2\nexit 3\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
-    with pytest.raises(RuntimeError, match=r"the compiler failed \(3\): .*\n.*cannot do this"):
+    with pytest.raises(RuntimeError, match=r"the compiler failed \(3\): cannot do this\n.*compiler "):
         build.build_library(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_compiler_that_writes_nothing_has_failed(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "true")
+    with pytest.raises(RuntimeError, match=r"the compiler failed \(0\): it said nothing"):
+        build.build_library(tmp_path / "cache")
 
 
 def test_a_compiler_that_hangs(monkeypatch, tmp_path):

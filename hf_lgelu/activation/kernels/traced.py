@@ -72,7 +72,7 @@ def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
 def refusal(x: Tensor, hardness: Tensor) -> str | None:
     """Why this form is not the one for this input and this moment, or None."""
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
-        return "it is for torch.compile; a graph that is exported is plainer with erf"
+        return "it is for torch.compile alone (exported graphs take 'eager')"
     if torch._C._are_functorch_transforms_active():
         return "torch.func needs operations that it can transform"
     if internal_dtype(x) == torch.float64:

@@ -86,8 +86,10 @@ def _compile(command: list[str]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"the compiler took longer than {_SECONDS:.0f} s: {shown}") from error
-    if done.returncode != 0:
-        raise RuntimeError(f"the compiler failed ({done.returncode}): {shown}\n{done.stderr[-2000:]}")
+    if done.returncode != 0 or not Path(command[-1]).exists():
+        words = done.stderr.strip() or "it said nothing"
+        # The first line is what is logged.
+        raise RuntimeError(f"the compiler failed ({done.returncode}): {words[-2000:]}\n{shown}")
 
 
 def _processor_flags() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 // λ-GELU on the CPU: x·Φ(λx), and its derivatives, in one pass over memory each.
 //
-// Plain C++17 and OpenMP, without torch's headers, so that it builds in about a second and serves any version
-// of torch. `library.py` describes the functions at the end of this file to Python.
+// Plain C++17 and OpenMP, without torch's headers, so that it builds in two seconds and serves any version of
+// torch. `library.py` describes the functions at the end of this file to Python.
 //
 // Sums do not depend on the number of threads: work is cut into units by the sizes alone, a unit is added up
 // by one thread, and units are added up in their order, in double precision.
@@ -95,19 +95,19 @@ struct BackwardOperands {
 
 // Returns the sum where one λ serves the whole run; else adds to sums[0..n).
 template <int wanted, class T>
-float backward_run(const BackwardOperands<T>& at, float* sums, int64_t n) {
-  const float* lambda = at.hardness.start;
-  const bool one = at.hardness.stride == 0;
-  const bool dense = at.x.stride == 1 && at.delta.stride == 1 && (!(wanted & kInput) || at.dx.stride == 1);
+float backward_run(const BackwardOperands<T>& run, float* sums, int64_t n) {
+  const float* lambda = run.hardness.start;
+  const bool one = run.hardness.stride == 0;
+  const bool dense = run.x.stride == 1 && run.delta.stride == 1 && (!(wanted & kInput) || run.dx.stride == 1);
   if (dense) {
-    if (one) return backward_dense<wanted>(at.x.start, at.delta.start, *lambda, at.dx.start, n);
-    backward_dense_each<wanted>(at.x.start, at.delta.start, lambda, at.dx.start, sums, n);
+    if (one) return backward_dense<wanted>(run.x.start, run.delta.start, *lambda, run.dx.start, n);
+    backward_dense_each<wanted>(run.x.start, run.delta.start, lambda, run.dx.start, sums, n);
     return 0.0f;
   }
   float x_buffer[kRun], delta_buffer[kRun];
   T out[kRun];
-  const float* x = gathered(at.x, n, x_buffer);
-  const float* delta = gathered(at.delta, n, delta_buffer);
+  const float* x = gathered(run.x, n, x_buffer);
+  const float* delta = gathered(run.delta, n, delta_buffer);
   float sum = 0.0f;
   if (one) {
     sum = backward_dense<wanted>(x, delta, *lambda, out, n);
@@ -115,7 +115,7 @@ float backward_run(const BackwardOperands<T>& at, float* sums, int64_t n) {
     backward_dense_each<wanted>(x, delta, lambda, out, sums, n);
   }
   if (wanted & kInput) {
-    for (int64_t i = 0; i < n; ++i) at.dx.start[i * at.dx.stride] = out[i];
+    for (int64_t i = 0; i < n; ++i) run.dx.start[i * run.dx.stride] = out[i];
   }
   return sum;
 }
@@ -127,12 +127,12 @@ Operand<T> at(T* start, const Loops& loops, int operand, int64_t offset, int64_t
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The three ways in which a sum over elements is cut up, by where λ varies
+// The two passes. Backward cuts its sums up in one of three ways, by where λ varies
 
 // Operands: x, λ, y.
 template <class T>
 void forward(const Loops& loops, const T* x, const float* hardness, T* y, int threads) {
-  for_each_run(loops, threads, [&](int64_t, const int64_t* offset, int64_t start, int64_t n) {
+  for_each_run(loops, Units(loops), threads, [&](int64_t, const int64_t* offset, int64_t start, int64_t n) {
     forward_run<T>(at(x, loops, 0, offset[0], start), at(hardness, loops, 1, offset[1], start),
                    at(y, loops, 2, offset[2], start), n);
   });
@@ -150,8 +150,9 @@ BackwardOperands<T> operands(const Loops& loops, const T* x, const T* delta, con
 template <int wanted, class T>
 void backward_flat(const Loops& loops, const T* x, const T* delta, const float* hardness, T* dx, double* dhardness,
                    int threads) {
-  std::vector<double> sums(wanted & kHardness ? unit_count(loops) : 0);
-  for_each_run(loops, threads, [&](int64_t unit, const int64_t* offset, int64_t start, int64_t n) {
+  const Units units(loops);
+  std::vector<double> sums(wanted & kHardness ? units.count : 0);
+  for_each_run(loops, units, threads, [&](int64_t unit, const int64_t* offset, int64_t start, int64_t n) {
     float unused[kRun];
     const auto where = operands(loops, x, delta, hardness, dx, offset, start);
     const float sum = backward_run<wanted>(where, unused, n);

@@ -56,33 +56,34 @@ inline int64_t rows_of(const Loops& loops) {
   return rows;
 }
 
-// All elements, cut into units of whole runs; `body(unit, offsets, start, length)` for each run.
+// How all elements are cut: rows into runs, and consecutive runs into units. By the sizes alone.
+struct Units {
+  explicit Units(const Loops& loops)
+      : inner(loops.sizes[loops.axes - 1]),
+        runs_per_row(ceil_div(inner, kRun)),
+        runs(rows_of(loops) * runs_per_row),
+        runs_per_unit(std::max<int64_t>(1, kUnit / std::min(inner, kRun))),
+        count(ceil_div(runs, runs_per_unit)) {}
+
+  int64_t inner, runs_per_row, runs, runs_per_unit, count;
+};
+
+// `body(unit, offsets, start, length)` for each run of each unit.
 template <class Body>
-void for_each_run(const Loops& loops, int threads, const Body& body) {
-  const int64_t inner = loops.sizes[loops.axes - 1];
-  const int64_t runs_per_row = ceil_div(inner, kRun);
-  const int64_t runs = rows_of(loops) * runs_per_row;
-  const int64_t runs_per_unit = std::max<int64_t>(1, kUnit / std::min(inner, kRun));
-  const int64_t units = ceil_div(runs, runs_per_unit);
+void for_each_run(const Loops& loops, const Units& units, int threads, const Body& body) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t unit = 0; unit < units; ++unit) {
-    const int64_t first = unit * runs_per_unit, last = std::min(runs, first + runs_per_unit);
-    Walk walk(loops, first / runs_per_row);
-    int64_t segment = first % runs_per_row;
+  for (int64_t unit = 0; unit < units.count; ++unit) {
+    const int64_t first = unit * units.runs_per_unit, last = std::min(units.runs, first + units.runs_per_unit);
+    Walk walk(loops, first / units.runs_per_row);
+    int64_t segment = first % units.runs_per_row;
     for (int64_t run = first; run < last; ++run) {
-      body(unit, walk.offset, segment * kRun, std::min(kRun, inner - segment * kRun));
-      if (++segment == runs_per_row) {
+      body(unit, walk.offset, segment * kRun, std::min(kRun, units.inner - segment * kRun));
+      if (++segment == units.runs_per_row) {
         segment = 0;
         walk.next();
       }
     }
   }
-}
-
-inline int64_t unit_count(const Loops& loops) {
-  const int64_t inner = loops.sizes[loops.axes - 1];
-  const int64_t runs = rows_of(loops) * ceil_div(inner, kRun);
-  return ceil_div(runs, std::max<int64_t>(1, kUnit / std::min(inner, kRun)));
 }
 
 }  // namespace
