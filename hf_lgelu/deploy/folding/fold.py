@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_lgelu.deploy.folding.dataflow import trace_sites
+from hf_lgelu.deploy.dataflow.trace import trace_sites
 from hf_lgelu.deploy.folding.plan import FoldPlan, plan_fold
 from hf_lgelu.models.config_keys import (
     ERF_GELU_NAMES,

@@ -4,7 +4,7 @@ from math import prod
 
 from torch.fx import Node
 
-from hf_lgelu.deploy.folding.dataflow import operation_name, shape_of, uses_once
+from hf_lgelu.deploy.dataflow.trace import operation_name, shape_of, uses_once
 
 _SAME_ELEMENTS = frozenset(
     (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from hf_lgelu.deploy.folding.affine_operations import AffineOperation, read_affine
-from hf_lgelu.deploy.folding.dataflow import DataFlow, describe, is_site, operation_name, users, uses_once
+from hf_lgelu.deploy.dataflow.affine_operations import AffineOperation, read_affine
+from hf_lgelu.deploy.dataflow.trace import DataFlow, describe, is_site, operation_name, users, uses_once
 from hf_lgelu.deploy.folding.homogeneous_operations import axis_after, axis_before, is_homogeneous, operands
 
 

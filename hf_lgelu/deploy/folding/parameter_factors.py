@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from hf_lgelu.deploy.folding.affine_operations import AffineOperation
-from hf_lgelu.deploy.folding.dataflow import describe, shape_of
+from hf_lgelu.deploy.dataflow.affine_operations import AffineOperation
+from hf_lgelu.deploy.dataflow.trace import describe, shape_of
 from hf_lgelu.deploy.folding.neighbours import NotFoldableError
 
 

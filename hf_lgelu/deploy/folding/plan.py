@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.deploy.folding.affine_operations import AffineOperation
-from hf_lgelu.deploy.folding.dataflow import DataFlow, describe
+from hf_lgelu.deploy.dataflow.affine_operations import AffineOperation
+from hf_lgelu.deploy.dataflow.trace import DataFlow, describe
 from hf_lgelu.deploy.folding.neighbours import NotFoldableError, find_neighbours
 from hf_lgelu.deploy.folding.parameter_factors import along_input, along_output
 from hf_lgelu.models.sites import ActivationSite

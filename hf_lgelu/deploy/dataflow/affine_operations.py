@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from hf_lgelu.deploy.folding.dataflow import DataFlow, operation_name, shape_of
+from hf_lgelu.deploy.dataflow.trace import DataFlow, operation_name, shape_of
 
 _CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
 _TRANSPOSED = frozenset(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"))
