@@ -1,0 +1,142 @@
+"""Sums over rows from which a ridge is solved and scored: memory does not grow with the rows."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
+from torch import Tensor
+
+_ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are float64
+_SUMS = ("feature_sum", "residual_sum", "target_sum", "gram", "cross", "residual_square", "target_square")
+
+
+@dataclass(eq=False)
+class Moments:
+    """Sums over rows of features x, residuals r and targets t, each for g groups; all float64.
+
+    Args:
+        count: rows.
+        feature_sum: Σx, (g, d).
+        residual_sum: Σr, (g, m).
+        target_sum: Σt, (g, m).
+        gram: Σxxᵀ, (g, d, d).
+        cross: Σxrᵀ, (g, d, m).
+        residual_square: Σ‖r‖² over all groups, a scalar.
+        target_square: Σ‖t‖² over all groups, a scalar.
+    """
+
+    count: int
+    feature_sum: Tensor
+    residual_sum: Tensor
+    target_sum: Tensor
+    gram: Tensor
+    cross: Tensor
+    residual_square: Tensor
+    target_square: Tensor
+
+    @classmethod
+    def zeros(cls, groups: int, features: int, outputs: int, device: torch.device | str = "cpu") -> "Moments":
+        """Sums over no rows. A device without float64 (mps) has its sums on the CPU."""
+        place = {"dtype": torch.float64, "device": "cpu" if torch.device(device).type == "mps" else device}
+        return cls(
+            count=0,
+            feature_sum=torch.zeros(groups, features, **place),
+            residual_sum=torch.zeros(groups, outputs, **place),
+            target_sum=torch.zeros(groups, outputs, **place),
+            gram=torch.zeros(groups, features, features, **place),
+            cross=torch.zeros(groups, features, outputs, **place),
+            residual_square=torch.zeros((), **place),
+            target_square=torch.zeros((), **place),
+        )
+
+    @torch.no_grad()
+    def add(self, features: Tensor, residuals: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
+        """Adds rows: features (n, g, d), residuals and targets (n, g, m); where `weights` (n,) is False, none.
+
+        Products are taken in the features' dtype, half precision as float32, and never with TF32 or under autocast.
+        """
+        self._check(features, residuals, targets, weights)
+        if weights is not None:
+            features, residuals, targets = (rows[weights] for rows in (features, residuals, targets))
+        if not len(features):
+            return
+        with _full_precision(features.device):
+            for rows in zip(*(rows.split(_ROWS) for rows in (features, residuals, targets)), strict=True):
+                self._add(*(rows.float() if rows.dtype.itemsize < 4 else rows for rows in rows))
+
+    def _add(self, features: Tensor, residuals: Tensor, targets: Tensor) -> None:
+        # Centred before the product: a mean that is large beside the spread would drown it in float32.
+        n, place = len(features), {"device": self.gram.device, "dtype": torch.float64}
+        features, feature_mean = self._centred(features)
+        square = torch.linalg.vector_norm(residuals.to(place["device"]), dtype=torch.float64) ** 2
+        residuals, residual_mean = self._centred(residuals)
+        _, target_mean = self._centred(targets)
+        transposed, residuals = features.permute(1, 2, 0), residuals.to(features.dtype).transpose(0, 1)
+        self.gram.add_((transposed @ features.transpose(0, 1)).to(place["device"]))
+        self.cross.add_((transposed @ residuals).to(place["device"]))
+        self.gram.baddbmm_(n * feature_mean[:, :, None], feature_mean[:, None, :])
+        self.cross.baddbmm_(n * feature_mean[:, :, None], residual_mean[:, None, :])
+        self.count += n
+        self.feature_sum += n * feature_mean
+        self.residual_sum += n * residual_mean
+        self.target_sum += n * target_mean
+        self.residual_square += square
+        self.target_square += torch.linalg.vector_norm(targets.to(place["device"]), dtype=torch.float64) ** 2
+
+    def _centred(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows around their mean, and the mean in float64: what the subtraction left is added to it."""
+        shift = rows.mean(0)
+        rows = rows - shift
+        place = {"device": self.gram.device, "dtype": torch.float64}
+        return rows, shift.to(**place) + rows.mean(0).to(**place)
+
+    def _check(self, features: Tensor, residuals: Tensor, targets: Tensor, weights: Tensor | None) -> None:
+        groups, width, outputs = self.cross.shape
+        rows = features.shape[0] if features.dim() else 0
+        expected = {"features": (rows, groups, width), "residuals": (rows, groups, outputs)}
+        expected["targets"] = expected["residuals"]
+        for (name, shape), given in zip(expected.items(), (features, residuals, targets), strict=True):
+            if tuple(given.shape) != shape or not given.is_floating_point():
+                raise ValueError(f"{name} are {given.dtype} of shape {tuple(given.shape)}; accepted: floats of {shape}")
+        if weights is not None and (weights.dtype != torch.bool or tuple(weights.shape) != (rows,)):
+            raise ValueError(
+                f"weights are {weights.dtype} of shape {tuple(weights.shape)}; accepted: bool of shape ({rows},)"
+            )
+
+    def __add__(self, other: "Moments") -> "Moments":
+        """Sums over the rows of both."""
+        return Moments(self.count + other.count, *(getattr(self, name) + getattr(other, name) for name in _SUMS))
+
+    def __sub__(self, other: "Moments") -> "Moments":
+        """Sums over the rows that are not `other`'s, which must be among these."""
+        return Moments(self.count - other.count, *(getattr(self, name) - getattr(other, name) for name in _SUMS))
+
+    def is_finite(self) -> bool:
+        """Whether no sum overflowed or met a nan or an infinity."""
+        return all(bool(getattr(self, name).isfinite().all()) for name in _SUMS)
+
+    def reduce_over_processes(self) -> "Moments":
+        """Sums over the rows of all processes, the same on each; itself where there is one process."""
+        if PartialState().num_processes == 1:
+            return self
+        count = torch.tensor(self.count, device=self.gram.device)
+        sums = (reduce(getattr(self, name), reduction="sum") for name in _SUMS)
+        return Moments(int(reduce(count, reduction="sum")), *sums)
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """float32 products as float32: TF32's error is larger than the least strength of the ridge can bear."""
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    chosen = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for backend, precision in zip(backends, chosen, strict=True):
+            backend.fp32_precision = precision

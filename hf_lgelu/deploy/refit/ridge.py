@@ -1,0 +1,176 @@
+"""The change of a linear map's weights that brings its outputs to the targets: ridge towards the weights it has."""
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hf_lgelu.deploy.refit.moments import Moments
+
+# α, relative to the mean eigenvalue of the features' covariance. The floor is a safety device: duplicated rows and
+# cross-validation on few rows choose strengths below it that are far off elsewhere.
+STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
+_WIDEST_CROSS_VALIDATED = 2048  # beyond, one fold is held out: four factorizations of that size would take the time
+_NO_SPREAD = 1e-12  # variance of the features beside their mean square: rounding, not information
+
+Choice = Literal["kept", "bias only", "refit"]
+
+
+@dataclass(frozen=True)
+class RidgeFit:
+    """The chosen change of a linear map.
+
+    Args:
+        choice: "kept" (no change), "bias only" or "refit".
+        strength: α of a refit, else None.
+        weight_change: (g, m, d), float64; g groups, m outputs and d features of each.
+        bias_change: (g, m), float64.
+        error_before: ‖ŷ − y‖² / ‖y − ȳ‖² over the rows held out, with the weights kept; None without
+            cross-validation, or where the targets do not vary.
+        error_after: the same with the choice.
+    """
+
+    choice: Choice
+    strength: float | None
+    weight_change: Tensor
+    bias_change: Tensor
+    error_before: float | None
+    error_after: float | None
+
+
+@dataclass(frozen=True)
+class _Deviations:
+    """Second moments around the means; around zero, with means of zero, for a map without a bias."""
+
+    count: int
+    feature_mean: Tensor
+    residual_mean: Tensor
+    gram: Tensor
+    cross: Tensor
+    residual_square: Tensor
+    scale: Tensor  # (g,) mean eigenvalue of gram, zero where the features do not vary
+
+    @classmethod
+    def of(cls, moments: Moments, intercept: bool) -> "_Deviations":
+        n, square = moments.count, moments.residual_square
+        gram, cross = moments.gram, moments.cross
+        x, r = moments.feature_sum / n, moments.residual_sum / n
+        if intercept:
+            gram = torch.baddbmm(gram, x[:, :, None], x[:, None, :], alpha=-n)
+            cross = torch.baddbmm(cross, x[:, :, None], r[:, None, :], alpha=-n)
+            square = square - n * r.square().sum()
+        else:
+            x, r = torch.zeros_like(x), torch.zeros_like(r)
+        scale, raw = (_mean_diagonal(matrix) for matrix in (gram, moments.gram))
+        return cls(n, x, r, gram, cross, square, torch.where(scale > _NO_SPREAD * raw, scale, 0.0))
+
+    def solve(self, strength: float | None) -> tuple[Tensor, Tensor]:
+        """(weight change transposed (g, d, m), bias change (g, m)); a strength of None leaves the weights."""
+        if strength is None:
+            return torch.zeros_like(self.cross), self.residual_mean
+        varies = self.scale > 0
+        system = self.gram * varies[:, None, None]
+        system.diagonal(dim1=1, dim2=2).add_(torch.where(varies, strength * self.scale, 1.0)[:, None])
+        try:
+            factor = torch.linalg.cholesky(system)
+        except torch.linalg.LinAlgError as error:
+            raise ValueError(
+                f"strength {strength} is too small for these features: their moments are singular to rounding"
+            ) from error
+        change = torch.cholesky_solve(self.cross * varies[:, None, None], factor)
+        return change, self.residual_mean - _apply(change, self.feature_mean)
+
+    def squared_error(self, change: Tensor, bias_change: Tensor) -> Tensor:
+        """Σ‖r − Δx − δb‖² over these rows, a scalar; `change` is Δᵀ."""
+        gap = self.residual_mean - bias_change - _apply(change, self.feature_mean)
+        explained = 2 * (change * self.cross).sum() - (change * (self.gram @ change)).sum()
+        return (self.residual_square - explained + self.count * gap.square().sum()).clamp(min=0)
+
+
+@torch.no_grad()
+def solve_ridge(moments: Moments, strength: float, *, intercept: bool) -> tuple[Tensor, Tensor]:
+    """The ridge of one strength: min Σ‖r − Δx − δb‖² + α·s·‖Δ‖² for each group, s the mean eigenvalue.
+
+    The intercept δb is not penalized; without one, s and the sums are those around zero. Features that do not vary
+    (dead units) get no change.
+
+    Returns:
+        (Δ (g, m, d), δb (g, m)), float64.
+    """
+    if not 0 < strength < float("inf"):
+        raise ValueError(f"strength is {strength}; accepted: a finite number above 0")
+    _check([moments])
+    change, bias_change = _Deviations.of(moments, intercept).solve(strength)
+    return change.mT.contiguous(), bias_change
+
+
+@torch.no_grad()
+def fit_ridge(folds: Sequence[Moments], *, intercept: bool) -> RidgeFit:
+    """Chooses between no change, a change of the bias alone and the strengths, and fits the choice on all folds.
+
+    Candidates are fitted on the other folds and scored on the fold left out; of equal ones the lesser change is
+    taken. Above a width of 2,048 only the first fold is left out. One fold alone: the least strength, no errors.
+    Without an intercept there is no change of the bias alone.
+    """
+    _check(folds)
+    if len(folds) == 1:
+        return RidgeFit("refit", STRENGTHS[0], *solve_ridge(folds[0], STRENGTHS[0], intercept=intercept), None, None)
+    candidates: list[tuple[Choice, float | None]] = [("refit", strength) for strength in reversed(STRENGTHS)]
+    candidates = [("kept", None), *([("bias only", None)] if intercept else []), *candidates]
+    errors, targets = torch.zeros(len(candidates), dtype=torch.float64), None
+    for fitted, held_out in _splits(folds):
+        fitted, unseen = _Deviations.of(fitted, intercept), _Deviations.of(held_out, intercept)
+        scores = [unseen.squared_error(*_change(fitted, candidate)) for candidate in candidates]
+        errors += torch.stack(scores).cpu()
+        targets = held_out if targets is None else targets + held_out
+    best = int(errors.argmin())  # the first of equal ones
+    change, bias_change = _change(_Deviations.of(reduce(operator.add, folds), intercept), candidates[best])
+    before, after = (_relative(float(errors[index]), targets) for index in (0, best))
+    return RidgeFit(*candidates[best], change.mT.contiguous(), bias_change, before, after)
+
+
+def _change(fitted: _Deviations, candidate: tuple[Choice, float | None]) -> tuple[Tensor, Tensor]:
+    if candidate[0] == "kept":
+        return torch.zeros_like(fitted.cross), torch.zeros_like(fitted.residual_mean)
+    return fitted.solve(candidate[1])
+
+
+def _splits(folds: Sequence[Moments]) -> Iterator[tuple[Moments, Moments]]:
+    """(what to fit on, what to score on)."""
+    if folds[0].gram.shape[-1] > _WIDEST_CROSS_VALIDATED:
+        yield reduce(operator.add, folds[1:]), folds[0]
+        return
+    total = reduce(operator.add, folds)
+    for fold in folds:
+        yield total - fold, fold
+
+
+def _relative(squared_error: float, targets: Moments) -> float | None:
+    spread = float(targets.target_square - targets.target_sum.square().sum() / targets.count)
+    return squared_error / spread if spread > _NO_SPREAD * float(targets.target_square) else None
+
+
+def _check(folds: Sequence[Moments]) -> None:
+    if not folds:
+        raise ValueError("no fold of moments; accepted: one or more")
+    shapes = {tuple(fold.cross.shape) for fold in folds}
+    if len(shapes) > 1:
+        raise ValueError(f"folds of different groups, features and outputs: {sorted(shapes)}")
+    if not all(fold.count for fold in folds):
+        raise ValueError(f"folds of {[fold.count for fold in folds]} rows; accepted: at least one row in each")
+    if not all(fold.is_finite() for fold in folds):
+        raise ValueError("moments are not finite: features, residuals or targets hold nan, inf or overflow float32")
+
+
+def _mean_diagonal(matrices: Tensor) -> Tensor:
+    """The mean eigenvalue of each of (g, d, d)."""
+    return matrices.diagonal(dim1=1, dim2=2).mean(1)
+
+
+def _apply(change: Tensor, mean: Tensor) -> Tensor:
+    """Δx of (g, d, m) and (g, d): (g, m)."""
+    return (change.mT @ mean[:, :, None]).squeeze(2)
