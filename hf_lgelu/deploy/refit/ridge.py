@@ -68,10 +68,8 @@ class _Deviations:
         scale, raw = (_mean_diagonal(matrix) for matrix in (gram, moments.gram))
         return cls(n, x, r, gram, cross, square, torch.where(scale > _NO_SPREAD * raw, scale, 0.0))
 
-    def solve(self, strength: float | None) -> tuple[Tensor, Tensor]:
-        """(weight change transposed (g, d, m), bias change (g, m)); a strength of None leaves the weights."""
-        if strength is None:
-            return torch.zeros_like(self.cross), self.residual_mean
+    def solve(self, strength: float) -> tuple[Tensor, Tensor]:
+        """(weight change transposed (g, d, m), bias change (g, m))."""
         varies = self.scale > 0
         system = self.gram * varies[:, None, None]
         system.diagonal(dim1=1, dim2=2).add_(torch.where(varies, strength * self.scale, 1.0)[:, None])
@@ -84,11 +82,13 @@ class _Deviations:
         change = torch.cholesky_solve(self.cross * varies[:, None, None], factor)
         return change, self.residual_mean - _apply(change, self.feature_mean)
 
-    def squared_error(self, change: Tensor, bias_change: Tensor) -> Tensor:
-        """Σ‖r − Δx − δb‖² over these rows, a scalar; `change` is Δᵀ."""
-        gap = self.residual_mean - bias_change - _apply(change, self.feature_mean)
-        explained = 2 * (change * self.cross).sum() - (change * (self.gram @ change)).sum()
-        return (self.residual_square - explained + self.count * gap.square().sum()).clamp(min=0)
+    def squared_error(self, change: Tensor | None, bias_change: Tensor) -> Tensor:
+        """Σ‖r − Δx − δb‖² over these rows, a scalar; `change` is Δᵀ, None for Δ = 0."""
+        error, gap = self.residual_square, self.residual_mean - bias_change
+        if change is not None:
+            error = error + (change * torch.baddbmm(self.cross, self.gram, change, beta=-2)).sum()
+            gap = gap - _apply(change, self.feature_mean)
+        return (error + self.count * gap.square().sum()).clamp(min=0)
 
 
 @torch.no_grad()
@@ -128,15 +128,19 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool) -> RidgeFit:
         errors += torch.stack(scores).cpu()
         targets = held_out if targets is None else targets + held_out
     best = int(errors.argmin())  # the first of equal ones
-    change, bias_change = _change(_Deviations.of(reduce(operator.add, folds), intercept), candidates[best])
+    everything = _Deviations.of(reduce(operator.add, folds), intercept)
+    change, bias_change = _change(everything, candidates[best])
+    change = torch.zeros_like(everything.cross) if change is None else change
     before, after = (_relative(float(errors[index]), targets) for index in (0, best))
     return RidgeFit(*candidates[best], change.mT.contiguous(), bias_change, before, after)
 
 
-def _change(fitted: _Deviations, candidate: tuple[Choice, float | None]) -> tuple[Tensor, Tensor]:
-    if candidate[0] == "kept":
-        return torch.zeros_like(fitted.cross), torch.zeros_like(fitted.residual_mean)
-    return fitted.solve(candidate[1])
+def _change(fitted: _Deviations, candidate: tuple[Choice, float | None]) -> tuple[Tensor | None, Tensor]:
+    """(Δᵀ or None for zero, δb)."""
+    choice, strength = candidate
+    if strength is not None:
+        return fitted.solve(strength)
+    return None, torch.zeros_like(fitted.residual_mean) if choice == "kept" else fitted.residual_mean
 
 
 def _splits(folds: Sequence[Moments]) -> Iterator[tuple[Moments, Moments]]:
