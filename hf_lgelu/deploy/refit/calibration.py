@@ -1,0 +1,216 @@
+"""What a user may pass as calibration inputs, read as batches on the CPU."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+LABEL_KEYS = ("labels", "label")
+"""Taken out of a mapping of inputs: the refit needs no labels, only the metrics of the report do."""
+
+BARE = ""
+"""The name under which `Batch.tensors` lists inputs that are one tensor."""
+
+_DATASET_BATCH = 256
+_CONSTANTS = (bool, int, float, str, type(None))
+_WHAT_TO_PASS = (
+    "Pass a tensor or a mapping of tensors whose leading axis counts units (rows, sequences, images), a dataset, "
+    "a DataLoader, or an iterable of batches"
+)
+_WHAT_TO_DO = (
+    "Prepare the inputs first (tokenizer, image processor), drop the columns that the model does not take, "
+    "or pass collate, which makes a batch of tensors from a list of items"
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs of a model, on the CPU.
+
+    Args:
+        inputs: a tensor, or what the model takes by name. The leading axis of every tensor counts units.
+        labels: one entry per unit, or None.
+    """
+
+    inputs: Tensor | dict[str, Any]
+    labels: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors among the inputs by name."""
+        if isinstance(self.inputs, Tensor):
+            return {BARE: self.inputs}
+        return {name: value for name, value in self.inputs.items() if isinstance(value, Tensor)}
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The other inputs, e.g. {"use_cache": False}."""
+        if isinstance(self.inputs, Tensor):
+            return {}
+        return {name: value for name, value in self.inputs.items() if not isinstance(value, Tensor)}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+
+def read_batches(
+    calibration: Any,
+    *,
+    batch_size: int | None = None,
+    collate: Callable[[Any], Any] | None = None,
+    max_units: int | None = None,
+) -> Iterator[Batch]:
+    """The calibration inputs as batches, each read once.
+
+    Args:
+        calibration: a tensor or a mapping of tensors with all units; a DataLoader or any other iterable of batches
+            (tensor, mapping of tensors, `(inputs, labels)`); a dataset, whose items are collated.
+        batch_size: units read at a time from a dataset (256 by default); nothing else depends on it.
+        collate: makes a batch of a list of a dataset's items; by default numbers, tensors and lists of equal length
+            become tensors.
+        max_units: at most so many units: evenly spaced ones of a tensor or a dataset with a length, because files are
+            often sorted by class, and the first ones of an iterable.
+
+    Raises:
+        TypeError: something is neither a tensor nor a plain constant.
+        ValueError: axes that do not agree, items that cannot be stacked, a count below 1, or collate without a dataset.
+    """
+    for name, value in (("batch_size", batch_size), ("max_units", max_units)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if isinstance(calibration, Tensor | np.ndarray | Mapping):
+        _reject_collate(collate, calibration)
+        whole = _batch(calibration)
+        numbers = _evenly_spaced(len(whole), max_units)
+        yield whole if len(numbers) == len(whole) else take_units(whole, torch.tensor(numbers))
+        return
+    yield from _first_units(map(_batch, _raw_batches(calibration, batch_size, collate, max_units)), max_units)
+
+
+def take_units(batch: Batch, numbers: slice | Tensor) -> Batch:
+    """Some units of a batch; a slice makes views."""
+    labels = None if batch.labels is None else batch.labels[numbers]
+    if isinstance(batch.inputs, Tensor):
+        return Batch(batch.inputs[numbers], labels)
+    return Batch(batch.inputs | {name: value[numbers] for name, value in batch.tensors.items()}, labels)
+
+
+def _raw_batches(calibration: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterable:
+    """Batches as the user's objects give them."""
+    size = batch_size or _DATASET_BATCH
+    # A generator of its own keeps the DataLoader from drawing from torch's global one.
+    options = {"batch_size": size, "collate_fn": collate or _collate, "generator": torch.Generator()}
+    if isinstance(calibration, IterableDataset):
+        return DataLoader(calibration, **options)
+    indexable = hasattr(calibration, "__getitem__") and hasattr(calibration, "__len__")
+    # A plain list holds batches, unless collate says that it holds items.
+    if indexable and (collate is not None or not isinstance(calibration, Sequence)):
+        return DataLoader(calibration, sampler=_evenly_spaced(len(calibration), max_units), **options)
+    _reject_collate(collate, calibration)
+    if isinstance(calibration, str | bytes) or not isinstance(calibration, Iterable):
+        raise TypeError(f"{type(calibration).__name__} cannot be read as calibration inputs. {_WHAT_TO_PASS}")
+    return calibration
+
+
+def _reject_collate(collate: Callable | None, calibration: Any) -> None:
+    if collate is not None:
+        raise ValueError(
+            f"collate makes batches of a dataset's items, but the calibration inputs are a "
+            f"{type(calibration).__name__}, which holds batches; leave collate out or pass a dataset"
+        )
+
+
+def _evenly_spaced(available: int, wanted: int | None) -> range | list[int]:
+    if wanted is None or wanted >= available:
+        return range(available)
+    return [number * available // wanted for number in range(wanted)]
+
+
+def _first_units(batches: Iterable[Batch], wanted: int | None) -> Iterator[Batch]:
+    if wanted is None:
+        yield from batches
+        return
+    for batch in batches:
+        yield batch if len(batch) <= wanted else take_units(batch, slice(wanted))
+        wanted -= min(wanted, len(batch))
+        if wanted == 0:
+            return
+
+
+def _collate(items: Any) -> Any:
+    """`default_collate`, with lists of numbers as tensors; a dataset with `__getitems__` may give a whole batch."""
+    if isinstance(items, Mapping | Tensor):
+        return items
+    try:
+        if isinstance(items[0], Mapping):
+            items = [{name: _listed(value) for name, value in item.items()} for item in items]
+        return default_collate(items)
+    except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        raise ValueError(
+            f"the dataset's items, e.g. {_in_short(items[0])}, do not become a batch: {error}. Sequences must have "
+            f"equal lengths here. {_WHAT_TO_DO}, e.g. transformers.DataCollatorWithPadding(tokenizer)"
+        ) from error
+
+
+def _listed(value: Any) -> Any:
+    """A list of numbers, however deep, as a tensor; anything else as it is."""
+    first = value
+    while isinstance(first, list) and first:
+        first = first[0]
+    return torch.tensor(value) if isinstance(value, list) and isinstance(first, bool | int | float) else value
+
+
+def _in_short(item: Any) -> str:
+    if isinstance(item, Mapping):
+        return "{" + ", ".join(f"{name}: {type(value).__name__}" for name, value in item.items()) + "}"
+    return type(item).__name__
+
+
+def _batch(raw: Any) -> Batch:
+    """One batch as the user gave it, checked and on the CPU."""
+    inputs, labels = raw, None
+    if isinstance(raw, list | tuple):
+        if not 1 <= len(raw) <= 2:
+            raise ValueError(
+                f"a batch that is a {type(raw).__name__} must be (inputs,) or (inputs, labels), got {len(raw)} "
+                "entries. Name several inputs in a mapping, as the model's forward names them"
+            )
+        inputs, labels = (*raw, None)[:2]
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)
+        named = [inputs.pop(key) for key in LABEL_KEYS if key in inputs]
+        labels = named[0] if labels is None and named else labels
+        inputs = {str(name): _value(str(name), value) for name, value in inputs.items()}
+    else:
+        inputs = _tensor("the inputs", inputs)
+    batch = Batch(inputs, None if labels is None else _tensor("the labels", labels))
+    _check_axes(batch)
+    return batch
+
+
+def _value(name: str, value: Any) -> Any:
+    return value if isinstance(value, _CONSTANTS) else _tensor(f"input {name!r}", value)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor | np.ndarray):
+        raise TypeError(f"{name} of a batch must be a tensor, got {_in_short(value)}. {_WHAT_TO_PASS}. {_WHAT_TO_DO}")
+    return torch.as_tensor(value).detach().cpu()
+
+
+def _check_axes(batch: Batch) -> None:
+    tensors = batch.tensors
+    if not tensors:
+        raise ValueError(f"a batch has no tensor among its inputs {sorted(batch.constants)}. {_WHAT_TO_PASS}")
+    shapes = {name or "inputs": tuple(value.shape) for name, value in tensors.items()}
+    if batch.labels is not None:
+        shapes["labels"] = tuple(batch.labels.shape)
+    if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+        raise ValueError(
+            f"the leading axis of every tensor of a batch must count its units, got shapes {shapes}. "
+            "Repeat what is shared by all units, e.g. with expand"
+        )
