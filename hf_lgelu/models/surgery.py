@@ -85,7 +85,7 @@ def replace_activations(
         ValueError: nothing to replace, or an argument is wrong. The model is then unchanged.
         RuntimeError: the model is wrapped for distributed training or scripted.
     """
-    model = _operable(model)
+    model = operable_module(model)
     granularity = check_granularity(granularity).name
     kinds = check_kinds(kinds)
     sites = _found(model, kinds, include)
@@ -126,7 +126,7 @@ def substitute_relu(
         RuntimeError: wrapped or scripted model, or (UnsupportedConfigError) a config with no key that says
             ReLU at exactly these sites. The model is then unchanged.
     """
-    model = _operable(model)
+    model = operable_module(model)
     kinds = check_kinds(kinds)
     sites = _found(model, kinds, None)
     modules = [nn.ReLU() for _ in sites]
@@ -153,7 +153,7 @@ class ReluSubstitution:
     """`relu_substitution` for a model that goes to and fro, batch by batch: sites are looked for once."""
 
     def __init__(self, model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> None:
-        self._model, self._inside = model, _operable(model, temporarily=True)
+        self._model, self._inside = model, operable_module(model, temporarily=True)
         self._sites = _found(self._inside, check_kinds(kinds), None)
         self._relus = [nn.ReLU() for _ in self._sites]
 
@@ -171,7 +171,7 @@ class ReluSubstitution:
         return self._model is model and all(site.is_in_place(self._inside) for site in self._sites)
 
 
-def _operable(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
+def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
     """The module to operate on, or a RuntimeError with the reason why it must not be touched."""
     if isinstance(model, torch._dynamo.OptimizedModule):
         model = model._orig_mod  # the compiled wrapper guards on the modules inside and compiles again

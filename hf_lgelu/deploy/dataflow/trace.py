@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, library, nn
+from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
@@ -92,6 +93,11 @@ def trace_sites(model: nn.Module, sites: Sequence[ActivationSite], example_input
 
     Raises ValueError if the model cannot be traced on these inputs.
     """
+    return read_flow(model, export_sites(model, sites, example_inputs))
+
+
+def export_sites(model: nn.Module, sites: Sequence[ActivationSite], example_inputs: ExampleInputs) -> ExportedProgram:
+    """The forward pass that `trace_sites` reads, as a program that can be executed. Raises ValueError like it."""
     run_example(model, example_inputs)  # inputs that do not fit are told in the model's own words
     tracer = _Tracer(model)
     try:
@@ -102,12 +108,20 @@ def trace_sites(model: nn.Module, sites: Sequence[ActivationSite], example_input
             f"{type(model).__name__} runs on the example inputs, but torch.export cannot write down its operations, "
             f"from which the layers around each activation are found: {error}"
         ) from error
-    program = tracer.program
-    signature = program.graph_signature
+    return tracer.program
+
+
+def read_flow(model: nn.Module, program: ExportedProgram) -> DataFlow:
+    """The data flow of a program of `export_sites`, without operations whose result nothing uses."""
     graph = program.graph_module.graph
     graph.eliminate_dead_code()
-    names = {node: name.removeprefix(_WRAPPED) for node, name in signature.inputs_to_parameters.items()}
-    return DataFlow(model, graph, names)
+    names = program.graph_signature.inputs_to_parameters
+    return DataFlow(model, graph, {node: stored_name(name) for node, name in names.items()})
+
+
+def stored_name(name: str) -> str:
+    """The name that the model has for a parameter or buffer of a program of `export_sites`."""
+    return name.removeprefix(_WRAPPED)
 
 
 class _Marker(nn.Module):

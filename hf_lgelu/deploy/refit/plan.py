@@ -9,7 +9,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from hf_lgelu.deploy.refit.calibration import Batch
+from hf_lgelu.deploy.refit.calibration import Batch, take_units
 from hf_lgelu.deploy.refit.units import Units, different_structures, distinct_units
 
 FOLDS = 4
@@ -74,6 +74,7 @@ class CalibrationPlan:
         units: units given; `distinct_units` without duplicates and `rows` of those. These and the next two count
             over all processes.
         held_out_units: units of the held-out part, with `held_out_rows` rows.
+        example: one unit that this process has, to run or trace a model on.
     """
 
     folds: tuple[tuple[Chunk, ...], ...]
@@ -83,6 +84,7 @@ class CalibrationPlan:
     rows: int
     held_out_units: int
     held_out_rows: int
+    example: Chunk
 
 
 def plan_calibration(
@@ -120,7 +122,16 @@ def plan_calibration(
         rows=sum(rows),
         held_out_units=len(held_out),
         held_out_rows=sum(rows[number] for number in held_out),
+        example=Chunk(units, (0,), everything.lengths),
     )
+
+
+def cut_batches(batches: Iterable[Batch], chunk_size: int | None = None) -> Iterator[Batch]:
+    """The batches in pieces of at most `chunk_size` units, by default those of `plan_calibration`, as views."""
+    for batch in batches:
+        size = chunk_size or _units_at_once(batch)
+        for start in range(0, len(batch), size):
+            yield take_units(batch, slice(start, start + size))
 
 
 @dataclass(frozen=True)

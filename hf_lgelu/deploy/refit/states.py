@@ -1,0 +1,63 @@
+"""Values carried from layer to layer for every chunk of inputs: in memory up to a limit, the rest on disk."""
+
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+MEMORY_LIMIT = 2 * 2**30
+"""Bytes of carried values that stay in memory; what is beyond goes to the folder for temporary files."""
+
+
+class CarriedStates:
+    """One state a chunk: a dict of tensors (or tuples of them, or numbers). Use as a context manager."""
+
+    def __init__(self, memory_limit: int = MEMORY_LIMIT) -> None:
+        self._limit, self._used = memory_limit, 0
+        self._kept: dict[Any, tuple[Any, int]] = {}
+        self._folder: tempfile.TemporaryDirectory | None = None
+
+    def __enter__(self) -> "CarriedStates":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._kept.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def put(self, key: Any, state: dict[str, Any]) -> None:
+        """Keep a state under a key that holds none."""
+        size = _bytes(state)
+        if self._used + size <= self._limit:
+            self._used += size
+            self._kept[key] = (state, size)
+            return
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="hf_lgelu-")
+        path = Path(self._folder.name, f"{len(self._kept)}-{abs(hash(key))}.pt")
+        torch.save(state, path)
+        self._kept[key] = (path, 0)
+
+    def take(self, key: Any) -> dict[str, Any]:
+        """Give the state back, and keep it no longer; an empty one where there was none."""
+        state, size = self._kept.pop(key, ({}, 0))
+        self._used -= size
+        if isinstance(state, Path):
+            loaded = torch.load(state)
+            state.unlink()
+            return loaded
+        return state
+
+
+def _bytes(state: dict[str, Any]) -> int:
+    """Each storage once: views share one."""
+    storages = {
+        leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes()
+        for leaf in pytree.tree_leaves(state)
+        if isinstance(leaf, Tensor)
+    }
+    return sum(storages.values())
