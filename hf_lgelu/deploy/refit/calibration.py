@@ -146,9 +146,7 @@ def _collate(items: Any) -> Any:
     if isinstance(items, Mapping | Tensor):
         return items
     try:
-        if isinstance(items[0], Mapping):
-            items = [{name: _listed(value) for name, value in item.items()} for item in items]
-        return default_collate(items)
+        return default_collate([_with_tensors(item) for item in items])
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise ValueError(
             f"the dataset's items, e.g. {_in_short(items[0])}, do not become a batch: {error}. Sequences must have "
@@ -156,8 +154,12 @@ def _collate(items: Any) -> Any:
         ) from error
 
 
-def _listed(value: Any) -> Any:
-    """A list of numbers, however deep, as a tensor; anything else as it is."""
+def _with_tensors(value: Any) -> Any:
+    """An item whose lists of numbers, however deep, are tensors: `default_collate` would take them for columns."""
+    if isinstance(value, Mapping):
+        return {name: _with_tensors(entry) for name, entry in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_with_tensors, value))
     first = value
     while isinstance(first, list) and first:
         first = first[0]
@@ -197,7 +199,8 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _tensor(name: str, value: Any) -> Tensor:
-    if not isinstance(value, Tensor | np.ndarray):
+    numeric = isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
+    if not numeric:
         raise TypeError(f"{name} of a batch must be a tensor, got {_in_short(value)}. {_WHAT_TO_PASS}. {_WHAT_TO_DO}")
     return torch.as_tensor(value).detach().cpu()
 
