@@ -53,7 +53,7 @@ def card_data(
     data = ModelCardData(
         license=license,
         library_name="transformers",
-        pipeline_tag=_task(model_class),
+        pipeline_tag=pipeline_tag(model_class),
         tags=["lambda-gelu", *(["relu", "relufication"] if export == "relu" else [])],
         base_model=base_model or _hub_id(record.config.get("pretrained") if record else None),
         model_name=_name(record, export, repo_id),
@@ -209,7 +209,8 @@ def _name(record: RunRecord | None, export: str, repo_id: str | None) -> str:
     return f"{record.config['benchmark'] if record else 'model'}-{export.replace('_', '-')}"
 
 
-def _task(model_class: str) -> str | None:
+def pipeline_tag(model_class: str) -> str | None:
+    """The Hub's name of what models of this class do; None for a class that is not known here."""
     return next((task for suffix, task in _TASKS.items() if model_class.endswith(suffix)), None)
 
 

@@ -45,7 +45,7 @@ def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
 
 
 def _draw_layers(axis: "Axes", layers: Sequence[LayerRefit]) -> None:
-    axis.set_title("Each layer: error on rows that were not fitted", fontsize=10, loc="left")
+    axis.set_title("Each layer: error on rows that were not fitted", fontsize=10, loc="left", pad=20)
     before, after = ([_shown(error) for error in errors] for errors in _errors(layers))
     if not any(map(math.isfinite, [*before, *after])):
         _write(axis, "not measured:\nno cross-validation under 64 rows")
@@ -69,7 +69,7 @@ def _shown(error: float | None) -> float:
 
 def _draw_networks(axis: "Axes", report: ConversionReport) -> None:
     title, drawn = _series(report)
-    axis.set_title(f"Whole network: {title}" if drawn else "Whole network", fontsize=10, loc="left")
+    axis.set_title(f"Whole network: {title}" if drawn else "Whole network", fontsize=10, loc="left", pad=20)
     if not drawn:
         _write(axis, "not measured:\nno inputs were held out")
         return
@@ -118,4 +118,4 @@ def _finish(axis: "Axes") -> None:
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98), borderpad=0)
+    axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0.2)

@@ -48,9 +48,10 @@ def what_was_done(report: ConversionReport) -> str:
 
 
 def gates_in_words(report: ConversionReport) -> str:
-    """ "12 gates (12 gelu_new)"."""
+    """ "12 gates (GELUActivation)", or "3 gates (2 GELUActivation, 1 SiLUActivation)"."""
     kinds = Counter(report.gates.values())
-    return f"{_count(len(report.gates), 'gate')} ({', '.join(f'{count} {kind}' for kind, count in kinds.items())})"
+    names = [kind if len(kinds) == 1 else f"{count} {kind}" for kind, count in kinds.items()]
+    return f"{_count(len(report.gates), 'gate')} ({', '.join(names)})"
 
 
 def choices_in_words(layers: tuple[LayerRefit, ...]) -> str:

@@ -1,0 +1,85 @@
+"""Rows that a model takes, and what they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+_LOADED_TOGETHER = 64
+"""Rows read at a time; how many are computed at a time is another matter."""
+
+
+class TensorRows(Dataset):
+    """N rows of named tensors, such as {"input_ids": (N, T), "attention_mask": (N, T)}.
+
+    Raises ValueError where the tensors do not have one number of rows.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        if len({len(tensor) for tensor in tensors.values()}) != 1:
+            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+            raise ValueError(f"the tensors must have one number of rows, got {shapes or 'none'}")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: tensor[index] for name, tensor in self.tensors.items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """The rows `indices` as one batch."""
+        return {name: tensor[list(indices)] for name, tensor in self.tensors.items()}
+
+
+@dataclass(frozen=True)
+class InputSet:
+    """Rows that a model takes.
+
+    Args:
+        rows: a data set in memory or on disk; `__getitems__` gives a batch, {name of an argument: tensor}, with
+            "labels" where they are known.
+        description: what they are, in words, such as "mlp-adult, training rows".
+        source: Hub id of the data set, if it is on the Hub.
+    """
+
+    rows: Any
+    description: str
+    source: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batches(self) -> DataLoader:
+        """All rows, in order."""
+        return DataLoader(self.rows, batch_size=_LOADED_TOGETHER, collate_fn=_as_it_is)
+
+    def first(self, count: int) -> dict[str, Tensor]:
+        """The first rows as a batch, without labels."""
+        batch = self.rows.__getitems__(range(min(count, len(self.rows))))
+        return {name: tensor for name, tensor in batch.items() if name != "labels"}
+
+
+def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:
+    """`wanted` different row numbers below `available`, in the order of a seeded permutation; None takes all.
+
+    The same with every version of numpy, and the first of a larger sample with the same seed.
+    """
+    numbers = np.random.RandomState(seed).permutation(available)
+    return numbers if wanted is None else numbers[:wanted]
+
+
+def float_rows(values: Any) -> Tensor:
+    """(N, F) float32 of what numpy takes. Raises ValueError for another shape, or numbers that are not finite."""
+    found = torch.as_tensor(np.asarray(values, dtype=np.float32))
+    if found.ndim != 2 or not found.isfinite().all():
+        raise ValueError(f"features must be finite numbers of shape (rows, features), got shape {tuple(found.shape)}")
+    return found
+
+
+def _as_it_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return batch
