@@ -69,29 +69,30 @@ class Moments:
 
     def _add(self, features: Tensor, residuals: Tensor, targets: Tensor) -> None:
         # Centred before the product: a mean that is large beside the spread would drown it in float32.
-        n, place = len(features), {"device": self.gram.device, "dtype": torch.float64}
-        features, feature_mean = self._centred(features)
-        square = torch.linalg.vector_norm(residuals.to(place["device"]), dtype=torch.float64) ** 2
-        residuals, residual_mean = self._centred(residuals)
-        _, target_mean = self._centred(targets)
+        # Around a shift c = x̄ - δ, Σxrᵀ = Σ(x - c)(r - c')ᵀ + n(x̄r̄ᵀ - δδ'ᵀ).
+        n, device = len(features), self.gram.device
+        self.residual_square += _square(residuals.to(device))
+        self.target_square += _square(targets.to(device))
+        features, of_features = self._centred(features)
+        residuals, of_residuals = self._centred(residuals)
+        _, of_targets = self._centred(targets)
         transposed, residuals = features.permute(1, 2, 0), residuals.to(features.dtype).transpose(0, 1)
-        self.gram.add_((transposed @ features.transpose(0, 1)).to(place["device"]))
-        self.cross.add_((transposed @ residuals).to(place["device"]))
-        self.gram.baddbmm_(n * feature_mean[:, :, None], feature_mean[:, None, :])
-        self.cross.baddbmm_(n * feature_mean[:, :, None], residual_mean[:, None, :])
+        self.gram += (transposed @ features.transpose(0, 1)).to(device)
+        self.cross += (transposed @ residuals).to(device)
+        signed = of_features.mT * of_features.new_tensor([n, -n])
+        self.gram.baddbmm_(signed, of_features)
+        self.cross.baddbmm_(signed, of_residuals)
         self.count += n
-        self.feature_sum += n * feature_mean
-        self.residual_sum += n * residual_mean
-        self.target_sum += n * target_mean
-        self.residual_square += square
-        self.target_square += torch.linalg.vector_norm(targets.to(place["device"]), dtype=torch.float64) ** 2
+        self.feature_sum += n * of_features[:, 0]
+        self.residual_sum += n * of_residuals[:, 0]
+        self.target_sum += n * of_targets[:, 0]
 
     def _centred(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows around their mean, and the mean in float64: what the subtraction left is added to it."""
+        """Rows around almost their mean, and (g, 2, d) in float64: the mean, and how much of it is still in them."""
         shift = rows.mean(0)
         rows = rows - shift
-        place = {"device": self.gram.device, "dtype": torch.float64}
-        return rows, shift.to(**place) + rows.mean(0).to(**place)
+        shift, left = (mean.to(self.gram.device, torch.float64) for mean in (shift, rows.mean(0)))
+        return rows, torch.stack((shift + left, left), dim=1)
 
     def _check(self, features: Tensor, residuals: Tensor, targets: Tensor, weights: Tensor | None) -> None:
         groups, width, outputs = self.cross.shape
@@ -140,3 +141,7 @@ def _full_precision(device: torch.device) -> Iterator[None]:
     finally:
         for backend, precision in zip(backends, chosen, strict=True):
             backend.fp32_precision = precision
+
+
+def _square(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows, dtype=torch.float64) ** 2
