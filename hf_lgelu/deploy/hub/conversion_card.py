@@ -51,8 +51,8 @@ def conversion_card_data(
         data.metrics = list(metrics)
         data.eval_results = [
             EvalResult(
-                task_type=task or "other", dataset_type=provenance.evaluation_source or where, dataset_name=where, metric_type=name,
-                metric_name=f"{name}, second set", metric_value=float(score(name, value)),
+                task_type=task or "other", dataset_type=provenance.evaluation_source or where, dataset_name=where,
+                metric_type=name, metric_name=f"{name}, second set", metric_value=float(score(name, value)),
             )
             for name, value in metrics.items()
         ]  # fmt: skip

@@ -102,6 +102,11 @@ def test_a_few_lines_for_the_terminal():
     assert len(summarize(SMALL).splitlines()) == 1
 
 
+def test_gates_of_one_kind_are_counted_once():
+    assert "1 gate (gelu) became" in render_markdown(dataclasses.replace(REPORT, gates={"act": "gelu"}))
+    assert "2 gates (gelu) became" in render_markdown(dataclasses.replace(REPORT, gates={"a": "gelu", "b": "gelu"}))
+
+
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
