@@ -17,6 +17,7 @@ from hf_lgelu.deploy.piecewise.certificate import certify_substitution
 from hf_lgelu.deploy.piecewise.linear_pieces import local_linear_model
 from hf_lgelu.deploy.pruning.units import prune_units, remove_dead_units
 from hf_lgelu.deploy.pruning.zeros import measure_zeros
+from hf_lgelu.deploy.refit.convert import ConversionRefusedError, convert_to_relu
 from hf_lgelu.deploy.relu import export_relu
 from hf_lgelu.deploy.runtime.int8 import quantize_onnx
 from hf_lgelu.deploy.runtime.onnx_export import export_onnx
@@ -43,6 +44,7 @@ register_auto_classes()
 register_cifar_resnet()
 
 __all__ = [
+    "ConversionRefusedError",
     "HardeningCallback",
     "HardnessLogCallback",
     "LambdaGELU",
@@ -54,6 +56,7 @@ __all__ = [
     "__version__",
     "anneal_hardness",
     "certify_substitution",
+    "convert_to_relu",
     "export_gelu",
     "export_onnx",
     "export_relu",

@@ -151,19 +151,17 @@ class Carrier:
     def _rows(
         self, trace: Trace, chunk: Chunk, index: int, values: _Values, behind: Mapping[Node, Any]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(features, residuals, what the original's contribution would be, mask of rows)."""
+        """(features, residuals, the original's values at the target, mask of rows)."""
         layer = trace.layers.layers[index]
-        first = layer.maps[0]
-        groups, positions = first.geometry.groups, self._positions(layer, chunk, index)
-        change = _wide(values.original[layer.target]) - _wide(behind[layer.target])
-        residuals = _outputs(first, first.target.in_output_layout(change), positions)
-        targets = residuals.clone()
+        first, positions = layer.maps[0], self._positions(layer, chunk, index)
+        original, student = _wide(values.original[layer.target]), _wide(behind[layer.target])
+        residuals, targets = (
+            _outputs(first, first.target.in_output_layout(value), positions) for value in (original - student, original)
+        )
         features = []
         for consumer in layer.maps:
             data = next(known[consumer.data] for known in (values.student, values.same) if consumer.data in known)
             features.append(_features(consumer, data, positions))
-            scale = consumer.target.scale.view(groups, -1).to(targets)
-            targets += scale * _outputs(consumer, _wide(behind[consumer.node]), positions)
         return torch.cat(features, dim=-1), residuals, targets, self._mask(trace, layer, values, len(residuals))
 
     def _mask(self, trace: Trace, layer: Layer, values: _Values, rows: int) -> Tensor | None:
