@@ -92,7 +92,8 @@ def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tenso
 
 def _windows(x: Tensor, geometry: Geometry) -> Tensor:
     """A view (B, *output sizes, C, *kernel) of the padded input."""
-    x = F.pad(x, _padding(geometry)).contiguous()
+    padding = _padding(geometry)
+    x = F.pad(x, padding) if any(padding) else x  # no copy without a need
     sizes = tuple(
         (size - dilation * (kernel - 1) - 1) // stride + 1
         for size, kernel, stride, dilation in zip(
@@ -110,7 +111,6 @@ def _windows(x: Tensor, geometry: Geometry) -> Tensor:
             channel,
             *(step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True)),
         ),
-        x.storage_offset(),
     )
 
 
