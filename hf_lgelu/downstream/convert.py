@@ -1,12 +1,14 @@
 """From a trained smooth checkpoint to a ReLU one without training: refit, report, card, push."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from transformers import PreTrainedModel
@@ -45,7 +47,7 @@ def convert(arguments: ConvertArguments, say: Callable[[str], None] = print) -> 
         ConversionRefusedError: see `convert_to_relu`; what was measured by then is said before.
         OSError, RuntimeError, ImportError: of what loads, converts and writes.
     """
-    folder, state = Path(arguments.output_dir), PartialState()
+    folder, state = Path(arguments.output_dir), _processes()
     _check(arguments, folder)
     require("matplotlib", "benchmarks")  # for the figure; not to be missed when the conversion is done
     tell = say if state.is_main_process else _say_nothing
@@ -67,6 +69,19 @@ def convert(arguments: ConvertArguments, say: Callable[[str], None] = print) -> 
         tell(f"Pushed: {commit.commit_url}")
     state.wait_for_everyone()
     return report
+
+
+def _processes() -> PartialState:
+    """Of accelerate. Raises RuntimeError where several were started that do not know of each other."""
+    # As Accelerator reads it; PartialState alone does not, and every process would take itself for the only one.
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != state.num_processes:
+        raise RuntimeError(
+            f"{started} processes were started, and accelerate knows of {state.num_processes}: each would write the "
+            "same folder. On CPUs, set ACCELERATE_USE_CPU=true"
+        )
+    return state
 
 
 def _check(arguments: ConvertArguments, folder: Path) -> None:
