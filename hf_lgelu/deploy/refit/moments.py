@@ -134,11 +134,16 @@ def _full_precision(device: torch.device) -> Iterator[None]:
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     chosen = [backend.fp32_precision for backend in backends]
     try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
+        overall = torch.get_float32_matmul_precision()
+    except RuntimeError:  # what the backends were set to has no name overall
+        overall = "highest"
+    try:
+        # Sets the backends, too; where they contradict it, cuBLAS may refuse to multiply.
+        torch.set_float32_matmul_precision("highest")
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
+        torch.set_float32_matmul_precision(overall)
         for backend, precision in zip(backends, chosen, strict=True):
             backend.fp32_precision = precision
 

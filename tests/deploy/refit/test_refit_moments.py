@@ -121,20 +121,45 @@ def test_half_precision_rows_are_multiplied_in_float32(dtype):
     assert_equal(of(*mixed), sums(*mixed), rtol=1e-6)
 
 
-def test_products_stay_float32_under_autocast_and_a_lower_precision():
+def _precisions():
+    """What PyTorch's two ways to name it say of float32 products."""
+    try:
+        overall = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        overall = "contradictory"
+    return overall, torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+
+
+def _forget_precisions():
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
+def _old_way():
+    torch.set_float32_matmul_precision("medium")
+    return "medium", "tf32", "bf16"
+
+
+def _new_way():
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    return "contradictory", "tf32", "none"
+
+
+@pytest.mark.parametrize("choose", [_old_way, _new_way])
+def test_products_stay_float32_under_autocast_and_a_lower_precision(choose):
     rows = drawn(500, dtype=torch.float32)
     expected = of(*rows)
-    before = torch.backends.cuda.matmul.fp32_precision
+    _forget_precisions()
     try:
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        chosen = choose()
+        assert _precisions() == chosen
         with torch.autocast("cpu", dtype=torch.bfloat16):
             moments = of(*rows)
-        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert _precisions() == chosen
         with module._full_precision(torch.device("cpu")):
-            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
-            assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+            assert _precisions() == ("highest", "ieee", "ieee")
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        _forget_precisions()
     assert torch.equal(moments.gram, expected.gram)
     assert torch.equal(moments.cross, expected.cross)
 
