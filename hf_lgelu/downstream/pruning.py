@@ -1,13 +1,12 @@
 """Pruning the benchmarks' MLPs: dead units, APoZ and magnitude, with and without fine-tuning."""
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PrinterCallback, set_seed
+from transformers import PreTrainedModel
 
 from hf_lgelu.benchmarks.table import Benchmark, BenchmarkData
 from hf_lgelu.deploy.comparison import compare_models
@@ -16,9 +15,8 @@ from hf_lgelu.deploy.pruning.zeros import measure_zeros
 from hf_lgelu.downstream.evaluate import evaluate
 from hf_lgelu.downstream.measurement import Measurement
 from hf_lgelu.downstream.models import TrainedModel
+from hf_lgelu.downstream.tune import tune
 from hf_lgelu.downstream.zeros import training_batches
-from hf_lgelu.studies.arguments import parse_mapping
-from hf_lgelu.training.trainer import LambdaGELUTrainer
 
 PRUNING_COLUMNS: dict[str, str] = {
     "model": "network",
@@ -129,26 +127,7 @@ def _max_logit_change(model: PreTrainedModel, pruned: PreTrainedModel, batches: 
 
 def finetune(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData, epochs: int, seed: int) -> None:
     """Train `model` for `epochs` more by the benchmark's recipe, rows in an order given by `seed`."""
-    set_seed(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        _, training = parse_mapping(
-            {
-                "benchmark": benchmark.name,
-                "output_dir": folder,
-                "num_train_epochs": epochs,
-                "seed": seed,
-                "eval_strategy": "no",
-                "logging_strategy": "no",
-                "disable_tqdm": True,
-            }
-        )
-        training.require_lambda_gelu = False
-        trainer = LambdaGELUTrainer(
-            model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate
-        )
-        trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
-        trainer.train()
-    model.eval()
+    tune(model, benchmark, data, {"num_train_epochs": epochs}, seed)
 
 
 PRUNING = Measurement(

@@ -23,14 +23,17 @@ MODEL_LABELS = {
 BENCHMARKS = STUDIES["downstream"].benchmarks
 
 _DENSE = ("mlp-digits", "mlp-fmnist")
+_ALL_BUT_CIFAR100 = tuple(name for name in BENCHMARKS if name != "resnet18-cifar100")
 
 MEASURED_ON: dict[str, tuple[str, ...]] = {
-    "int8": tuple(name for name in BENCHMARKS if name != "resnet18-cifar100"),
+    "int8": _ALL_BUT_CIFAR100,
     "verification": _DENSE,
     "zeros": BENCHMARKS,
     "pruning": _DENSE,
     "linear_pieces": _DENSE,
     "certificate": _DENSE,
+    "conversion": _ALL_BUT_CIFAR100,
+    "conversion-finetuning": ("mlp-digits", "mlp-adult", "mlp-fmnist", "gpt2-wikitext2"),
 }
 """{measurement: what it can be made on}: those of `downstream.table.MEASUREMENTS`, which needs torch."""
 
