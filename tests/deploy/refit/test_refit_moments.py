@@ -78,6 +78,13 @@ def test_more_rows_than_one_product_takes(monkeypatch):
     moments = of(*rows)
     assert moments.count == 45
     assert_equal(moments, sums(*rows))
+    rows = drawn(45, dtype=torch.float32)
+    cut = Moments.zeros(GROUPS, WIDTH, OUTPUTS)
+    for part in zip(*(values.split(16) for values in rows), strict=True):
+        cut.add(*part)
+    assert torch.equal(of(*rows).gram, cut.gram)
+    monkeypatch.setattr(module, "_ROWS", 45)
+    assert not torch.equal(of(*rows).gram, cut.gram)  # float32 rounds otherwise
 
 
 def test_rows_masked_out_do_not_count_whatever_they_hold():
