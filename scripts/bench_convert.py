@@ -1,0 +1,87 @@
+"""How long a conversion to ReLU takes and how much memory it needs, on networks with random weights.
+
+Each is measured in a process of its own. Rows go to a CSV file as they are measured, and a rerun measures only what
+is not there.
+
+    python scripts/bench_convert.py --csv bench.csv              the four named networks
+    python scripts/bench_convert.py --csv bench.csv --sweep      rows and widths, for the figure
+    python scripts/bench_convert.py --csv bench.csv --table
+    python scripts/bench_convert.py --csv bench.csv --figure bench.png
+"""
+
+import csv
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conversion_bench.cases import CASES, NAMED
+from conversion_bench.figure import draw_figure
+from conversion_bench.measure import measure_apart, measure_here
+from conversion_bench.table import markdown_table
+from transformers import HfArgumentParser
+
+
+@dataclass
+class BenchArguments:
+    """What is measured, and where the rows go."""
+
+    csv: str = field(default="runs/bench_convert.csv", metadata={"help": "File of the rows; they are added to it."})
+    cases: list[str] = field(default_factory=list, metadata={"help": f"Of {', '.join(CASES)}; default {NAMED}."})
+    sweep: bool = field(default=False, metadata={"help": "Rows and widths in the place of the named networks."})
+    threads: int = field(default=2, metadata={"help": "Threads of the CPU."})
+    table: bool = field(default=False, metadata={"help": "Print a Markdown table of the rows, and measure nothing."})
+    figure: str | None = field(default=None, metadata={"help": "Draw the sweep into this PNG, and measure nothing."})
+    measure_here: str | None = field(default=None, metadata={"help": "One case in this process, as JSON on stdout."})
+
+
+def main() -> int:
+    """Measure what is not there, or show what is; the exit status is 1, with the reason, for wrong arguments."""
+    (arguments,) = HfArgumentParser(BenchArguments).parse_args_into_dataclasses()
+    try:
+        if arguments.measure_here:
+            print(json.dumps(measure_here(arguments.measure_here, arguments.threads)))
+        elif arguments.table:
+            print(markdown_table(_read(Path(arguments.csv))))
+        elif arguments.figure:
+            draw_figure(_read(Path(arguments.csv)), arguments.figure)
+        else:
+            _measure(arguments)
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _measure(arguments: BenchArguments) -> None:
+    chosen = arguments.cases or [name for name, case in CASES.items() if bool(case.sweep) == arguments.sweep]
+    unknown = [name for name in chosen if name not in CASES]
+    if unknown:
+        raise ValueError(f"unknown case {', '.join(unknown)}; accepted: {', '.join(CASES)}")
+    path = Path(arguments.csv)
+    there = {(row["case"], row["threads"]) for row in (_read(path) if path.exists() else ())}
+    for name in chosen:
+        if (name, str(arguments.threads)) in there:
+            continue
+        row = measure_apart(name, arguments.threads)
+        _append(path, row)
+        print(f"{name}: {row['seconds']} s, {row['peak_gib']} GiB, {row['outcome']}", flush=True)
+
+
+def _append(path: Path, row: dict[str, str | float | int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(row))
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What scripts/bench_convert.py measures: networks of known size, with random weights, converted to ReLU."""
