@@ -1,0 +1,219 @@
+"""Tiny float64 networks of every wiring that a refit knows, each with its layers written down by hand.
+
+An `nn.Identity` stands where a target is: it computes nothing, and a hook can read it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from dense_oracle import Step, batch_norm_scale, ones
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network, its calibration inputs, and its layers in forward order."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    steps: tuple[Step, ...]
+    units: int = 96
+
+    def model(self) -> nn.Module:
+        """Large random weights, float64, eval mode."""
+        torch.manual_seed(3)
+        return drawn(self.build())
+
+    def inputs(self, seed: int = 5, units: int | None = None) -> Tensor:
+        """Standard normal."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(units or self.units, *self.shape, generator=generator, dtype=torch.float64)
+
+
+@torch.no_grad()
+def drawn(model: nn.Module) -> nn.Module:
+    """Weights and statistics that are nowhere 0 or 1."""
+    model = model.double().eval()
+    for parameter in model.parameters():
+        if parameter.dim() < 2:
+            parameter.uniform_(0.5, 1.5)
+        else:
+            fan_in = parameter.shape[0] if parameter.dim() == 2 else parameter[0].numel()
+            parameter.normal_(0, 1.2 / fan_in**0.5)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.uniform_(0.2, 0.9)
+    return model
+
+
+def mlp() -> nn.Module:
+    """Three linear maps, two gates."""
+    return nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 8), nn.SiLU(), nn.Linear(8, 4))
+
+
+class Conv1DBlocks(nn.Module):
+    """Two blocks of GPT-2 without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln = nn.ModuleList([nn.LayerNorm(5), nn.LayerNorm(5)])
+        self.up = nn.ModuleList([Conv1D(12, 5), Conv1D(12, 5)])
+        self.act = nn.ModuleList([nn.GELU(approximate="tanh"), nn.GELU()])
+        self.down = nn.ModuleList([Conv1D(5, 12), Conv1D(5, 12)])
+        self.sum = nn.ModuleList([nn.Identity(), nn.Identity()])
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, 5)."""
+        for ln, up, act, down, total in zip(self.ln, self.up, self.act, self.down, self.sum, strict=True):
+            x = total(x + down(act(up(ln(x)))))
+        return self.head(x)
+
+
+def convolutions() -> nn.Module:
+    """Strided, grouped, dilated and depthwise; of one and of two axes; without a bias."""
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1), nn.GELU(),
+        nn.Conv2d(6, 4, 3, stride=2, padding=1), nn.SiLU(),
+        nn.Conv2d(4, 8, (3, 2), padding=(2, 0), dilation=(2, 1), groups=2), nn.Mish(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.GELU(),
+        nn.Conv2d(8, 3, 1, bias=False), nn.GELU(), nn.Flatten(),
+        nn.Linear(24, 3),
+    )  # fmt: skip
+
+
+def sequence_convolutions() -> nn.Module:
+    """Convolutions along one axis, with 'same' and strides."""
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 3, padding=1), nn.GELU(), nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), nn.GELU(),
+        nn.Conv1d(6, 2, 4),
+    )  # fmt: skip
+
+
+class ResidualNet(nn.Module):
+    """A stem and a residual block with BatchNorm; the gate behind the sum feeds the last convolution."""
+
+    def __init__(self, down: bool) -> None:
+        super().__init__()
+        stride, width = (2, 5) if down else (1, 4)
+        self.stem, self.act0 = nn.Conv2d(2, 4, 3, padding=1), nn.GELU()
+        self.conv1, self.bn1 = nn.Conv2d(4, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.act1 = nn.GELU()
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.skip = nn.Sequential(nn.Conv2d(4, 5, 1, 2, bias=False), nn.BatchNorm2d(5)) if down else nn.Identity()
+        self.sum, self.act2 = nn.Identity(), nn.GELU()
+        self.last = nn.Conv2d(width, 3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, 2, 4, 4)."""
+        x = self.act0(self.stem(x))
+        inner = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(x)))))
+        return self.last(self.act2(self.sum(inner + self.skip(x)))).mean((2, 3))
+
+
+class GatedBlock(nn.Module):
+    """SwiGLU or GEGLU on the residual stream."""
+
+    def __init__(self, act: nn.Module, bias: bool) -> None:
+        super().__init__()
+        self.ln = nn.LayerNorm(5)
+        self.gate, self.up = nn.Linear(5, 11, bias=False), nn.Linear(5, 11, bias=bias)
+        self.act, self.down, self.sum = act, nn.Linear(11, 5, bias=bias), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, 5)."""
+        inner = self.ln(x)
+        return self.sum(x + self.down(self.act(self.gate(inner)) * self.up(inner)))
+
+
+class ConvNextBlock(nn.Module):
+    """Depthwise convolution, channels last, layer scale, and the move back before the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise, self.ln = nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.LayerNorm(4)
+        self.up, self.act, self.down = nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 4)
+        self.gamma, self.sum = nn.Parameter(torch.ones(4)), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, 4, H, W)."""
+        inner = self.ln(self.depthwise(x).permute(0, 2, 3, 1))
+        return self.sum(x + (self.gamma * self.down(self.act(self.up(inner)))).permute(0, 3, 1, 2))
+
+
+class ParallelBlock(nn.Module):
+    """Mixing of tokens and MLP beside each other, as GPT-J has attention and MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln, self.mix = nn.LayerNorm(5), nn.Linear(3, 3, bias=False)
+        self.up, self.act, self.down, self.sum = nn.Linear(5, 10), nn.GELU(), nn.Linear(10, 5), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, 3, 5)."""
+        inner = self.ln(x)
+        return self.sum(self.down(self.act(self.up(inner))) + self.mix(inner.mT).mT + x)
+
+
+def _bias(*modules: str) -> list[Step]:
+    return [Step((name,), name, bias=(f"{name}.bias", ones)) for name in modules]
+
+
+def _gamma(block: int) -> Callable[[nn.Module], Tensor]:
+    return lambda model: model.get_parameter(f"{block}.gamma").detach()
+
+
+def _channels_last(value: Tensor) -> Tensor:
+    return value.permute(0, 2, 3, 1)
+
+
+def _at_sum(prefix: str, bias: bool = True) -> Step:
+    name = f"{prefix}.down"
+    return Step((name,), f"{prefix}.sum", bias=(f"{name}.bias", ones) if bias else None)
+
+
+_BN1, _BN2, _SKIP = batch_norm_scale("bn1"), batch_norm_scale("bn2"), batch_norm_scale("skip.1")
+_INNER = Step(("conv1",), "bn1", (_BN1,), ("bn1.bias", ones))
+_LAST = Step(("last",), "last", bias=("last.bias", ones))
+
+NETS = (
+    Net("mlp", mlp, (6,), tuple(_bias("2", "4"))),
+    Net(
+        "conv1d", Conv1DBlocks, (3, 5),
+        tuple(Step((f"down.{i}",), f"sum.{i}", bias=(f"down.{i}.bias", ones)) for i in range(2)),
+    ),
+    Net("convolutions", convolutions, (2, 8, 6), (*_bias("2", "4", "6"), Step(("8",), "8"), *_bias("11"))),
+    Net("convolutions-1d", sequence_convolutions, (2, 8), tuple(_bias("2", "4"))),
+    Net(
+        "residual", lambda: ResidualNet(down=False), (2, 4, 4),
+        (_INNER, Step(("conv2",), "sum", (_BN2,), ("bn2.bias", ones)), _LAST),
+    ),
+    Net(
+        "downsampling", lambda: ResidualNet(down=True), (2, 4, 4),
+        (_INNER, Step(("conv2", "skip.0"), "sum", (_BN2, _SKIP), ("bn2.bias", ones)), _LAST),
+    ),
+    Net(
+        "swiglu", lambda: nn.Sequential(*(GatedBlock(nn.SiLU(), bias=False) for _ in range(2)), nn.Linear(5, 3)),
+        (3, 5), (_at_sum("0", bias=False), _at_sum("1", bias=False)),
+    ),
+    Net(
+        "geglu", lambda: nn.Sequential(*(GatedBlock(nn.GELU(), bias=True) for _ in range(2)), nn.Linear(5, 3)),
+        (3, 5), (_at_sum("0"), _at_sum("1")),
+    ),
+    Net(
+        "convnext", lambda: nn.Sequential(ConvNextBlock(), ConvNextBlock(), nn.Flatten(), nn.Linear(36, 3)),
+        (4, 3, 3),
+        tuple(
+            Step((f"{i}.down",), f"{i}.sum", (_gamma(i),), (f"{i}.down.bias", _gamma(i)), _channels_last)
+            for i in range(2)
+        ),
+    ),
+    Net(
+        "parallel", lambda: nn.Sequential(ParallelBlock(), ParallelBlock(), nn.Linear(5, 3)), (3, 5),
+        (_at_sum("0"), _at_sum("1")),
+    ),
+)  # fmt: skip
+BY_NAME = {net.name: net for net in NETS}
