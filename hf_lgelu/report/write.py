@@ -6,6 +6,8 @@ from pathlib import Path
 
 from hf_lgelu.downstream.records import MeasurementRecord
 from hf_lgelu.report.configurations import benchmarks_of, is_downstream, is_grid
+from hf_lgelu.report.downstream.tables.conversion import conversion_overview_table
+from hf_lgelu.report.downstream.tables.conversion_finetuning import finetuning_overview_table
 from hf_lgelu.report.downstream.tables.overview import overview_table
 from hf_lgelu.report.markup import LATEX_PREAMBLE, to_latex, to_markdown
 from hf_lgelu.report.numbers import listed
@@ -23,6 +25,7 @@ __all__ = ["failed_runs", "markdown_tables", "readme_tables", "summarize", "writ
 
 TITLE = "λ-GELU: what the gates learn, and what ReLU costs in their place"
 ERROR_FILE = "error.txt"
+_MEASURED = (overview_table, conversion_overview_table, finetuning_overview_table)  # without rows where not measured
 
 
 def write_report(
@@ -63,12 +66,12 @@ def write_report(
 
 def readme_tables(records: Sequence[RunRecord], measurements: Sequence[MeasurementRecord] = ()) -> str:
     """The README's results in Markdown: at a glance, Table I, Table II in the last epoch, what the ReLU networks
-    allow where that was measured, and the basis.
+    allow and how one is had without training, where that was measured, and the basis.
     """
     runs = [record for record in records if not is_grid(record) and not is_downstream(record)]
     tables = [
         *((glance_table(runs), profile_table(runs), substitution_table(runs, "last")) if runs else ()),
-        *((overview_table(measurements),) if measurements else ()),
+        *(make(measurements) for make in _MEASURED if measurements),
         basis_table(records),
     ]
     return "\n\n".join(to_markdown(table) for table in tables if table.rows)

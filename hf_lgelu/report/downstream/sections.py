@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hf_lgelu.downstream.records import MeasurementRecord
+from hf_lgelu.report.downstream.figures.conversion import draw_conversion_scores
+from hf_lgelu.report.downstream.figures.conversion_finetuning import draw_finetuning
 from hf_lgelu.report.downstream.figures.int8 import draw_int8
 from hf_lgelu.report.downstream.figures.linear_pieces import draw_linear_pieces
 from hf_lgelu.report.downstream.figures.pruning import draw_pruning
@@ -12,6 +14,8 @@ from hf_lgelu.report.downstream.figures.zeros import draw_zeros
 from hf_lgelu.report.downstream.path.draw import draw_path
 from hf_lgelu.report.downstream.tables.basis import measured_with_table
 from hf_lgelu.report.downstream.tables.certificate import certificate_table
+from hf_lgelu.report.downstream.tables.conversion import conversion_table
+from hf_lgelu.report.downstream.tables.conversion_finetuning import finetuning_table
 from hf_lgelu.report.downstream.tables.int8 import int8_table
 from hf_lgelu.report.downstream.tables.linear_pieces import linear_pieces_table
 from hf_lgelu.report.downstream.tables.networks import networks_table
@@ -77,6 +81,20 @@ PARTS: dict[str, Part] = {
         "Downstream: what the swap can change at most",
         "Before swapping: a bound on the change of every score, beside the change that was then measured.",
         (certificate_table,),
+    ),
+    "conversion": Part(
+        "Downstream: ReLU without training",
+        "The other road to a ReLU network: the gates of a finished GELU network become ReLU, and only the linear maps "
+        "behind them are refitted, layer by layer, on unlabelled inputs. Hardening is the road for those who train.",
+        (conversion_table,),
+        draw_conversion_scores,
+    ),
+    "conversion-finetuning": Part(
+        "Downstream: a few training steps around the swap",
+        "Who can train for some steps may begin with the refit, with the direct swap, or anneal λ over the steps and "
+        "swap at the end. The same steps with GELU, never swapped, show what the training alone gives.",
+        (finetuning_table,),
+        draw_finetuning,
     ),
 }
 """{measurement: its part of the report}, in the report's order."""

@@ -1,0 +1,63 @@
+"""Score of the refitted networks over the calibration rows, between the original and the direct swap."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hf_lgelu.downstream.records import MeasurementRecord
+from hf_lgelu.report.downstream.figures.networks import COLOURS
+from hf_lgelu.report.downstream.figures.panels import draw_panels
+from hf_lgelu.report.downstream.figures.scores import mean_and_spread, set_limits
+from hf_lgelu.report.downstream.measurements import of_measurement, rows_by
+from hf_lgelu.report.downstream.tables.conversion import METHODS, NAME
+from hf_lgelu.report.figures.drawing import Drawing, style
+from hf_lgelu.report.numbers import count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+REFIT_COLOUR = "#D55E00"
+_LINES = {
+    "original": (COLOURS["gelu"], "-"),
+    "hardened": (COLOURS["hardened_relu"], (0, (6, 2))),
+    "bias-fold": ("#CC79A7", (0, (1, 1.2))),
+    "direct": ("#999999", (0, (4, 2))),
+}
+
+
+def draw_conversion_scores(measurements: Sequence[MeasurementRecord]) -> Drawing | None:
+    """A panel per benchmark; None where nothing was measured."""
+    found = of_measurement(measurements, NAME)
+    if not found:
+        return None
+    legend = {METHODS["refit"]: REFIT_COLOUR} | {METHODS[name]: colour for name, (colour, _) in _LINES.items()}
+    return Drawing(
+        "downstream-conversion",
+        "Score of the refit over the calibration rows",
+        "Points: the refit on so many unlabelled training rows, of text tokens; bars are the sample standard deviation "
+        "over seeds. Lines: the GELU network (solid), the hardened network (long dashes), the bias fold on the most "
+        "rows (dots) and the direct swap (dashes), means over seeds; one too far away is written at the edge. Accuracy "
+        "is better above, perplexity below.",
+        draw_panels(found, _draw_panel, height=3.2, legend=legend),
+    )
+
+
+def _draw_panel(axis: "Axes", benchmark: str, records: Sequence[MeasurementRecord]) -> None:
+    seeds = rows_by(records, "method", "rows")
+    metric = next(iter(seeds.values()))[0]["metric"]
+    ways = {key: mean_and_spread(rows) for key, rows in seeds.items()}
+    refits = sorted((rows, score) for (method, rows), score in ways.items() if method == "refit" and score)
+    lines = {method: score[0] for (method, _), score in ways.items() if method in _LINES and score}
+    for method, height in lines.items():
+        colour, dashes = _LINES[method]
+        axis.axhline(height, color=colour, linestyle=dashes, linewidth=1.6)
+    if refits:
+        counts, scores = zip(*refits, strict=True)
+        means, spreads = zip(*scores, strict=True)
+        axis.errorbar(counts, means, spreads, color=REFIT_COLOUR, marker="o", markersize=5, linewidth=1.6, capsize=3)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(counts, [count(rows) for rows in counts])
+        axis.minorticks_off()
+    style(axis, title=benchmark, x="calibration rows", y=str(metric))
+    shown = [*(score for _, score in refits), (lines["original"], 0.0)]
+    others = {METHODS[method]: height for method, height in lines.items() if method != "original"}
+    set_limits(axis, shown, others, metric)
