@@ -150,6 +150,23 @@ def test_a_refusal_leaves_nothing_and_says_what_was_measured(run, tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_loads_as_another_model_is_not_left(run, tmp_path, monkeypatch):
+    save = module.save_checkpoint
+
+    def save_another(model, folder, **options):
+        with torch.no_grad():
+            model.classifier.bias[0].add_(1)
+        files = save(model, folder, **options)
+        with torch.no_grad():
+            model.classifier.bias[0].sub_(1)
+        return files
+
+    monkeypatch.setattr(module, "save_checkpoint", save_another)
+    with pytest.raises(RuntimeError, match="loaded again, has another classifier"):
+        convert(arguments_for(run, tmp_path / "relu", max_calibration_samples=64, evaluation="none"), lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture
 def script(monkeypatch, capsys):
     """script(words) → (exit status, stdout, stderr) of scripts/convert.py, in this process."""

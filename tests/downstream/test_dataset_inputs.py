@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
@@ -91,6 +93,25 @@ def test_so_many_blocks_by_a_seed(tokenizer, gpt2):
     assert first.shape == (5, 8)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_the_seed_counts_where_all_texts_are_read(tokenizer, gpt2):
+    rows = datasets.Dataset.from_dict({"text": TEXTS[:60]})
+    first, other = (whole(inputs(rows, gpt2, tokenizer[0], wanted=5, seed=seed))["input_ids"] for seed in (1, 2))
+    assert not torch.equal(first, other)
+
+
+def test_blocks_have_no_token_that_the_text_does_not_have(tokenizer, gpt2, tmp_path):
+    """Some tokenizers put one before each text; in the middle of a block it would be out of place."""
+    framed = PreTrainedTokenizerFast.from_pretrained(tokenizer[0])
+    end = (framed.eos_token, framed.eos_token_id)
+    framed.backend_tokenizer.post_processor = TemplateProcessing(single=f"{end[0]} $A", special_tokens=[end])
+    framed.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("one")["input_ids"][0] == end[1]
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    ids = whole(inputs(rows, gpt2, str(tmp_path)))["input_ids"]
+    assert torch.equal(ids, whole(inputs(rows, gpt2, tokenizer[0]))["input_ids"])
+    assert end[1] not in ids
 
 
 def test_length_beyond_the_model_is_refused(tokenizer, gpt2):
