@@ -15,12 +15,13 @@ from torch.fx import Node
 from hf_lgelu.deploy.dataflow.affine_operations import AffineOperation, read_affine
 from hf_lgelu.deploy.dataflow.trace import describe, is_site, operation_name, shape_of, users
 from hf_lgelu.deploy.refit.features import Geometry
-from hf_lgelu.deploy.refit.geometry import read_geometry, row_width
+from hf_lgelu.deploy.refit.geometry import as_stored, read_geometry, row_width
 from hf_lgelu.deploy.refit.program import Program
 from hf_lgelu.deploy.refit.target import Target, TargetFinder
 from hf_lgelu.models.sites import ActivationSite
 
 _PRODUCTS = frozenset(("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution"))
+_RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,15 @@ class Layers:
     layers: list[Layer] = field(default_factory=list)
     unfit: list[Unfit] = field(default_factory=list)
 
+    def refuse(self, name: str, sites: tuple[int, ...], reason: str) -> None:
+        """Note what cannot be refitted, once however often it is run or whichever gates meet there."""
+        for place, known in enumerate(self.unfit):
+            if (known.name, known.reason) == (name, reason):
+                sites = tuple(sorted({*known.sites, *sites}))
+                self.unfit[place] = Unfit(name, sites, reason)
+                return
+        self.unfit.append(Unfit(name, sites, reason))
+
 
 def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
     """The layers behind `sites`, by index, in a trace of `model`."""
@@ -100,19 +110,19 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
     for index, site in enumerate(sites):
         calls = flow.calls.get(index, [])
         if not calls:
-            found.unfit.append(Unfit(site.name, (index,), "the calibration inputs never reach this gate"))
+            found.refuse(site.name, (index,), "the calibration inputs never reach this gate")
         for call in calls:
             for consumer in _consumers(program, call, finder, found, index):
                 reached.setdefault(consumer, set()).add(index)
     order = {node: position for position, node in enumerate(program.operations)}
     maps: list[tuple[LinearMap, set[int]]] = []
     for node in sorted(reached, key=order.__getitem__):
-        operation = read_affine(node, flow)
+        operation = as_stored(read_affine(node, flow), flow)
         geometry = read_geometry(operation)
         reason = _why_not(program, model, operation, geometry)
         if reason is not None:
             name = operation.weight or describe(node)
-            found.unfit.append(Unfit(name, tuple(sorted(reached[node])), reason))
+            found.refuse(name, tuple(sorted(reached[node])), reason)
             continue
         target = finder.find(node, operation.channel_axis)
         maps.append((LinearMap(operation, geometry, target, _bias(program, operation, target)), reached[node]))
@@ -134,10 +144,10 @@ def _consumers(program: Program, call: Node, finder: TargetFinder, found: Layers
                 yield user
             elif user.op == "output":
                 reason = "its output is the model's, and no linear map with weights is behind it"
-                found.unfit.append(Unfit(describe(call), (site,), reason))
+                found.refuse(describe(call), (site,), reason)
             elif _holds_weights(program, user):
                 reason = f"{describe(user)} takes weights in a form that is no plain linear layer"
-                found.unfit.append(Unfit(describe(user), (site,), reason))
+                found.refuse(describe(user), (site,), reason)
             else:
                 other = _map_beside(program, finder, user, node)
                 if other is None:
@@ -149,7 +159,9 @@ def _consumers(program: Program, call: Node, finder: TargetFinder, found: Layers
 def _holds_weights(program: Program, node: Node) -> bool:
     """Whether an operation that mixes channels takes a parameter."""
     name = operation_name(node)
-    mixes = name in _PRODUCTS or name.startswith("conv")
+    # An operation of a library's own (the experts of transformers) with weights can be anything.
+    foreign = getattr(node.target, "namespace", "aten") not in ("aten", "prims")
+    mixes = foreign or name in _PRODUCTS or name in _RECURRENT or name.startswith("conv")
     return mixes and any(program.flow.parameter(operand) is not None for operand in node.all_input_nodes)
 
 

@@ -1,6 +1,6 @@
 """In which order the operations of a forward pass are run when it stops at every layer, and what is kept until when."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch.fx import Node
@@ -29,7 +29,7 @@ def plan_stages(program: Program, layers: Sequence[Layer]) -> list[Stage]:
     parts: list[tuple[list[Node], list[Node]]] = []
     for layer in layers:
         needed_for = upstream(layer.target)
-        behind = _downstream([consumer.node for consumer in layer.maps], needed_for, program)
+        behind = _downstream(_maps_and_weights(layer, program), needed_for, program)
         before = [node for node in program.operations if node in needed_for and node not in done and node not in behind]
         parts.append((before, [node for node in program.operations if node in behind]))
         done |= set(before) | behind
@@ -45,8 +45,18 @@ def plan_stages(program: Program, layers: Sequence[Layer]) -> list[Stage]:
 def differing_nodes(program: Program, layers: Sequence[Layer]) -> frozenset[Node]:
     """The operations whose values are not the same in the original and in the ReLU network under way."""
     calls = [call for calls in program.flow.calls.values() for call in calls]
-    maps = [consumer.node for layer in layers for consumer in layer.maps]
+    maps = [node for layer in layers for node in _maps_and_weights(layer, program)]
     return frozenset(_downstream([*calls, *maps], set(program.operations), program))
+
+
+def _maps_and_weights(layer: Layer, program: Program) -> Iterator[Node]:
+    """A layer's maps, and the views through which they take their weights: what a refit changes first."""
+    for consumer in layer.maps:
+        yield consumer.node
+        for operand in consumer.node.all_input_nodes:
+            while operand.op != "placeholder" and program.flow.parameter(operand) is not None:
+                yield operand
+                operand = operand.args[0]
 
 
 def upstream(node: Node) -> set[Node]:

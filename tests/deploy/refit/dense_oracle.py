@@ -23,6 +23,11 @@ def ones(model: nn.Module) -> float:
     return 1.0
 
 
+def as_it_is(value: Tensor) -> Tensor:
+    """The layout of a target that a map's output reaches without a move."""
+    return value
+
+
 def batch_norm_scale(name: str) -> Callable[[nn.Module], Tensor]:
     """∂(output of a BatchNorm in eval mode)/∂(its input), per channel."""
 
@@ -45,7 +50,7 @@ class Step:
     target: str
     scales: tuple[Callable[[nn.Module], Tensor | float], ...] = (ones,)
     bias: tuple[str, Callable[[nn.Module], Tensor | float]] | None = None
-    layout: Callable[[Tensor], Tensor] = staticmethod(lambda value: value)
+    layout: Callable[[Tensor], Tensor] = as_it_is
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def _dense(model, student, step, chunks, index, images) -> list[tuple[np.ndarray
         mask = chunk.inputs.get("attention_mask") if isinstance(chunk.inputs, dict) else None
         features = [_rows(student.get_submodule(name), student_seen[name][0], groups) for name in step.maps]
         features = torch.cat(features, dim=-1)
-        convolution = not isinstance(student.get_submodule(step.maps[0]), nn.Linear | Conv1D)
+        convolution = is_convolution(student.get_submodule(step.maps[0]))
         part = (features, *(_outputs(value, convolution, groups) for value in (residual, target)))
         if convolution:
             part = _at_some_positions(part, [seed ^ index for seed in chunk.seeds], images)
@@ -113,6 +118,16 @@ def _dense(model, student, step, chunks, index, images) -> list[tuple[np.ndarray
         parts.append(part)
     stacked = [np.concatenate(values) for values in zip(*parts, strict=True)]
     return [tuple(value[:, group] for value in stacked) for group in range(groups)]
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether rows are windows."""
+    return isinstance(module, nn.Conv1d | nn.Conv2d)
+
+
+def is_input_first(module: nn.Module) -> bool:
+    """Whether the weight is (in, out)."""
+    return isinstance(module, Conv1D) or getattr(module, "weight_is_transposed", None) is False
 
 
 def seen(net: nn.Module, names: Sequence[str], inputs) -> dict[str, tuple[Tensor, Tensor]]:
@@ -136,7 +151,7 @@ def seen(net: nn.Module, names: Sequence[str], inputs) -> dict[str, tuple[Tensor
 
 def _rows(module: nn.Module, x: Tensor, groups: int) -> Tensor:
     """(B, positions, groups, features)."""
-    if isinstance(module, nn.Linear | Conv1D):
+    if not is_convolution(module):
         return x.reshape(len(x), -1, 1, x.shape[-1])
     kernel, stride, padding, dilation = module.kernel_size, module.stride, module.padding, module.dilation
     if isinstance(module, nn.Conv1d):
@@ -213,7 +228,7 @@ def _write(student: nn.Module, step: Step, changes) -> None:
         width = module.weight.numel() // len(weight_change)
         part = weight_change[:, start : start + width] / torch.as_tensor(scale(student)).reshape(-1, 1)
         start += width
-        module.weight += part.T if isinstance(module, Conv1D) else part.reshape(module.weight.shape)
+        module.weight += part.T if is_input_first(module) else part.reshape(module.weight.shape)
     if step.bias is not None:
         name, scale = step.bias
         parameter = student.get_parameter(name)

@@ -158,6 +158,29 @@ class ParallelBlock(nn.Module):
         return self.sum(self.down(self.act(self.up(inner))) + self.mix(inner.mT).mT + x)
 
 
+class TransposedWeights(nn.Module):
+    """Weights used through `.T` in two ways, as Falcon's layers; the other bias-free product has (in, out) weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act1, self.act2 = nn.Linear(6, 7), nn.GELU(), nn.SiLU()
+        self.middle, self.last = _Product(8, 7, transposed=True), _Product(8, 4, transposed=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, 6)."""
+        return self.last(self.act2(self.middle(self.act1(self.up(x)))))
+
+
+class _Product(nn.Module):
+    def __init__(self, *shape: int, transposed: bool) -> None:
+        super().__init__()
+        self.weight, self.weight_is_transposed = nn.Parameter(torch.empty(shape)), transposed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in)."""
+        return x @ (self.weight.T if self.weight_is_transposed else self.weight)
+
+
 def _bias(*modules: str) -> list[Step]:
     return [Step((name,), name, bias=(f"{name}.bias", ones)) for name in modules]
 
@@ -181,6 +204,7 @@ _LAST = Step(("last",), "last", bias=("last.bias", ones))
 
 NETS = (
     Net("mlp", mlp, (6,), tuple(_bias("2", "4"))),
+    Net("transposed", TransposedWeights, (6,), (Step(("middle",), "middle"), Step(("last",), "last"))),
     Net(
         "conv1d", Conv1DBlocks, (3, 5),
         tuple(Step((f"down.{i}",), f"sum.{i}", bias=(f"down.{i}.bias", ones)) for i in range(2)),
