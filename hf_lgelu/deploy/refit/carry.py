@@ -25,6 +25,7 @@ from hf_lgelu.models.sites import ActivationSite
 ROWS_PER_FEATURE = 32
 """Positions of feature maps that a convolution is fitted on, per feature; more has shown no gain."""
 
+_ROWS_AT_ONCE = 4096
 _DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
@@ -88,7 +89,7 @@ class Carrier:
         """
         sums = []
         for number, fold in enumerate(self._plan.folds):
-            total = self._zeros(self.layers.layers[index])
+            total = _Buffer(self._zeros(self.layers.layers[index]))
             for place, chunk in enumerate(fold):
                 trace = self._trace(chunk)
                 state = self._states.take((number, place))
@@ -97,7 +98,7 @@ class Carrier:
                 if index + 1 < len(self.layers.layers):
                     self._states.put((number, place), _pruned(trace.stages[index], values))
                 visit()
-            sums.append(total.reduce_over_processes())
+            sums.append(total.sums().reduce_over_processes())
         return sums
 
     def _trace(self, chunk: Chunk) -> Trace:
@@ -181,6 +182,32 @@ class Carrier:
         if wanted >= available:
             return None
         return choose_positions([seed ^ index for seed in chunk.seeds], available, wanted).to(self._device)
+
+
+class _Buffer:
+    """Rows on their way into sums: products of a few hundred rows cost more in memory traffic than in arithmetic."""
+
+    def __init__(self, moments: Moments) -> None:
+        self._moments, self._parts, self._rows = moments, [], 0
+
+    def add(self, *part: Tensor | None) -> None:
+        """Features, residuals, targets and mask of some rows."""
+        self._parts.append(part)
+        self._rows += len(part[0])
+        if self._rows >= _ROWS_AT_ONCE:
+            self._empty()
+
+    def sums(self) -> Moments:
+        """Over all rows added."""
+        self._empty()
+        return self._moments
+
+    def _empty(self) -> None:
+        if self._parts:
+            self._moments.add(
+                *(None if part[0] is None else torch.cat(part) for part in zip(*self._parts, strict=True))
+            )
+        self._parts, self._rows = [], 0
 
 
 def _features(consumer: LinearMap, data: Tensor, positions: Tensor | None) -> Tensor:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from torch import nn
 from tqdm.auto import tqdm
 
-from hf_lgelu.deploy.refit.calibration import read_batches
+from hf_lgelu.deploy.refit.calibration import Batch, read_batches
 from hf_lgelu.deploy.refit.carry import Carrier
 from hf_lgelu.deploy.refit.compare import evaluate_conversion
 from hf_lgelu.deploy.refit.layers import Layer, Layers, Unfit
@@ -98,19 +99,18 @@ def convert_to_relu(
     _refuse_quantized(model)
     sites = find_sites(model, check_kinds(kinds))
     student = _direct_swap(model, kinds, rewrite_config)
-    state = PartialState()
-    plan = plan_calibration(
-        read_batches(calibration, batch_size=batch_size, collate=collate, max_units=max_units),
-        chunk_size=batch_size,
-        state=state,
-    )
+    # accelerate reads this variable in Accelerator alone; without it, processes on CPUs would not know of each other.
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+    batches = read_batches(calibration, batch_size=batch_size, collate=collate, max_units=max_units)
+    plan = plan_calibration(_for_decoder(model, batches), chunk_size=batch_size, state=state)
     with evaluation_mode(model):
         layers = _refit(model, student.model, sites, plan, allow_unrefitted, progress and state.is_main_process)
         substitution = ReluSubstitution(model, kinds=kinds)
         held_out = evaluate_conversion(model, student.model, substitution, plan.held_out)
         second = None
         if evaluation is not None:
-            batches = cut_batches(read_batches(evaluation, batch_size=batch_size, collate=collate), batch_size)
+            batches = _for_decoder(model, read_batches(evaluation, batch_size=batch_size, collate=collate))
+            batches = cut_batches(batches, batch_size)
             own = itertools.islice(batches, state.process_index, None, state.num_processes)
             second = evaluate_conversion(model, student.model, substitution, own)
     report = ConversionReport(
@@ -145,6 +145,15 @@ def _direct_swap(model: nn.Module, kinds: Sequence[str], rewrite_config: bool) -
         student = copy.deepcopy(model)
     surgery = substitute_relu(student, kinds=kinds, rewrite_config=rewrite_config)
     return _Student(student, tuple(str(change) for change in surgery.config_changes))
+
+
+def _for_decoder(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """With the decoder's inputs that an encoder-decoder makes of labels, where there are none."""
+    for batch in batches:
+        make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        if make is not None and batch.labels is not None and "decoder_input_ids" not in batch.tensors:
+            batch = Batch(batch.inputs | {"decoder_input_ids": make(labels=batch.labels).cpu()}, batch.labels)
+        yield batch
 
 
 def _refuse_quantized(model: nn.Module) -> None:
@@ -196,8 +205,8 @@ def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> No
         named = "".join(f"\n  {unfit.name}: {unfit.reason}" for unfit in found.unfit)
         raise ConversionRefusedError(
             f"{model_class} has {len(found.unfit)} places behind its gates that cannot be refitted:{named}\nTo "
-            "exchange these gates all the same, with the weights as they are, pass allow_unrefitted=True (--allow_unrefitted); "
-            "or train the model with hardening"
+            "exchange these gates all the same, with the weights as they are, pass allow_unrefitted=True "
+            "(--allow_unrefitted); or train the model with hardening"
         )
     if not found.layers:
         raise ConversionRefusedError(f"{model_class} has no linear map behind its gates that could be refitted")

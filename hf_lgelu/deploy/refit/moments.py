@@ -9,6 +9,7 @@ from accelerate import PartialState
 from accelerate.utils import reduce
 from torch import Tensor
 
+_BLOCK = 512
 _ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are float64
 _SUMS = ("feature_sum", "residual_sum", "target_sum", "gram", "cross", "residual_square", "target_square")
 
@@ -77,7 +78,7 @@ class Moments:
         residuals, of_residuals = self._centred(residuals)
         _, of_targets = self._centred(targets)
         transposed, residuals = features.permute(1, 2, 0), residuals.to(features.dtype).transpose(0, 1)
-        self.gram += (transposed @ features.transpose(0, 1)).to(device)
+        self.gram += _gram(features.transpose(0, 1)).to(device)
         self.cross += (transposed @ residuals).to(device)
         signed = of_features.mT * of_features.new_tensor([n, -n])
         self.gram.baddbmm_(signed, of_features)
@@ -126,6 +127,20 @@ class Moments:
         count = torch.tensor(self.count, device=self.gram.device)
         sums = (reduce(getattr(self, name), reduction="sum") for name in _SUMS)
         return Moments(int(reduce(count, reduction="sum")), *sums)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """XᵀX of (g, n, d): block by block of its upper half, the lower one copied."""
+    groups, _, width = rows.shape
+    transposed = rows.mT
+    if width <= _BLOCK:
+        return transposed @ rows
+    product = rows.new_empty(groups, width, width)
+    for start in range(0, width, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        torch.matmul(transposed[:, block], rows[..., start:], out=product[:, block, start:])
+        product[:, start + _BLOCK :, block] = product[:, block, start + _BLOCK :].mT
+    return product
 
 
 @contextmanager

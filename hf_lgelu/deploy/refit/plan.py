@@ -154,6 +154,11 @@ def _everything(units: Units, processes: int) -> _Everything:
         "limit": _default_chunk_size(units),
     }
     parts = [own] if processes == 1 else gather_object([own])
+    empty = [process for process, part in enumerate(parts) if not part["rows"]]
+    if empty and len(empty) < len(parts):
+        raise ValueError(
+            f"process {empty[0]} was given no calibration input; give every process all of them, or a share"
+        )
     structures = {part["structure"] for part in parts} - {None}
     if len(structures) > 1:
         raise ValueError(different_structures(*sorted(structures)[:2]))

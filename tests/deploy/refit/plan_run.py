@@ -42,8 +42,8 @@ def given(case: str, process: int) -> list[Batch]:
     return [Batch(FEATURES[:20] if process == 0 else FEATURES[:20].double())]
 
 
-CASES = ("all hold all", "apart", "overlapping", "one has none", "sequences")
-REFUSED = ("too few", "of two dtypes")
+CASES = ("all hold all", "apart", "overlapping", "sequences")
+REFUSED = ("too few", "of two dtypes", "one has none")
 
 
 def described(plan: CalibrationPlan) -> dict:

@@ -87,6 +87,13 @@ def test_more_rows_than_one_product_takes(monkeypatch):
     assert not torch.equal(of(*rows).gram, cut.gram)  # float32 rounds otherwise
 
 
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_a_wide_product_is_taken_block_by_block(monkeypatch, block):
+    monkeypatch.setattr(module, "_BLOCK", block)
+    rows = drawn(30)
+    assert_equal(of(rows), sums(*rows))
+
+
 def test_rows_masked_out_do_not_count_whatever_they_hold():
     x, r, t = drawn(30)
     weights = torch.arange(30) % 3 > 0

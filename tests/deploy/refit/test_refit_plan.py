@@ -251,3 +251,4 @@ def test_both_processes_refuse(launched):
         assert "got 13 in 13 distinct units of 17 given" in report["too few"]
         assert "float32" in report["of two dtypes"]
         assert "float64" in report["of two dtypes"]
+        assert "process 0 was given no calibration input" in report["one has none"]
