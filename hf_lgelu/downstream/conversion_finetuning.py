@@ -84,7 +84,7 @@ def measure_finetuning(
     starts = {
         "direct": _Start(lambda: _swapped(models["gelu"].load(), SMOOTH_KINDS)),
         "refit": _refitted(models["gelu"], benchmark, data, settings),
-        "anneal": _Start(lambda: _softened(models["gelu"].load()), anneals=True),
+        "anneal": _Start(lambda: _softened(models["gelu"].load(), benchmark.init_hardness), anneals=True),
         "gelu": _Start(models["gelu"].load),
     }
     rows = []
@@ -119,8 +119,8 @@ def _swapped(model: PreTrainedModel, kinds: tuple[str, ...]) -> PreTrainedModel:
     return model
 
 
-def _softened(model: PreTrainedModel) -> PreTrainedModel:
-    replace_activations(model, kinds=("gelu",))
+def _softened(model: PreTrainedModel, hardness: float) -> PreTrainedModel:
+    replace_activations(model, kinds=("gelu",), init_hardness=hardness)
     return model
 
 

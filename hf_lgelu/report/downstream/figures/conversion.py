@@ -22,6 +22,7 @@ _LINES = {
     "bias-fold": ("#CC79A7", (0, (1, 1.2))),
     "direct": ("#999999", (0, (4, 2))),
 }
+_ALWAYS = ("original", "hardened")
 
 
 def draw_conversion_scores(measurements: Sequence[MeasurementRecord]) -> Drawing | None:
@@ -51,13 +52,11 @@ def _draw_panel(axis: "Axes", benchmark: str, records: Sequence[MeasurementRecor
         colour, dashes = _LINES[method]
         axis.axhline(height, color=colour, linestyle=dashes, linewidth=1.6)
     if refits:
-        counts, scores = zip(*refits, strict=True)
-        means, spreads = zip(*scores, strict=True)
-        axis.errorbar(counts, means, spreads, color=REFIT_COLOUR, marker="o", markersize=5, linewidth=1.6, capsize=3)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(counts, [count(rows) for rows in counts])
-        axis.minorticks_off()
+        means, spreads = zip(*(score for _, score in refits), strict=True)
+        look = {"color": REFIT_COLOUR, "marker": "o", "markersize": 5, "linewidth": 1.6, "capsize": 3}
+        axis.errorbar(range(len(refits)), means, spreads, **look)
+        axis.set_xticks(range(len(refits)), [count(rows) for rows, _ in refits])
     style(axis, title=benchmark, x="calibration rows", y=str(metric))
-    shown = [*(score for _, score in refits), (lines["original"], 0.0)]
-    others = {METHODS[method]: height for method, height in lines.items() if method != "original"}
+    shown = [*(score for _, score in refits), *((lines[method], 0.0) for method in _ALWAYS if method in lines)]
+    others = {METHODS[method]: height for method, height in lines.items() if method not in _ALWAYS}
     set_limits(axis, shown, others, metric)

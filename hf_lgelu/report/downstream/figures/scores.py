@@ -41,7 +41,8 @@ def set_limits(axis: "Axes", shown: Iterable[tuple[float, float]], others: Mappi
             for what, score in far.items()
             if (score > high) == above
         ]
-        axis.text(
-            0.985, height, "\n".join(lines), transform=axis.transAxes, ha="right", va=alignment, fontsize=9,
-            color=GREY, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
-        )  # fmt: skip
+        if lines:
+            axis.text(
+                0.985, height, "\n".join(lines), transform=axis.transAxes, ha="right", va=alignment, fontsize=9,
+                color=GREY, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
+            )  # fmt: skip
