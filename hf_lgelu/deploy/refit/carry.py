@@ -16,9 +16,9 @@ from torch.fx import Node
 from hf_lgelu.deploy.refit.features import choose_positions, convolution_rows, linear_rows, output_rows
 from hf_lgelu.deploy.refit.layers import Layer, Layers, LinearMap, find_layers
 from hf_lgelu.deploy.refit.moments import Moments
-from hf_lgelu.deploy.refit.order import Stage, differing_nodes, plan_stages, upstream
+from hf_lgelu.deploy.refit.order import Stage, differing_nodes, plan_stages
 from hf_lgelu.deploy.refit.plan import CalibrationPlan, Chunk
-from hf_lgelu.deploy.refit.program import Program
+from hf_lgelu.deploy.refit.program import Program, upstream
 from hf_lgelu.deploy.refit.states import CarriedStates
 from hf_lgelu.models.sites import ActivationSite
 

@@ -16,12 +16,12 @@ from hf_lgelu.deploy.dataflow.affine_operations import AffineOperation, read_aff
 from hf_lgelu.deploy.dataflow.trace import describe, is_site, operation_name, shape_of, users
 from hf_lgelu.deploy.refit.features import Geometry
 from hf_lgelu.deploy.refit.geometry import as_stored, read_geometry, row_width
-from hf_lgelu.deploy.refit.program import Program
+from hf_lgelu.deploy.refit.program import Program, upstream
 from hf_lgelu.deploy.refit.target import Target, TargetFinder
 from hf_lgelu.models.sites import ActivationSite
 
 _PRODUCTS = frozenset(("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution"))
-_RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
+_OTHER_LAYERS = frozenset(("bilinear", "_trilinear", "lstm", "gru", "rnn_tanh", "rnn_relu"))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
         if not calls:
             found.refuse(site.name, (index,), "the calibration inputs never reach this gate")
         for call in calls:
-            for consumer in _consumers(program, call, finder, found, index):
+            for consumer in _consumers(program, call, finder, found, index, site.name):
                 reached.setdefault(consumer, set()).add(index)
     order = {node: position for position, node in enumerate(program.operations)}
     maps: list[tuple[LinearMap, set[int]]] = []
@@ -130,7 +130,9 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
     return found
 
 
-def _consumers(program: Program, call: Node, finder: TargetFinder, found: Layers, site: int) -> Iterator[Node]:
+def _consumers(
+    program: Program, call: Node, finder: TargetFinder, found: Layers, site: int, gate: str
+) -> Iterator[Node]:
     """The linear maps on the ways from a gate's output; what is no way to one is noted in `found`."""
     waiting, seen = [call], {call}
     while waiting:
@@ -144,8 +146,8 @@ def _consumers(program: Program, call: Node, finder: TargetFinder, found: Layers
                 yield user
             elif user.op == "output":
                 reason = "its output is the model's, and no linear map with weights is behind it"
-                found.refuse(describe(call), (site,), reason)
-            elif _holds_weights(program, user):
+                found.refuse(gate, (site,), reason)
+            elif _holds_weights(program, finder, user):
                 reason = f"{describe(user)} takes weights in a form that is no plain linear layer"
                 found.refuse(describe(user), (site,), reason)
             else:
@@ -156,13 +158,15 @@ def _consumers(program: Program, call: Node, finder: TargetFinder, found: Layers
                     yield other
 
 
-def _holds_weights(program: Program, node: Node) -> bool:
-    """Whether an operation that mixes channels takes a parameter."""
+def _holds_weights(program: Program, finder: TargetFinder, node: Node) -> bool:
+    """Whether an operation that mixes channels takes a parameter, or what is computed from one (weight norm)."""
     name = operation_name(node)
     # An operation of a library's own (the experts of transformers) with weights can be anything.
     foreign = getattr(node.target, "namespace", "aten") not in ("aten", "prims")
-    mixes = foreign or name in _PRODUCTS or name in _RECURRENT or name.startswith("conv")
-    return mixes and any(program.flow.parameter(operand) is not None for operand in node.all_input_nodes)
+    if not (foreign or name in _PRODUCTS or name in _OTHER_LAYERS or name.startswith("conv")):
+        return False
+    fixed = [operand for operand in node.all_input_nodes if not finder.varies(operand)]
+    return any(program.flow.parameter(source) is not None for operand in fixed for source in upstream(operand))
 
 
 def _map_beside(program: Program, finder: TargetFinder, user: Node, node: Node) -> Node | None:

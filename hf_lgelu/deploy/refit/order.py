@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from hf_lgelu.deploy.refit.layers import Layer
-from hf_lgelu.deploy.refit.program import Program
+from hf_lgelu.deploy.refit.program import Program, upstream
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,6 @@ def _maps_and_weights(layer: Layer, program: Program) -> Iterator[Node]:
             while operand.op != "placeholder" and program.flow.parameter(operand) is not None:
                 yield operand
                 operand = operand.args[0]
-
-
-def upstream(node: Node) -> set[Node]:
-    """A node and everything that it is computed from."""
-    found, waiting = {node}, [node]
-    while waiting:
-        for operand in waiting.pop().all_input_nodes:
-            if operand not in found:
-                found.add(operand)
-                waiting.append(operand)
-    return found
 
 
 def _downstream(starts: Iterable[Node], within: set[Node], program: Program) -> set[Node]:

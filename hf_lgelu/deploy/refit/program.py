@@ -108,3 +108,14 @@ class Program:
         for step in name.split("."):
             found = getattr(found, step)
         return found
+
+
+def upstream(node: Node) -> set[Node]:
+    """A node and everything that it is computed from."""
+    found, waiting = {node}, [node]
+    while waiting:
+        for operand in waiting.pop().all_input_nodes:
+            if operand not in found:
+                found.add(operand)
+                waiting.append(operand)
+    return found

@@ -59,6 +59,10 @@ class TargetFinder:
     def __init__(self, varying: Collection[Node], constant: Callable[[Node], Any]) -> None:
         self._varying, self._constant = varying, constant
 
+    def varies(self, node: Node) -> bool:
+        """Whether a node depends on the inputs."""
+        return node in self._varying
+
     def find(self, output: Node, channel_axis: int) -> Target:
         """The target of a map with this output, whose channels lie along `channel_axis` (from the right)."""
         walk = _Walk(output, channel_axis)
