@@ -6,6 +6,8 @@ from matplotlib import image
 from matplotlib.text import Text
 
 from hf_lgelu.downstream.int8 import INT8_COLUMNS
+from hf_lgelu.report.downstream.figures.conversion import draw_conversion_scores
+from hf_lgelu.report.downstream.figures.conversion_finetuning import draw_finetuning
 from hf_lgelu.report.downstream.figures.int8 import draw_int8
 from hf_lgelu.report.downstream.figures.linear_pieces import draw_linear_pieces
 from hf_lgelu.report.downstream.figures.pruning import draw_pruning, pruned_points
@@ -52,6 +54,16 @@ def zeros(model, layer, share, gate):
     return row | {"near_zero_fraction": share, "mean_absolute": 1.0, "dead_units": 0, "never_on_units": 0}
 
 
+def converted(method, score, rows=None, model="gelu"):
+    row = {"model": model, "method": method, "rows": rows, "score": score, "original_score": 0.9, "refusal": None}
+    return row | {"metric": "accuracy", "kl": 0.1, "agreement": 0.5, "max_logit_change": 1.0, "seconds": 2.0}
+
+
+def tuned(start, steps, rate, score):
+    row = {"model": "gelu", "start": start, "steps": steps, "learning_rate": rate, "score": score}
+    return row | {"metric": "accuracy", "rows": None, "seconds": 1.0, "refusal": None}
+
+
 ROWS = {
     "int8": [
         timed(m, p, t) for m, s in (("gelu", 2), ("hardened_relu", 1)) for p, t in (("float32", 3), ("int8-all", s))
@@ -67,10 +79,24 @@ ROWS = {
         *(piece("gelu", 0.01, 1e-4), piece("gelu", 1.0, 0.5)),
         *(piece("hardened_relu", 0.01, 1e-14, 0.75), piece("hardened_relu", 1.0, None, 0.0)),
     ],
+    "conversion": [
+        *(converted("original", 0.9), converted("direct", 0.5), converted("bias-fold", 0.88, 1438)),
+        *(converted("refit", 0.87, 64), converted("refit", 0.89, 1438)),
+        converted("hardened", 0.91, model="hardened_relu"),
+    ],
+    "conversion-finetuning": [
+        *(tuned("direct", 0, None, 0.5), tuned("refit", 0, None, 0.89), tuned("gelu", 0, None, 0.9)),
+        *(
+            tuned(start, 100, rate, score + rate)
+            for rate in (0.05, 0.005)
+            for start, score in {"direct": 0.86, "refit": 0.87, "anneal": 0.88, "gelu": 0.89}.items()
+        ),
+    ],
 }
 DRAW = {
     "int8": draw_int8, "verification": draw_verification, "zeros": draw_zeros, "pruning": draw_pruning,
-    "linear_pieces": draw_linear_pieces,
+    "linear_pieces": draw_linear_pieces, "conversion": draw_conversion_scores,
+    "conversion-finetuning": draw_finetuning,
 }  # fmt: skip
 
 
@@ -134,6 +160,38 @@ def test_an_exact_piece_ends_where_no_step_stays_inside(measurements):
     assert paths[0] == [1e-4, 0.5]
     assert paths[1][0] == 1e-14
     assert math.isnan(paths[1][1])
+
+
+def test_the_refit_is_a_point_per_number_of_rows_between_lines(measurement_of):
+    seeds = [ROWS["conversion"], [row | {"score": row["score"] - 0.02} for row in ROWS["conversion"]]]
+    records = [measurement_of("conversion", rows, seed=seed, models={}) for seed, rows in enumerate(seeds)]
+    (axis,) = draw_conversion_scores(records).figure.axes
+    (refit,) = axis.containers
+    assert list(refit.lines[0].get_ydata()) == pytest.approx([0.86, 0.88])
+    ((first, _),) = [bars.get_segments() for bars in refit.lines[2]]
+    spread = math.sqrt(2) * 0.01  # of two seeds 0.02 apart
+    assert [y for _, y in first] == pytest.approx([0.86 - spread, 0.86 + spread])
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["64", "1,438"]
+    heights = {
+        line.get_ydata()[0] for line in axis.lines if len(set(line.get_ydata())) == 1 and len(line.get_ydata()) == 2
+    }
+    assert sorted(heights) == pytest.approx([0.49, 0.87, 0.89, 0.9])
+    low, high = axis.get_ylim()
+    assert 0.49 < low < 0.845
+    assert 0.9 < high < 0.95
+    assert [text.get_text() for text in axis.texts] == ["direct swap 0.4900 ↓"]
+
+
+def test_every_run_of_the_steps_is_a_point_at_its_learning_rate(measurement_of):
+    records = [measurement_of("conversion-finetuning", ROWS["conversion-finetuning"], models={})]
+    (axis,) = draw_finetuning(records).figure.axes
+    found = [list(container.lines[0].get_ydata()) for container in axis.containers]
+    expected = [[0.5, 0.91], [0.5, 0.865], [0.89, 0.92], [0.89, 0.875], [0.93], [0.885], [0.9, 0.94], [0.9, 0.895]]
+    assert found == [pytest.approx(scores) for scores in expected]
+    marks = [container.lines[0].get_markerfacecolor() for container in axis.containers]
+    assert [mark == "white" for mark in marks] == [False, True] * 4
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "100"]
+    assert [text.get_text() for text in axis.texts] == ["direct swap 0.5000 ↓"]
 
 
 def test_pruned_points_are_means_of_the_seeds_that_were_pruned(measurement_of):

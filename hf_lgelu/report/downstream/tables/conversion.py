@@ -63,7 +63,7 @@ def _change(rows: Sequence[Row]) -> str:
     changes = [change(row) for row in rows]
     there = [value for value in changes if value is not None]
     digits = 2 if relative else digits_of(rows[0]["metric"])
-    text = over_seeds(changes, lambda value: number(value, digits))
+    text = over_seeds(changes, lambda value: number(round(value, digits) + 0.0, digits))  # no sign before a zero
     # The mean alone has a sign; the deviation has none.
     text = f"+{text}" if there and round(statistics.fmean(there), digits) > 0 else text
     return f"{text} %" if relative and there else text
