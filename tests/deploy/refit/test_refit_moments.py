@@ -91,7 +91,7 @@ def test_more_rows_than_one_product_takes(monkeypatch):
 def test_a_wide_product_is_taken_block_by_block(monkeypatch, block):
     monkeypatch.setattr(module, "_BLOCK", block)
     rows = drawn(30)
-    assert_equal(of(rows), sums(*rows))
+    assert_equal(of(*rows), sums(*rows))
 
 
 def test_rows_masked_out_do_not_count_whatever_they_hold():
