@@ -22,8 +22,9 @@ from hf_lgelu.deploy.refit.program import Program, upstream
 from hf_lgelu.deploy.refit.states import CarriedStates
 from hf_lgelu.models.sites import ActivationSite
 
-ROWS_PER_FEATURE = 32
-"""Positions of feature maps that a convolution is fitted on, per feature; more has shown no gain."""
+ROWS_PER_FEATURE = 16
+"""Positions of feature maps that a convolution is fitted on, per feature. A ResNet-18's layers had errors 8 % to 26 %
+larger with 8 than with 32."""
 
 _ROWS_AT_ONCE = 4096
 _DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")

@@ -113,7 +113,8 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool) -> RidgeFit:
     """Chooses between no change, a change of the bias alone and the strengths, and fits the choice on all folds.
 
     Candidates are fitted on the other folds and scored on the fold left out; of equal ones the lesser change is
-    taken. Above a width of 2,048 only the first fold is left out. One fold alone: the least strength, no errors.
+    taken. Above a width of 2,048 only the first fold is left out, and strengths are tried from the least up until the
+    error rises. One fold alone: the least strength, no errors.
     Without an intercept there is no change of the bias alone.
     """
     _check(folds)
@@ -124,8 +125,7 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool) -> RidgeFit:
     errors, targets = torch.zeros(len(candidates), dtype=torch.float64), None
     for fitted, held_out in _splits(folds):
         fitted, unseen = _Deviations.of(fitted, intercept), _Deviations.of(held_out, intercept)
-        scores = [unseen.squared_error(*_change(fitted, candidate)) for candidate in candidates]
-        errors += torch.stack(scores).cpu()
+        errors += _scores(fitted, unseen, candidates)
         targets = held_out if targets is None else targets + held_out
     best = int(errors.argmin())  # the first of equal ones
     everything = _Deviations.of(reduce(operator.add, folds), intercept)
@@ -133,6 +133,19 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool) -> RidgeFit:
     change = torch.zeros_like(everything.cross) if change is None else change
     before, after = (_relative(float(errors[index]), targets) for index in (0, best))
     return RidgeFit(*candidates[best], change.mT.contiguous(), bias_change, before, after)
+
+
+def _scores(fitted: _Deviations, unseen: _Deviations, candidates: Sequence[tuple[Choice, float | None]]) -> Tensor:
+    """Squared error of each candidate on the rows not fitted; of a wide map, no strength behind the first that is worse
+    than the one below it (∞ stands there)."""
+    scores = torch.full((len(candidates),), torch.inf, dtype=torch.float64)
+    stop = fitted.gram.shape[-1] > _WIDEST_CROSS_VALIDATED
+    rising = False
+    for index in reversed(range(len(candidates))):  # from the least strength up, what needs no solution at the end
+        if candidates[index][1] is None or not rising:
+            scores[index] = unseen.squared_error(*_change(fitted, candidates[index])).cpu()
+            rising = stop and index + 1 < len(candidates) and bool(scores[index] > scores[index + 1])
+    return scores
 
 
 def _change(fitted: _Deviations, candidate: tuple[Choice, float | None]) -> tuple[Tensor | None, Tensor]:

@@ -270,6 +270,19 @@ def test_a_wide_map_is_scored_on_its_first_fold_and_fitted_on_all(monkeypatch, i
     torch.testing.assert_close(wide.weight_change, solved_by_hand(x, r, wide.strength, intercept)[0])
 
 
+def test_a_wide_map_tries_no_strength_behind_the_first_that_is_worse(monkeypatch):
+    x, r, t = drawn(28, noise=0.1)
+    parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
+    tried, solve = [], module._Deviations.solve
+    monkeypatch.setattr(module, "_WIDEST_CROSS_VALIDATED", 5)
+    monkeypatch.setattr(
+        module._Deviations, "solve", lambda self, strength: (tried.append(strength), solve(self, strength))[1]
+    )
+    fit = fit_ridge([moments_of(*part) for part in parts], intercept=True)
+    assert (fit.choice, fit.strength) == chosen_by_hand(parts, True, [0])[0] == ("refit", 1e-3)
+    assert tried == [1e-3, 1e-2, None, 1e-3]  # one step up, the bias alone, and the choice on all rows
+
+
 def test_float32_rows_give_the_fit_of_float64_ones():
     x, r, t = (rows.float() for rows in drawn(600, groups=2, width=20, noise=0.5))
     fit = fit_ridge(folds_of(x, r, t), intercept=True)
