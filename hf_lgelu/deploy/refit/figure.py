@@ -48,7 +48,7 @@ def _draw_layers(axis: "Axes", layers: Sequence[LayerRefit]) -> None:
     axis.set_title("Each layer: error on rows that were not fitted", fontsize=10, loc="left", pad=20)
     before, after = ([_shown(error) for error in errors] for errors in _errors(layers))
     if not any(map(math.isfinite, [*before, *after])):
-        _write(axis, "not measured:\nno cross-validation under 64 rows")
+        _write(axis, "not measured:\ntoo few inputs for cross-validation")
         return
     places = list(range(1, len(layers) + 1))
     axis.vlines(places, after, before, color="#BBBBBB", linewidth=1.2, zorder=1)

@@ -70,7 +70,7 @@ def whole_network(report: ConversionReport) -> str:
     """Both evaluations with their tables, and why one is missing."""
     parts = []
     if report.held_out is None:
-        parts.append("No inputs were held out of the calibration set: under 64 rows, all are needed for the fit.")
+        parts.append("No inputs were held out of the calibration set: that takes at least 64 rows of two inputs.")
     for title, evaluation in evaluations(report):
         parts += [f"**On the {title}**: {_size(evaluation)}.", net_table(evaluation)]
     if report.evaluation is None:

@@ -71,7 +71,7 @@ def test_both_sets_are_drawn_apart(drawn):
 
 def test_what_was_not_measured_is_written_in_its_place(drawn):
     layers, networks = drawn(SMALL)
-    assert texts(layers) == ["not measured:\nno cross-validation under 64 rows"]
+    assert texts(layers) == ["not measured:\ntoo few inputs for cross-validation"]
     assert texts(networks) == ["not measured:\nno inputs were held out"]
     assert not layers.axison
 

@@ -58,7 +58,7 @@ def test_everything_a_reader_must_know_is_on_the_page():
     assert "- activation_function: gelu_new → relu\n" in page
     assert "](refit.png)" in page
     assert "No second set" not in page
-    assert "under 64 rows" not in page
+    assert "No inputs were held out" not in page
 
 
 def test_what_was_not_measured_is_said():
