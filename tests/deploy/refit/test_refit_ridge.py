@@ -280,7 +280,7 @@ def test_a_wide_map_tries_no_strength_behind_the_first_that_is_worse(monkeypatch
     )
     fit = fit_ridge([moments_of(*part) for part in parts], intercept=True)
     assert (fit.choice, fit.strength) == chosen_by_hand(parts, True, [0])[0] == ("refit", 1e-3)
-    assert tried == [1e-3, 1e-2, None, 1e-3]  # one step up, the bias alone, and the choice on all rows
+    assert tried == [1e-3, 1e-2, 1e-3]  # one step up; then the choice on all rows
 
 
 def test_float32_rows_give_the_fit_of_float64_ones():
