@@ -1,0 +1,178 @@
+"""Every family of the tables: its gates become ReLU and the maps behind them are refitted, or what cannot be is named.
+
+The converted models are read back by a process without hf_lgelu.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from family import Family, logits_of
+from safetensors.torch import save_file
+from test_families import ALL, assert_apart, assert_close
+from timm_families import TimmFamily
+from torch import nn
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.deploy.refit.convert import Conversion, ConversionRefusedError
+from hf_lgelu.models.sites import find_sites
+
+HERE = Path(__file__).parent
+
+# Maps behind gates that cannot be refitted, from the architecture: the language modelling head has the embedding's
+# weight, ALBERT's layers are one layer, experts' weights are one parameter of three axes.
+UNFIT = {
+    "bert": {"bert.embeddings.word_embeddings.weight"},
+    "distilbert": {"distilbert.embeddings.word_embeddings.weight"},
+    "modernbert": {"model.embeddings.tok_embeddings.weight"},
+    "albert": {"albert.encoder.albert_layer_groups.0.albert_layers.0.ffn_output.weight"},
+    "mixtral": {f"grouped_mm_fallback in model.layers.{layer}.mlp.experts" for layer in range(2)},
+}
+NOTHING_ELSE = {"albert", "mixtral"}
+# Its random weights amplify what is left behind the first layer; dense least squares keeps the last layer, too.
+NO_BETTER = {"patchtst"}
+QUICK = {
+    *("gpt2", "bert", "t5-gated", "falcon", "mixtral", "resnet", "swin", "cvt"),
+    *("timm-deit", "timm-convnext", "timm-mixer"),
+}
+
+
+def converting(quick: bool) -> list[Family | TimmFamily]:
+    others = NOTHING_ELSE | NO_BETTER
+    return [family for family in ALL if family.name not in others and (family.name in QUICK) == quick]
+
+
+def over(families):
+    return pytest.mark.parametrize(
+        "family",
+        [
+            pytest.param(family, id=family.name, marks=() if family.name in QUICK else pytest.mark.slow)
+            for family in families
+        ],
+    )
+
+
+def smooth(family: Family | TimmFamily) -> nn.Module:
+    if isinstance(family, Family):
+        return family.build()
+    return family.build({"string": "gelu", "class": nn.GELU, "nothing": None}[family.accepts])
+
+
+def calibration(family: Family | TimmFamily) -> dict[str, torch.Tensor]:
+    """As the family's inputs: 48 sentences or 128 images; where all of those have the same token, it stays."""
+    inputs, generator = family.inputs(), torch.Generator().manual_seed(0)
+    count = 48 if "input_ids" in inputs else 128
+    found = {}
+    for name, value in inputs.items():
+        shape = (count, *value.shape[1:])
+        if value.is_floating_point():
+            found[name] = torch.randn(shape, generator=generator)
+        else:
+            ids = torch.randint(3, 31, shape, generator=generator)
+            found[name] = torch.where((value == value[:1]).all(0), value[:1], ids)
+    return found
+
+
+def convert(family: Family | TimmFamily, **options) -> Conversion:
+    says_relu = isinstance(family, Family) and bool(family.relu_config)
+    return convert_to_relu(
+        smooth(family), calibration(family), batch_size=12 if family.name not in _IMAGES else 16,
+        allow_unrefitted=family.name in UNFIT, rewrite_config=says_relu, **options,
+    )  # fmt: skip
+
+
+_IMAGES = {family.name for family in ALL if "input_ids" not in family.inputs()}
+
+
+def _leave(family: Family | TimmFamily, folder: Path) -> tuple[Conversion, torch.Tensor]:
+    conversion = convert(family)
+    if isinstance(family, TimmFamily):
+        folder.mkdir()
+        save_file(conversion.model.state_dict(), folder / "model.safetensors")
+    elif family.relu_config:
+        conversion.model.save_pretrained(folder)
+        assert "lambda_gelu" not in json.dumps(json.loads((folder / "config.json").read_text()))
+    if folder.exists():
+        torch.save(family.inputs(), folder / "inputs.pt")
+    return conversion, logits_of(conversion.model, family.inputs())
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """family → (conversion, its logits, those of the saved model in a process without hf_lgelu or None)."""
+    found = {}
+
+    def of(family):
+        quick = family.name in QUICK
+        if quick not in found:
+            root = tmp_path_factory.mktemp("converted")
+            here = {one.name: _leave(one, root / one.name) for one in converting(quick)}
+            found[quick] = here, _elsewhere(root)
+        here, elsewhere = found[quick]
+        return *here[family.name], elsewhere.get(family.name)
+
+    return of
+
+
+def _elsewhere(root: Path) -> dict[str, torch.Tensor]:
+    reader = subprocess.run(
+        [sys.executable, HERE / "relu_reader.py", root],
+        env={**os.environ, "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert reader.returncode == 0, reader.stderr[-3000:]
+    result = torch.load(root / "logits.pt")
+    assert result["modules"] == []
+    return result["logits"]
+
+
+@over(converting(quick=True) + converting(quick=False))
+def test_a_converted_family(family, converted):
+    (model, report), logits, elsewhere = converted(family)
+    assert len(report.gates) == family.sites
+    assert find_sites(model) == []
+    assert {site for layer in report.layers for site in layer.sites} == set(report.gates)
+    unfit = {layer.layers[0] for layer in report.layers if (layer.note or "").startswith("not refitted")}
+    assert unfit == UNFIT.get(family.name, set())
+    assert any(layer.choice == "refit" for layer in report.layers)
+    direct, refitted = report.held_out.direct, report.held_out.refitted
+    assert refitted.relative_error < direct.relative_error
+    assert refitted.kl is None or refitted.kl < direct.kl
+    assert_apart(logits_of(smooth(family), family.inputs()), logits)
+    if isinstance(family, TimmFamily) or family.relu_config:
+        assert_close(elsewhere, logits)
+
+
+@over([family for family in ALL if family.name in UNFIT])
+def test_exactly_the_maps_that_cannot_be_refitted_are_named(family):
+    says_relu = bool(family.relu_config)
+    with pytest.raises(ConversionRefusedError, match="pass allow_unrefitted=True") as caught:
+        convert_to_relu(smooth(family), calibration(family), rewrite_config=says_relu)
+    assert set(re.findall(r"\n  ([\w. ]+): ", str(caught.value))) == UNFIT[family.name]
+
+
+@over([family for family in ALL if family.name in NOTHING_ELSE])
+def test_where_no_map_can_be_refitted_nothing_is_converted(family):
+    with pytest.raises(ConversionRefusedError, match="no linear map behind its gates that could be refitted"):
+        convert(family)
+
+
+@over([family for family in ALL if family.name in NO_BETTER])
+def test_a_refit_that_is_no_better_is_refused(family):
+    with pytest.raises(ConversionRefusedError, match="no nearer to the original") as caught:
+        convert(family)
+    held_out = caught.value.report.held_out
+    assert held_out.refitted.relative_error > held_out.direct.relative_error
+
+
+def test_the_tables_know_only_families():
+    names = {family.name for family in ALL}
+    assert names >= {*UNFIT, *NO_BETTER, *QUICK}
+    assert len(converting(quick=True)) == len(QUICK - NOTHING_ELSE)
