@@ -35,9 +35,10 @@ def draw_conversion_scores(measurements: Sequence[MeasurementRecord]) -> Drawing
         "downstream-conversion",
         "Score of the refit over the calibration rows",
         "Points: the refit on so many unlabelled training rows, of text tokens; bars are the sample standard deviation "
-        "over seeds. Lines: the GELU network (solid), the hardened network (long dashes), the bias fold on the most "
-        "rows (dots) and the direct swap (dashes), means over seeds; one too far away is written at the edge. Accuracy "
-        "is better above, perplexity below.",
+        "over seeds, which is mostly that of the GELU networks: the table has the differences seed by seed. Lines, "
+        "means over seeds: the GELU network (solid), the hardened network (long dashes), the bias fold on the most "
+        "rows (dots) and the direct swap (dashes); what is too far away is written at the edge. Accuracy is better "
+        "above, perplexity below.",
         draw_panels(found, _draw_panel, height=3.2, legend=legend),
     )
 
@@ -56,7 +57,7 @@ def _draw_panel(axis: "Axes", benchmark: str, records: Sequence[MeasurementRecor
         look = {"color": REFIT_COLOUR, "marker": "o", "markersize": 5, "linewidth": 1.6, "capsize": 3}
         axis.errorbar(range(len(refits)), means, spreads, **look)
         axis.set_xticks(range(len(refits)), [count(rows) for rows, _ in refits])
-    style(axis, title=benchmark, x="calibration rows", y=str(metric))
+    style(axis, title=benchmark, x=f"calibration {'tokens' if metric == 'perplexity' else 'rows'}", y=str(metric))
     shown = [*(score for _, score in refits), *((lines[method], 0.0) for method in _ALWAYS if method in lines)]
     others = {METHODS[method]: height for method, height in lines.items() if method not in _ALWAYS}
     set_limits(axis, shown, others, metric)
