@@ -74,6 +74,19 @@ def test_a_gelu_checkpoint_then_surgery_then_the_check(bert, batch, capsys):
     assert "bert.pooler.activation (Tanh): tanh × 1, called as a function" in capsys.readouterr().out
 
 
+def test_a_model_is_converted_without_training(bert, capsys):
+    with torch.no_grad():
+        for parameter in bert.parameters():
+            parameter.mul_(3)  # or its gates hardly matter
+    rows = torch.randint(0, 50, (128, 8))
+    names = {"hf_lgelu": hf_lgelu, "model": bert, "loader": DataLoader([{"input_ids": row} for row in rows])}
+    exec(block_with("convert_to_relu"), names)
+    assert "2 gates (GELUActivation) became ReLU" in capsys.readouterr().out
+    assert BertForSequenceClassification.from_pretrained("out/relu").config.hidden_act == "relu"
+    assert bert.config.hidden_act == "gelu"
+    assert names["report"].held_out.refitted.kl < names["report"].held_out.direct.kl
+
+
 def test_the_accelerate_loop_ends_at_the_target_with_relu(bert):
     hf_lgelu.replace_activations(bert)
     rows = [{"input_ids": torch.randint(0, 50, (8,)), "labels": torch.tensor(i % 2)} for i in range(8)]
@@ -107,7 +120,7 @@ def test_after_hardening_every_tool_runs(capsys):
 
 
 def test_every_python_block_was_run():
-    assert len(blocks("python")) == 7, "a new block needs a test here"
+    assert len(blocks("python")) == 8, "a new block needs a test here"
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))))

@@ -63,7 +63,7 @@ def choices_in_words(layers: tuple[LayerRefit, ...]) -> str:
     if counts["kept"]:
         words.append(f"{counts['kept']} {'was' if counts['kept'] == 1 else 'were'} kept")
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    return f"Of {len(layers)} linear map{'' if len(layers) == 1 else 's or joint solves'} behind them, {listed}"
+    return f"Of {len(layers)} linear map{'' if len(layers) == 1 else 's'} behind them, {listed}"
 
 
 def whole_network(report: ConversionReport) -> str:

@@ -95,6 +95,11 @@ class ConversionReport:
     smooth_calls: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        from hf_lgelu.deploy.refit.markdown import summarize  # which reads this file
+
+        return summarize(self)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return asdict(self)

@@ -110,10 +110,10 @@ def test_gates_of_one_kind_are_counted_once():
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ((0, 0), "Of 2 linear maps or joint solves behind them, 2 were refitted"),
+        ((0, 0), "Of 2 linear maps behind them, 2 were refitted"),
         ((0,), "Of 1 linear map behind them, 1 was refitted"),
-        ((2, 2), "Of 2 linear maps or joint solves behind them, 0 were refitted and 2 were kept"),
-        ((0, 1), "Of 2 linear maps or joint solves behind them, 1 was refitted and 1 got another bias"),
+        ((2, 2), "Of 2 linear maps behind them, 0 were refitted and 2 were kept"),
+        ((0, 1), "Of 2 linear maps behind them, 1 was refitted and 1 got another bias"),
     ],
 )
 def test_choices_in_words(chosen, words):
