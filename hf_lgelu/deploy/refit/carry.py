@@ -27,6 +27,7 @@ ROWS_PER_FEATURE = 16
 larger with 8 than with 32."""
 
 _ROWS_AT_ONCE = 4096
+_TEXT_INPUTS = ("input_ids", "inputs_embeds")
 _DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
@@ -44,8 +45,12 @@ class Trace:
     def mask(self, layer: Layer) -> Node | None:
         """The input that says which tokens of a layer are padding: the decoder's own for what depends on its tokens."""
         inputs = {node.name: node for node in self.program.inputs}
-        in_decoder = any(inputs.get(name) in upstream(layer.target) for name in _DECODER_INPUTS)
-        return inputs.get("decoder_attention_mask" if in_decoder else "attention_mask")
+        sources = upstream(layer.target)
+        if any(inputs.get(name) in sources for name in _DECODER_INPUTS):
+            return inputs.get("decoder_attention_mask")
+        text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]
+        # The image tower of a model with two has as many rows as the text's mask only by chance.
+        return inputs.get("attention_mask") if not text or any(node in sources for node in text) else None
 
 
 @dataclass(frozen=True)

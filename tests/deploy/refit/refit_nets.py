@@ -11,6 +11,8 @@ from dense_oracle import Step, batch_norm_scale, ones
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from hf_lgelu import LambdaGELU
+
 
 @dataclass(frozen=True)
 class Net:
@@ -181,6 +183,25 @@ class _Product(nn.Module):
         return x @ (self.weight.T if self.weight_is_transposed else self.weight)
 
 
+class OneGate(nn.Module):
+    """One module is every gate, as many models have it; the first maps beside each other share their input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act = nn.Linear(6, 8), nn.GELU()
+        self.left, self.right, self.last = nn.Linear(8, 7), nn.Linear(8, 5), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, 6)."""
+        x = self.act(self.up(x))
+        return self.last(torch.cat([self.act(self.left(x)), self.act(self.right(x))], dim=-1))
+
+
+def lambda_gelu_mlp() -> nn.Module:
+    """λ-GELU of a hardness each, the second far from the first."""
+    return nn.Sequential(nn.Linear(6, 9), LambdaGELU(), nn.Linear(9, 8), LambdaGELU(), nn.Linear(8, 4))
+
+
 def _bias(*modules: str) -> list[Step]:
     return [Step((name,), name, bias=(f"{name}.bias", ones)) for name in modules]
 
@@ -204,6 +225,8 @@ _LAST = Step(("last",), "last", bias=("last.bias", ones))
 
 NETS = (
     Net("mlp", mlp, (6,), tuple(_bias("2", "4"))),
+    Net("one-gate", OneGate, (6,), tuple(_bias("left", "right", "last"))),
+    Net("lambda-gelu", lambda_gelu_mlp, (6,), tuple(_bias("2", "4"))),
     Net("transposed", TransposedWeights, (6,), (Step(("middle",), "middle"), Step(("last",), "last"))),
     Net(
         "conv1d", Conv1DBlocks, (3, 5),

@@ -240,6 +240,29 @@ def test_padding_never_enters():
     assert report.layers[0].rows == fitted
 
 
+class TwoTowers(Masked):
+    """An image of seven patches beside a text of seven tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.gate, self.out = nn.Linear(4, 9), nn.SiLU(), nn.Linear(9, 3)
+
+    def forward(self, input_ids, attention_mask, patches):
+        return super().forward(input_ids, attention_mask) + self.out(self.gate(self.image(patches))).mean(1)
+
+
+def test_the_mask_of_the_text_says_nothing_about_the_image():
+    torch.manual_seed(0)
+    text = sentences(pad=45)
+    patches = torch.randn(48, 7, 4, dtype=torch.float64)
+    _, report = convert_to_relu(drawn(TwoTowers()), {**text, "patches": patches}, batch_size=8)
+    rows = {layer.layers: layer.rows for layer in report.layers}
+    plan = plan_calibration(read_batches({**text, "patches": patches}, batch_size=8), chunk_size=8)
+    chunks = [chunk for fold in plan.folds for chunk in fold]
+    assert rows["down",] == sum(int(chunk.inputs["attention_mask"].sum()) for chunk in chunks)
+    assert rows["out",] == 7 * sum(map(len, chunks)) > rows["down",]
+
+
 @pytest.mark.parametrize("name", ["downsampling", "convnext", "conv1d", "transposed"])
 def test_states_on_disk_give_the_same(name, monkeypatch):
     net = BY_NAME[name]
