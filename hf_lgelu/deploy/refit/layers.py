@@ -105,6 +105,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
     """The layers behind `sites`, by index, in a trace of `model`."""
     flow = program.flow
     finder = TargetFinder(program.varying(), program.constants(model))
+    order = {node: position for position, node in enumerate(program.operations)}
     reached: dict[Node, set[int]] = {}
     found = Layers()
     for index, site in enumerate(sites):
@@ -112,9 +113,13 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
         if not calls:
             found.refuse(site.name, (index,), "the calibration inputs never reach this gate")
         for call in calls:
+            if getattr(site.module, "inplace", False) and any(
+                order.get(user, 0) > order[call] for user in users(call.args[0])
+            ):
+                # The program has no operations in place: it would compute something else than the model.
+                found.refuse(site.name, (index,), "it works in place, and its input is used again")
             for consumer in _consumers(program, call, finder, found, index, site.name):
                 reached.setdefault(consumer, set()).add(index)
-    order = {node: position for position, node in enumerate(program.operations)}
     maps: list[tuple[LinearMap, set[int]]] = []
     for node in sorted(reached, key=order.__getitem__):
         operation = as_stored(read_affine(node, flow), flow)

@@ -103,7 +103,8 @@ class TargetFinder:
     def _normalize(self, walk: "_Walk", user: Node) -> bool:
         if user.args[0] is not walk.node or any(node in self._varying for node in user.args[1:5] if node is not None):
             return False
-        weight, variance, epsilon = self._constant(user.args[1]), self._constant(user.args[4]), user.args[-1]
+        weight = None if user.args[1] is None else self._constant(user.args[1])
+        variance, epsilon = self._constant(user.args[4]), user.args[-1]
         if operation_name(user) == "batch_norm":
             if user.args[5]:
                 return False

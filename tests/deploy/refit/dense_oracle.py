@@ -1,6 +1,6 @@
 """The sequential refit written down plainly: every layer runs both whole networks again and solves dense systems.
 
-Nothing of the package is used but the plan, which says which inputs are in which fold. Forward hooks read what a
+Nothing of the package is used but the plan, which says which inputs are in which fold, and one constant. Forward hooks read what a
 module takes and gives, windows come from `F.unfold`, and the ridge is NumPy's least squares on an augmented system.
 """
 
@@ -15,12 +15,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
+from hf_lgelu.deploy.refit.carry import ROWS_PER_FEATURE
+
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 
 
 def ones(model: nn.Module) -> float:
     """The scale of a map whose output goes into the sum as it is."""
     return 1.0
+
+
+def plain_scale(name: str) -> Callable[[nn.Module], Tensor]:
+    """The same of a BatchNorm without weights."""
+
+    def scale(model: nn.Module) -> Tensor:
+        norm = model.get_submodule(name)
+        return 1 / (norm.running_var + norm.eps).sqrt()
+
+    return scale
 
 
 def as_it_is(value: Tensor) -> Tensor:
@@ -169,9 +181,9 @@ def _outputs(y: Tensor, convolution: bool, groups: int) -> Tensor:
 
 
 def _at_some_positions(part, seeds: Sequence[int], images: int):
-    """32 positions per feature over all images are enough: of each image as many, from a seed of its own."""
+    """So many positions per feature over all images: of each image as many, from a seed of its own."""
     available, width = part[0].shape[1], part[0].shape[3]
-    wanted = math.ceil(32 * width / images)
+    wanted = math.ceil(ROWS_PER_FEATURE * width / images)
     if wanted >= available:
         return part
     drawn = [torch.randperm(available, generator=torch.Generator().manual_seed(seed))[:wanted] for seed in seeds]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from dense_oracle import Step, batch_norm_scale, ones
+from dense_oracle import Step, batch_norm_scale, ones, plain_scale
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -227,6 +227,14 @@ NETS = (
     Net("mlp", mlp, (6,), tuple(_bias("2", "4"))),
     Net("one-gate", OneGate, (6,), tuple(_bias("left", "right", "last"))),
     Net("lambda-gelu", lambda_gelu_mlp, (6,), tuple(_bias("2", "4"))),
+    Net(
+        "plain-norm",
+        lambda: nn.Sequential(
+            nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 7), nn.BatchNorm1d(7, affine=False), nn.GELU(), nn.Linear(7, 3)
+        ),
+        (6,),
+        (Step(("2",), "3", (plain_scale("3"),), ("2.bias", plain_scale("3"))), *_bias("5")),
+    ),
     Net("transposed", TransposedWeights, (6,), (Step(("middle",), "middle"), Step(("last",), "last"))),
     Net(
         "conv1d", Conv1DBlocks, (3, 5),

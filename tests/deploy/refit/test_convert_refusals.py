@@ -40,6 +40,23 @@ def tied():
     return model
 
 
+class InPlace(nn.Module):
+    """Adds an activation to its input, which it has overwritten."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.head = nn.Linear(6, 7), nn.SiLU(inplace=True), nn.Linear(7, 3)
+
+    def forward(self, x):
+        x = self.up(x)
+        return self.head(self.act(x) + x)
+
+
+def in_place():
+    torch.manual_seed(0)
+    return drawn(InPlace())
+
+
 def recurrent(net, x):
     return net.head(net.memory(x[:, None])[0][:, -1])
 
@@ -74,6 +91,7 @@ STRUCTURES = {
         wired(lambda net, x: net.head(net.normed(x)), normed=weight_norm(nn.Linear(7, 7))),
         r"\n  linear in normed: linear in normed takes weights in a form",
     ),
+    "in place": (in_place(), r"\n  act: it works in place, and its input is used again"),
     "recurrent": (
         wired(recurrent, memory=nn.GRU(7, 7, batch_first=True)),
         r"\n  gru in memory: gru in memory takes weights in a form",
@@ -88,7 +106,7 @@ def test_a_gate_whose_consumers_cannot_be_refitted_is_named(name):
     with pytest.raises(ConversionRefusedError, match=reason) as caught:
         convert_to_relu(model, rows())
     assert caught.value.report is None
-    assert isinstance(model.act, nn.GELU)
+    assert isinstance(model.act, nn.GELU | nn.SiLU)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
