@@ -1,7 +1,8 @@
 """The sequential refit written down plainly: every layer runs both whole networks again and solves dense systems.
 
-Nothing of the package is used but the plan, which says which inputs are in which fold, and one constant. Forward hooks read what a
-module takes and gives, windows come from `F.unfold`, and the ridge is NumPy's least squares on an augmented system.
+Nothing of the package is used but the plan, which says which inputs are in which fold, and one constant. Forward
+hooks read what a module takes and gives, windows come from `F.unfold`, and the ridge is NumPy's least squares on an
+augmented system.
 """
 
 import copy
