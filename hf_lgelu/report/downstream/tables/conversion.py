@@ -77,7 +77,6 @@ _COLUMNS = (
     measured("KL, nats", "kl"),
     quantity("Same prediction, %", "agreement", percentage),
     worst("Largest logit change", "max_logit_change"),
-    measured("Seconds", "seconds", 2),
 )
 
 
@@ -89,8 +88,8 @@ def conversion_table(measurements: Sequence[MeasurementRecord]) -> Table:
         caption="Everything is measured on the evaluation split, against the same network with its GELU. Calibration "
         "rows are drawn from the training rows, without labels: of text tokens, else rows of features or images; all "
         "where there are fewer than asked. Bias fold: only the biases behind the gates are fitted. Hardened: another "
-        "network, trained with λ-GELU to become ReLU, so its distance from the GELU network is that of two trainings, "
-        "and its seconds are those of training. Differences from the original are taken seed by seed. Mean ± sample "
+        "network, trained with λ-GELU to become ReLU, so its distance from the GELU network is that of two "
+        "trainings. Differences from the original are taken seed by seed. Mean ± sample "
         "standard deviation over seeds; of logit changes the largest.",
         header=header_of(_COLUMNS),
         rows=rows_of(measurements, NAME, ("model", "method", "rows"), _COLUMNS),
@@ -117,8 +116,7 @@ def conversion_overview_table(measurements: Sequence[MeasurementRecord]) -> Tabl
         title="ReLU without training",
         caption="Score on the evaluation split of a GELU network, with ReLU put in as it is, with fitted biases, with "
         "the linear maps behind the gates refitted on so many unlabelled training rows (of text: tokens), and of a "
-        "network hardened in training. Mean ± sample standard deviation over seeds; in brackets the rows and seconds "
-        "of the conversion.",
+        "network hardened in training. Mean ± sample standard deviation over seeds; in brackets the rows.",
         header=header,
         rows=tuple(
             _overview_row(name, found[name]) if name in found else missing_row(name, NONE, len(header))
@@ -141,7 +139,7 @@ def _overview_row(benchmark: str, records: Sequence[MeasurementRecord]) -> tuple
         _score(ways.get(("direct", None))),
         _score(folded),
         *(_score(refits.get(rows)) for rows in _SHOWN_ROWS),
-        NONE if most is None else f"{_score(refits[most])} ({count(most)}{_seconds(refits[most])})",
+        NONE if most is None else f"{_score(refits[most])} ({count(most)})",
         _score(ways.get(("hardened", None))),
         seeds_there(records),
     )
@@ -152,8 +150,3 @@ def _score(rows: Sequence[Row] | None) -> str:
         return NONE
     digits = digits_of(rows[0]["metric"])
     return over_seeds(values_of(rows, "score"), lambda value: number(value, digits))
-
-
-def _seconds(rows: Sequence[Row]) -> str:
-    there = [value for value in values_of(rows, "seconds") if value is not None]
-    return f", {statistics.fmean(there):.2g} s" if there else ""
