@@ -112,6 +112,10 @@ class TargetFinder:
         scale = (variance.double() + epsilon).rsqrt()
         scale = scale if weight is None else scale * weight.double()
         shape = [1, -1] + [1] * (len(walk.shape) - 2)
+        # It may normalize another axis, or several of the map's channels together: its bias is then none of the map's.
+        channels = walk.per_channel(torch.arange(len(scale)).view(shape))
+        if channels is None or channels.tolist() != list(range(len(scale))):
+            return False
         return walk.scale_by(scale.view(shape)) and walk.normalize(user)
 
     def _sum(self, walk: "_Walk", user: Node, name: str) -> bool:
@@ -167,15 +171,20 @@ class _Walk:
 
     def scale_by(self, factor: Tensor) -> bool:
         """Multiply by a factor that is broadcast to the current shape, if it is one number per channel."""
+        factors = self.per_channel(factor)
+        if factors is None:
+            return False
+        self._scale = self._scale * factors
+        self._behind_norm = self._behind_norm * factors
+        return True
+
+    def per_channel(self, factor: Tensor) -> Tensor | None:
+        """A factor that is broadcast to the current shape, as one number per channel of the map; None if it is not."""
         factor = factor.double().cpu().expand(self.shape)
         for move in reversed(self._undo):
             factor = move(factor)
         rows = factor.movedim(self._channels, -1).flatten(0, -2)
-        if not torch.equal(rows, rows[:1].expand_as(rows)):
-            return False
-        self._scale = self._scale * rows[0]
-        self._behind_norm = self._behind_norm * rows[0]
-        return True
+        return rows[0] if torch.equal(rows, rows[:1].expand_as(rows)) else None
 
     def move(self, user: Node, name: str) -> bool:
         before = self.shape
