@@ -68,7 +68,7 @@ def test_a_solution_in_the_span_is_found_but_for_the_known_shrinkage():
 def test_an_infinite_strength_is_the_direct_swap_with_the_mean_error_in_the_bias(name, monkeypatch):
     monkeypatch.setattr(ridge, "STRENGTHS", (1e13,))
     net = BY_NAME[name]
-    model, inputs = net.model(), net.inputs(units=40)
+    model, inputs = net.model(), net.inputs(units=28)  # few enough that every position is fitted on
     converted, _ = convert_to_relu(model, inputs)
     direct = swapped(model)
     for step in net.steps:
@@ -176,7 +176,7 @@ def test_a_layer_whose_units_are_all_dead_keeps_its_weights():
 def test_batch_norm_is_recentred_and_the_function_stays(name):
     """Its statistics are those of the new outputs over the rows fitted: in train mode those give the same."""
     net = BY_NAME[name]
-    model, inputs = net.model(), net.inputs(units=40)
+    model, inputs = net.model(), net.inputs(units=32)  # few enough that every position is fitted on
     converted, report = convert_to_relu(model, inputs)
     assert all(layer.choice == "refit" for layer in report.layers)
     expected, _ = refit(model, net.steps, plan_calibration(read_batches(inputs)))  # leaves the statistics as they are
