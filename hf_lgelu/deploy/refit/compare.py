@@ -107,10 +107,10 @@ def evaluate_conversion(
     totals, has_logits = None, False
     for batch in batches:
         batch = batch.load() if isinstance(batch, Chunk) else batch
-        reference, has_logits = _main_output(original, batch.inputs)
+        reference, has_logits = main_output(original, batch.inputs)
         with substitution.applied():
-            direct, _ = _main_output(original, batch.inputs)
-        outputs = reference, direct, _main_output(student, batch.inputs)[0]
+            direct, _ = main_output(original, batch.inputs)
+        outputs = reference, direct, main_output(student, batch.inputs)[0]
         counted = _counted(batch, reference)
         new = _sums(outputs, counted, batch, type(original).__name__)
         totals = new if totals is None else totals + new
@@ -121,16 +121,32 @@ def evaluate_conversion(
     return None if totals is None else totals.evaluation(has_logits)
 
 
-def _main_output(model: nn.Module, inputs: Any) -> tuple[Tensor, bool]:
-    """(the logits, or the first tensor of an output that has none; whether they are logits of classes)."""
+def main_output(model: nn.Module, inputs: Any) -> tuple[Tensor, bool]:
+    """(the logits, or the first tensor of an output that has none; whether they are logits of classes).
+
+    Classes are the last axis: of maps (N, C, H, W) they are moved there, one number a unit (N,) becomes (N, 1).
+    Raises ValueError where there is no such tensor, or one number for all units.
+    """
+    output, has_logits = _as_given(model, inputs)
+    if output is None or output.ndim == 0:
+        raise ValueError(
+            f"{type(model).__name__} gives {'no tensor' if output is None else 'one number for all inputs'}: networks "
+            "are compared by an output whose leading axis counts the inputs. Convert the part that gives one"
+        )
+    if output.ndim == 1:
+        return output[:, None], False
+    return output.movedim(1, -1) if output.ndim > 3 else output, has_logits and output.shape[-1] > 1
+
+
+def _as_given(model: nn.Module, inputs: Any) -> tuple[Tensor | None, bool]:
     output = run_example(model, inputs)
     if isinstance(output, Mapping) and "logits" in output:
         config = getattr(model, "config", None)
         regression = getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", 2) == 1
         return output["logits"], not regression
     if isinstance(output, Tensor):
-        return output, output.shape[-1] > 1
-    return outputs_of(model, inputs)[0], False
+        return output, True
+    return next(iter(outputs_of(model, inputs)), None), False
 
 
 def _counted(batch: Batch, output: Tensor) -> Tensor | None:

@@ -42,13 +42,13 @@ def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, m
     """The sums of one batch.
 
     Args:
-        output: logits (…, classes).
+        output: logits (…, classes); a single column is no choice between classes, and has no score.
         labels: (…) int; −100 does not count. Of a causal language model the tokens themselves, not shifted. Labels of
             another shape or kind are none.
         counted: (…) bool, which predictions are no padding; None for all.
         model_class: name of the model's class.
     """
-    if labels is None or labels.is_floating_point() or labels.shape != output.shape[:-1]:
+    if labels is None or labels.is_floating_point() or labels.shape != output.shape[:-1] or output.shape[-1] < 2:
         return MetricSums()
     labels = labels.to(output.device)
     if counted is not None:
