@@ -74,7 +74,7 @@ class Carrier:
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._states = CarriedStates()
         self._traces: dict[Any, Trace] = {}
-        self.trace = self._trace(next((chunk for fold in plan.folds for chunk in fold), plan.example))
+        self.trace = self._trace(plan.first)
 
     def __enter__(self) -> "Carrier":
         return self

@@ -19,12 +19,13 @@ from accelerate.utils import parse_flag_from_env
 from torch import nn
 from tqdm.auto import tqdm
 
-from hf_lgelu.deploy.refit.calibration import Batch, read_batches
+from hf_lgelu.deploy.refit.calibration import read_batches
 from hf_lgelu.deploy.refit.carry import Carrier
 from hf_lgelu.deploy.refit.compare import evaluate_conversion
 from hf_lgelu.deploy.refit.layers import Layer, Layers, Unfit
+from hf_lgelu.deploy.refit.model_inputs import checked, for_decoder, require_taken
 from hf_lgelu.deploy.refit.moments import Moments
-from hf_lgelu.deploy.refit.plan import CalibrationPlan, cut_batches, plan_calibration
+from hf_lgelu.deploy.refit.plan import LEAST_ROWS_TO_HOLD_OUT, CalibrationPlan, cut_batches, plan_calibration
 from hf_lgelu.deploy.refit.report import ConversionReport, Evaluation, LayerRefit, NetChange
 from hf_lgelu.deploy.refit.ridge import RidgeFit, fit_ridge
 from hf_lgelu.deploy.refit.weights import has_intercept, write_refit
@@ -102,15 +103,19 @@ def convert_to_relu(
     # accelerate reads this variable in Accelerator alone; without it, processes on CPUs would not know of each other.
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
     batches = read_batches(calibration, batch_size=batch_size, collate=collate, max_units=max_units)
-    plan = plan_calibration(_for_decoder(model, batches), chunk_size=batch_size, state=state)
+    plan = plan_calibration(for_decoder(model, batches), chunk_size=batch_size, state=state)
+    # What does not fit is known before the work.
+    require_taken(model, plan.first.load(), "calibration")
+    if evaluation is not None:
+        batches = for_decoder(model, read_batches(evaluation, batch_size=batch_size, collate=collate))
+        evaluation = checked(model, batches)
     with evaluation_mode(model):
         layers = _refit(model, student.model, sites, plan, allow_unrefitted, progress and state.is_main_process)
         substitution = ReluSubstitution(model, kinds=kinds)
         held_out = evaluate_conversion(model, student.model, substitution, plan.held_out)
         second = None
         if evaluation is not None:
-            batches = _for_decoder(model, read_batches(evaluation, batch_size=batch_size, collate=collate))
-            batches = cut_batches(batches, batch_size)
+            batches = cut_batches(evaluation, batch_size)
             own = itertools.islice(batches, state.process_index, None, state.num_processes)
             second = evaluate_conversion(model, student.model, substitution, own)
     report = ConversionReport(
@@ -145,15 +150,6 @@ def _direct_swap(model: nn.Module, kinds: Sequence[str], rewrite_config: bool) -
         student = copy.deepcopy(model)
     surgery = substitute_relu(student, kinds=kinds, rewrite_config=rewrite_config)
     return _Student(student, tuple(str(change) for change in surgery.config_changes))
-
-
-def _for_decoder(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """With the decoder's inputs that an encoder-decoder makes of labels, where there are none."""
-    for batch in batches:
-        make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        if make is not None and batch.labels is not None and "decoder_input_ids" not in batch.tensors:
-            batch = Batch(batch.inputs | {"decoder_input_ids": make(labels=batch.labels).cpu()}, batch.labels)
-        yield batch
 
 
 def _refuse_quantized(model: nn.Module) -> None:
@@ -237,9 +233,17 @@ def _name(layer: Layer) -> str:
 
 def _warnings(plan: CalibrationPlan, layers: Iterable[LayerRefit], second: Evaluation | None) -> Iterator[str]:
     if not plan.held_out_units:
+        few = "are too few"
+        if plan.rows >= LEAST_ROWS_TO_HOLD_OUT:
+            few = f"are of too few distinct inputs ({plan.distinct_units})"
         yield (
-            f"{plan.rows} rows are too few to hold some out: the strength is fixed and nothing was checked; give 64 or "
-            "more, at best several times the width of the widest layer"
+            f"{plan.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give 64 or more, "
+            "of several inputs, at best several times the width of the widest layer"
+        )
+    elif len(plan.folds) == 1:
+        yield (
+            f"{plan.distinct_units} distinct inputs are too few for four folds beside what is held out: the strength "
+            "is fixed; give more"
         )
     few = [layer for layer in layers if 4 * layer.rows < layer.width]
     if few:

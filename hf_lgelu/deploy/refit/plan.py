@@ -86,6 +86,11 @@ class CalibrationPlan:
     held_out_rows: int
     example: Chunk
 
+    @property
+    def first(self) -> Chunk:
+        """The first chunk that this process fits on, or `example`."""
+        return next((chunk for fold in self.folds for chunk in fold), self.example)
+
 
 def plan_calibration(
     batches: Iterable[Batch], *, chunk_size: int | None = None, state: PartialState | None = None
