@@ -1,5 +1,7 @@
 """What of an output is a prediction, what its classes are, and which of them have scores."""
 
+import math
+
 import pytest
 import torch
 from dense_oracle import swapped
@@ -7,7 +9,9 @@ from refit_nets import BY_NAME, drawn
 from torch import nn
 
 from hf_lgelu import convert_to_relu
+from hf_lgelu.deploy.refit.compare import _ChangeSums, main_output
 from hf_lgelu.deploy.refit.metrics import metric_sums
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 
 class Last(nn.Module):
@@ -63,3 +67,38 @@ def test_a_single_column_has_no_accuracy():
     labels = torch.zeros(4, dtype=torch.int64)
     assert metric_sums(torch.randn(4, 1), labels, None, "Net").values() == {}
     assert metric_sums(torch.eye(4), labels, None, "Net").values() == {"accuracy": 0.25}
+
+
+def test_which_labels_count():
+    logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])[None]
+    labels = torch.tensor([[0, 1, 1, -100]])
+    assert metric_sums(logits, labels, None, "Net").values() == {"accuracy": 2 / 3}
+    padding = torch.tensor([[True, False, True, True]])
+    assert metric_sums(logits, labels, padding, "Net").values() == {"accuracy": 0.5}
+    # Of a language model the prediction at t is of the token at t + 1.
+    following = metric_sums(logits, labels, padding, "GPT2LMHeadModel")
+    assert following.predicted == 1
+    assert following.values()["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
+    both = metric_sums(logits, labels, None, "GPT2LMHeadModel") + following
+    loss = 3 * math.log(2 + math.exp(2)) - 4
+    assert (both.predicted, both.loss) == (3, pytest.approx(loss, rel=1e-6))
+
+
+def test_the_largest_change_is_that_of_all_batches_and_nan_stays():
+    parts = []
+    for change in (0.5, 2.0, 1.0):
+        sums = _ChangeSums()
+        sums.add(torch.zeros(2, 3), torch.full((2, 3), change))
+        sums.add(torch.zeros(2, 3), torch.zeros(2, 3))
+        parts.append(sums)
+    assert (parts[0] + parts[1] + parts[2]).max_change == 2.0
+    parts[1].add(torch.zeros(2, 3), torch.full((2, 3), math.nan))
+    parts[1].add(torch.zeros(2, 3), torch.zeros(2, 3))
+    assert math.isnan((parts[0] + parts[1] + parts[2]).max_change)
+
+
+@pytest.mark.parametrize(("problem", "has_logits"), [("regression", False), (None, True)])
+def test_regression_has_no_logits(problem, has_logits):
+    config = MLPConfig(num_features=6, hidden_size=4, num_hidden_layers=1, num_labels=3, problem_type=problem)
+    output, found = main_output(MLPForClassification(config), {"features": torch.randn(5, 6)})
+    assert (output.shape, found) == ((5, 3), has_logits)
