@@ -1,11 +1,9 @@
-"""A conversion by each of two processes for test_convert_processes.py: `torchrun --nproc_per_node 2 …`."""
+"""A conversion by each of two processes for test_convert_processes.py, run by two_processes_run.py."""
 
-import sys
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType
 from refit_nets import BY_NAME
 
 from hf_lgelu import convert_to_relu
@@ -44,20 +42,11 @@ def refused() -> str:
     return ""
 
 
-def main(folder: Path) -> None:
-    """Convert everything, in the same order on both."""
-    state = PartialState(cpu=True)
-    if state.num_processes != 2 or state.distributed_type != DistributedType.MULTI_CPU:
-        raise RuntimeError(f"two processes with gloo expected, got {state}")
+def run(folder: Path, state: PartialState) -> None:
+    """Convert everything, in the same order on both, into `folder`."""
     found = {}
     for name in NAMES:
         for way in WAYS:
             found[name, way] = converted(name, given(name, way, state.process_index))
     found["refused"] = refused()
     torch.save(found, folder / f"{state.process_index}.pt")
-    state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))

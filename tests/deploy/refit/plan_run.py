@@ -1,12 +1,10 @@
-"""What each of two processes plans for test_refit_plan.py: `torchrun --nproc_per_node 2 plan_run.py FOLDER`."""
+"""What each of two processes plans for test_refit_plan.py, run by two_processes_run.py."""
 
 import json
-import sys
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType
 from torch import Tensor
 
 from hf_lgelu.deploy.refit.calibration import Batch
@@ -62,10 +60,8 @@ def _listed(value: Tensor | dict | None) -> list | dict | None:
     return None if value is None else value.tolist()
 
 
-def main(folder: Path) -> None:
-    state = PartialState(cpu=True)
-    if state.num_processes != 2 or state.distributed_type != DistributedType.MULTI_CPU:
-        raise RuntimeError(f"two processes with gloo expected, got {state}")
+def run(folder: Path, state: PartialState) -> None:
+    """Plan everything, in the same order on both, into `folder`."""
     report: dict = {}
     for case in CASES:
         plan = plan_calibration(given(case, state.process_index), chunk_size=CHUNK_SIZE, state=state)
@@ -76,8 +72,3 @@ def main(folder: Path) -> None:
         except ValueError as error:
             report[case] = str(error)
     (folder / f"{state.process_index}.json").write_text(json.dumps(report), encoding="utf-8")
-    state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -25,8 +25,16 @@ def assert_error(actual, expected):
     assert actual is None or actual == pytest.approx(expected, rel=1e-7)
 
 
-@pytest.mark.parametrize("units", [96, 40])
-@pytest.mark.parametrize("net", NETS, ids=lambda net: net.name)
+# Without cross-validation, of those whose rows are read in different ways.
+FIXED = {"mlp", "convolutions", "downsampling", "geglu", "convnext"}
+CASES = [
+    pytest.param(net, units, id=f"{net.name}-{units}", marks=marks)
+    for net in NETS
+    for units, marks in ((96, ()), (40, () if net.name in FIXED else pytest.mark.slow))
+]
+
+
+@pytest.mark.parametrize(("net", "units"), CASES)
 def test_weights_are_those_of_dense_least_squares(net, units):
     model, inputs = net.model(), net.inputs(units=units)
     converted, report = convert_to_relu(model, inputs, batch_size=16)

@@ -1,32 +1,14 @@
 """Two processes, whether each has all rows or a share, convert to what one process converts to."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import convert_run
 import pytest
 import torch
 
-HERE = Path(__file__).parent
-
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory):
+def launched(two_processes):
     """What each of two processes found."""
-    folder = tmp_path_factory.mktemp("processes")
-    environment = os.environ | {
-        "ACCELERATE_USE_CPU": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(HERE)))),
-    }
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*torchrun, str(HERE / "convert_run.py"), str(folder)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr[-4000:]
-    return [torch.load(folder / f"{process}.pt", weights_only=False) for process in range(2)]
+    return [torch.load(two_processes / f"{process}.pt", weights_only=False) for process in range(2)]
 
 
 def assert_like(actual, expected):

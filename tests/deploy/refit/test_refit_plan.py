@@ -1,11 +1,7 @@
 """The plan: folds and held-out part are a partition by unit that order, duplicates and processes do not change."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import plan_run
 import pytest
@@ -13,8 +9,6 @@ import torch
 
 from hf_lgelu.deploy.refit.calibration import Batch, read_batches
 from hf_lgelu.deploy.refit.plan import plan_calibration
-
-HERE = Path(__file__).parent
 
 
 def features(count, width=3, seed=0):
@@ -191,16 +185,9 @@ def test_chunk_sizes_are_positive():
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory):
+def launched(two_processes):
     """The reports of two processes."""
-    folder = tmp_path_factory.mktemp("plan")
-    # accelerate's own launcher starts one process on a CPU; torchrun with this variable starts two that know it.
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*torchrun, str(HERE / "plan_run.py"), str(folder)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 0, result.stderr[-4000:]
-    return [json.loads((folder / f"{process}.json").read_text(encoding="utf-8")) for process in range(2)]
+    return [json.loads((two_processes / f"{process}.json").read_text(encoding="utf-8")) for process in range(2)]
 
 
 def alone(case):
