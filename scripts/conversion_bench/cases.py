@@ -63,7 +63,7 @@ def _resnet18(images: int) -> Callable[[], tuple[nn.Module, Inputs]]:
     def build() -> tuple[nn.Module, Inputs]:
         import timm
 
-        return timm.create_model(ARCHITECTURE, num_classes=10, act_layer=nn.GELU), torch.randn(images, 3, 32, 32)
+        return timm.create_model(ARCHITECTURE, num_classes=10, act_layer="gelu"), torch.randn(images, 3, 32, 32)
 
     return build
 
