@@ -37,8 +37,8 @@ NOTHING_ELSE = {"albert", "mixtral"}
 # Its random weights amplify what is left behind the first layer; dense least squares keeps the last layer, too.
 NO_BETTER = {"patchtst"}
 QUICK = {
-    *("gpt2", "bert", "t5-gated", "falcon", "mixtral", "resnet", "swin", "cvt"),
-    *("timm-deit", "timm-convnext", "timm-mixer"),
+    *("gpt2", "bert", "t5-gated", "falcon", "mixtral", "resnet", "swin"),
+    *("timm-deit", "timm-convnext"),
 }
 
 
