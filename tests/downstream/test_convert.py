@@ -208,9 +208,12 @@ def test_a_folder_that_is_taken_is_known_before_any_work(run, converted, monkeyp
         ({"max_calibration_samples": 0}, "--max_calibration_samples must be at least 1, got 0"),
         ({"batch_size": -1}, "--batch_size must be at least 1, got -1"),
         ({"seed": -1}, "--seed must be from 0"),
+        ({"calibration_split": "test"}, "--calibration_split: mlp-digits is a benchmark, which has its own splits"),
+        ({"evaluation_split": "test"}, "--evaluation_split: mlp-digits is a benchmark"),
+        ({"evaluation": "mlp-digits", "evaluation_config": "x"}, "--evaluation_config: mlp-digits is a benchmark"),
     ],
 )
-def test_numbers_out_of_range_are_refused(run, tmp_path, options, message):
+def test_options_that_mean_nothing_are_refused(run, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         convert(arguments_for(run, tmp_path / "relu", **options))
 

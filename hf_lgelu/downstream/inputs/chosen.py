@@ -22,6 +22,7 @@ def input_sets(arguments: ConvertArguments, model: PreTrainedModel) -> tuple[Inp
     Raises ValueError that says what is accepted where a set is not to be had, does not fit the model, or is the same
     rows twice; RuntimeError where the Hub cannot be reached; ImportError without `datasets`.
     """
+    _refuse_what_benchmarks_lack(arguments)
     wanted = arguments.max_calibration_samples or _default_samples(arguments, model)
     if arguments.calibration in BENCHMARKS:
         benchmark = BENCHMARKS[arguments.calibration]
@@ -37,6 +38,20 @@ def input_sets(arguments: ConvertArguments, model: PreTrainedModel) -> tuple[Inp
         rows, model, arguments.model, wanted=wanted, seed=arguments.seed, sequence_length=arguments.sequence_length,
     )  # fmt: skip
     return calibration, _second_set(arguments, model)
+
+
+def _refuse_what_benchmarks_lack(arguments: ConvertArguments) -> None:
+    """A benchmark has its own splits and columns; an option that would be ignored is refused."""
+    second = arguments.evaluation or arguments.calibration
+    given = (
+        (arguments.calibration, "--calibration_split", arguments.calibration_split != "train"),
+        (arguments.calibration, "--calibration_config", arguments.calibration_config is not None),
+        (second, "--evaluation_split", arguments.evaluation_split is not None),
+        (second, "--evaluation_config", arguments.evaluation_config is not None),
+    )
+    for name, option, is_given in given:
+        if name in BENCHMARKS and is_given:
+            raise ValueError(f"{option}: {name} is a benchmark, which has its own splits; leave the option out")
 
 
 def _second_set(arguments: ConvertArguments, model: PreTrainedModel) -> InputSet | None:
