@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from conversion_bench.cases import CASES
 from hf_lgelu.report.figures.drawing import DOTS_PER_INCH, new_figure, style
 
+_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 _COLOUR, _GUIDE = "#0072B2", "#666666"
 _PANELS = (("rows", "rows of calibration inputs (4 × 256 MLP)", 1), ("width", "width (MLP of 2 layers, 4,096 rows)", 3))
 
@@ -22,6 +23,12 @@ def draw_figure(rows: Sequence[Mapping[str, str]], path: str | os.PathLike) -> N
         guide = [seconds[-1] * (value / at[-1]) ** slope for value in at]
         axis.loglog(at, guide, "--", color=_GUIDE, label="∝ rows" if slope == 1 else "∝ width³")
         axis.set_ylim(min(seconds) / 2, max(seconds) * 2)
+        axis.set_xticks(at, [f"{int(value):,}" for value in at], minor=False)
+        axis.set_xticks([], minor=True)
+        axis.set_yticks([tick for tick in _SECONDS if min(seconds) / 2 <= tick <= max(seconds) * 2])
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set_yticks([], minor=True)
         style(axis, x=label, y="seconds")
+        axis.tick_params(axis="x", labelsize=8)
         axis.legend(frameon=False)
     figure.savefig(path, dpi=DOTS_PER_INCH)
