@@ -9,13 +9,13 @@ is not there.
     python scripts/bench_convert.py --csv bench.csv --figure bench.png
 """
 
-import csv
 import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from conversion_bench.cases import CASES, NAMED
+from conversion_bench.csv_rows import append_row, read_rows
 from conversion_bench.figure import draw_figure
 from conversion_bench.measure import measure_apart, measure_here
 from conversion_bench.table import markdown_table
@@ -42,9 +42,9 @@ def main() -> int:
         if arguments.measure_here:
             print(json.dumps(measure_here(arguments.measure_here, arguments.threads)))
         elif arguments.table:
-            print(markdown_table(_read(Path(arguments.csv))))
+            print(markdown_table(read_rows(Path(arguments.csv))))
         elif arguments.figure:
-            draw_figure(_read(Path(arguments.csv)), arguments.figure)
+            draw_figure(read_rows(Path(arguments.csv)), arguments.figure)
         else:
             _measure(arguments)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -59,28 +59,13 @@ def _measure(arguments: BenchArguments) -> None:
     if unknown:
         raise ValueError(f"unknown case {', '.join(unknown)}; accepted: {', '.join(CASES)}")
     path = Path(arguments.csv)
-    there = {(row["case"], row["threads"]) for row in (_read(path) if path.exists() else ())}
+    there = {(row["case"], row["threads"]) for row in read_rows(path)}
     for name in chosen:
         if (name, str(arguments.threads)) in there:
             continue
         row = measure_apart(name, arguments.threads)
-        _append(path, row)
+        append_row(path, row)
         print(f"{name}: {row['seconds']} s, {row['peak_gib']} GiB, {row['outcome']}", flush=True)
-
-
-def _append(path: Path, row: dict[str, str | float | int]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 if __name__ == "__main__":

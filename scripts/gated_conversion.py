@@ -6,13 +6,13 @@ and the recipe of gpt2-wikitext2. Rows go to a CSV file as they are measured; a 
     python scripts/gated_conversion.py --csv docs/convert/gated.csv --seeds 0 1 2
 """
 
-import csv
 import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from conversion_bench.csv_rows import append_row, read_rows
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 from transformers.utils import logging
 
@@ -45,12 +45,12 @@ def main() -> int:
     options = DataOptions(data_dir=arguments.data_dir, max_eval_samples=arguments.max_eval_samples)
     data = benchmark.load(options, benchmark.model_options({}))
     path = Path(arguments.csv)
-    there = _keys(path)
+    there = {(row["activation"], row["seed"]) for row in read_rows(path)}
     for seed in arguments.seeds:
         for activation in arguments.activations:
             if (activation, str(seed)) not in there:
                 row = _measure(activation, seed, arguments.epochs, benchmark, data)
-                _append(path, row)
+                append_row(path, row)
                 print(row, flush=True)
     return 0
 
@@ -97,23 +97,6 @@ def _train(activation: str, seed: int, epochs: int, benchmark: Benchmark, data: 
         trainer = Trainer(model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate)
         trainer.train()
     return model.eval()
-
-
-def _keys(path: Path) -> set[tuple[str, str]]:
-    if not path.exists():
-        return set()
-    with path.open(newline="", encoding="utf-8") as file:
-        return {(row["activation"], row["seed"]) for row in csv.DictReader(file)}
-
-
-def _append(path: Path, row: dict[str, str | float | int]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 if __name__ == "__main__":
