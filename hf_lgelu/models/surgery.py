@@ -172,7 +172,9 @@ class ReluSubstitution:
 
 
 def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
-    """The module to operate on, or a RuntimeError with the reason why it must not be touched."""
+    """The module to operate on, or a RuntimeError with the reason why it must not be touched (TypeError: no module)."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; load a checkpoint first")
     if isinstance(model, torch._dynamo.OptimizedModule):
         model = model._orig_mod  # the compiled wrapper guards on the modules inside and compiles again
     for name, module in model.named_modules():

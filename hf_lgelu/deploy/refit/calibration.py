@@ -82,6 +82,10 @@ def read_batches(
     for name, value in (("batch_size", batch_size), ("max_units", max_units)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    return _read(calibration, batch_size, collate, max_units)  # a generator would find out only when it is read
+
+
+def _read(calibration: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterator[Batch]:
     if isinstance(calibration, Tensor | np.ndarray | Mapping):
         _reject_collate(collate, calibration)
         whole = _batch(calibration)

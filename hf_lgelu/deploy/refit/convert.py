@@ -8,6 +8,7 @@ original.
 import copy
 import functools
 import itertools
+import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,7 +91,7 @@ def convert_to_relu(
     Raises:
         ValueError: nothing to convert, calibration inputs that do not go together or are fewer than 16 distinct rows,
             or a model that torch.export cannot trace.
-        TypeError: calibration inputs of another kind.
+        TypeError: a model that is no module, or calibration inputs of another kind.
         ConversionRefusedError: a map behind a gate cannot be refitted, numbers are not finite, or the refit is no
             nearer to the original than the direct swap.
         RuntimeError: wrapped, scripted or quantized model, or a config without a key that says ReLU at these sites.
@@ -205,7 +206,10 @@ def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> No
             "(--allow_unrefitted); or train the model with hardening"
         )
     if not found.layers:
-        raise ConversionRefusedError(f"{model_class} has no linear map behind its gates that could be refitted")
+        raise ConversionRefusedError(
+            f"{model_class} has no linear map behind its gates that could be refitted; train it with hardening, or "
+            "exchange the gates alone (substitute_relu) and measure what that changes"
+        )
 
 
 def _unrefitted(unfit: Unfit, sites: Sequence[ActivationSite]) -> LayerRefit:
@@ -254,7 +258,9 @@ def _warnings(plan: CalibrationPlan, layers: Iterable[LayerRefit], second: Evalu
     for layer in layers:
         if layer.note and layer.note.startswith("not refitted"):
             yield f"{layer.layers[0]}: {layer.note}"
-    if second is not None and not _distance(second.refitted) < _distance(second.direct):
+    if second is not None and not math.isfinite(_distance(second.refitted)):
+        yield "on the second set the outputs are not finite: look for NaN or infinities in its inputs"
+    elif second is not None and not _distance(second.refitted) < _distance(second.direct):
         yield (
             "on the second set the refit is no nearer to the original than the direct swap: the calibration inputs are "
             "probably not from where that set is"

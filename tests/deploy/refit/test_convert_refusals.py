@@ -160,9 +160,26 @@ def test_numbers_that_are_not_finite(where):
     assert isinstance(model[1], nn.GELU)
 
 
+def test_a_second_set_that_is_not_finite_is_not_taken_for_one_from_elsewhere():
+    net = BY_NAME["mlp"]
+    second = net.inputs(seed=9)
+    second[0, 0] = float("nan")
+    report = convert_to_relu(net.model(), net.inputs(), evaluation=second).report
+    assert report.warnings == (
+        "on the second set the outputs are not finite: look for NaN or infinities in its inputs",
+    )
+
+
 def test_fewer_than_16_distinct_rows():
     with pytest.raises(ValueError, match=r"at least 16 distinct rows .* got 15 in 15 distinct units of 150 given"):
         convert_to_relu(BY_NAME["mlp"].model(), rows(15).repeat(10, 1))
+
+
+def test_arguments_of_another_kind():
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got str; load a checkpoint first"):
+        convert_to_relu("gpt2", rows())
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        convert_to_relu(BY_NAME["mlp"].model(), rows(), batch_size=0)
 
 
 def test_no_gate():
