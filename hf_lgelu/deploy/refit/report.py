@@ -38,7 +38,9 @@ class NetChange:
     """How far a network is from the original on the same rows.
 
     `kl` is the mean KL(original ‖ network) in nats per prediction, None where the outputs are no logits;
-    `relative_error` is ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs; `metrics` are empty without labels.
+    `agreement` the share of predictions, 0 to 1, with the original's argmax, which means something only of logits;
+    `max_logit_change` the largest |ŷ − y| of any output; `relative_error` ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs;
+    `metrics` ("accuracy", or "perplexity" of causal language models) are empty without labels.
     """
 
     kl: float | None
