@@ -114,9 +114,11 @@ def _in_one_line(title: str, evaluation: Evaluation) -> str:
     parts = [] if direct.kl is None else [f"KL {significant(direct.kl)} → {significant(refitted.kl)}"]
     if direct.kl is None:
         parts.append(f"relative error {significant(direct.relative_error)} → {significant(refitted.relative_error)}")
-    parts.append(f"same prediction {percent(direct.agreement)} → {percent(refitted.agreement)}")
+    else:
+        parts.append(f"same prediction {percent(direct.agreement)} → {percent(refitted.agreement)}")
+    what = "output" if direct.kl is None else "logit"
     parts.append(
-        f"largest logit change {significant(direct.max_logit_change)} → {significant(refitted.max_logit_change)}"
+        f"largest {what} change {significant(direct.max_logit_change)} → {significant(refitted.max_logit_change)}"
     )
     for name, value in evaluation.original_metrics.items():
         swapped, fitted = (score(name, change.metrics.get(name)) for change in (direct, refitted))

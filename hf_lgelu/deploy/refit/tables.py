@@ -69,7 +69,7 @@ def escaped(text: str) -> str:
 def _change(change: NetChange) -> tuple[str, str, str, str]:
     return (
         significant(change.kl),
-        percent(change.agreement),
+        NONE if change.kl is None else percent(change.agreement),  # no logits, no choice between classes
         significant(change.max_logit_change),
         significant(change.relative_error),
     )

@@ -83,7 +83,15 @@ def test_outputs_that_are_no_logits_have_no_kl():
     report = dataclasses.replace(REPORT, held_out=without, evaluation=None)
     held_out, _ = tables_of(render_markdown(report))
     assert [row["KL to the original (nats)"] for row in held_out] == ["0", "–", "–"]
-    assert "relative error 0.75 → 0.0005" in summarize(report)
+    assert [row["same prediction"] for row in held_out] == ["100 %", "–", "–"]
+    assert (
+        summarize(report)
+        .splitlines()[1]
+        .endswith(
+            "direct swap → refitted: relative error 0.75 → 0.0005; largest output change 25 → 0.75; "
+            "perplexity 292.36 → 113.42, 113.19 as it was"
+        )
+    )
 
 
 def test_a_few_lines_for_the_terminal():
