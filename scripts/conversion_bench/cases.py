@@ -1,7 +1,7 @@
 """The conversions that are timed: a network with random weights, random inputs, and what we want to stay within.
 
-Neither the time nor the memory of a conversion depends on what the weights are; how good it is does, and is measured
-on trained networks (scripts/downstream.py).
+Memory does not depend on what the weights are, and time hardly (above 2,048 features a few strengths more or less are
+tried); how good a conversion is does, and is measured on trained networks (scripts/downstream.py).
 """
 
 from collections.abc import Callable, Mapping

@@ -201,7 +201,7 @@ def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> No
     if found.unfit and not allow_unrefitted:
         named = "".join(f"\n  {unfit.name}: {unfit.reason}" for unfit in found.unfit)
         raise ConversionRefusedError(
-            f"{model_class} has {len(found.unfit)} places behind its gates that cannot be refitted:{named}\nTo "
+            f"what is behind the gates of {model_class} cannot all be refitted:{named}\nTo "
             "exchange these gates all the same, with the weights as they are, pass allow_unrefitted=True "
             "(--allow_unrefitted); or train the model with hardening"
         )

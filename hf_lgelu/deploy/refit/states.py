@@ -47,7 +47,7 @@ class CarriedStates:
         state, size = self._kept.pop(key, ({}, 0))
         self._used -= size
         if isinstance(state, Path):
-            loaded = torch.load(state)
+            loaded = torch.load(state, weights_only=True)
             state.unlink()
             return loaded
         return state
