@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from hf_lgelu.report.downstream.tables.basis import measured_with_table
@@ -60,6 +62,8 @@ def test_settings_seconds_and_machines_by_hand(measurement_of):
         ["int8", "mlp-digits", "0, 2", "points 4; epsilons 0.01, 0.5", "12.4, 99.6", "abacus, 1 thread"],
     ]
     assert measured_with_table(records).notes == ("Versions: torch 1.",)
+    left_open = replace(records[0], settings={"learning_rates": [], "rows": 8})
+    assert measured_with_table([left_open]).texts[0][3] == "learning rates of the benchmark; rows 8"
 
 
 def test_proofs_by_hand(measurement_of):

@@ -57,5 +57,5 @@ def _settings(settings: dict[str, Any]) -> str:
 
 def _setting(value: Any) -> str:
     if isinstance(value, list):
-        return listed([_setting(entry) for entry in value])
+        return listed([_setting(entry) for entry in value]) or "of the benchmark"
     return f"{value:g}" if isinstance(value, float) else str(value)
