@@ -1,6 +1,7 @@
 """What two models give on the same inputs."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,11 @@ def outputs_of(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
     Without the loss, which stands first where the inputs hold labels: a scalar beside tensors of predictions, or what
     the output names "loss".
     """
-    output = run_example(model, inputs)
+    return floating_outputs(run_example(model, inputs))
+
+
+def floating_outputs(output: Any) -> list[Tensor]:
+    """What `outputs_of` gives, of an output that is there."""
     if isinstance(output, dict):
         output = {name: value for name, value in output.items() if name != "loss"}
     found = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]

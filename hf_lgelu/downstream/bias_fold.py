@@ -9,7 +9,6 @@ import operator
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from hf_lgelu.benchmarks.table import Benchmark
@@ -18,6 +17,7 @@ from hf_lgelu.deploy.refit.carry import Carrier
 from hf_lgelu.deploy.refit.convert import ConversionRefusedError
 from hf_lgelu.deploy.refit.moments import Moments
 from hf_lgelu.deploy.refit.plan import plan_calibration
+from hf_lgelu.deploy.refit.processes import known_processes
 from hf_lgelu.deploy.refit.ridge import RidgeFit
 from hf_lgelu.deploy.refit.weights import has_intercept, write_refit
 from hf_lgelu.models.example_run import evaluation_mode
@@ -37,7 +37,7 @@ def fold_biases(model: PreTrainedModel, calibration: Any, benchmark: Benchmark) 
     sites = find_sites(model, SMOOTH_KINDS)
     student = copy.deepcopy(model)
     substitute_relu(student, kinds=SMOOTH_KINDS)
-    plan = plan_calibration(read_batches(calibration, collate=benchmark.collate), chunk_size=None, state=PartialState())
+    plan = plan_calibration(read_batches(calibration, collate=benchmark.collate), state=known_processes())
     with evaluation_mode(model), Carrier(model, student, sites, plan) as carrier:
         if carrier.layers.unfit:
             reasons = "; ".join(f"{unfit.name}: {unfit.reason}" for unfit in carrier.layers.unfit)

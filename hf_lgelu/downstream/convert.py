@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from accelerate import PartialState
-from accelerate.utils import parse_flag_from_env
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from transformers import PreTrainedModel
@@ -21,19 +20,21 @@ from hf_lgelu.deploy.hub.push import CARD_FILE, push_to_hub
 from hf_lgelu.deploy.refit.convert import ConversionRefusedError, convert_to_relu
 from hf_lgelu.deploy.refit.figure import draw_conversion
 from hf_lgelu.deploy.refit.markdown import render_markdown, summarize
+from hf_lgelu.deploy.refit.processes import known_processes
 from hf_lgelu.deploy.refit.provenance import Provenance
 from hf_lgelu.deploy.refit.report import ConversionReport
 from hf_lgelu.deploy.whole_folder import whole_folder
 from hf_lgelu.downstream.convert_arguments import ConvertArguments
+from hf_lgelu.downstream.given_checkpoint import require_fitting_rows, require_other_folder
 from hf_lgelu.downstream.inputs.chosen import input_sets
 from hf_lgelu.downstream.inputs.input_set import InputSet
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
-from hf_lgelu.models.example_run import run_example
 from hf_lgelu.studies.environment import hardware, package_versions
 
 REPORT_FILE, PAGE_FILE, FIGURE_FILE = "report.json", "report.md", "refit.png"
 
 _COMPARED_ROWS = 8
+_ADVICE = "Give inputs like those that the model was trained on"
 
 
 def convert(arguments: ConvertArguments, say: Callable[[str], None] = print) -> ConversionReport:
@@ -57,7 +58,7 @@ def convert(arguments: ConvertArguments, say: Callable[[str], None] = print) -> 
             model = load_checkpoint(arguments.model).to(state.device)
             calibration, evaluation = input_sets(arguments, model)
         for inputs in filter(None, (calibration, evaluation)):
-            _require_fitting_rows(model, arguments, inputs)
+            require_fitting_rows(model, arguments.model, inputs.first(2), inputs.description, _ADVICE)
         converted, report = _converted(arguments, model, calibration, evaluation, tell)
         tell(summarize(report))
         if state.is_main_process:
@@ -73,8 +74,7 @@ def convert(arguments: ConvertArguments, say: Callable[[str], None] = print) -> 
 
 def _processes() -> PartialState:
     """Of accelerate. Raises RuntimeError where several were started that do not know of each other."""
-    # As Accelerator reads it; PartialState alone does not, and every process would take itself for the only one.
-    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+    state = known_processes()
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != state.num_processes:
         raise RuntimeError(
@@ -85,9 +85,7 @@ def _processes() -> PartialState:
 
 
 def _check(arguments: ConvertArguments, folder: Path) -> None:
-    if Path(arguments.model).exists() and Path(arguments.model).resolve().is_relative_to(folder.resolve()):
-        what = "is the checkpoint itself" if folder.samefile(arguments.model) else "has the checkpoint inside"
-        raise ValueError(f"{folder} {what}; give another output folder, so that it is not lost")
+    require_other_folder(arguments.model, folder)
     for name in ("max_calibration_samples", "max_evaluation_samples", "batch_size"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -116,19 +114,6 @@ def _converted(
         if error.report is not None:
             tell(summarize(error.report))
         raise
-
-
-def _require_fitting_rows(model: PreTrainedModel, arguments: ConvertArguments, inputs: InputSet) -> None:
-    """Raise ValueError, with what the model said, unless it takes these rows."""
-    rows = inputs.first(2)
-    try:
-        run_example(model, rows)
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in rows.items())
-        raise ValueError(
-            f"{arguments.model} does not take the rows of {inputs.description} ({shapes}): {error}. Give inputs like "
-            "those that the model was trained on"
-        ) from error
 
 
 def _provenance(

@@ -14,14 +14,15 @@ from hf_lgelu.deploy.hub.model_card import write_card
 from hf_lgelu.deploy.hub.push import push_to_hub
 from hf_lgelu.deploy.targets import EXPORT_TARGETS, ExportOptions, check_target
 from hf_lgelu.downstream.evaluate import evaluate
+from hf_lgelu.downstream.given_checkpoint import require_fitting_rows, require_other_folder
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.example_inputs import example_inputs
-from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.studies.arguments import check_benchmark
 from hf_lgelu.studies.records import RECORD_FILE, RunRecord, read_record
 
 _EXAMPLE_ROWS = 64
+_ADVICE = "Give --eval the benchmark that the model was trained on, or leave it out"
 
 
 @dataclass
@@ -59,9 +60,7 @@ def harden(arguments: HardenArguments, say: Callable[[str], None] = print) -> An
     it inside: replaced, it would take the checkpoint along.
     """
     target, folder = check_target(arguments.to), Path(arguments.output_dir)
-    if Path(arguments.model).exists() and Path(arguments.model).resolve().is_relative_to(folder.resolve()):
-        what = "is the checkpoint itself" if folder.samefile(arguments.model) else "has the checkpoint inside"
-        raise ValueError(f"{folder} {what}; give another output folder, so that it is not lost")
+    require_other_folder(arguments.model, folder)
     if arguments.push_to_hub is not None and target.name == "onnx":
         raise ValueError("only checkpoints are pushed with a card; push an ONNX file with `hf upload`")
     if target.name != "onnx":
@@ -69,7 +68,7 @@ def harden(arguments: HardenArguments, say: Callable[[str], None] = print) -> An
     model = load_checkpoint(arguments.model)
     data = _evaluation_data(arguments, model.config)
     if data is not None:
-        _require_fitting_rows(model, arguments, data)
+        require_fitting_rows(model, arguments.model, _first_rows(arguments, data), arguments.eval, _ADVICE)
     before = _score(model, arguments, data)
     inputs = _first_rows(arguments, data) if data is not None else example_inputs(model)
     options = ExportOptions(
@@ -111,19 +110,6 @@ def _evaluation_data(arguments: HardenArguments, config: Any) -> BenchmarkData |
         given |= {name: value for name, value in own.items() if name in benchmark.pretrained_model_defaults}
     rows = DataOptions(data_dir=arguments.data_dir, max_eval_samples=arguments.max_eval_samples)
     return benchmark.load(rows, benchmark.model_options(given))
-
-
-def _require_fitting_rows(model: PreTrainedModel, arguments: HardenArguments, data: BenchmarkData) -> None:
-    """Raise ValueError, with what the model said, unless it takes the benchmark's rows."""
-    rows = _first_rows(arguments, data)
-    try:
-        run_example(model, rows)
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in rows.items())
-        raise ValueError(
-            f"{arguments.model} does not take the rows of {arguments.eval} ({shapes}): {error}. Give --eval the "
-            "benchmark that the model was trained on, or leave it out"
-        ) from error
 
 
 def _score(model: PreTrainedModel, arguments: HardenArguments, data: BenchmarkData | None) -> dict[str, float] | None:

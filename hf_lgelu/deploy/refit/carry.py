@@ -33,7 +33,7 @@ _DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 @dataclass(frozen=True)
 class Trace:
-    """The program of one shape of inputs, with its layers."""
+    """The program of one shape of inputs, with its layers; `masks` has the input that masks each layer's tokens."""
 
     program: Program
     layers: Layers
@@ -41,16 +41,7 @@ class Trace:
     differing: frozenset[Node]
     original: Mapping[Node, Any]
     student: Mapping[Node, Any]
-
-    def mask(self, layer: Layer) -> Node | None:
-        """The input that says which tokens of a layer are padding: the decoder's own for what depends on its tokens."""
-        inputs = {node.name: node for node in self.program.inputs}
-        sources = upstream(layer.target)
-        if any(inputs.get(name) in sources for name in _DECODER_INPUTS):
-            return inputs.get("decoder_attention_mask")
-        text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]
-        # The image tower of a model with two has as many rows as the text's mask only by chance.
-        return inputs.get("attention_mask") if not text or any(node in sources for node in text) else None
+    masks: list[Node | None]
 
 
 @dataclass(frozen=True)
@@ -115,6 +106,7 @@ class Carrier:
             self._traces[signature] = Trace(
                 program, layers, plan_stages(program, layers.layers), differing_nodes(program, layers.layers),
                 program.stored(self._model), program.stored(self._student),
+                [_mask(program, layer) for layer in layers.layers],
             )  # fmt: skip
             self._require_alike(layers)
         return self._traces[signature]
@@ -169,14 +161,7 @@ class Carrier:
         for consumer in layer.maps:
             data = next(known[consumer.data] for known in (values.student, values.same) if consumer.data in known)
             features.append(_features(consumer, data, positions))
-        return torch.cat(features, dim=-1), residuals, targets, self._mask(trace, layer, values, len(residuals))
-
-    def _mask(self, trace: Trace, layer: Layer, values: _Values, rows: int) -> Tensor | None:
-        """Which rows are no padding, where rows are tokens."""
-        mask = trace.mask(layer)
-        if mask is None or values.same[mask].numel() != rows:
-            return None
-        return values.same[mask].reshape(-1).bool()
+        return torch.cat(features, dim=-1), residuals, targets, _counted(trace.masks[index], values, len(residuals))
 
     def _positions(self, layer: Layer, chunk: Chunk, index: int) -> Tensor | None:
         """Which positions of the layer's feature maps are fitted, per image; None for all."""
@@ -214,6 +199,24 @@ class _Buffer:
                 *(None if part[0] is None else torch.cat(part) for part in zip(*self._parts, strict=True))
             )
         self._parts, self._rows = [], 0
+
+
+def _mask(program: Program, layer: Layer) -> Node | None:
+    """The input that says which tokens of a layer are padding: the decoder's own for what depends on its tokens."""
+    inputs = {node.name: node for node in program.inputs}
+    sources = upstream(layer.target)
+    if any(inputs.get(name) in sources for name in _DECODER_INPUTS):
+        return inputs.get("decoder_attention_mask")
+    text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]
+    # The image tower of a model with two has as many rows as the text's mask only by chance.
+    return inputs.get("attention_mask") if not text or any(node in sources for node in text) else None
+
+
+def _counted(mask: Node | None, values: _Values, rows: int) -> Tensor | None:
+    """Which rows are no padding, where rows are tokens."""
+    if mask is None or values.same[mask].numel() != rows:
+        return None
+    return values.same[mask].reshape(-1).bool()
 
 
 def _features(consumer: LinearMap, data: Tensor, positions: Tensor | None) -> Tensor:

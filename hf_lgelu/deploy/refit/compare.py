@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_lgelu.deploy.comparison import outputs_of
+from hf_lgelu.deploy.comparison import floating_outputs
 from hf_lgelu.deploy.refit.calibration import Batch
 from hf_lgelu.deploy.refit.metrics import MetricSums, metric_sums
 from hf_lgelu.deploy.refit.plan import Chunk
@@ -146,7 +146,7 @@ def _as_given(model: nn.Module, inputs: Any) -> tuple[Tensor | None, bool]:
         return output["logits"], not regression
     if isinstance(output, Tensor):
         return output, True
-    return next(iter(outputs_of(model, inputs)), None), False
+    return next(iter(floating_outputs(output)), None), False
 
 
 def _counted(batch: Batch, output: Tensor) -> Tensor | None:

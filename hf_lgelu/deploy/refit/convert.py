@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from accelerate import PartialState
-from accelerate.utils import parse_flag_from_env
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -27,8 +25,9 @@ from hf_lgelu.deploy.refit.layers import Layer, Layers, Unfit
 from hf_lgelu.deploy.refit.model_inputs import checked, for_decoder, require_taken
 from hf_lgelu.deploy.refit.moments import Moments
 from hf_lgelu.deploy.refit.plan import LEAST_ROWS_TO_HOLD_OUT, CalibrationPlan, cut_batches, plan_calibration
+from hf_lgelu.deploy.refit.processes import known_processes
 from hf_lgelu.deploy.refit.report import ConversionReport, Evaluation, LayerRefit, NetChange
-from hf_lgelu.deploy.refit.ridge import RidgeFit, fit_ridge
+from hf_lgelu.deploy.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.deploy.refit.weights import has_intercept, write_refit
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
@@ -101,8 +100,7 @@ def convert_to_relu(
     _refuse_quantized(model)
     sites = find_sites(model, check_kinds(kinds))
     student = _direct_swap(model, kinds, rewrite_config)
-    # accelerate reads this variable in Accelerator alone; without it, processes on CPUs would not know of each other.
-    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+    state = known_processes()
     batches = read_batches(calibration, batch_size=batch_size, collate=collate, max_units=max_units)
     plan = plan_calibration(for_decoder(model, batches), chunk_size=batch_size, state=state)
     # What does not fit is known before the work.
@@ -188,13 +186,14 @@ def _refit(
 
 def _fit(layer: Layer, folds: Sequence[Moments]) -> tuple[RidgeFit, Moments]:
     """The fit, the same on every process, and the sums over all rows."""
-    total = functools.reduce(operator.add, folds)
-    if not total.is_finite():
+    try:
+        fit = fit_ridge(folds, intercept=has_intercept(layer))
+    except NotFiniteError as error:
         raise ConversionRefusedError(
             f"what reaches {_name(layer)} is not finite, in the original or behind the layers already refitted; look "
             "for NaN or infinities in the calibration inputs and in the weights"
-        )
-    return fit_ridge(folds, intercept=has_intercept(layer)), total
+        ) from error
+    return fit, functools.reduce(operator.add, folds)
 
 
 def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-_IGNORED = -100  # a label that does not count, as everywhere in transformers
+from hf_lgelu.deploy.refit.units import IGNORED_LABEL
 
 
 @dataclass
@@ -52,10 +52,10 @@ def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, m
         return MetricSums()
     labels = labels.to(output.device)
     if counted is not None:
-        labels = labels.masked_fill(~counted, _IGNORED)
+        labels = labels.masked_fill(~counted, IGNORED_LABEL)
     if model_class in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return _next_token(output, labels)
-    valid = labels != _IGNORED
+    valid = labels != IGNORED_LABEL
     return MetricSums(correct=int((output.argmax(-1) == labels)[valid].sum()), labelled=int(valid.sum()))
 
 
@@ -63,9 +63,9 @@ def _next_token(output: Tensor, labels: Tensor) -> MetricSums:
     loss, predicted = 0.0, 0
     for logits, tokens in zip(output, labels, strict=True):  # a sequence at a time: vocabularies are large
         following = tokens[1:]
-        valid = int((following != _IGNORED).sum())
+        valid = int((following != IGNORED_LABEL).sum())
         if valid:
-            summed = F.cross_entropy(logits[:-1].float(), following, ignore_index=_IGNORED, reduction="none")
+            summed = F.cross_entropy(logits[:-1].float(), following, ignore_index=IGNORED_LABEL, reduction="none")
             loss += summed.sum(dtype=torch.float64 if summed.device.type != "mps" else None).item()
             predicted += valid
     return MetricSums(loss=loss, predicted=predicted)

@@ -1,7 +1,7 @@
 """The change of a linear map's weights that brings its outputs to the targets: ridge towards the weights it has."""
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
@@ -18,6 +18,10 @@ _WIDEST_CROSS_VALIDATED = 2048  # beyond, one fold is held out: four factorizati
 _NO_SPREAD = 1e-12  # variance of the features beside their mean square: rounding, not information
 
 Choice = Literal["kept", "bias only", "refit"]
+
+
+class NotFiniteError(ValueError):
+    """Sums that overflowed, or met a nan or an infinity."""
 
 
 @dataclass(frozen=True)
@@ -122,29 +126,32 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool) -> RidgeFit:
         return RidgeFit("refit", STRENGTHS[0], *solve_ridge(folds[0], STRENGTHS[0], intercept=intercept), None, None)
     candidates: list[tuple[Choice, float | None]] = [("refit", strength) for strength in reversed(STRENGTHS)]
     candidates = [("kept", None), *([("bias only", None)] if intercept else []), *candidates]
-    errors, targets = torch.zeros(len(candidates), dtype=torch.float64), None
-    for fitted, held_out in _splits(folds):
-        fitted, unseen = _Deviations.of(fitted, intercept), _Deviations.of(held_out, intercept)
-        errors += _scores(fitted, unseen, candidates)
-        targets = held_out if targets is None else targets + held_out
+    total = reduce(operator.add, folds)
+    # Every fold is held out once, or of a wide map the first alone.
+    wide = total.gram.shape[-1] > _WIDEST_CROSS_VALIDATED
+    splits = [(reduce(operator.add, folds[1:]), folds[0])] if wide else ((total - fold, fold) for fold in folds)
+    errors = torch.zeros(len(candidates), dtype=torch.float64)
+    for fitted, held_out in splits:
+        errors += _scores(_Deviations.of(fitted, intercept), _Deviations.of(held_out, intercept), candidates, wide)
     best = int(errors.argmin())  # the first of equal ones
-    everything = _Deviations.of(reduce(operator.add, folds), intercept)
+    everything = _Deviations.of(total, intercept)
     change, bias_change = _change(everything, candidates[best])
     change = torch.zeros_like(everything.cross) if change is None else change
-    before, after = (_relative(float(errors[index]), targets) for index in (0, best))
+    before, after = (_relative(float(errors[index]), folds[0] if wide else total) for index in (0, best))
     return RidgeFit(*candidates[best], change.mT.contiguous(), bias_change, before, after)
 
 
-def _scores(fitted: _Deviations, unseen: _Deviations, candidates: Sequence[tuple[Choice, float | None]]) -> Tensor:
+def _scores(
+    fitted: _Deviations, unseen: _Deviations, candidates: Sequence[tuple[Choice, float | None]], wide: bool
+) -> Tensor:
     """Squared error of each candidate on the rows not fitted; of a wide map, no strength behind the first that is worse
     than the one below it (∞ stands there)."""
     scores = torch.full((len(candidates),), torch.inf, dtype=torch.float64)
-    stop = fitted.gram.shape[-1] > _WIDEST_CROSS_VALIDATED
     rising = False
     for index in reversed(range(len(candidates))):  # from the least strength up, what needs no solution at the end
         if candidates[index][1] is None or not rising:
             scores[index] = unseen.squared_error(*_change(fitted, candidates[index])).cpu()
-            rising = stop and index + 1 < len(candidates) and bool(scores[index] > scores[index + 1])
+            rising = wide and index + 1 < len(candidates) and bool(scores[index] > scores[index + 1])
     return scores
 
 
@@ -154,16 +161,6 @@ def _change(fitted: _Deviations, candidate: tuple[Choice, float | None]) -> tupl
     if strength is not None:
         return fitted.solve(strength)
     return None, torch.zeros_like(fitted.residual_mean) if choice == "kept" else fitted.residual_mean
-
-
-def _splits(folds: Sequence[Moments]) -> Iterator[tuple[Moments, Moments]]:
-    """(what to fit on, what to score on)."""
-    if folds[0].gram.shape[-1] > _WIDEST_CROSS_VALIDATED:
-        yield reduce(operator.add, folds[1:]), folds[0]
-        return
-    total = reduce(operator.add, folds)
-    for fold in folds:
-        yield total - fold, fold
 
 
 def _relative(squared_error: float, targets: Moments) -> float | None:
@@ -180,7 +177,7 @@ def _check(folds: Sequence[Moments]) -> None:
     if not all(fold.count for fold in folds):
         raise ValueError(f"folds of {[fold.count for fold in folds]} rows; accepted: at least one row in each")
     if not all(fold.is_finite() for fold in folds):
-        raise ValueError("moments are not finite: features, residuals or targets hold nan, inf or overflow float32")
+        raise NotFiniteError("moments are not finite: features, residuals or targets hold nan, inf or overflow float32")
 
 
 def _mean_diagonal(matrices: Tensor) -> Tensor:

@@ -23,6 +23,11 @@ _RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "flatten", "unflatten"
 Move = Callable[[Tensor], Tensor]
 
 
+def norm_epsilon(norm: Node) -> float:
+    """What a BatchNorm of one of BATCH_NORMS adds to the variance."""
+    return norm.args[7] if operation_name(norm) == "batch_norm" else norm.args[-1]
+
+
 @dataclass(frozen=True)
 class Target:
     """Where a linear map's output goes without being mixed with anything but sums.
@@ -104,12 +109,9 @@ class TargetFinder:
         if user.args[0] is not walk.node or any(node in self._varying for node in user.args[1:5] if node is not None):
             return False
         weight = None if user.args[1] is None else self._constant(user.args[1])
-        variance, epsilon = self._constant(user.args[4]), user.args[-1]
-        if operation_name(user) == "batch_norm":
-            if user.args[5]:
-                return False
-            epsilon = user.args[7]
-        scale = (variance.double() + epsilon).rsqrt()
+        if operation_name(user) == "batch_norm" and user.args[5]:
+            return False
+        scale = (self._constant(user.args[4]).double() + norm_epsilon(user)).rsqrt()
         scale = scale if weight is None else scale * weight.double()
         shape = [1, -1] + [1] * (len(walk.shape) - 2)
         # It may normalize another axis, or several of the map's channels together: its bias is then none of the map's.

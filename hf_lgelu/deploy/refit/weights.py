@@ -7,6 +7,7 @@ from hf_lgelu.deploy.refit.layers import Layer, LinearMap
 from hf_lgelu.deploy.refit.moments import Moments
 from hf_lgelu.deploy.refit.program import Program
 from hf_lgelu.deploy.refit.ridge import RidgeFit
+from hf_lgelu.deploy.refit.target import norm_epsilon
 
 _DEAD = 1e-6  # a channel scaled down by as much against the largest cannot be reached
 
@@ -64,7 +65,7 @@ def _recentre(student: nn.Module, program: Program, consumer: LinearMap, moments
     if any(operand is None for operand in norm.args[1:5]):
         return
     weight, bias, mean, variance = (_stored(student, program.name_of(operand)) for operand in norm.args[1:5])
-    epsilon = norm.args[7] if len(norm.args) > 7 else norm.args[-1]
+    epsilon = norm_epsilon(norm)
     new_mean, new_variance = _output_statistics(student, consumer, moments, features)
     factor = weight.double().cpu() * (variance.double().cpu() + epsilon).rsqrt()
     bias.copy_(bias.double().cpu() + factor * (new_mean - mean.double().cpu()))
