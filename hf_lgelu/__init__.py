@@ -1,47 +1,113 @@
 """λ-GELU for the Hugging Face ecosystem.
 
 Importing this package registers the activation "lambda_gelu" with transformers and, where it is
-installed, timm.
+installed, timm. Everything else is loaded on first use (PEP 562).
 """
 
-from hf_lgelu.activation.functional import lambda_gelu
-from hf_lgelu.activation.hardness import hardness_target, swap_error_bound
-from hf_lgelu.activation.kernels.choice import use_kernel
-from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.activation.report import kernel_report
-from hf_lgelu.deploy.folding.fold import fold_hardness
-from hf_lgelu.deploy.gelu import export_gelu
-from hf_lgelu.deploy.hub.model_card import write_card
-from hf_lgelu.deploy.hub.push import push_to_hub
-from hf_lgelu.deploy.piecewise.certificate import certify_substitution
-from hf_lgelu.deploy.piecewise.linear_pieces import local_linear_model
-from hf_lgelu.deploy.pruning.units import prune_units, remove_dead_units
-from hf_lgelu.deploy.pruning.zeros import measure_zeros
-from hf_lgelu.deploy.refit.convert import ConversionRefusedError, convert_to_relu
-from hf_lgelu.deploy.relu import export_relu
-from hf_lgelu.deploy.runtime.int8 import quantize_onnx
-from hf_lgelu.deploy.runtime.onnx_export import export_onnx
-from hf_lgelu.deploy.verification.robustness import verify_robustness
-from hf_lgelu.models.cifar_resnet import register_cifar_resnet
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from hf_lgelu.models.loading import extend_from_pretrained
-from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
-from hf_lgelu.models.profile import hardness_profile, initialize_hardness
-from hf_lgelu.models.rebuild import from_pretrained
+from hf_lgelu.models.mlp import register_auto_classes
 from hf_lgelu.models.registry import register_activation
-from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.surgery import SurgeryReport, relu_substitution, replace_activations, substitute_relu
-from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
-from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
-from hf_lgelu.training.hardening import anneal_hardness, freeze_hardness, is_hardened, release_hardness
-from hf_lgelu.training.optim import hardness_parameter_groups, separate_hardness_group
-from hf_lgelu.training.schedules import hardening_progress
-from hf_lgelu.training.trainer import LambdaGELUTrainer
 from hf_lgelu.version import __version__
+
+if TYPE_CHECKING:
+    from hf_lgelu.activation.functional import lambda_gelu as lambda_gelu
+    from hf_lgelu.activation.hardness import hardness_for_tolerance as hardness_for_tolerance
+    from hf_lgelu.activation.hardness import swap_error_bound as swap_error_bound
+    from hf_lgelu.activation.kernels.choice import use_kernel as use_kernel
+    from hf_lgelu.activation.module import LambdaGELU as LambdaGELU
+    from hf_lgelu.activation.report import kernel_report as kernel_report
+    from hf_lgelu.analysis.int8 import quantize_onnx as quantize_onnx
+    from hf_lgelu.analysis.piecewise.certificate import certify_substitution as certify_substitution
+    from hf_lgelu.analysis.piecewise.linear_pieces import local_linear_model as local_linear_model
+    from hf_lgelu.analysis.pruning.units import prune_units as prune_units
+    from hf_lgelu.analysis.pruning.units import remove_dead_units as remove_dead_units
+    from hf_lgelu.analysis.pruning.zeros import measure_zeros as measure_zeros
+    from hf_lgelu.analysis.verification.robustness import verify_robustness as verify_robustness
+    from hf_lgelu.export.folding.fold import fold_hardness as fold_hardness
+    from hf_lgelu.export.gelu import export_gelu as export_gelu
+    from hf_lgelu.export.hub.model_card import write_card as write_card
+    from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
+    from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
+    from hf_lgelu.export.relu import export_relu as export_relu
+    from hf_lgelu.models.mlp import MLPConfig as MLPConfig
+    from hf_lgelu.models.mlp import MLPForClassification as MLPForClassification
+    from hf_lgelu.models.profile import hardness_profile as hardness_profile
+    from hf_lgelu.models.profile import initialize_hardness as initialize_hardness
+    from hf_lgelu.models.rebuild import from_pretrained as from_pretrained
+    from hf_lgelu.models.registry import register_activation as register_activation
+    from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
+    from hf_lgelu.models.surgery import SurgeryReport as SurgeryReport
+    from hf_lgelu.models.surgery import replace_activations as replace_activations
+    from hf_lgelu.models.surgery import substitute_relu as substitute_relu
+    from hf_lgelu.models.surgery import temporary_relu as temporary_relu
+    from hf_lgelu.refit.convert import ConversionRefusedError as ConversionRefusedError
+    from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
+    from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
+    from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
+    from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
+    from hf_lgelu.training.hardening import anneal_hardness as anneal_hardness
+    from hf_lgelu.training.hardening import freeze_hardness as freeze_hardness
+    from hf_lgelu.training.hardening import is_hardened as is_hardened
+    from hf_lgelu.training.hardening import release_hardness as release_hardness
+    from hf_lgelu.training.optim import hardness_parameter_groups as hardness_parameter_groups
+    from hf_lgelu.training.optim import separate_hardness_group as separate_hardness_group
+    from hf_lgelu.training.schedules import hardening_progress as hardening_progress
+    from hf_lgelu.training.trainer import LambdaGELUTrainer as LambdaGELUTrainer
+    from hf_lgelu.version import __version__ as __version__
 
 register_activation()
 extend_from_pretrained()
 register_auto_classes()
-register_cifar_resnet()
+
+# Where each public name lives, below hf_lgelu.
+_HOME = {
+    "ConversionRefusedError": "refit.convert",
+    "HardeningCallback": "training.callbacks",
+    "HardnessLogCallback": "training.callbacks",
+    "LambdaGELU": "activation.module",
+    "LambdaGELUTrainer": "training.trainer",
+    "LambdaGELUTrainingArguments": "training.arguments",
+    "MLPConfig": "models.mlp",
+    "MLPForClassification": "models.mlp",
+    "SurgeryReport": "models.surgery",
+    "__version__": "version",
+    "anneal_hardness": "training.hardening",
+    "certify_substitution": "analysis.piecewise.certificate",
+    "convert_to_relu": "refit.convert",
+    "export_gelu": "export.gelu",
+    "export_onnx": "export.onnx.onnx_export",
+    "export_relu": "export.relu",
+    "find_smooth_calls": "models.smooth_calls",
+    "fold_hardness": "export.folding.fold",
+    "freeze_hardness": "training.hardening",
+    "from_pretrained": "models.rebuild",
+    "hardening_progress": "training.schedules",
+    "hardness_for_tolerance": "activation.hardness",
+    "hardness_parameter_groups": "training.optim",
+    "hardness_profile": "models.profile",
+    "initialize_hardness": "models.profile",
+    "is_hardened": "training.hardening",
+    "kernel_report": "activation.report",
+    "lambda_gelu": "activation.functional",
+    "local_linear_model": "analysis.piecewise.linear_pieces",
+    "measure_zeros": "analysis.pruning.zeros",
+    "prune_units": "analysis.pruning.units",
+    "push_to_hub": "export.hub.push",
+    "quantize_onnx": "analysis.int8",
+    "release_hardness": "training.hardening",
+    "remove_dead_units": "analysis.pruning.units",
+    "replace_activations": "models.surgery",
+    "separate_hardness_group": "training.optim",
+    "substitute_relu": "models.surgery",
+    "swap_error_bound": "activation.hardness",
+    "temporary_relu": "models.surgery",
+    "use_kernel": "activation.kernels.choice",
+    "verify_robustness": "analysis.verification.robustness",
+    "write_card": "export.hub.model_card",
+}
 
 __all__ = [
     "ConversionRefusedError",
@@ -65,9 +131,9 @@ __all__ = [
     "freeze_hardness",
     "from_pretrained",
     "hardening_progress",
+    "hardness_for_tolerance",
     "hardness_parameter_groups",
     "hardness_profile",
-    "hardness_target",
     "initialize_hardness",
     "is_hardened",
     "kernel_report",
@@ -79,13 +145,25 @@ __all__ = [
     "quantize_onnx",
     "register_activation",
     "release_hardness",
-    "relu_substitution",
     "remove_dead_units",
     "replace_activations",
     "separate_hardness_group",
     "substitute_relu",
     "swap_error_bound",
+    "temporary_relu",
     "use_kernel",
     "verify_robustness",
     "write_card",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"hf_lgelu.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -15,13 +15,13 @@ import sys
 from dataclasses import dataclass, field
 
 import torch
-from activation_bench.cases import DEVICES, DTYPES, MODES, SIZES, SWEEP_SIZES, Case, parse_size
-from activation_bench.figure import Selection, draw_figure
-from activation_bench.operation import Pace, measure_operation
-from activation_bench.providers import PROVIDERS, check_providers
-from activation_bench.results import ResultsFile, Row, find_provenance, latest_rows
-from activation_bench.table import markdown_tables
-from activation_bench.training_steps import STEP_MODELS, check_step_models, measure_steps
+from lgelu_lab.kernel_bench.cases import DEVICES, DTYPES, MODES, SIZES, SWEEP_SIZES, Case, parse_size
+from lgelu_lab.kernel_bench.figure import Selection, draw_figure
+from lgelu_lab.kernel_bench.operation import Pace, measure_operation
+from lgelu_lab.kernel_bench.providers import PROVIDERS, check_providers
+from lgelu_lab.kernel_bench.results import ResultsFile, Row, find_provenance, latest_rows
+from lgelu_lab.kernel_bench.table import markdown_tables
+from lgelu_lab.kernel_bench.training_steps import STEP_MODELS, check_step_models, measure_steps
 from transformers import HfArgumentParser
 from transformers.utils import logging
 

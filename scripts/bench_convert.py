@@ -14,11 +14,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conversion_bench.cases import CASES, NAMED
-from conversion_bench.csv_rows import append_row, read_rows
-from conversion_bench.figure import draw_figure
-from conversion_bench.measure import measure_apart, measure_here
-from conversion_bench.table import markdown_table
+from lgelu_lab.conversion_bench.cases import CASES, NAMED
+from lgelu_lab.conversion_bench.csv_rows import append_row, read_rows
+from lgelu_lab.conversion_bench.figure import draw_figure
+from lgelu_lab.conversion_bench.measure import measure_apart, measure_here
+from lgelu_lab.conversion_bench.table import markdown_table
 from transformers import HfArgumentParser
 
 

@@ -20,13 +20,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from lgelu_lab.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData
+from lgelu_lab.studies.arguments import RunArguments, data_options, model_options, parse_mapping
+from lgelu_lab.studies.study import parse_settings
 from transformers import HfArgumentParser, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers import TrainingArguments as HFTrainingArguments
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
-from hf_lgelu.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData
-from hf_lgelu.studies.arguments import RunArguments, data_options, model_options, parse_mapping
-from hf_lgelu.studies.study import parse_settings
 
 
 @dataclass

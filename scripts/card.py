@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lgelu_lab.studies.records import read_record
 from transformers import HfArgumentParser
 
-from hf_lgelu.deploy.hub.model_card import write_record_card
-from hf_lgelu.studies.records import read_record
+from hf_lgelu.export.hub.model_card import write_record_card
 
 
 @dataclass

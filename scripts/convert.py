@@ -10,8 +10,8 @@ import sys
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
-from hf_lgelu.downstream.convert import convert
-from hf_lgelu.downstream.convert_arguments import ConvertArguments
+from hf_lgelu.cli.convert import convert
+from hf_lgelu.cli.convert_arguments import ConvertArguments
 
 
 def main() -> int:

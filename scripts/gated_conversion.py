@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from conversion_bench.csv_rows import append_row, read_rows
+from lgelu_lab.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData, DataOptions
+from lgelu_lab.conversion_bench.csv_rows import append_row, read_rows
+from lgelu_lab.measurements.evaluate import evaluate
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 from transformers.utils import logging
 
 import hf_lgelu
-from hf_lgelu.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData, DataOptions
-from hf_lgelu.downstream.evaluate import evaluate
-from hf_lgelu.studies.environment import hardware, package_versions
+from hf_lgelu.environment import hardware, package_versions
 
 _SEQUENCES = 64  # of 128 tokens: 8,192
 _HIDDEN = 344  # 8/3 of the width, as in LLaMA

@@ -5,7 +5,7 @@ import sys
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
-from hf_lgelu.downstream.harden import HardenArguments, harden
+from hf_lgelu.cli.harden import HardenArguments, harden
 
 
 def main() -> int:

@@ -3,13 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lgelu_lab.report.downstream.inputs import read_downstream
+from lgelu_lab.report.paper_values import read_paper_values
+from lgelu_lab.report.readme import put_results
+from lgelu_lab.report.write import failed_runs, readme_tables, write_report
+from lgelu_lab.studies.records import read_records
 from transformers import HfArgumentParser
-
-from hf_lgelu.report.downstream.inputs import read_downstream
-from hf_lgelu.report.paper_values import read_paper_values
-from hf_lgelu.report.readme import put_results
-from hf_lgelu.report.write import failed_runs, readme_tables, write_report
-from hf_lgelu.studies.records import read_records
 
 
 @dataclass

@@ -3,10 +3,8 @@
 import sys
 from dataclasses import dataclass, field
 
-from transformers import HfArgumentParser
-
-from hf_lgelu.studies.experiments import SEEDS, STUDIES
-from hf_lgelu.studies.study import (
+from lgelu_lab.studies.experiments import SEEDS, STUDIES
+from lgelu_lab.studies.study import (
     check_settings,
     check_study,
     choose_benchmarks,
@@ -14,6 +12,7 @@ from hf_lgelu.studies.study import (
     parse_settings,
     run_study,
 )
+from transformers import HfArgumentParser
 
 
 @dataclass

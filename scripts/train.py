@@ -1,8 +1,8 @@
 """Train one model of one benchmark: `python scripts/train.py --benchmark mlp-digits --harden`."""
 
-from hf_lgelu.report.write import summarize
-from hf_lgelu.studies.arguments import parse_command_line
-from hf_lgelu.studies.run import run_benchmark
+from lgelu_lab.report.write import summarize
+from lgelu_lab.studies.arguments import parse_command_line
+from lgelu_lab.studies.run import run_benchmark
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 import dataclasses
 
 import pytest
-
-from hf_lgelu.studies.records import EpochRecord, RunRecord
+from lgelu_lab.studies.records import EpochRecord, RunRecord
 
 
 def make_record(

@@ -82,7 +82,7 @@ def raw_from_hardness(hardness: float, temperature: float = DEFAULT_TEMPERATURE)
     return temperature * log_expm1
 
 
-def hardness_target(tolerance: float = DEFAULT_TOLERANCE) -> float:
+def hardness_for_tolerance(tolerance: float = DEFAULT_TOLERANCE) -> float:
     """The λ at which the gate is within `tolerance` of a step: 2 / (ε·√(2π)), 159.577 for ε = 5e-3.
 
     The paper's E∞(λ) = ∫|H(x) − Φ(λx)|dx = 2 / (λ√(2π)), solved for λ.

@@ -138,7 +138,7 @@ def _checked_raw_shape(granularity: str, raw_shape: Sequence[int] | None) -> tup
         raise ValueError(
             f"granularity {granularity!r} needs raw_shape, the shape of s broadcastable to the input, e.g. (256,) for "
             "256 hidden units or (64, 1, 1) for 64 channels; replace_activations(model, granularity=..., "
-            "example_inputs=...) finds it"
+            "inputs=...) finds it"
         )
     shape = tuple(raw_shape)
     if not shape or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):

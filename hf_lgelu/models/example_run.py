@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ExampleInputs = Tensor | Mapping[str, Any] | Sequence[Any]
+Inputs = Tensor | Mapping[str, Any] | Sequence[Any]
 """One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
 
 
-def run_example(model: nn.Module, example_inputs: ExampleInputs) -> Any:
+def run_example(model: nn.Module, inputs: Inputs) -> Any:
     """Call `model` on the inputs without gradients and in eval mode, and restore every training flag.
 
     Tensors are moved to the device of the model's first parameter.
@@ -23,15 +23,15 @@ def run_example(model: nn.Module, example_inputs: ExampleInputs) -> Any:
         return value.to(device) if isinstance(value, Tensor) else value
 
     with torch.no_grad(), evaluation_mode(model):
-        if isinstance(example_inputs, Tensor):
-            return model(place(example_inputs))
-        if isinstance(example_inputs, Mapping):
-            return model(**{name: place(value) for name, value in example_inputs.items()})
-        if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
-            return model(*(place(value) for value in example_inputs))
+        if isinstance(inputs, Tensor):
+            return model(place(inputs))
+        if isinstance(inputs, Mapping):
+            return model(**{name: place(value) for name, value in inputs.items()})
+        if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+            return model(*(place(value) for value in inputs))
     raise TypeError(
-        "example_inputs must be a tensor, a mapping of keyword arguments or a sequence of positional arguments, got "
-        + type(example_inputs).__name__
+        "inputs must be a tensor, a mapping of keyword arguments or a sequence of positional arguments, got "
+        + type(inputs).__name__
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.models.example_run import ExampleInputs, forward_hooks, run_example
+from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.sites import ActivationSite
 
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
@@ -16,7 +16,7 @@ _CHANNELS_LAST = (nn.Linear, Conv1D)
 
 
 def site_input_shapes(
-    model: nn.Module, sites: Sequence[ActivationSite], example_inputs: ExampleInputs
+    model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs
 ) -> dict[str, tuple[tuple[int, ...], int]]:
     """{site name: (shape of its input, channel axis)}, seen in one forward pass.
 
@@ -39,7 +39,7 @@ def site_input_shapes(
 
         leaves = [module for module in model.modules() if not list(module.children())]
         with forward_hooks(leaves, look):
-            run_example(model, example_inputs)
+            run_example(model, inputs)
     missing = [site.name for site in sites if site.name not in seen]
     if missing:
         raise ValueError(f"the example inputs never reach {', '.join(missing)}; give inputs that run the whole model")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, check_temperature, init_profile, raw_from_hardness
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.models.example_run import ExampleInputs, forward_hooks, run_example
+from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, ActivationSite, find_sites, require_lambda_gelu
 
 
@@ -57,7 +57,7 @@ def initialize_hardness(
     high: float = 2.0,
     *,
     temperature: float | None = None,
-    example_inputs: ExampleInputs | None = None,
+    inputs: Inputs | None = None,
 ) -> dict[str, float]:
     """Set the initial λ of every site by one of the paper's init modes, and lift any hardening override.
 
@@ -67,7 +67,7 @@ def initialize_hardness(
             `high` at the last) or "decreasing" (the reverse).
         low, high: λ above 1; "uniform" has no use for `high`.
         temperature: t of every site from now on; None keeps each one's own.
-        example_inputs: run once to learn in which order the activations are called. Without them the
+        inputs: run once to learn in which order the activations are called. Without them the
             order is that of registration, which is the same in nearly every published architecture.
 
     Returns:
@@ -77,7 +77,7 @@ def initialize_hardness(
         ValueError: no λ-GELU, an unknown mode, a λ or t out of range, or example inputs that never reach a
             site. No λ has then changed.
     """
-    owners = _in_execution_order(model, example_inputs)
+    owners = _in_execution_order(model, inputs)
     values = init_profile(mode, len(owners), low, high)
     for (_, module), value in zip(owners, values, strict=True):
         if temperature is not None:
@@ -88,9 +88,9 @@ def initialize_hardness(
     return {name: value for (name, _), value in zip(owners, values, strict=True)}
 
 
-def _in_execution_order(model: nn.Module, example_inputs: ExampleInputs | None) -> list[tuple[str, LambdaGELU]]:
+def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[str, LambdaGELU]]:
     owners = require_lambda_gelu(model)
-    if example_inputs is None:
+    if inputs is None:
         return owners
     first_call: dict[int, int] = {}
 
@@ -100,7 +100,7 @@ def _in_execution_order(model: nn.Module, example_inputs: ExampleInputs | None) 
 
     sites = [module for module in model.modules() if isinstance(module, LAMBDA_GELU_CLASSES)]
     with forward_hooks(sites, note):
-        run_example(model, example_inputs)
+        run_example(model, inputs)
     silent = [name for name, module in owners if id(module) not in first_call]
     if silent:
         raise ValueError(f"the example inputs never reach {', '.join(silent)}; give inputs that run the whole model")

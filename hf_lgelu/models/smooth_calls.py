@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_lgelu.models.example_run import ExampleInputs, run_example
+from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, kind_of
 
 # erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
@@ -49,20 +49,20 @@ class SmoothCall:
         return f"{place} ({self.module_class}): {self.operation} × {self.count}, {how}"
 
 
-def find_smooth_calls(model: nn.Module, example_inputs: ExampleInputs) -> list[SmoothCall]:
+def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     """Run the model once and list the smooth activations executed, in the order of their first call.
 
     Looks for GELU, SiLU, Mish, ELU, CELU, SELU, GLU, softplus, sigmoid, tanh, erf, hardswish and fused
     recurrent cells, in modules and in functional calls. An empty list means that no gate on this path is one of
     these; softmax, normalization and products of activations (attention) are not gates and are not
     listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) and what runs outside torch.
-    Raises TypeError for example inputs of another kind than `ExampleInputs`.
+    Raises TypeError for example inputs of another kind than `Inputs`.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile, which would run eagerly here all the same
     names = {id(module): name for name, module in model.named_modules()}
     watch = _Watch()
     with _module_stack(watch.stack), watch:
-        run_example(model, example_inputs)
+        run_example(model, inputs)
     calls = []
     for (module_id, operation), count in watch.counts.items():
         module = watch.modules[module_id]

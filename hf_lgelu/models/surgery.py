@@ -18,7 +18,7 @@ from hf_lgelu.models.config_keys import (
     pretrained_roots,
     write_config_changes,
 )
-from hf_lgelu.models.example_run import ExampleInputs
+from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.registry import ACTIVATION_NAME
@@ -58,7 +58,7 @@ def replace_activations(
     granularity: str = "layer",
     init_hardness: float = DEFAULT_INIT_HARDNESS,
     temperature: float = DEFAULT_TEMPERATURE,
-    example_inputs: ExampleInputs | None = None,
+    inputs: Inputs | None = None,
     channel_axis: int | None = None,
     include: Callable[[str], bool] | None = None,
     rewrite_config: bool = True,
@@ -75,7 +75,7 @@ def replace_activations(
         granularity: "layer", "channel", "neuron" or "network".
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
-        example_inputs: needed for "channel" and "neuron", which take their shapes from one forward pass.
+        inputs: needed for "channel" and "neuron", which take their shapes from one forward pass.
         channel_axis: the axis of channels in every activation's input; found from the forward pass if None.
         include: a predicate on site names; the default takes all.
         rewrite_config: make a transformers config rebuild the model. With one λ per layer and a key that
@@ -89,7 +89,7 @@ def replace_activations(
     granularity = check_granularity(granularity).name
     kinds = check_kinds(kinds)
     sites = _found(model, kinds, include)
-    shapes = _raw_shapes(model, sites, granularity, example_inputs, channel_axis)
+    shapes = _raw_shapes(model, sites, granularity, inputs, channel_axis)
     modules: list[nn.Module] = []
     for site in sites:
         if granularity == "network" and modules:
@@ -138,19 +138,19 @@ def substitute_relu(
 
 
 @contextmanager
-def relu_substitution(model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> Iterator[SurgeryReport]:
+def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> Iterator[SurgeryReport]:
     """ReLU at every smooth gate inside the block; after it, also after an error, the model as it was.
 
     Weights and config are untouched. Of a model wrapped for distributed training, pass the inner module, and
     call that one too: DistributedDataParallel broadcasts buffers at each forward and fails where all that the
     model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
     """
-    with ReluSubstitution(model, kinds=kinds).applied() as report:
+    with TemporaryRelu(model, kinds=kinds).applied() as report:
         yield report
 
 
-class ReluSubstitution:
-    """`relu_substitution` for a model that goes to and fro, batch by batch: sites are looked for once."""
+class TemporaryRelu:
+    """`temporary_relu` for a model that goes to and fro, batch by batch: sites are looked for once."""
 
     def __init__(self, model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> None:
         self._model, self._inside = model, operable_module(model, temporarily=True)
@@ -203,7 +203,7 @@ def _found(model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool
             + (" that `include` accepts" if include else "")
             + (f"; it has {'; '.join(present)}" if present else "; it has no smooth activation module at all")
             + ". Activations called as functions (F.gelu inside a forward) cannot be exchanged: "
-            "find_smooth_calls(model, example_inputs) lists them"
+            "find_smooth_calls(model, inputs) lists them"
         )
     return sites
 
@@ -212,17 +212,17 @@ def _raw_shapes(
     model: nn.Module,
     sites: list[ActivationSite],
     granularity: str,
-    example_inputs: ExampleInputs | None,
+    inputs: Inputs | None,
     channel_axis: int | None,
 ) -> dict[str, tuple[int, ...]]:
     raw_shape = check_granularity(granularity).raw_shape
     if raw_shape is None:
         return {site.name: (1,) for site in sites}
-    if example_inputs is None:
+    if inputs is None:
         raise ValueError(
-            f"granularity {granularity!r} takes its shapes from a forward pass: pass example_inputs, e.g. one batch"
+            f"granularity {granularity!r} takes its shapes from a forward pass: pass inputs, e.g. one batch"
         )
-    seen = site_input_shapes(model, sites, example_inputs)
+    seen = site_input_shapes(model, sites, inputs)
     return {
         name: raw_shape(shape, axis if channel_axis is None else channel_axis) for name, (shape, axis) in seen.items()
     }

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from hf_lgelu.activation.hardness import hardness_from_raw, hardness_target
+from hf_lgelu.activation.hardness import hardness_for_tolerance, hardness_from_raw
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.profile import smallest_hardness, whole_tensor
 from hf_lgelu.models.sites import require_lambda_gelu
@@ -29,7 +29,7 @@ def anneal_hardness(
     Args:
         model: has λ-GELU sites; unwrapped.
         progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
-        target_hardness: λ at progress 1; default `hardness_target()`, 159.577.
+        target_hardness: λ at progress 1; default `hardness_for_tolerance()`, 159.577.
         schedule: a row of SCHEDULES.
 
     Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
@@ -97,15 +97,16 @@ def resolve_target_hardness(target_hardness: float | None, tolerance: float | No
             f"give target_hardness or tolerance, not both (got {target_hardness} and {tolerance}): "
             "the tolerance ε stands for the target 2/(ε√(2π))"
         )
-    return check_target_hardness(target_hardness if tolerance is None else hardness_target(tolerance))
+    return check_target_hardness(target_hardness if tolerance is None else hardness_for_tolerance(tolerance))
 
 
 def check_target_hardness(target_hardness: float | None) -> float:
-    """Return the target, `hardness_target()` for None; raise if it is not a finite number above 1."""
+    """Return the target, `hardness_for_tolerance()` for None; raise if it is not a finite number above 1."""
     if target_hardness is None:
-        return hardness_target()
+        return hardness_for_tolerance()
     if not isinstance(target_hardness, int | float) or not 1 < target_hardness < float("inf"):
         raise ValueError(
-            f"target_hardness must be a finite number > 1, got {target_hardness!r}; hardness_target(tolerance) gives it"
+            f"target_hardness must be a finite number > 1, got {target_hardness!r}; "
+            "hardness_for_tolerance(tolerance) gives it"
         )
     return float(target_hardness)

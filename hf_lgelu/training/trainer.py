@@ -12,7 +12,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
-from hf_lgelu.models.surgery import ReluSubstitution
+from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, metrics_of_both, on_both
@@ -46,7 +46,7 @@ class LambdaGELUTrainer(Trainer):
         super().__init__(*args, **kwargs)
         _check_arguments(self.args)
         self._compares_substitution = False
-        self._substitution: ReluSubstitution | None = None
+        self._substitution: TemporaryRelu | None = None
         self._keeps_logits = True
         self._told_soft = False
         if self.args.require_lambda_gelu:
@@ -97,7 +97,7 @@ class LambdaGELUTrainer(Trainer):
         inputs = self._prepare_input(inputs)
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)
         if self._substitution is None or not self._substitution.fits(self.model):
-            self._substitution = ReluSubstitution(self.model, kinds=self._substituted_kinds())
+            self._substitution = TemporaryRelu(self.model, kinds=self._substituted_kinds())
         with self._substitution.applied():
             relu_loss, relu_logits, _ = super().prediction_step(model, inputs, False, ignore_keys)
         rows = compare_outputs(loss, logits, relu_loss, relu_logits, labels)

@@ -16,8 +16,8 @@ from hf_lgelu.activation.hardness import (
     check_granularity,
     check_init_hardness,
     check_temperature,
+    hardness_for_tolerance,
     hardness_from_raw,
-    hardness_target,
     init_profile,
     raw_from_hardness,
     swap_error_bound,
@@ -96,14 +96,14 @@ def test_hardness_from_raw_is_elementwise():
 
 def test_target_of_the_paper():
     assert DEFAULT_TOLERANCE == 5e-3
-    assert hardness_target() == pytest.approx(159.577, abs=5e-4)
-    assert hardness_target(5e-3) == hardness_target()
+    assert hardness_for_tolerance() == pytest.approx(159.577, abs=5e-4)
+    assert hardness_for_tolerance(5e-3) == hardness_for_tolerance()
 
 
 @pytest.mark.parametrize("tolerance", [1e-6, 5e-3, 0.1, 2 / math.sqrt(2 * math.pi)])
 def test_target_leaves_exactly_the_tolerance_between_gate_and_step(tolerance):
     """∫|H(x) − Φ(λx)|dx, integrated numerically, is ε."""
-    hardness = mpf(hardness_target(tolerance))
+    hardness = mpf(hardness_for_tolerance(tolerance))
     half = mpmath.quad(lambda x: mpmath.ncdf(-hardness * x), [0, 2 / hardness, 10 / hardness, 40 / hardness])
     assert relative_error(tolerance, 2 * half) < 1e-14
 
@@ -188,7 +188,7 @@ def test_an_unreachable_initial_hardness_is_refused(function, hardness):
 @pytest.mark.parametrize("tolerance", [0.0, -1.0, 0.8, math.nan, math.inf, 5e-324])
 def test_a_tolerance_without_a_finite_target_is_refused(tolerance):
     with pytest.raises(ValueError, match=r"tolerance must lie in \(0, 0\.7979\].*got"):
-        hardness_target(tolerance)
+        hardness_for_tolerance(tolerance)
 
 
 @pytest.mark.parametrize("hardness", [0.999, 0.0, -1.0, math.nan])
@@ -204,7 +204,7 @@ def test_swap_error_bound_refuses_a_hardness_below_one(hardness):
         (check_temperature, "temperature"),
         (check_init_hardness, "hardness"),
         (raw_from_hardness, "hardness"),
-        (hardness_target, "tolerance"),
+        (hardness_for_tolerance, "tolerance"),
         (swap_error_bound, "hardness"),
     ],
 )

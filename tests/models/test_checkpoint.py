@@ -13,7 +13,7 @@ BERT = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, in
 
 def test_the_class_is_the_one_that_was_saved_with_every_hardness(tmp_path):
     model = BertForSequenceClassification(BERT)
-    replace_activations(model, granularity="channel", example_inputs={"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    replace_activations(model, granularity="channel", inputs={"input_ids": torch.ones(1, 4, dtype=torch.long)})
     initialize_hardness(model, "increasing", 1.5, 3.0)
     model.save_pretrained(tmp_path)
     loaded = load_checkpoint(tmp_path)

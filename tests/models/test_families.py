@@ -16,7 +16,7 @@ from timm_families import TIMM_FAMILIES, TimmFamily
 from torch import nn
 
 from hf_lgelu import LambdaGELU, find_smooth_calls, from_pretrained, replace_activations, substitute_relu
-from hf_lgelu.deploy.relu import export_relu
+from hf_lgelu.export.relu import export_relu
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.sites import find_sites
 
@@ -175,7 +175,7 @@ def _leave(family: Family | TimmFamily, folder: Path) -> tuple[torch.Tensor, tor
     model = learn(with_lambda_gelu(family))
     smooth = logits_of(model, family.inputs())
     if isinstance(family, Family):
-        export = export_relu(model, folder, example_inputs=family.inputs(), allow_soft=True)
+        export = export_relu(model, folder, inputs=family.inputs(), allow_soft=True)
         assert len(export.hardness) == family.sites
         assert torch.equal(logits_of(model, family.inputs()), smooth)  # the model given is left alone
     else:

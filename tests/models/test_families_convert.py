@@ -19,8 +19,8 @@ from timm_families import TimmFamily
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.deploy.refit.convert import Conversion, ConversionRefusedError
 from hf_lgelu.models.sites import find_sites
+from hf_lgelu.refit.convert import Conversion, ConversionRefusedError
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from test_families import ALL, over, with_lambda_gelu
 from torch import nn
 
 from hf_lgelu import LambdaGELU
-from hf_lgelu.deploy.folding.fold import fold_hardness
+from hf_lgelu.export.folding.fold import fold_hardness
 from hf_lgelu.models.sites import find_sites
 
 # Sites that no fold can reach, by family, from the architecture. The rest of each family's sites must not be named.

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from lgelu_lab.benchmarks.rows import TensorRows, collate_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.benchmarks.rows import TensorRows, collate_rows
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
 from hf_lgelu.models.registry import register_activation
 

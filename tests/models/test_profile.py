@@ -71,7 +71,7 @@ def test_example_inputs_give_the_order_of_execution():
     model.norm.eval()
     registered = initialize_hardness(model, "increasing", 1.1, 1.3)
     assert list(registered) == ["acts.0", "acts.1", "acts.2"]
-    executed = initialize_hardness(model, "increasing", 1.1, 1.3, example_inputs=torch.randn(2, 4))
+    executed = initialize_hardness(model, "increasing", 1.1, 1.3, inputs=torch.randn(2, 4))
     assert list(executed) == ["acts.2", "acts.0", "acts.1"]
     assert list(hardness_profile(model).values()) == pytest.approx([1.2, 1.3, 1.1])
     assert model.training
@@ -82,7 +82,7 @@ def test_example_inputs_give_the_order_of_execution():
 def test_network_granularity_counts_as_one():
     model = nn.Sequential(*(nn.GELU() for _ in range(3)))
     replace_activations(model, granularity="network")
-    assert initialize_hardness(model, "decreasing", 1.1, 1.9, example_inputs=torch.randn(2)) == {"0": 1.9}
+    assert initialize_hardness(model, "decreasing", 1.1, 1.9, inputs=torch.randn(2)) == {"0": 1.9}
     assert hardness_profile(model) == {str(i): pytest.approx(1.9) for i in range(3)}
 
 
@@ -148,7 +148,7 @@ def test_a_site_that_the_inputs_never_reach_is_named():
     model.unused = LambdaGELU()
     before = hardness_profile(model)
     with pytest.raises(ValueError, match="never reach unused"):
-        initialize_hardness(model, "increasing", example_inputs=torch.randn(2, 4))
+        initialize_hardness(model, "increasing", inputs=torch.randn(2, 4))
     assert hardness_profile(model) == before
 
 

@@ -37,7 +37,7 @@ def learn(model: nn.Module) -> nn.Module:
 
 def operated(family: Family, granularity: str, **more) -> nn.Module:
     model = family.build()
-    replace_activations(model, granularity=granularity, example_inputs=family.inputs(), **more)
+    replace_activations(model, granularity=granularity, inputs=family.inputs(), **more)
     return learn(model)
 
 
@@ -194,7 +194,7 @@ def test_a_checkpoint_that_brings_its_own_code(tmp_path, monkeypatch):
     code.OwnConfig.register_for_auto_class()
     code.Own.register_for_auto_class("AutoModel")
     model = code.Own(code.OwnConfig()).eval()
-    replace_activations(model, granularity="channel", example_inputs=torch.randn(2, 4))
+    replace_activations(model, granularity="channel", inputs=torch.randn(2, 4))
     learn(model).save_pretrained(tmp_path / "own")
     x = torch.randn(3, 4)
     loaded = from_pretrained(AutoModel, tmp_path / "own", trust_remote_code=True).eval()
@@ -271,7 +271,7 @@ def test_repeated_surgery_is_remembered_whole(tmp_path):
         replace_activations(
             model,
             granularity=granularity,
-            example_inputs=family.inputs(),
+            inputs=family.inputs(),
             include=lambda name, site=site: name == site,
         )
     learn(model).save_pretrained(tmp_path)
@@ -317,7 +317,7 @@ def composite():
     """An encoder-decoder whose encoder had surgery on its own, so that the record is in a sub-config."""
     sizes = BY_NAME["bert"].sizes
     encoder = transformers.BertModel(transformers.BertConfig(**sizes))
-    replace_activations(encoder, granularity="channel", example_inputs=BY_NAME["bert"].inputs())
+    replace_activations(encoder, granularity="channel", inputs=BY_NAME["bert"].inputs())
     decoder_config = transformers.BertConfig(
         **sizes, is_decoder=True, add_cross_attention=True, hidden_act="lambda_gelu"
     )
@@ -355,7 +355,7 @@ def test_a_plain_module_repeats_the_surgery_and_loads_its_state(tmp_path):
         torch.manual_seed(0)
         gelu = nn.GELU()
         model = nn.Sequential(nn.Conv2d(3, 4, 3), gelu, nn.Flatten(), nn.Linear(64, 8), gelu).eval()
-        replace_activations(model, granularity="channel", example_inputs=torch.zeros(1, 3, 6, 6))
+        replace_activations(model, granularity="channel", inputs=torch.zeros(1, 3, 6, 6))
         return model
 
     model = learn(make())

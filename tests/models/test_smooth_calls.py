@@ -208,7 +208,7 @@ def test_a_compiled_model_hides_nothing():
 
 
 def test_wrong_inputs_are_refused():
-    with pytest.raises(TypeError, match="example_inputs must be a tensor"):
+    with pytest.raises(TypeError, match="inputs must be a tensor"):
         find_smooth_calls(nn.GELU(), 3)
 
 

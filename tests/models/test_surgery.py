@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, BertForMaskedLM, activations
 
-from hf_lgelu import LambdaGELU, relu_substitution, replace_activations, substitute_relu
+from hf_lgelu import LambdaGELU, replace_activations, substitute_relu, temporary_relu
 from hf_lgelu.activation.module import SharedLambdaGELU
 from hf_lgelu.models import surgery
 from hf_lgelu.models.config_keys import UnsupportedConfigError
@@ -155,7 +155,7 @@ def test_the_report_says_what_was_done():
 
 BAD = [
     ({"granularity": "layers"}, ValueError, "granularity"),
-    ({"granularity": "channel"}, ValueError, "example_inputs"),
+    ({"granularity": "channel"}, ValueError, "inputs"),
     ({"init_hardness": 1.0}, ValueError, "λ"),
     ({"temperature": 0.0}, ValueError, "temperature"),
     ({"kinds": "gelu"}, TypeError, "sequence"),
@@ -163,9 +163,9 @@ BAD = [
     ({"kinds": ("gelu", "swiglu")}, ValueError, "swiglu"),
     ({"kinds": ("mish",)}, ValueError, "it has gelu at"),
     ({"include": lambda name: False}, ValueError, "`include` accepts"),
-    ({"granularity": "channel", "example_inputs": torch.zeros(1, 3)}, RuntimeError, "multiplied"),
-    ({"granularity": "channel", "example_inputs": "words"}, TypeError, "example_inputs"),
-    ({"granularity": "channel", "example_inputs": torch.zeros(1, 4), "channel_axis": 5}, ValueError, "channel axis 5"),
+    ({"granularity": "channel", "inputs": torch.zeros(1, 3)}, RuntimeError, "multiplied"),
+    ({"granularity": "channel", "inputs": "words"}, TypeError, "inputs"),
+    ({"granularity": "channel", "inputs": torch.zeros(1, 4), "channel_axis": 5}, ValueError, "channel axis 5"),
 ]
 
 
@@ -334,7 +334,7 @@ def test_torchs_encoder_layer_computes_what_its_sites_hold():
     replace_activations(layer, init_hardness=8.0)
     assert close(lambda z: lambda_gelu_reference(z, 8.0))
     assert not close(F.gelu)
-    with relu_substitution(layer):
+    with temporary_relu(layer):
         assert close(F.relu)
     assert close(lambda z: lambda_gelu_reference(z, 8.0))
     substitute_relu(layer)
@@ -346,7 +346,7 @@ def test_torchs_encoder_layer_is_given_back_as_it_was():
     x = torch.randn(2, 3, 8)
     with torch.no_grad():
         before = layer(x)
-        with relu_substitution(layer):
+        with temporary_relu(layer):
             inside = layer(x)
         after = layer(x)
     assert torch.equal(after, before)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hf_lgelu import LambdaGELU, relu_substitution, replace_activations, substitute_relu
+from hf_lgelu import LambdaGELU, replace_activations, substitute_relu, temporary_relu
 
 BERT = BY_NAME["bert"]
 
@@ -20,7 +20,7 @@ def mlp() -> nn.Sequential:
 
 
 def relu_inside(model):
-    with relu_substitution(model):
+    with temporary_relu(model):
         pytest.fail("it must not get here")
 
 
@@ -97,7 +97,7 @@ def test_a_model_sharded_by_fsdp2_can_be_substituted_for_an_evaluation(whole):
         fully_shard(layer)
     fully_shard(model)
     with torch.no_grad():
-        with relu_substitution(model):
+        with temporary_relu(model):
             torch.testing.assert_close(model(x), expected)
         torch.testing.assert_close(model(x), before)
     assert not torch.allclose(before, expected)
@@ -110,7 +110,7 @@ def test_the_module_inside_ddp_can_be_substituted_for_an_evaluation():
     wrapped = DistributedDataParallel(model)
     x = torch.randn(3, 4)
     before = wrapped(x)
-    with relu_substitution(wrapped.module), torch.no_grad():
+    with temporary_relu(wrapped.module), torch.no_grad():
         expected = nn.Sequential(model[0], nn.ReLU(), model[2], nn.ReLU(), model[4])(x)
         assert torch.equal(wrapped.module(x), expected)
     assert torch.equal(wrapped(x), before)
@@ -161,7 +161,7 @@ def test_a_compiled_model_is_relu_inside_the_block_only():
     compiled = torch.compile(model, backend="aot_eager")
     x = torch.randn(3, 4)
     before = compiled(x)
-    with relu_substitution(compiled):
+    with temporary_relu(compiled):
         inside = compiled(x)
     torch.testing.assert_close(inside, nn.Sequential(model[0], nn.ReLU(), model[2], nn.ReLU(), model[4])(x))
     torch.testing.assert_close(compiled(x), before, rtol=0, atol=1e-6)

@@ -77,7 +77,7 @@ def test_progress_0_is_the_learned_hardness(model):
 def test_every_granularity_anneals_elementwise(granularity):
     model = tiny_model("gelu")
     inputs = batch(rows(4))["features"]
-    replace_activations(model, granularity=granularity, example_inputs=inputs, rewrite_config=False)
+    replace_activations(model, granularity=granularity, inputs=inputs, rewrite_config=False)
     owners = lambda_gelus(model)
     generator = torch.Generator().manual_seed(0)
     for module in owners:
@@ -174,7 +174,7 @@ def test_is_hardened_from_half_the_target_at_every_layer(model):
 
 def test_is_hardened_looks_at_every_channel():
     model = tiny_model("gelu")
-    replace_activations(model, granularity="channel", example_inputs=batch(rows(4))["features"], rewrite_config=False)
+    replace_activations(model, granularity="channel", inputs=batch(rows(4))["features"], rewrite_config=False)
     anneal_hardness(model, 1.0)
     model.activations[0].hardness_override[3] = 2.0
     assert not is_hardened(model)

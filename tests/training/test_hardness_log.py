@@ -171,7 +171,7 @@ def test_an_evaluation_before_any_training_has_the_hardness_too(tmp_path):
 def test_logs_of_several_hardnesses_per_layer_are_their_means(tmp_path):
     model = tiny_model("gelu")
     inputs = batch(rows(4))["features"]
-    replace_activations(model, granularity="channel", example_inputs=inputs, rewrite_config=False)
+    replace_activations(model, granularity="channel", inputs=inputs, rewrite_config=False)
     trainer = tiny_trainer(tmp_path, model, **{**RUN, "num_train_epochs": 1})
     trainer.train()
     last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
+from lgelu_lab.benchmarks.rows import TensorRows, collate_rows
 from torch import nn
 from torch.nn import functional as F
 
-from hf_lgelu.benchmarks.rows import TensorRows, collate_rows
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.relufication import RelufyCallback

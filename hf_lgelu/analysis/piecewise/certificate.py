@@ -1,0 +1,194 @@
+"""How far the swap of λ-GELU for ReLU can move a network's scores, known before swapping."""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.activation.hardness import swap_error_bound
+from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError
+from hf_lgelu.analysis.piecewise.swap_error import bound_swap
+from hf_lgelu.models.comparison import outputs_of
+from hf_lgelu.models.example_run import Inputs, forward_hooks
+from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.surgery import temporary_relu
+
+
+@dataclass(frozen=True)
+class SiteCertificate:
+    """One gate: its smallest λ, the bound κ/λ of |λ-GELU − ReLU| there, and the largest value on the inputs given."""
+
+    name: str
+    smallest_hardness: float
+    bound: float
+    measured: float | None
+
+
+@dataclass(frozen=True)
+class SubstitutionCertificate:
+    """What is known of the swap, in units of the scores.
+
+    `logit_bounds` (outputs,) hold for every input, in exact arithmetic; None with a `reason` where the structure is
+    not followed. The others speak of the inputs given and are None without: `input_bounds`, the largest bound of any
+    score with the gates' inputs known; `certified_fraction` of the rows whose predicted class provably stays;
+    `measured` and `unchanged_predictions`, the largest change and the share of equal predictions when swapped in
+    float64; `rows`, predictions compared.
+    """
+
+    sites: tuple[SiteCertificate, ...]
+    logit_bounds: Tensor | None
+    reason: str | None
+    input_bounds: float | None = None
+    certified_fraction: float | None = None
+    measured: float | None = None
+    unchanged_predictions: float | None = None
+    rows: int | None = None
+
+    @property
+    def bound(self) -> float | None:
+        """The largest of `logit_bounds`: no score of any input moves by more."""
+        return None if self.logit_bounds is None else self.logit_bounds.max().item()
+
+    def __str__(self) -> str:
+        width = max(4, *(len(site.name) for site in self.sites))
+        lines = [f"{'gate':<{width}}  smallest λ  bound κ/λ   measured"]
+        for site in self.sites:
+            measured = "-" if site.measured is None else f"{site.measured:.3g}"
+            lines.append(f"{site.name:<{width}}  {site.smallest_hardness:10.4g}  {site.bound:9.3g}  {measured:>9}")
+        bound = f"{self.bound:.4g}" if self.bound is not None else f"none ({self.reason})"
+        lines.append(f"largest change of a score, any input, at most: {bound}")
+        if self.rows is None:
+            return "\n".join([*lines, "nothing measured: no inputs given"])
+        if self.input_bounds is not None:
+            lines.append(f"on these inputs, at most: {self.input_bounds:.4g}")
+            lines.append(f"predictions that provably stay: {self.certified_fraction:.2%}")
+        lines.append(
+            f"measured: {self.measured:.4g}; {self.unchanged_predictions:.2%} of {self.rows} predictions equal"
+        )
+        return "\n".join(lines)
+
+
+def certify_substitution(
+    model: nn.Module, inputs: Inputs | None = None, *, batch_size: int = 256
+) -> SubstitutionCertificate:
+    """How much `substitute_relu` can move the scores, and how much it does on the inputs given.
+
+    Args:
+        model: has λ-GELU; not changed. Networks of linear layers, convolutions, batch norm, averages, sums (residual
+            connections), λ-GELU and ReLU get a bound (deploy/piecewise/swap_error.py); any other is measured only.
+        inputs: a tensor (N, ...), alone or under the name of the model's first argument; anything else that the model
+            takes by keyword or position is measured only. Rows must not depend on each other. One row is enough for
+            the bound over every input; without any, it is known where the first layer is linear.
+        batch_size: rows of a tensor at a time.
+
+    Raises:
+        ValueError: the model has no λ-GELU; the inputs have no row, or a tensor of them holds NaN or infinity.
+        RuntimeError: the model gives no floating-point output, or one that is not finite.
+    """
+    hardness_profile(model)  # refuses a model without λ-GELU in its own words
+    network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
+    inputs = _in_float64(network, inputs)
+    _check_finite(inputs)
+    batches = inputs.split(batch_size) if isinstance(inputs, Tensor) else [] if inputs is None else [inputs]
+    bounds, reason = _every_input_bound(network, inputs)
+    measured, agree, rows, gates = _measure(network, batches) if batches else (None, None, None, {})
+    known, certified = (None, None)
+    if bounds is not None and batches:
+        known, certified = _on_inputs(network, batches)
+    return SubstitutionCertificate(_sites(network, gates), bounds, reason, known, certified, measured, agree, rows)
+
+
+def _in_float64(network: nn.Module, inputs: Inputs | None) -> Inputs | None:
+    """The inputs in float64; the tensor itself where it is the only one, given by the name of the first argument."""
+    if isinstance(inputs, Mapping):
+        first = next(iter(inspect.signature(network.forward).parameters), None)
+        if inputs.keys() == {first}:
+            return _in_float64(network, inputs[first])
+        return {name: _in_float64(network, value) for name, value in inputs.items()}
+    if isinstance(inputs, list | tuple):
+        return [_in_float64(network, value) for value in inputs]
+    return inputs.detach().double() if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
+
+
+def _check_finite(inputs: Inputs | None) -> None:
+    if not isinstance(inputs, Tensor):
+        return
+    if inputs.ndim == 0 or len(inputs) == 0:
+        raise ValueError(f"inputs must have shape (N, ...) with N ≥ 1, got {tuple(inputs.shape)}")
+    if not bool(inputs.isfinite().all()):
+        raise ValueError("inputs hold NaN or infinity; give finite ones")
+
+
+def _every_input_bound(network: nn.Module, inputs: Inputs | None) -> tuple[Tensor | None, str | None]:
+    guessed = inputs is None
+    if guessed:
+        first = next((module for module in network.modules() if list(module.parameters(recurse=False))), None)
+        if not isinstance(first, nn.Linear):
+            return None, "the shape of an input is not known; pass inputs, one row is enough"
+        inputs = torch.zeros(1, first.in_features, dtype=torch.float64, device=first.weight.device)
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        return None, "bounds need the network's one input as a floating-point tensor"
+    try:
+        _, bounds = bound_swap(network, inputs[:1], every_input=True)
+    except (NotPiecewiseAffineError, TypeError) as error:
+        return None, str(error)
+    except RuntimeError as error:
+        if not guessed:
+            raise
+        shape = tuple(inputs.shape)
+        return None, f"an input of {shape} was tried and is not what the network takes ({error}); pass inputs"
+    return bounds[0], None
+
+
+def _on_inputs(network: nn.Module, batches: list[Tensor]) -> tuple[float, float]:
+    largest, certified, rows = 0.0, 0, 0
+    for batch in batches:
+        scores, bounds = bound_swap(network, batch, every_input=False)
+        largest = max(largest, bounds.max().item())
+        top = scores.argmax(-1, keepdim=True)
+        # The winner can lose its own bound, and each rival gain its own.
+        lead = (scores - bounds).gather(-1, top) - (scores + bounds)
+        certified += int((lead.scatter(-1, top, torch.inf) > 0).all(-1).sum())
+        rows += top.numel()
+    return largest, certified / rows
+
+
+def _measure(network: nn.Module, batches: list[Inputs]) -> tuple[float, float, int, dict[nn.Module, float]]:
+    """Largest change, share and number of equal predictions, and each gate's largest error, at all of its places."""
+    gates = {site.module: 0.0 for site in find_sites(network, ("lambda_gelu",))}
+
+    def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        error = (output - args[0].relu()).abs().max().item() if output.numel() else 0.0
+        gates[module] = max(gates[module], error)
+
+    largest, agree, rows = 0.0, 0, 0
+    for batch in batches:
+        with forward_hooks(list(gates), watch):
+            before = _scores(network, batch)
+        with temporary_relu(network, kinds=("lambda_gelu",)):
+            after = _scores(network, batch)
+        largest = max(largest, (before - after).abs().max().item())
+        agree += int((before.argmax(-1) == after.argmax(-1)).sum())
+        rows += before.argmax(-1).numel()
+    return largest, agree / rows, rows, gates
+
+
+def _scores(network: nn.Module, batch: Inputs) -> Tensor:
+    outputs = outputs_of(network, batch)
+    if not outputs:
+        raise RuntimeError("the model gives no floating-point output to compare")
+    if not bool(outputs[0].isfinite().all()):
+        raise RuntimeError("the model's output holds NaN or infinity on these inputs; nothing can be said of the swap")
+    return outputs[0]
+
+
+def _sites(network: nn.Module, gates: dict[nn.Module, float]) -> tuple[SiteCertificate, ...]:
+    found = []
+    for site in find_sites(network, ("lambda_gelu",)):
+        hardness = site.module.hardness.min().item()
+        found.append(SiteCertificate(site.name, hardness, swap_error_bound(hardness), gates.get(site.module)))
+    return tuple(found)

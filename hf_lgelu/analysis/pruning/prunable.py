@@ -1,0 +1,206 @@
+"""Which hidden units can be removed without touching anything but the layer before and the layer after."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from hf_lgelu.analysis.pruning.gate_calls import GateCall, watch_gates
+from hf_lgelu.extras import require
+from hf_lgelu.models.example_run import Inputs, evaluation_mode
+from hf_lgelu.models.sites import lambda_gelu_modules
+
+_LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
+# These act on each channel alone in eval mode, so that a unit may be removed in front of one.
+_BY_CHANNEL = (nn.modules.batchnorm._NormBase,)
+
+
+@dataclass(frozen=True)
+class HiddenLayer:
+    """A layer whose output units reach the next layer through an activation, and nothing else.
+
+    `name` and `consumer` are the two layers' names; `gates` the names of the activation's calls (GateCall.name).
+    """
+
+    name: str
+    consumer: str
+    gates: tuple[str, ...]
+    kind: str
+    units: int
+
+
+class Pruner:
+    """torch-pruning's dependency graph of one model; the model itself is changed by `remove`."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        """Raises ImportError that names the extra without torch-pruning."""
+        self.model = model
+        self._pruning = require("torch_pruning", "prune")
+        self._conv1d = _conv1d_pruner(self._pruning)
+        self._names = {module: name for name, module in model.named_modules()}
+        placed = _placed(inputs, model)
+        with evaluation_mode(model), _all_gradients(model), _no_cache(model), torch.enable_grad():
+            self._graph = self._pruning.DependencyGraph().build_dependency(
+                model,
+                example_inputs=placed,
+                output_transform=_sum_of_outputs,
+                customized_pruners={Conv1D: self._conv1d},
+                ignored_params=[module.raw_hardness for _, module in lambda_gelu_modules(model)],
+                verbose=False,
+            )
+        self.layers = self._hidden_layers(inputs)
+
+    def remove(self, layer: HiddenLayer, units: Sequence[int]) -> None:
+        """Remove the units with these indices from `layer`."""
+        with _all_gradients(self.model):
+            self._group(self.model.get_submodule(layer.name), list(units)).prune()
+
+    def _hidden_layers(self, inputs: Inputs) -> list[HiddenLayer]:
+        calls: dict[nn.Module, list[GateCall]] = {}
+
+        def look(call: GateCall) -> None:
+            layer = _layer_before(call)
+            if layer is not None:
+                calls.setdefault(layer, []).append(call)
+
+        watch_gates(self.model, inputs, look)
+        found = [self._hidden_layer(layer, of_layer) for layer, of_layer in calls.items()]
+        return [layer for layer in found if layer is not None]
+
+    def _hidden_layer(self, layer: nn.Module, calls: Sequence[GateCall]) -> HiddenLayer | None:
+        """None where the units are used by more than the layer after, or made by more than the layer before."""
+        if len({call.kind for call in calls}) != 1 or any(_has_several_hardnesses(call.module) for call in calls):
+            return None
+        group = self._group(layer, [0])
+        consumers = []
+        for dependency, indices in group:
+            target = dependency.target.module
+            if target is layer or isinstance(target, _BY_CHANNEL) or not _has_parameters(target):
+                continue
+            if not self._graph.is_in_channel_pruning_fn(dependency.handler) or not isinstance(target, _LAYERS):
+                return None
+            consumers.append((target, len(indices)))
+        if len(consumers) != 1 or not self._graph.check_pruning_group(self._group(layer, [0])):
+            return None
+        units = calls[0].output.shape[calls[0].axis]
+        if self.units(self._names[layer]) != units:
+            return None
+        gates = tuple(call.name for call in calls)
+        return HiddenLayer(self._names[layer], self._names[consumers[0][0]], gates, calls[0].kind, units)
+
+    def units(self, name: str) -> int:
+        """Units that the layer has now."""
+        layer = self.model.get_submodule(name)
+        return layer.nf if isinstance(layer, Conv1D) else layer.weight.shape[0]
+
+    def _group(self, layer: nn.Module, units: list[int]) -> Any:
+        if isinstance(layer, Conv1D):
+            prune = self._conv1d.prune_out_channels
+        elif isinstance(layer, nn.Linear):
+            prune = self._pruning.prune_linear_out_channels
+        else:
+            prune = self._pruning.prune_conv_out_channels
+        return self._graph.get_pruning_group(layer, prune, idxs=units)
+
+
+def _layer_before(call: GateCall) -> nn.Module | None:
+    for producer in call.producers:
+        if isinstance(producer, _LAYERS):
+            # A grouped convolution's channels belong together; torch-pruning would take a whole group of them.
+            return producer if getattr(producer, "groups", 1) == 1 else None
+        if not isinstance(producer, _BY_CHANNEL):
+            return None
+    return None
+
+
+def _has_several_hardnesses(gate: nn.Module) -> bool:
+    raw = getattr(gate, "raw_hardness", None)
+    return raw is not None and raw.numel() > 1
+
+
+def _has_parameters(target: Any) -> bool:
+    return isinstance(target, nn.Parameter) or (
+        isinstance(target, nn.Module) and next(target.parameters(), None) is not None
+    )
+
+
+@contextmanager
+def _all_gradients(model: nn.Module) -> Iterator[None]:
+    """Frozen parameters take part in the trace, and are frozen again after it."""
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    model.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+
+
+@contextmanager
+def _no_cache(model: nn.Module) -> Iterator[None]:
+    """A decoder's cache of keys and values starts with an empty tensor, at which torch-pruning stumbles."""
+    config = getattr(model, "config", None)
+    if not getattr(config, "use_cache", False):
+        yield
+        return
+    config.use_cache = False
+    try:
+        yield
+    finally:
+        config.use_cache = True
+
+
+def _placed(inputs: Inputs, model: nn.Module) -> Any:
+    """A tensor, a dict or a tuple, as torch-pruning takes them, on the device of the model."""
+    parameter = next(model.parameters())
+
+    def place(value: Any) -> Any:
+        return value.to(parameter.device) if isinstance(value, Tensor) else value
+
+    if isinstance(inputs, Tensor):
+        return place(inputs)
+    if isinstance(inputs, Mapping):
+        return {name: place(value) for name, value in inputs.items()}
+    return tuple(place(value) for value in inputs)
+
+
+def _sum_of_outputs(output: Any) -> Tensor:
+    tensors = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+    return sum(tensor.sum() for tensor in tensors)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    values = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
+    return [tensor for value in values for tensor in _tensors(value)]
+
+
+def _conv1d_pruner(pruning: Any) -> Any:
+    """How torch-pruning takes units from transformers' Conv1D, which it does not know: the weight is (in, out)."""
+
+    class Conv1DPruner(pruning.BasePruningFunc):
+        def prune_out_channels(self, layer: Conv1D, idxs: Sequence[int]) -> Conv1D:
+            keep = sorted(set(range(layer.nf)) - set(idxs))
+            layer.nf = len(keep)
+            layer.weight = self._prune_parameter_and_grad(layer.weight, keep, 1)
+            layer.bias = self._prune_parameter_and_grad(layer.bias, keep, 0)
+            return layer
+
+        def prune_in_channels(self, layer: Conv1D, idxs: Sequence[int]) -> Conv1D:
+            keep = sorted(set(range(layer.nx)) - set(idxs))
+            layer.nx = len(keep)
+            layer.weight = self._prune_parameter_and_grad(layer.weight, keep, 0)
+            return layer
+
+        def get_out_channels(self, layer: Conv1D) -> int:
+            return layer.nf
+
+        def get_in_channels(self, layer: Conv1D) -> int:
+            return layer.nx
+
+    return Conv1DPruner()

@@ -1,0 +1,270 @@
+"""Removing hidden units: those that never fire, exactly; or those that APoZ or the weights call least important.
+
+Structure is changed by torch-pruning (extra `[prune]`). Only units between two layers with an activation between
+them are candidates; the residual stream is never touched. Fewer units are fewer parameters and operations; that is
+all that is promised.
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from hf_lgelu.analysis.pruning.gate_calls import RELU
+from hf_lgelu.analysis.pruning.prunable import HiddenLayer, Pruner
+from hf_lgelu.analysis.pruning.zeros import GateZeros, measure_zeros
+from hf_lgelu.models.comparison import allowed_rounding, outputs_of
+from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.mlp import MLPConfig
+
+CRITERIA: dict[str, str] = {
+    "apoz": "share of outputs ≤ 0 on the data, highest first (for ReLU that is APoZ, arXiv:1607.03250)",
+    "magnitude": "L1 norm of a unit's incoming weights, lowest first (arXiv:1608.08710)",
+}
+"""By what `prune_units` chooses."""
+
+# Config keys that can hold the width of hidden layers; one is taken if a model built with it has the right shapes.
+_WIDTH_KEYS = ("hidden_size", "intermediate_size", "n_inner", "ffn_dim", "hidden_dim")
+
+
+@dataclass(frozen=True)
+class PrunedModel:
+    """A model with fewer hidden units.
+
+    Args:
+        model: a new model; the given one is as it was.
+        removed: {layer: indices of the units removed, by their numbers in the given model}.
+        widths: {layer: units left}, for every candidate layer, in the order in which they run.
+        parameters_before, parameters: counts.
+        config_key: the key of `model.config` that now holds the widths, so that `save_pretrained` and
+            `from_pretrained` work; None where the config has no key for them (layers of different widths in most
+            families): then keep the module itself (torch.save, torch.export or ONNX).
+        max_change: largest change of an output on the calibration data; None where that was not asked.
+    """
+
+    model: nn.Module
+    removed: dict[str, list[int]]
+    widths: dict[str, int]
+    parameters_before: int
+    parameters: int
+    config_key: str | None
+    max_change: float | None = None
+
+    def __str__(self) -> str:
+        lines = [f"{self.parameters_before:,} parameters → {self.parameters:,}"]
+        for layer, left in self.widths.items():
+            removed = len(self.removed.get(layer, ()))
+            lines.append(f"  {layer}: {removed} of {left + removed} units removed")
+        if self.max_change is not None:
+            lines.append(f"  outputs on the calibration data changed by at most {self.max_change:.3g}")
+        where = f"config.{self.config_key} holds the widths" if self.config_key else "no config key holds these widths"
+        return "\n".join([*lines, f"  {where}"])
+
+
+def remove_dead_units(model: nn.Module, batches: Iterable[Inputs]) -> PrunedModel:
+    """Remove the hidden units whose ReLU is 0 on every row of `batches`; on these rows the outputs stay the same.
+
+    On other rows such a unit may fire: outputs there can change. One unit of each layer is kept.
+
+    Args:
+        batches: the calibration data, read twice: a list or a DataLoader, no generator.
+
+    Raises:
+        ImportError: torch-pruning is not installed.
+        TypeError: `batches` can be read only once.
+        ValueError: no hidden layer can be pruned, the gates are smooth, or no unit is dead.
+        RuntimeError: outputs on the calibration data differ by more than rounding. The given model is unchanged.
+    """
+    _require_twice(batches)
+    pruner = Pruner(copy.deepcopy(model), _first(batches))
+    layers = _require_layers(model, pruner)
+    hard = [layer for layer in layers if layer.kind == RELU]
+    if not hard:
+        kinds = ", ".join(sorted({layer.kind for layer in layers}))
+        raise ValueError(
+            f"{type(model).__name__} has smooth gates ({kinds}): their units never rest at exactly 0 over a range of "
+            "inputs, so none is dead. Harden the model and substitute ReLU, or use prune_units"
+        )
+    zeros = measure_zeros(model, batches)
+    chosen = {layer.name: _dead(layer, zeros) for layer in hard}
+    if not any(chosen.values()):
+        values = max(zeros[gate].values for layer in hard for gate in layer.gates)
+        raise ValueError(f"no unit is dead: each fires at least once among {values:,} outputs; use prune_units")
+    pruned = _remove(model, pruner, chosen)
+    return _verified(model, pruned, batches)
+
+
+def prune_units(
+    model: nn.Module,
+    batches: Iterable[Inputs],
+    *,
+    fraction: float | None = None,
+    threshold: float | str | None = None,
+    criterion: str = "apoz",
+) -> PrunedModel:
+    """Remove the least important hidden units; outputs change, and fine-tuning is the caller's.
+
+    Args:
+        batches: data for "apoz", and example inputs for the trace (one batch is enough for "magnitude").
+        fraction: of each layer's units, rounded down, in (0, 1).
+        threshold: for "apoz", instead of `fraction`: units whose share of outputs ≤ 0 is above this number in [0, 1),
+            or above "one-sigma", the layer's mean plus one standard deviation (Network Trimming's rule). Where that
+            is every unit of a layer, the one that fires most is kept.
+        criterion: a key of CRITERIA.
+
+    Raises:
+        ImportError: torch-pruning is not installed.
+        ValueError: an argument is wrong, no hidden layer can be pruned, or no unit is chosen.
+    """
+    _check_choice(fraction, threshold, criterion)
+    _require_twice(batches)
+    pruner = Pruner(copy.deepcopy(model), _first(batches))
+    layers = _require_layers(model, pruner)
+    zeros = measure_zeros(model, batches) if criterion == "apoz" else {}
+    chosen = {}
+    for layer in layers:
+        scores = unit_scores(model, layer, zeros)
+        chosen[layer.name] = _above(scores, threshold) if fraction is None else _highest(scores, fraction)
+    if not any(chosen.values()):
+        raise ValueError(
+            f"no unit is chosen by fraction={fraction}, threshold={threshold} in layers of "
+            f"{', '.join(str(layer.units) for layer in layers)} units"
+        )
+    return _remove(model, pruner, chosen)
+
+
+def unit_scores(model: nn.Module, layer: HiddenLayer, zeros: Mapping[str, GateZeros]) -> Tensor:
+    """(units,) float64, highest for the unit to remove first: off fraction, or minus the weights' L1 norm.
+
+    `zeros` are the model's; empty for the weights.
+    """
+    if zeros:
+        off = sum(zeros[gate].off for gate in layer.gates)
+        return off.double() / sum(zeros[gate].values for gate in layer.gates)
+    module = model.get_submodule(layer.name)
+    weight = module.weight.detach().double().cpu()
+    incoming = weight.T if isinstance(module, Conv1D) else weight.flatten(1)
+    return -incoming.abs().sum(1)
+
+
+def _dead(layer: HiddenLayer, zeros: Mapping[str, GateZeros]) -> list[int]:
+    dead = set.intersection(*(set(zeros[gate].dead_units) for gate in layer.gates))
+    return sorted(dead)[1:] if len(dead) == layer.units else sorted(dead)
+
+
+def _highest(scores: Tensor, fraction: float) -> list[int]:
+    # 0.29 · 100 is 28.999999999999996 in float64 and means 29; one unit stays in any case.
+    count = min(math.floor(round(fraction * len(scores), 9)), len(scores) - 1)
+    return sorted(scores.argsort(descending=True, stable=True)[:count].tolist())
+
+
+def _above(scores: Tensor, threshold: float | str) -> list[int]:
+    limit = (scores.mean() + scores.std(correction=0)).item() if threshold == "one-sigma" else threshold
+    chosen = (scores > limit).nonzero().flatten().tolist()
+    if len(chosen) == len(scores):
+        chosen.remove(int(scores.argmin()))  # the one to keep is the last to remove
+    return chosen
+
+
+def _remove(model: nn.Module, pruner: Pruner, chosen: Mapping[str, Sequence[int]]) -> PrunedModel:
+    for layer in pruner.layers:
+        if chosen.get(layer.name):
+            pruner.remove(layer, chosen[layer.name])
+    widths = {layer.name: layer.units - len(chosen.get(layer.name, ())) for layer in pruner.layers}
+    for layer in pruner.layers:
+        found = pruner.units(layer.name)
+        if found != widths[layer.name]:
+            raise RuntimeError(
+                f"torch-pruning left {found} units in {layer.name}, {widths[layer.name]} were to be left"
+            )
+    return PrunedModel(
+        model=pruner.model,
+        removed={name: list(units) for name, units in chosen.items() if units},
+        widths=widths,
+        parameters_before=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in pruner.model.parameters()),
+        config_key=_write_widths(pruner.model, list(widths.values())),
+    )
+
+
+def _verified(model: nn.Module, pruned: PrunedModel, batches: Iterable[Inputs]) -> PrunedModel:
+    largest_change = 0.0
+    for batch in batches:
+        # Every output: the first one alone is the loss where a batch has labels.
+        for first, second in zip(outputs_of(model, batch), outputs_of(pruned.model, batch), strict=True):
+            change = (first.double() - second.double()).abs().max().item()
+            # What is added up inside is about 1, also where the outputs are small.
+            allowed = max(allowed_rounding(first), allowed_rounding(torch.ones_like(first)))
+            if not change <= allowed:
+                raise RuntimeError(
+                    f"removing units that never fired changed an output by {change:.3g}, where rounding explains "
+                    f"{allowed:.3g}. Something between the activation and the next layer does not keep 0 at 0 (a "
+                    "normalization, a bias)"
+                )
+            largest_change = max(largest_change, change)
+    return PrunedModel(**{**vars(pruned), "max_change": largest_change})
+
+
+def _write_widths(model: nn.Module, widths: list[int]) -> str | None:
+    """Put the widths into the config if a model built from it then has these shapes; the key, or None."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        return None
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    values = [widths[0]] if len(set(widths)) == 1 else []
+    for key in _WIDTH_KEYS:
+        for value in [*values, widths]:
+            if not hasattr(config, key) or (value is widths and not isinstance(config, MLPConfig)):
+                continue
+            changed = copy.deepcopy(config)
+            try:
+                setattr(changed, key, value)
+                with torch.device("meta"):
+                    built = type(model)(changed)
+            except (TypeError, ValueError, RuntimeError, ZeroDivisionError):  # a width that this family cannot take
+                continue
+            if {name: tensor.shape for name, tensor in built.state_dict().items()} == shapes:
+                setattr(config, key, value)
+                return key
+    return None
+
+
+def _check_choice(fraction: float | None, threshold: float | str | None, criterion: str) -> None:
+    if criterion not in CRITERIA:
+        raise ValueError(f"unknown criterion {criterion!r}; accepted: {', '.join(CRITERIA)}")
+    if (fraction is None) == (threshold is None):
+        raise ValueError(f"give fraction or threshold, got fraction={fraction}, threshold={threshold}")
+    if fraction is not None and not 0 < fraction < 1:
+        raise ValueError(f"fraction must lie between 0 and 1, got {fraction}")
+    if threshold is not None and criterion != "apoz":
+        raise ValueError(f"threshold goes with criterion='apoz', got {criterion!r}; give fraction")
+    if isinstance(threshold, str) and threshold != "one-sigma":
+        raise ValueError(f"threshold must be a number or 'one-sigma', got {threshold!r}")
+    if isinstance(threshold, float | int) and not 0 <= threshold < 1:
+        raise ValueError(f"threshold is a share of outputs and must lie in [0, 1), got {threshold}")
+
+
+def _require_layers(model: nn.Module, pruner: Pruner) -> list[HiddenLayer]:
+    if not pruner.layers:
+        raise ValueError(
+            f"{type(model).__name__} has no hidden layer that can be pruned: none whose units go through an activation "
+            "module into one other layer and nowhere else"
+        )
+    return pruner.layers
+
+
+def _require_twice(batches: Iterable[Inputs]) -> None:
+    if isinstance(batches, Tensor | Mapping) or iter(batches) is batches:
+        raise TypeError(
+            f"batches must be a list of batches or a DataLoader, which can be read twice, got {type(batches).__name__}"
+        )
+
+
+def _first(batches: Iterable[Inputs]) -> Inputs:
+    for batch in batches:
+        return batch
+    raise ValueError("batches is empty; give at least one batch of rows")

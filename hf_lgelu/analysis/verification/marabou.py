@@ -1,0 +1,137 @@
+"""Marabou, a complete verifier of piecewise-linear networks, asked about the scores of a classifier.
+
+What its Python interface does not tell: constraints stay with a network unless they are added with
+`isProperty=True`, so that a second query would silently hold the first one's, too, and answer "unsat" wrongly.
+"""
+
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from hf_lgelu.export.onnx.onnx_export import export_onnx
+from hf_lgelu.export.onnx.silence import silence_process
+from hf_lgelu.extras import require
+
+
+class ScoresOnly(nn.Module):
+    """`model` with the class scores alone as output: (batch, classes), from a tensor or an output with `logits`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output = self.model(inputs)
+        return output if isinstance(output, Tensor) else output.logits
+
+
+class UnreadableNetworkError(RuntimeError):
+    """Marabou does not know an operation of the graph; the message has its own words."""
+
+
+class MarabouNetwork:
+    """A network as Marabou read it from ONNX.
+
+    Args:
+        model: gives class scores, a tensor or an output with `logits`.
+        example: one row of inputs, (1, ...).
+
+    Raises ImportError that names the extra [verify], UnreadableNetworkError, or RuntimeError if the ONNX export of the
+    model computes something else than the model.
+    """
+
+    def __init__(self, model: nn.Module, example: Tensor) -> None:
+        self._marabou = _import_marabou()
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "model.onnx")
+            # A proof is about the graph: the export compares it with torch.
+            export_onnx(ScoresOnly(model), file, example, dynamic_axes={})
+            try:
+                with silence_process():
+                    self._network = self._marabou.read_onnx(file)
+            # The parser has no error class of its own, and looks operations and constants up in dictionaries.
+            except (NotImplementedError, RuntimeError, KeyError, TypeError, ValueError) as error:
+                raise UnreadableNetworkError(
+                    f"Marabou cannot read the network: {type(error).__name__}: {error}"
+                ) from error
+        network = self._network
+        self._inputs = [int(variable) for variable in np.concatenate([v.flatten() for v in network.inputVars])]
+        self._scores = [int(variable) for variable in network.outputVars[0].flatten()]
+        self._outputs = list(network.outputVars)
+        self._bounds = dict(network.lowerBounds), dict(network.upperBounds)
+        self._variables = network.numVars
+
+    def score_lead_bounds(
+        self, lower: np.ndarray, upper: np.ndarray, label: int, others: Sequence[int], timeout_seconds: float
+    ) -> dict[int, float]:
+        """{class: upper bound of score[class] − score[label]} over the box, by Marabou's symbolic bounds (DeepPoly).
+
+        Infinite where it gave none.
+        """
+        leads = self._pose(lower, upper, label, others)
+        self._network.outputVars = [np.array(list(leads.values()))]
+        with silence_process():
+            _, bounds, _ = self._network.calculateBounds(verbose=False, options=self._options(timeout_seconds))
+        return {other: float(bounds[lead][1]) if lead in bounds else math.inf for other, lead in leads.items()}
+
+    def find_lead(
+        self, lower: np.ndarray, upper: np.ndarray, label: int, other: int, margin: float, timeout_seconds: float
+    ) -> tuple[str, np.ndarray | None]:
+        """Search the box for an input with score[other] − score[label] ≥ margin.
+
+        Returns Marabou's answer ("sat", "unsat", "TIMEOUT", or another word where it gives up) and, if it is "sat",
+        the input, flat, float64.
+        """
+        leads = self._pose(lower, upper, label, [other])
+        self._network.setLowerBound(leads[other], margin)
+        with silence_process():
+            answer, values, _ = self._network.solve(verbose=False, options=self._options(timeout_seconds))
+        return answer, np.array([values[variable] for variable in self._inputs]) if answer == "sat" else None
+
+    def _pose(self, lower: np.ndarray, upper: np.ndarray, label: int, others: Sequence[int]) -> dict[int, int]:
+        """A fresh question about the box, with a variable for the lead of each class over the label.
+
+        A lead is a variable because symbolic bounds reach through its equation to the inputs; the same
+        constraint as an inequality is left to the search.
+        """
+        network = self._network
+        network.clearProperty()
+        network.numVars = self._variables
+        network.outputVars = list(self._outputs)
+        network.lowerBounds, network.upperBounds = (dict(bounds) for bounds in self._bounds)
+        for variable, low, high in zip(self._inputs, lower.flat, upper.flat, strict=True):
+            network.setLowerBound(variable, float(low))
+            network.setUpperBound(variable, float(high))
+        leads = {}
+        for other in others:
+            leads[other] = network.getNewVariable()
+            terms = [leads[other], self._scores[other], self._scores[label]]
+            network.addEquality(terms, [1.0, -1.0, 1.0], 0.0, isProperty=True)
+        return leads
+
+    def _options(self, timeout_seconds: float) -> Any:
+        # Whole seconds; 0 would be no limit at all.
+        return self._marabou.createOptions(verbosity=0, timeoutInSeconds=max(1, math.ceil(timeout_seconds)))
+
+
+def marabou_refusal(model: nn.Module, example: Tensor) -> str | None:
+    """What Marabou says when it cannot read the network, or None if it can; `example` is one row, (1, ...)."""
+    try:
+        MarabouNetwork(model, example)
+    except UnreadableNetworkError as error:
+        return str(error)
+    return None
+
+
+def _import_marabou() -> Any:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        require(package, "verify")
+    with warnings.catch_warnings():  # its TensorFlow parser is missing, which is no matter here
+        warnings.simplefilter("ignore")
+        return require("maraboupy.Marabou", "verify")

@@ -1,0 +1,274 @@
+"""Local robustness: can a change of at most ε in every feature change the class? Proved, refuted or left open."""
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.analysis.verification.attack import find_adversarial
+from hf_lgelu.analysis.verification.marabou import MarabouNetwork, ScoresOnly
+from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.smooth_calls import find_smooth_calls
+
+STATUSES = ("proved", "refuted", "unconfirmed", "timeout", "unknown", "misclassified")
+"""unconfirmed: the solver's counterexample does not change the class in torch; timeout: the time ran out;
+unknown: the solver gave up by itself; misclassified: the input has another class already, and nothing was asked."""
+
+_PIECEWISE_OR_KNOWN = ("sigmoid", "tanh")  # smooth, and Marabou's parser has them all the same
+
+
+@dataclass(frozen=True)
+class RobustnessResult:
+    """The answer for one input and one ε.
+
+    `status` is one of STATUSES. `by` says what settled it: "attack" (gradient search in torch), "bounds" (the
+    solver's symbolic bounds), "search" (its case splitting); None where nothing did. `counterexample` has the shape
+    and dtype of an input, lies within the ball and the valid range, and `other_class` is its class; both are None
+    unless the status is refuted or unconfirmed.
+    """
+
+    index: int
+    epsilon: float
+    status: str
+    by: str | None
+    seconds: float
+    counterexample: Tensor | None = None
+    other_class: int | None = None
+
+
+@dataclass(frozen=True)
+class RobustnessReport:
+    """The answers, for each ε in turn and there in the inputs' order."""
+
+    results: tuple[RobustnessResult, ...]
+    margin: float
+
+    def count(self, epsilon: float, status: str, by: str | None = None) -> int:
+        """How many inputs have this status at `epsilon` (settled by `by`, if given)."""
+        found = [result for result in self.results if result.epsilon == epsilon and result.status == status]
+        return sum(by is None or result.by == by for result in found)
+
+    def __str__(self) -> str:
+        lines = [f"Is the class the same in the whole ball, up to a lead of {self.margin:g}?"]
+        for epsilon in dict.fromkeys(result.epsilon for result in self.results):
+            counts = {status: self.count(epsilon, status) for status in STATUSES}
+            told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+            seconds = sum(result.seconds for result in self.results if result.epsilon == epsilon)
+            lines.append(f"  ε = {epsilon:g}: {told} of {sum(counts.values())} in {seconds:.3g} s")
+        return "\n".join(lines)
+
+
+def verify_robustness(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    epsilons: Sequence[float],
+    scale: Tensor | float = 1.0,
+    input_range: tuple[Tensor | float, Tensor | float] | None = None,
+    timeout_seconds: float = 10.0,
+    margin: float = 1e-4,
+    attack_steps: int = 40,
+    attack_restarts: int = 5,
+    seed: int = 0,
+) -> RobustnessReport:
+    """Ask for each input and ε whether the class is the same everywhere in the L∞ ball around the input.
+
+    First projected gradient descent looks for a counterexample. Then Marabou bounds every wrong class's lead
+    over the label symbolically, and searches the classes that the bounds leave open, the likeliest first, until one
+    gives a counterexample. Each counterexample is replayed in torch, in float32 and float64, and counts as a
+    refutation only if both give another class.
+
+    What "proved" says: in Marabou's arithmetic of the exported graph, no wrong class leads the label by `margin` or
+    more anywhere in the ball. It is no proof about float32 rounding, and a lead below `margin` is not excluded.
+    Marabou reads ReLU, sigmoid and tanh, but neither GELU nor erf; other verifiers (auto_LiRPA) can bound GELU.
+
+    Args:
+        model: (batch, ...) → class scores, a tensor or an output with `logits`; float32, on the CPU.
+        inputs: (N, ...), float32.
+        labels: (N,) int64, the true classes.
+        epsilons: radii of the balls, each at least 0, in units of `scale`.
+        scale: how far a feature moves for ε = 1: a number or a tensor that broadcasts to one input. For pixels
+            standardized by (p − mean)/deviation, range/deviation makes ε a share of the pixels' range.
+        input_range: lowest and highest valid features, numbers or tensors likewise; the ball is clipped to it.
+            Where an input lies outside, by rounding, the range reaches to the input.
+        timeout_seconds: of the solver, for each input and ε; it looks at the clock in whole seconds.
+        margin: above 0, in units of the scores. At 0 the solver stops on the boundary, where nothing changes yet.
+        attack_steps: of the gradient descent; 0 looks at the starting points alone.
+        attack_restarts: descents; 0 leaves the attack out.
+        seed: of the attack's random starts.
+
+    Raises:
+        ValueError: the network is smooth (each place is named), or an argument does not fit.
+        TypeError: model or inputs are not float32.
+        ImportError: no maraboupy; the message names the extra [verify].
+        RuntimeError: Marabou cannot read the graph, in its own words.
+    """
+    _check(model, inputs, labels, epsilons, timeout_seconds, margin)
+    _check_box(inputs, scale, input_range)
+    _refuse_smooth(model, inputs[:1])
+    scores = ScoresOnly(model)
+    with evaluation_mode(scores):
+        _check_labels(scores, inputs[:1], labels)
+        verifier = _Verifier(
+            scores, MarabouNetwork(model, inputs[:1]), timeout_seconds, margin, attack_steps, attack_restarts, seed
+        )
+        results = []
+        for epsilon in epsilons:
+            for index, (features, label) in enumerate(zip(inputs, labels.tolist(), strict=True)):
+                box = _box(features, epsilon, scale, input_range)
+                started = time.perf_counter()
+                status, by, found = verifier.settle(features, label, *box)
+                seconds = time.perf_counter() - started
+                other = None if found is None else verifier.predict(found)[1]
+                results.append(RobustnessResult(index, float(epsilon), status, by, seconds, found, other))
+    return RobustnessReport(tuple(results), margin)
+
+
+class _Verifier:
+    def __init__(
+        self,
+        scores: ScoresOnly,
+        network: MarabouNetwork,
+        timeout_seconds: float,
+        margin: float,
+        attack_steps: int,
+        attack_restarts: int,
+        seed: int,
+    ) -> None:
+        self.scores = scores
+        self.double = copy.deepcopy(scores).double()
+        self.network = network
+        self.timeout_seconds, self.margin = timeout_seconds, margin
+        self.attack = {"steps": attack_steps, "restarts": attack_restarts, "seed": seed}
+
+    def settle(
+        self, features: Tensor, label: int, lower: np.ndarray, upper: np.ndarray
+    ) -> tuple[str, str | None, Tensor | None]:
+        """(status, what settled it, counterexample) of one input and box."""
+        if set(self.predict(features)) != {label}:
+            return "misclassified", None, None
+        inner = _inner_box(lower, upper)
+        if self.attack["restarts"]:
+            found = find_adversarial(self.scores, *inner, features, label, **self.attack)
+            if found is not None and self.confirms(found, label):
+                return "refuted", "attack", found
+        return self.ask_solver(features, label, lower, upper, inner)
+
+    def ask_solver(
+        self, features: Tensor, label: int, lower: np.ndarray, upper: np.ndarray, inner: tuple[Tensor, Tensor]
+    ) -> tuple[str, str | None, Tensor | None]:
+        ends = time.perf_counter() + self.timeout_seconds
+        with torch.no_grad():
+            ranking = self.scores(features[None])[0].argsort(descending=True).tolist()
+        others = [other for other in ranking if other != label]
+        bounds = self.network.score_lead_bounds(lower, upper, label, others, self.timeout_seconds)
+        left = [other for other in others if not bounds[other] < self.margin]
+        if not left:
+            return "proved", "bounds", None
+        for other in left:
+            remaining = ends - time.perf_counter()
+            if remaining <= 0:
+                return "timeout", None, None
+            answer, point = self.network.find_lead(lower, upper, label, other, self.margin, remaining)
+            if point is not None:
+                found = torch.from_numpy(point).float().reshape(features.shape).clamp(*inner)
+                return "refuted" if self.confirms(found, label) else "unconfirmed", "search", found
+            if answer != "unsat":
+                return "timeout" if answer == "TIMEOUT" else "unknown", None, None
+        return "proved", "search", None
+
+    @torch.no_grad()
+    def predict(self, features: Tensor) -> tuple[int, int]:
+        """The class in float64 and in float32."""
+        return self.double(features[None].double())[0].argmax().item(), self.scores(features[None])[0].argmax().item()
+
+    def confirms(self, found: Tensor, label: int) -> bool:
+        return label not in self.predict(found)
+
+
+def _box(
+    features: Tensor, epsilon: float, scale: Tensor | float, input_range: tuple[Tensor | float, Tensor | float] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end of the ball, float64, clipped to the valid range; always around the input."""
+    center = features.double()
+    radius = epsilon * torch.as_tensor(scale, dtype=torch.float64).expand(features.shape)
+    lower, upper = center - radius, center + radius
+    if input_range is not None:
+        lowest, highest = (torch.as_tensor(end, dtype=torch.float64).expand(features.shape) for end in input_range)
+        lower = torch.maximum(lower, torch.minimum(lowest, center))
+        upper = torch.minimum(upper, torch.maximum(highest, center))
+    return lower.numpy(), upper.numpy()
+
+
+def _inner_box(lower: np.ndarray, upper: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The largest float32 box inside: rounding must not carry a counterexample out of the ball."""
+    low, high = lower.astype(np.float32), upper.astype(np.float32)
+    low = np.where(low < lower, np.nextafter(low, np.float32(math.inf)), low)
+    high = np.where(high > upper, np.nextafter(high, np.float32(-math.inf)), high)
+    return torch.from_numpy(low), torch.from_numpy(high)
+
+
+def _refuse_smooth(model: nn.Module, example: Tensor) -> None:
+    calls = [call for call in find_smooth_calls(model, example) if call.operation not in _PIECEWISE_OR_KNOWN]
+    if calls:
+        raise ValueError(
+            f"{type(model).__name__} is smooth, and Marabou, which verifies piecewise-linear networks, has no GELU and "
+            f"no erf: {'; '.join(map(str, calls))}. Train with harden=True and verify the ReLU network "
+            "(hf_lgelu.substitute_relu(model), or a folder that export_relu saved), or use a verifier that bounds "
+            "this activation"
+        )
+
+
+def _check(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    epsilons: Sequence[float],
+    timeout_seconds: float,
+    margin: float,
+) -> None:
+    if inputs.dtype != torch.float32 or any(p.dtype != torch.float32 for p in model.parameters()):
+        raise TypeError(f"model and inputs must be float32, got inputs of {inputs.dtype}; call .float() on both")
+    if inputs.ndim < 2 or not len(inputs) or labels.shape != inputs.shape[:1]:
+        raise ValueError(
+            "inputs must have shape (N, ...) with N at least 1, and labels (N,), got "
+            f"{tuple(inputs.shape)} and {tuple(labels.shape)}"
+        )
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(f"labels must be integers, the true classes, got {labels.dtype}")
+    if not epsilons or not all(0 <= epsilon < math.inf for epsilon in epsilons):
+        raise ValueError(f"epsilons must be finite numbers of at least 0, one or more, got {list(epsilons)}")
+    if not (timeout_seconds > 0 and margin > 0):
+        raise ValueError(f"timeout_seconds and margin must be above 0, got {timeout_seconds} and {margin}")
+
+
+def _check_box(
+    inputs: Tensor, scale: Tensor | float, input_range: tuple[Tensor | float, Tensor | float] | None
+) -> None:
+    # An empty box, or one with NaN, holds no counterexample and would be "proved".
+    if not inputs.isfinite().all():
+        raise ValueError("inputs must be finite; there is NaN or infinity in them")
+    size = torch.as_tensor(scale)
+    if not ((size >= 0) & size.isfinite()).all():
+        raise ValueError(f"scale must be finite and at least 0, got {size.min().item():g} to {size.max().item():g}")
+    if input_range is not None:
+        lowest, highest = (torch.as_tensor(end, dtype=torch.float64) for end in input_range)
+        if not (lowest <= highest).all():
+            raise ValueError("input_range must be (lowest, highest), lowest at most highest for every feature")
+
+
+@torch.no_grad()
+def _check_labels(scores: ScoresOnly, example: Tensor, labels: Tensor) -> None:
+    shape = scores(example).shape
+    if len(shape) != 2 or shape[1] < 2:
+        raise ValueError(f"model must give scores of at least 2 classes, (batch, classes), got {tuple(shape)}")
+    if not ((labels >= 0) & (labels < shape[1])).all():
+        raise ValueError(
+            f"labels must be 0 to {shape[1] - 1}, the classes of the scores, got {labels.min()} to {labels.max()}"
+        )

@@ -1,0 +1,232 @@
+"""A data set's folder or Hub id → rows that a model takes, by the kind of input that the model is for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lgelu_lab.benchmarks.locate import require_package
+from torch import Tensor
+from torch.utils.data import Subset
+from transformers import PreTrainedModel
+
+from hf_lgelu.cli.inputs.images import ProcessedImages, image_processor_of
+from hf_lgelu.cli.inputs.input_set import InputSet, TensorRows, float_rows, sample_numbers
+from hf_lgelu.cli.inputs.texts import (
+    context_length,
+    encoded_sequences,
+    is_language_model,
+    text_blocks,
+    text_sequences,
+    tokenizer_of,
+)
+
+_NAMED = {"text": ("text", "sentence", "content"), "image": ("image", "img")}
+_LABELS = ("label", "labels")
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """Which rows: a folder or Hub id, one of its configurations, a split, and columns where they are not plain."""
+
+    name: str
+    config: str | None = None
+    split: str | None = None
+    column: str | None = None
+    label_column: str | None = None
+
+    @property
+    def description(self) -> str:
+        """In words, without the path of a local folder."""
+        local = Path(self.name).expanduser().is_dir()
+        parts = [
+            Path(self.name).name if local else self.name,
+            self.config,
+            f"split {self.split}" if self.split else None,
+        ]
+        return ", ".join(part for part in parts if part)
+
+    @property
+    def hub_id(self) -> str | None:
+        """The name, unless it is a local folder's."""
+        return None if Path(self.name).expanduser().is_dir() else self.name
+
+
+def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
+    """{split: datasets.Dataset} of a folder (of data files, or what `save_to_disk` wrote) or Hub id.
+
+    Raises ValueError if it cannot be read, ImportError without `datasets`.
+    """
+    datasets = require_package("datasets")
+    path = Path(name).expanduser()
+    if not path.is_dir() and (path.is_absolute() or name.startswith(".") or len(path.parts) > 2):
+        raise ValueError(f"there is no folder {path}; give a benchmark's name, a data set's folder, or a Hub id")
+    try:
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            found = datasets.load_from_disk(str(path))
+        else:
+            found = datasets.load_dataset(str(path) if path.is_dir() else name, config)
+    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        raise ValueError(
+            f"{name} cannot be loaded as a data set ({error.__cause__ or error}); give a benchmark's name, a folder "
+            "that datasets can load, or a Hub id where the Hub can be reached"
+        ) from error
+    return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+
+
+def dataset_rows(
+    name: DatasetName,
+    rows: Any,
+    model: PreTrainedModel,
+    source: str,
+    *,
+    wanted: int | None,
+    seed: int,
+    sequence_length: int | None = None,
+) -> InputSet:
+    """`wanted` of the rows, or all, as `model` takes them.
+
+    What a row is follows from the model's main input: token ids (texts, blocks of one for a language model), pixels
+    (images, by the image processor), features (numeric columns, or one column of lists). Labels go along where they
+    are classes of the model, or the tokens of a language model; they are never fitted.
+
+    Args:
+        name: for messages and the description.
+        rows: a `datasets.Dataset`.
+        model: what the inputs are for.
+        source: folder or Hub id of its tokenizer or image processor.
+        wanted: how many rows, of a running text blocks.
+        seed: of their choice.
+        sequence_length: tokens of a block, and the most of a sequence; None takes what the model takes.
+
+    Raises ValueError that says what to do where no column fits, several do, or the model takes other inputs.
+    """
+    kinds = {"input_ids": _token_rows, "pixel_values": _pixel_rows, "features": _feature_rows}
+    kind = kinds.get(model.main_input_name)
+    if kind is None or model.config.is_encoder_decoder:
+        what = "encoder-decoders" if kind else f"models whose main input is {model.main_input_name!r}"
+        raise ValueError(
+            f"inputs for {what} are not read from a data set here; call hf_lgelu.convert_to_relu(model, batches) with "
+            "batches as the model takes them"
+        )
+    if not len(rows):
+        raise ValueError(f"{name.description} has no rows")
+    made = kind(name, rows, model, source, wanted, seed, sequence_length)
+    return InputSet(made, name.description, name.hub_id)
+
+
+def _token_rows(
+    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
+) -> Any:
+    if "input_ids" in rows.column_names and name.column in (None, "input_ids"):
+        return encoded_sequences(rows, model, wanted, seed)
+    column = _column(name, rows, "text")
+    tokenizer = tokenizer_of(source)
+    longest = min(context_length(model.config, length), tokenizer.model_max_length)
+    if is_language_model(model):
+        return text_blocks(rows[column], tokenizer, longest, wanted, seed)
+    return text_sequences(rows[column], tokenizer, longest, wanted, seed, _labels(name, rows, model))
+
+
+def _pixel_rows(
+    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
+) -> Any:
+    column = _column(name, rows, "image")
+    mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
+    images = ProcessedImages(rows, column, image_processor_of(source), mode=mode, labels=_labels(name, rows, model))
+    return Subset(images, sample_numbers(len(images), wanted, seed).tolist())
+
+
+def _feature_rows(
+    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
+) -> Any:
+    labels = _labels(name, rows, model)
+    lists = [name.column] if name.column else _columns_of(rows, "list")
+    own = [column for column in _columns_of(rows, "number") if column not in (*_LABELS, name.label_column)]
+    values = rows.with_format("numpy")
+    if len(lists) == 1:
+        features = float_rows(np.stack([np.asarray(row) for row in values[lists[0]][:]]))
+    elif not lists and own:
+        features = float_rows(np.stack([values[column][:] for column in own], axis=1))
+    else:
+        raise _no_column(name, rows, "numeric columns, or one column of lists of numbers", lists)
+    wanted_features = getattr(model.config, "num_features", features.shape[1])
+    if features.shape[1] != wanted_features:
+        raise ValueError(
+            f"{name.description} has {features.shape[1]} features a row ({', '.join(lists or own)[:200]}), and the "
+            f"model takes {wanted_features}; keep the columns that it was trained on, prepared as they were"
+        )
+    chosen = torch.from_numpy(sample_numbers(len(features), wanted, seed))
+    tensors = {"features": features[chosen]}
+    return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]})
+
+
+def _column(name: DatasetName, rows: Any, kind: str) -> str:
+    """The one column of that kind, or the one with a usual name."""
+    found = _columns_of(rows, kind)
+    if name.column is not None:
+        if name.column not in found:
+            raise _no_column(name, rows, f"a column {name.column!r} of {kind}", found)
+        return name.column
+    usual = [column for column in _NAMED[kind] if column in found]
+    if len(found) == 1 or len(usual) == 1:
+        return (usual or found)[0]
+    raise _no_column(name, rows, f"one column of {kind}", found)
+
+
+def _no_column(name: DatasetName, rows: Any, wanted: str, found: Sequence[str]) -> ValueError:
+    candidates = f"; candidates are {', '.join(found)}, choose one with --column" if found else ""
+    return ValueError(f"{name.description} must have {wanted}, and has {', '.join(rows.column_names)}{candidates}")
+
+
+def _columns_of(rows: Any, kind: str) -> list[str]:
+    return [column for column, feature in rows.features.items() if _kind(feature) == kind]
+
+
+def _kind(feature: Any) -> str | None:
+    """ "text", "image", "number", "list" (of numbers), or None."""
+    datasets = require_package("datasets")
+    if isinstance(feature, datasets.Image):
+        return "image"
+    if isinstance(feature, datasets.ClassLabel):
+        return None
+    if isinstance(feature, datasets.Value):
+        if feature.dtype in ("string", "large_string", "string_view"):
+            return "text"
+        return "number" if feature.dtype.startswith(("float", "int", "uint", "bool")) else None
+    inner = getattr(feature, "feature", None)
+    return "list" if inner is not None and _kind(inner) == "number" else None
+
+
+def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | None:
+    """(N,) int64 classes of the model; None where the data set has none, or those of another task."""
+    if not type(model).__name__.endswith(("ForImageClassification", "ForSequenceClassification", "ForClassification")):
+        return None
+    columns = (
+        [name.label_column] if name.label_column else [column for column in _LABELS if column in rows.column_names]
+    )
+    if name.label_column and name.label_column not in rows.column_names:
+        raise ValueError(
+            f"{name.description} has no column {name.label_column!r}; it has {', '.join(rows.column_names)}"
+        )
+    if not columns:
+        return None
+    values = rows.with_format("numpy")[columns[0]][:]
+    if not np.issubdtype(np.asarray(values).dtype, np.integer):
+        return None
+    return _as_model_classes(np.asarray(values), getattr(rows.features[columns[0]], "names", None), model)
+
+
+def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: PreTrainedModel) -> Tensor | None:
+    """By name where both sides have names, else by number; None where the classes are not the model's."""
+    own = model.config.label2id or {}
+    generic = all(str(label).startswith("LABEL_") for label in own)
+    if names and not generic:
+        if set(names) != set(own):
+            return None
+        values = np.array([own[label] for label in names])[values]
+    if values.min() < 0 or values.max() >= model.config.num_labels:
+        return None
+    return torch.from_numpy(values.astype(np.int64))

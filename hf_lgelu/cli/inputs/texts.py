@@ -1,0 +1,118 @@
+"""Texts as token ids: blocks of a running text for a language model, a sequence each for other models."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_lgelu.cli.inputs.input_set import TensorRows, sample_numbers
+from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
+
+LONGEST = 1024
+"""Tokens of a sequence where the user names no length and the model takes more."""
+
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+_TOGETHER = 64  # consecutive texts that stay together, so that most blocks are a text as it was written
+_CHOICE = 4  # times as many blocks are cut as are wanted, so that those chosen are of many texts
+
+
+def context_length(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Tokens of a sequence: `wanted`, or what the model takes, at most LONGEST.
+
+    Raises ValueError if the model does not take as many as are wanted.
+    """
+    own = next(
+        (size for name in ("n_positions", "max_position_embeddings") if (size := getattr(config, name, None))), None
+    )
+    if wanted is None:
+        return min(own or LONGEST, LONGEST)
+    if wanted < 2 or (own is not None and wanted > own):
+        raise ValueError(f"--sequence_length must be from 2 to {own or 'what the model takes'}, got {wanted}")
+    return wanted
+
+
+def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a checkpoint. Raises ValueError if there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"texts need the model's tokenizer, and none can be loaded from {model}. Save it there "
+            "(tokenizer.save_pretrained), or give a data set that holds a column input_ids"
+        ) from error
+
+
+def is_language_model(model: PreTrainedModel) -> bool:
+    """Whether it predicts each token from those before it, so that a text needs no label."""
+    return type(model).__name__.endswith(_LANGUAGE_MODELS)
+
+
+def text_blocks(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, wanted: int | None, seed: int
+) -> TokenBlocks:
+    """`wanted` blocks of `length` tokens, or all; the tokens themselves are the labels.
+
+    The texts follow one another without a token between, as in transformers' examples; what is left behind the last
+    whole block is dropped. Of many texts only as many are read as it takes, in a seeded order.
+
+    Raises ValueError if the texts do not fill one block.
+    """
+    starts = range(0, len(texts), _TOGETHER)
+    order = starts if wanted is None else [starts[i] for i in sample_numbers(len(starts), None, seed)]
+    tokens: list[int] = []
+    for start in order:
+        together = [text for text in texts[start : start + _TOGETHER] if text]
+        if together:
+            encoded = tokenizer(together, add_special_tokens=False, return_attention_mask=False, verbose=False)
+            tokens += [token for text in encoded["input_ids"] for token in text]
+        if wanted is not None and len(tokens) >= _CHOICE * wanted * length:
+            break
+    blocks = TokenBlocks.cut(torch.tensor(tokens, dtype=torch.int64), length)
+    return blocks.take(sample_numbers(len(blocks), wanted, seed))
+
+
+def text_sequences(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    wanted: int | None,
+    seed: int,
+    labels: Tensor | None = None,
+) -> TensorRows:
+    """`wanted` texts that are not empty, or all, a row each, cut at `length` tokens and padded to the longest.
+
+    `labels` (len(texts),) go along. Raises ValueError without a text, or without a token to pad with.
+    """
+    if tokenizer.pad_token is None:
+        raise ValueError("the tokenizer has no token to pad with; set tokenizer.pad_token and save it beside the model")
+    chosen = [number for number in sample_numbers(len(texts), None, seed).tolist() if (texts[number] or "").strip()][
+        :wanted
+    ]
+    if not chosen:
+        raise ValueError("the column holds no text: every row is empty")
+    encoded = tokenizer(
+        [texts[number] for number in chosen], truncation=True, max_length=length, padding=True, return_tensors="pt"
+    )
+    return TensorRows(dict(encoded) if labels is None else {**encoded, "labels": labels[chosen]})
+
+
+def encoded_sequences(rows: Any, model: PreTrainedModel, wanted: int | None, seed: int) -> TensorRows:
+    """The columns input_ids and attention_mask of a tokenized data set, padded on the right.
+
+    A language model's labels are its tokens, -100 where they are padding.
+    """
+    chosen = sample_numbers(len(rows), wanted, seed).tolist()
+    ids = [torch.tensor(sequence, dtype=torch.int64) for sequence in rows[chosen]["input_ids"]]
+    if "attention_mask" in rows.column_names:
+        masks = [torch.tensor(mask, dtype=torch.int64) for mask in rows[chosen]["attention_mask"]]
+    else:
+        masks = [torch.ones_like(sequence) for sequence in ids]
+    pad = torch.nn.utils.rnn.pad_sequence
+    tensors = {"input_ids": pad(ids, batch_first=True), "attention_mask": pad(masks, batch_first=True)}
+    if is_language_model(model):
+        labels = tensors["input_ids"].masked_fill(tensors["attention_mask"] == 0, -100)
+        labels[:, 0] = -100
+        tensors["labels"] = labels
+    return TensorRows(tensors)

@@ -1,1 +1,0 @@
-"""After hardening: plain checkpoints, ONNX, int8, pruning, verification, exact linear pieces, the Hub."""

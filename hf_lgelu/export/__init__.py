@@ -1,0 +1,1 @@
+"""How a network leaves: ReLU and GELU checkpoints, ONNX, its card, the Hub."""

@@ -1,0 +1,148 @@
+"""Folding λ into the weights: a soft λ-GELU model as a plain GELU model that computes the same.
+
+a(x; λ) = gelu(λx)/λ (arXiv:2603.21991), so a λ-GELU between two layers is a GELU between two other layers: the one
+before multiplied by λ (weight and bias), the weight of the one after divided by λ.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_lgelu.export.folding.plan import FoldPlan, plan_fold
+from hf_lgelu.models.config_keys import (
+    ERF_GELU_NAMES,
+    ConfigChange,
+    UnsupportedConfigError,
+    plan_config_changes,
+    pretrained_roots,
+    write_config_changes,
+)
+from hf_lgelu.models.dataflow.trace import trace_sites
+from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.rebuild import forget_sites
+from hf_lgelu.models.sites import ActivationSite, find_sites, require_lambda_gelu, uncompiled_name
+
+
+@dataclass(frozen=True)
+class FoldedSite:
+    """A λ-GELU that became a GELU: its λ (one, or one per channel), and the weights multiplied and divided by it.
+
+    The biases of the layers in `multiplied` were multiplied as well.
+    """
+
+    name: str
+    hardness: tuple[float, ...]
+    multiplied: tuple[str, ...]
+    divided: tuple[str, ...]
+
+    def __str__(self) -> str:
+        low, high = min(self.hardness), max(self.hardness)
+        value = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+        return f"{self.name}: λ = {value}, {', '.join(self.multiplied)} × λ, {', '.join(self.divided)} / λ"
+
+
+@dataclass(frozen=True)
+class FoldReport:
+    """What `fold_hardness` did: the sites and the config keys it rewrote."""
+
+    sites: tuple[FoldedSite, ...]
+    config_changes: tuple[ConfigChange, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.sites)} λ-GELU folded into the weights, GELU in their place"]
+        lines += [f"  {site}" for site in self.sites]
+        lines += [f"  config {change}" for change in self.config_changes]
+        return "\n".join(lines)
+
+
+def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = True) -> FoldReport:
+    """Put `nn.GELU` (erf) in the place of every λ-GELU and λ into the layers around it; the function stays the same.
+
+    One λ per site (granularity "layer", "network") goes through reshapes, pooling and products with other tensors
+    (gated units); a λ per channel where the channels can be followed to both layers. λ is folded as it is now, a
+    hardening override included. New weights are computed in float64 and rounded once to their own dtype.
+
+    Args:
+        model: any module tree, changed in place.
+        inputs: for one forward pass, from which the layers around each activation are read. The whole model
+            must run. What depends on the inputs' shape or values is taken as these make it.
+        rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
+
+    Raises:
+        ValueError: no λ-GELU; the model cannot be traced; or sites whose λ cannot be folded, each with the reason
+            (behind a residual sum, feeding several layers, between tied weights). The model is then unchanged.
+        RuntimeError: (UnsupportedConfigError) no config key says GELU in its erf form at these sites. The model is
+            then unchanged.
+    """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    require_lambda_gelu(model)
+    sites = find_sites(model, ("lambda_gelu",))
+    if not sites:
+        raise ValueError("the model is a single λ-GELU with no layer to fold λ into; give the model that contains it")
+    plan = plan_fold(model, sites, trace_sites(model, sites, inputs))
+    changes = [
+        (root, plan_erf_gelu(root, _names_inside(name, sites)))
+        for name, root in (pretrained_roots(model) if rewrite_config else [])
+    ]
+    _write(_folded_parameters(model, plan))
+    for site in sites:
+        site.put(nn.GELU())
+    for root, root_changes in changes:
+        write_config_changes(root, root_changes)
+    return FoldReport(
+        tuple(
+            FoldedSite(site.name, tuple(hardness.flatten().tolist()), multiplied, divided)
+            for site, hardness, multiplied, divided in zip(sites, plan.hardness, plan.before, plan.after, strict=True)
+        ),
+        tuple(change for _, root_changes in changes for change in root_changes),
+    )
+
+
+def plan_erf_gelu(root: PreTrainedModel, names: set[str]) -> list[ConfigChange]:
+    """The config changes after which these sites are GELU in its erf form; UnsupportedConfigError if there are none."""
+    if not names:
+        return []
+    refusal: UnsupportedConfigError | None = None
+    for activation in ERF_GELU_NAMES:
+        try:
+            return plan_config_changes(root, names, activation) + forget_sites(root.config)
+        except UnsupportedConfigError as error:
+            refusal = refusal or error
+    raise UnsupportedConfigError(
+        f"{refusal}. Saved and loaded, the model would come back with other activations, such as the tanh form of "
+        "GELU. To fold in memory only, pass rewrite_config=False"
+    ) from refusal
+
+
+def _names_inside(root_name: str, sites: Sequence[ActivationSite]) -> set[str]:
+    prefix = f"{root_name}." if root_name else ""
+    return {uncompiled_name(site.name.removeprefix(prefix)) for site in sites if site.name.startswith(prefix)}
+
+
+@torch.no_grad()
+def _folded_parameters(model: nn.Module, plan: FoldPlan) -> list[tuple[Tensor, Tensor]]:
+    """(parameter, its new value), in the parameter's dtype."""
+    folded = []
+    for name, factor in plan.factors.items():
+        parameter = model.get_parameter(name)
+        # On the CPU: not every accelerator has float64.
+        value = (parameter.detach().cpu().double() * factor).to(parameter.dtype)
+        if torch.isfinite(parameter).all() and not torch.isfinite(value).all():
+            raise ValueError(
+                f"{name} multiplied by λ up to {factor.max().item():.4g} leaves the range of {parameter.dtype}; fold "
+                "in a wider dtype (model.float())"
+            )
+        folded.append((parameter, value))
+    return folded
+
+
+@torch.no_grad()
+def _write(folded: list[tuple[Tensor, Tensor]]) -> None:
+    for parameter, value in folded:
+        parameter.copy_(value)

@@ -1,0 +1,124 @@
+"""λ-GELU checkpoint → plain GELU checkpoint of the same function."""
+
+import copy
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_lgelu.export.folding.fold import FoldedSite, fold_hardness
+from hf_lgelu.models.checkpoint import save_checkpoint
+from hf_lgelu.models.comparison import OutputChange, compare_models
+from hf_lgelu.models.config_keys import ConfigChange
+from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.random_inputs import random_inputs
+from hf_lgelu.models.sites import require_lambda_gelu
+from hf_lgelu.models.whole_folder import whole_folder
+
+MAX_RELATIVE_CHANGE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-1, torch.bfloat16: 1e-1}
+"""How far the outputs of the GELU model may be from those of the λ-GELU model, as a fraction of the largest output, by
+dtype of the weights. Rounding stays far below."""
+
+_MAX_CHANGE_BY_RELOADING = 1e-5  # transformers' two spellings of GELU round differently; its tanh form is further off
+
+
+@dataclass(frozen=True)
+class GELUExport:
+    """What `export_gelu` did.
+
+    `change` is between the λ-GELU model and the GELU model loaded from the folder, on the example inputs, both
+    computed in float32 (float64 for a float64 model).
+    """
+
+    folder: str
+    sites: tuple[FoldedSite, ...]
+    config_changes: tuple[ConfigChange, ...]
+    change: OutputChange
+    processor_files: tuple[str, ...] = ()
+
+    @property
+    def relative_change(self) -> float:
+        """The largest change of an output over the largest output."""
+        return _relative(self.change)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.sites)} λ-GELU folded into the weights, saved with GELU in {self.folder}",
+            f"  on the example inputs: {self.change}",
+            *(f"  {site}" for site in self.sites),
+            *(f"  config {change}" for change in self.config_changes),
+        ]
+        return "\n".join(lines)
+
+
+def export_gelu(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    processor: Any = None,
+    source: str | os.PathLike | None = None,
+    inputs: Inputs | None = None,
+    overwrite: bool = False,
+) -> GELUExport:
+    """Save `model` as a GELU model that computes the same: a checkpoint that needs nothing of this package.
+
+    Every λ is folded into the layers around its activation (`fold_hardness`), the config key of the model's family is
+    rewritten, the folder is loaded again with transformers and compared with the λ-GELU model. The given model is
+    left as it is.
+
+    Args:
+        model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
+        folder: where to; complete or not there.
+        processor: tokenizer or image processor, saved beside the weights.
+        source: folder or Hub id from which the tokenizer's and processor's files are copied instead.
+        inputs: such that run the whole model; random ones of the right shape
+            (`hf_lgelu.models.random_inputs`) if None.
+        overwrite: replace a folder that is not empty.
+
+    Raises:
+        TypeError: `model` is no transformers model; `fold_hardness` takes any module.
+        ValueError: no λ-GELU, sites where λ cannot be folded (each named with the reason), or no example inputs are
+            known for this model.
+        RuntimeError: no config key says GELU in its erf form at these sites (UnsupportedConfigError), or the folder,
+            loaded again, computes something else.
+        FileExistsError: `folder` is not empty.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"export_gelu saves transformers models, got {type(model).__name__}; fold_hardness(model, inputs) "
+            "folds any module in memory"
+        )
+    require_lambda_gelu(model)
+    inputs = random_inputs(model) if inputs is None else inputs
+    folded = copy.deepcopy(model).eval()
+    report = fold_hardness(folded, inputs)
+    with whole_folder(folder, overwrite=overwrite) as new:
+        files = save_checkpoint(folded, new, processor, source)
+        change = _change_after_reload(model, folded, new, inputs)
+    return GELUExport(str(folder), report.sites, report.config_changes, change, files)
+
+
+def _change_after_reload(
+    model: PreTrainedModel, folded: PreTrainedModel, folder: os.PathLike, inputs: Inputs
+) -> OutputChange:
+    dtype = folded.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    reloaded = type(folded).from_pretrained(folder, dtype=wide, use_safetensors=True).to(folded.device)
+    before, after = (m if dtype == wide else copy.deepcopy(m).to(wide) for m in (model, folded))
+    by_reloading = compare_models(after, reloaded, inputs)
+    if not _relative(by_reloading) <= _MAX_CHANGE_BY_RELOADING:
+        raise RuntimeError(f"the GELU model, saved and loaded again, computes something else: {by_reloading}")
+    change = compare_models(before, reloaded, inputs)
+    allowed = MAX_RELATIVE_CHANGE.get(dtype, 1e-1)
+    if not _relative(change) <= allowed:
+        raise RuntimeError(
+            f"the GELU model computes something else than the λ-GELU model: {change}. That is more than the "
+            f"{allowed:g} of the largest output that rounding in {dtype} may make; nothing was kept"
+        )
+    return change
+
+
+def _relative(change: OutputChange) -> float:
+    return change.max_change / change.largest_output if change.largest_output else change.max_change

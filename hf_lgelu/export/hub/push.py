@@ -1,0 +1,152 @@
+"""A model folder to the Hugging Face Hub: everything in one commit, nothing that is a pickle, no secret in a file."""
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+logger = logging.getLogger(__name__)
+
+CARD_FILE = "README.md"
+CONFIG_FILE = "config.json"
+LICENSE_FILE = "LICENSE"
+
+_SUFFIXES = (
+    *(".safetensors", ".onnx", ".json", ".txt", ".md", ".png"),
+    *(".jinja", ".model", ".tiktoken"),  # tokenizers
+)
+_TEXT_SUFFIXES = (".json", ".txt", ".md", ".jinja", ".py", ".tiktoken")
+_SUBFOLDERS = ("figures", "chat_templates")
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
+# What Trainer leaves beside a model: the state of a training, not the model. A record may name local paths.
+_TRAINING_STATE = re.compile(
+    r"training_args\.bin|optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|record\.json"
+)
+_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{20,}")
+
+
+def push_to_hub(
+    folder: str | os.PathLike,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    commit_message: str = "Upload model with hf_lgelu",
+    revision: str | None = None,
+    create_pr: bool = False,
+    endpoint: str | None = None,
+) -> CommitInfo:
+    """Push a model folder with its card, in one commit: the repository has the whole of it, or is as it was.
+
+    A push that was cut off can be repeated: large files that arrived are not sent again. The repository is made
+    first if there is none, and stays, empty, if the push then fails. `files_to_push` says which files go.
+
+    Args:
+        folder: config.json, safetensors, README.md (`write_card`), the files of a tokenizer or processor.
+        repo_id: "user/name".
+        private: of a new repository; None takes the account's default.
+        token: of the Hub; None takes the one of `hf auth login` or HF_TOKEN.
+        commit_message: the first line of the commit.
+        revision: branch; "main" if None. It must be there.
+        create_pr: open a pull request with the commit instead.
+        endpoint: address of the Hub; None takes HF_ENDPOINT or huggingface.co.
+
+    Raises:
+        ValueError: the folder is not fit to be pushed (see `files_to_push`), or a file holds an access token.
+        PermissionError: the Hub does not take the token.
+        ConnectionError: the push was cut off; repeat it.
+        OSError: the Hub answered with another error.
+    """
+    files = files_to_push(folder)
+    _refuse_tokens(Path(folder), files, token or get_token())
+    api = HfApi(endpoint=endpoint, token=token)
+    # Not upload_folder: where hf_xet is installed, huggingface_hub splits that into several commits.
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(Path(folder) / name)) for name in files]
+    try:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        commit = api.create_commit(
+            repo_id, operations, commit_message=commit_message, revision=revision, create_pr=create_pr
+        )
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status not in (401, 403):
+            raise
+        raise PermissionError(
+            f"the Hub at {api.endpoint} does not let this token write to {repo_id} (status {status}); log in with "
+            "`hf auth login`, or set HF_TOKEN to a token that may write there"
+        ) from error
+    except (HTTPError, RuntimeError) as error:  # RuntimeError: of a large file, in a thread of the client
+        raise ConnectionError(
+            f"the push to {repo_id} was cut off or could not begin ({error}); it is one commit, so the repository has "
+            f"all of it or none. {folder} is complete: push again with push_to_hub({str(folder)!r}, {repo_id!r})"
+        ) from error
+    logger.info("pushed %d files to %s", len(files), repo_id)
+    return commit
+
+
+def files_to_push(folder: str | os.PathLike) -> list[str]:
+    """The files of a folder that `push_to_hub` sends, as sorted relative paths.
+
+    Safetensors, ONNX, JSON, text, the card, pictures, and the files of tokenizers and processors; Python files only
+    if config.json names them as the model's own code. Left out are hidden files, other folders than `figures` and
+    `chat_templates`, Trainer's state (training_args.bin, optimizer.pt, …) and record.json.
+
+    Raises:
+        NotADirectoryError: no folder is there.
+        ValueError: config.json, README.md or the weights are missing, or a file is a pickle, which could run code
+            on the machine of whoever loads it.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is no folder; give the one that export_relu or save_pretrained wrote")
+    found = [path for place in (folder, *(folder / name for name in _SUBFOLDERS)) for path in sorted(place.glob("*"))]
+    visible = [path for path in found if path.is_file() and not path.name.startswith(".")]
+    model_files = [path for path in visible if not _TRAINING_STATE.fullmatch(path.name)]
+    pickles = [path.name for path in model_files if path.suffix.lower() in _PICKLES]
+    if pickles:
+        raise ValueError(
+            f"{folder} holds {', '.join(pickles)}: pickles can run code where they are loaded, and are not pushed. "
+            "Save the weights as safetensors (save_pretrained does) and remove these files"
+        )
+    code = _own_code(folder)
+    names = [
+        path.relative_to(folder).as_posix()
+        for path in model_files
+        if path.suffix.lower() in _SUFFIXES or path.name == LICENSE_FILE or path.name in code
+    ]
+    _require_complete(folder, names)
+    return sorted(names)
+
+
+def _require_complete(folder: Path, names: list[str]) -> None:
+    missing = [name for name in (CONFIG_FILE, CARD_FILE) if name not in names]
+    if not any(name.endswith((".safetensors", ".onnx")) for name in names):
+        missing.append("weights (*.safetensors)")
+    if missing:
+        raise ValueError(
+            f"{folder} has no {', no '.join(missing)}; export_relu or save_pretrained writes the model, and "
+            "hf_lgelu.export.hub.model_card.write_card the card"
+        )
+
+
+def _own_code(folder: Path) -> set[str]:
+    """Python files of config.json's `auto_map`, {"AutoModel": "mlp.MLPForClassification"}."""
+    config = folder / CONFIG_FILE
+    if not config.is_file():
+        return set()
+    auto_map = json.loads(config.read_text(encoding="utf-8")).get("auto_map") or {}
+    classes = [name for value in auto_map.values() for name in ([value] if isinstance(value, str) else value) if name]
+    return {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}
+
+
+def _refuse_tokens(folder: Path, names: list[str], token: str | None) -> None:
+    for name in names:
+        if not name.endswith(_TEXT_SUFFIXES) and name != LICENSE_FILE:
+            continue
+        content = (folder / name).read_bytes()
+        if _TOKEN.search(content) or (token and token.encode() in content):
+            raise ValueError(f"{name} holds what looks like an access token; take it out (and revoke it) before a push")

@@ -1,0 +1,213 @@
+"""A model as one ONNX file that computes the same in onnxruntime, for any batch size and sequence length."""
+
+import copy
+import inspect
+import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.export.onnx.onnx_inputs import DynamicAxes, axis_sizes, choose_axes, named_inputs, other_sizes, resize
+from hf_lgelu.export.onnx.onnx_parity import Parity, compare_outputs
+from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_activations, strip_metadata
+from hf_lgelu.export.onnx.silence import silence_python
+from hf_lgelu.extras import require
+from hf_lgelu.models.example_run import Inputs, evaluation_mode
+from hf_lgelu.models.whole_file import whole_file
+
+OPSET = 20
+"""The first with Gelu."""
+
+MAX_BYTES = 2**31 - 2**20
+"""What one ONNX file can hold: protobuf ends at 2 GiB, and the graph needs some room."""
+
+
+@dataclass(frozen=True)
+class OnnxReport:
+    """What `export_onnx` wrote and how well it agrees.
+
+    `inputs` are {name: shape}, an axis that may vary by its name. `max_abs_difference` is the largest difference
+    between torch's and onnxruntime's outputs on the example inputs; `other_shapes_max_abs_difference` is that on the
+    batches of other sizes, `other_shapes`, each {axis: size}. `largest_output` is the largest |output| of torch on
+    the example inputs. `activations` counts the nodes that stand for an activation, one each (Relu, Gelu, or Erf for
+    λ-GELU).
+    """
+
+    path: Path
+    file_bytes: int
+    opset: int
+    inputs: dict[str, tuple[int | str, ...]]
+    outputs: tuple[str, ...]
+    max_abs_difference: float
+    other_shapes_max_abs_difference: float
+    other_shapes: tuple[dict[str, int], ...]
+    largest_output: float
+    activations: int
+
+    def __str__(self) -> str:
+        inputs = ", ".join(f"{name} ({', '.join(map(str, shape))})" for name, shape in self.inputs.items())
+        sizes = [", ".join(f"{axis} {size}" for axis, size in others.items()) for others in self.other_shapes]
+        lines = [
+            f"{self.path}: ONNX opset {self.opset}, {self.file_bytes:,} bytes, {self.activations} activations",
+            f"  {inputs} → {', '.join(self.outputs)}",
+            f"  onnxruntime differs from torch by at most {self.max_abs_difference:.3g} of outputs up to "
+            f"{self.largest_output:.3g} on the example inputs",
+            *([f"  at {' and '.join(sizes)}: at most {self.other_shapes_max_abs_difference:.3g}"] if sizes else []),
+        ]
+        return "\n".join(lines)
+
+
+def export_onnx(
+    model: nn.Module,
+    path: str | os.PathLike,
+    inputs: Inputs,
+    *,
+    dynamic_axes: DynamicAxes | None = None,
+    opset: int = OPSET,
+    tolerance: float = 1e-4,
+    overwrite: bool = False,
+) -> OnnxReport:
+    """Write `model` in eval mode to one ONNX file, and compare onnxruntime with torch before it is put in place.
+
+    The inputs have the names of the arguments of the model's forward. The output is "logits" where the model gives
+    one tensor or an output with `logits`; otherwise there are as many as it gives, by their names. A cache is
+    switched off where there is one. The model is left as it was. The file holds no stack traces and no paths.
+
+    The first axis of every input is the batch and, of integer and boolean inputs, the second is the sequence; both
+    may vary. The comparison is made on the example inputs and on batches of other sizes and lengths, made of them;
+    outputs at positions that an attention_mask of zeros marks as padding are left out of it.
+
+    Args:
+        model: float32. On another device than the CPU, a copy is exported.
+        path: the file to be, ".onnx" as a rule.
+        inputs: as for `find_smooth_calls`, tensors only; "labels" and values of None are left out.
+        dynamic_axes: which axes may vary instead, e.g. {"pixel_values": {0: "batch"}}; {} for none.
+        opset: version of ONNX's operations.
+        tolerance: largest difference allowed, relative to the largest |output| or to 1 if that is larger.
+        overwrite: replace a file that is there.
+
+    Raises:
+        ImportError: onnx, onnxscript or onnxruntime is missing; the message names the extra [onnx].
+        TypeError: an input is no tensor, or the model is not float32.
+        ValueError: the model is too large for one file, or an argument does not fit.
+        RuntimeError: onnxruntime computes something else, by more than `tolerance`; nothing is left behind.
+        FileExistsError: there is a file, and `overwrite` is False.
+    """
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        require(package, "onnx")
+    _check_model(model)
+    inputs = named_inputs(model, inputs)
+    axes = choose_axes(inputs, dynamic_axes)
+    if any(tensor.device.type != "cpu" for tensor in itertools.chain(model.parameters(), model.buffers())):
+        model = copy.deepcopy(model).cpu()
+    with evaluation_mode(model), torch.no_grad(), whole_file(path, overwrite=overwrite) as file:
+        network = _NamedOutputs(model, tuple(inputs))
+        network.train(False)
+        outputs = tuple(network.named(*inputs.values()))
+        _write(network, inputs, outputs, axes, opset, file)
+        others = other_sizes(axis_sizes(inputs, axes))
+        example, *resized = _compare(network, OnnxModel(file), inputs, axes, others, tolerance)
+        activations, file_bytes = count_activations(file), file.stat().st_size
+    return OnnxReport(
+        path=Path(path),
+        file_bytes=file_bytes,
+        opset=opset,
+        inputs={n: tuple(axes.get(n, {}).get(i, size) for i, size in enumerate(v.shape)) for n, v in inputs.items()},
+        outputs=outputs,
+        max_abs_difference=example.max_abs_difference,
+        other_shapes_max_abs_difference=max((parity.max_abs_difference for parity in resized), default=0.0),
+        other_shapes=tuple(others),
+        largest_output=example.largest_output,
+        activations=activations,
+    )
+
+
+class _NamedOutputs(nn.Module):
+    """`model` called with keyword arguments, giving a tuple of tensors."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+        accepted = inspect.signature(model.forward).parameters
+        self.fixed = {"use_cache": False} if "use_cache" in accepted else {}
+
+    def named(self, *inputs: Tensor) -> dict[str, Tensor]:
+        output = self.model(**dict(zip(self.names, inputs, strict=True)), **self.fixed)
+        if isinstance(output, Tensor):
+            return {"logits": output}
+        if getattr(output, "logits", None) is not None:
+            return {"logits": output.logits}
+        if isinstance(output, Mapping):
+            items = list(output.items())
+        else:
+            items = [(f"output_{i}", v) for i, v in enumerate(output)] if isinstance(output, tuple | list) else []
+        tensors = {name: value for name, value in items if isinstance(value, Tensor)}
+        if not tensors:
+            raise ValueError(f"{type(self.model).__name__} gives no tensor, but {type(output).__name__}")
+        return tensors
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.named(*inputs).values())
+
+
+def _write(
+    network: _NamedOutputs,
+    inputs: dict[str, Tensor],
+    outputs: tuple[str, ...],
+    axes: DynamicAxes,
+    opset: int,
+    file: Path,
+) -> None:
+    # The exporter takes an axis of size 1 for one that is always 1.
+    traced = resize(inputs, axes, {axis: max(2, size) for axis, size in axis_sizes(inputs, axes).items()})
+    with silence_python("torch.onnx"):  # the exporter warns of itself and prints its progress
+        program = torch.onnx.export(
+            network,
+            tuple(traced.values()),
+            dynamo=True,
+            opset_version=opset,
+            input_names=list(traced),
+            output_names=list(outputs),
+            dynamic_shapes=(tuple(dict(axes.get(name, {})) for name in traced),),
+            external_data=False,
+            verbose=False,
+        )
+    proto = program.model_proto
+    strip_metadata(proto)
+    del proto.graph.value_info[:]  # shapes are inferred again, and onnxruntime's quantizer trips over stale ones
+    onnx = require("onnx", "onnx")
+    onnx.checker.check_model(proto)
+    onnx.save(proto, os.fspath(file))
+
+
+def _compare(
+    network: _NamedOutputs,
+    onnx_model: OnnxModel,
+    inputs: dict[str, Tensor],
+    axes: DynamicAxes,
+    others: list[dict[str, int]],
+    tolerance: float,
+) -> list[Parity]:
+    """On the example inputs, then at each of the other sizes."""
+    batches = [(inputs, "on the example inputs")]
+    batches += [(resize(inputs, axes, sizes), f"at {sizes}") for sizes in others]
+    return [
+        compare_outputs(onnx_model, batch, network.named(*batch.values()), tolerance, where) for batch, where in batches
+    ]
+
+
+def _check_model(model: nn.Module) -> None:
+    tensors = list(itertools.chain(model.parameters(), model.buffers()))
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    if dtypes - {torch.float32}:
+        raise TypeError(f"the model must be float32, got {', '.join(sorted(map(str, dtypes)))}; call .float() on it")
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if size > MAX_BYTES:
+        raise ValueError(
+            f"{type(model).__name__} has {size / 2**30:.2f} GiB of weights, and one ONNX file holds less than 2 GiB; "
+            "export it with torch.onnx.export(..., dynamo=True, external_data=True), which writes a second file"
+        )

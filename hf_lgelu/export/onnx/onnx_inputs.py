@@ -1,0 +1,98 @@
+"""Inputs of a graph: their names, which of their axes may vary, and the same rows at other sizes."""
+
+import inspect
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.models.example_run import Inputs
+
+DynamicAxes = Mapping[str, Mapping[int, str]]
+"""{input: {axis: name}}; axes of one name have one size."""
+
+BATCH, SEQUENCE = "batch", "sequence"
+
+
+def named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """The example inputs by the names of the forward's arguments, on the CPU, without labels and None.
+
+    Raises TypeError for something that is no tensor, ValueError for more inputs than forward has names, or none.
+    """
+    if isinstance(inputs, Mapping):
+        given = dict(inputs)
+    else:
+        values = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [n for n, p in inspect.signature(model.forward).parameters.items() if p.kind in kinds]
+        if len(values) > len(names):
+            raise ValueError(
+                f"{type(model).__name__}.forward names {len(names)} arguments, got {len(values)} inputs; "
+                "pass a mapping of keyword arguments"
+            )
+        given = dict(zip(names, values, strict=False))
+    given = {name: value for name, value in given.items() if value is not None and name != "labels"}
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"inputs must be tensors, got {type(value).__name__} for {name!r}")
+    if not given:
+        raise ValueError("inputs must hold at least one tensor")
+    return {name: value.cpu() for name, value in given.items()}
+
+
+def choose_axes(inputs: Mapping[str, Tensor], given: DynamicAxes | None) -> dict[str, dict[int, str]]:
+    """The axes that may vary: those given, or the batch of every input and the sequence of tokens.
+
+    Raises ValueError for an input or axis that is not there, and for a name that stands for two sizes.
+    """
+    axes = _default_axes(inputs) if given is None else {name: dict(named) for name, named in given.items()}
+    sizes: dict[str, tuple[str, int]] = {}
+    for name, named in axes.items():
+        if name not in inputs:
+            raise ValueError(f"dynamic_axes names {name!r}, which is no input; inputs: {', '.join(inputs)}")
+        for i, axis in named.items():
+            if not 0 <= i < inputs[name].ndim:
+                raise ValueError(f"{name} has {inputs[name].ndim} axes, and dynamic_axes names axis {i}")
+            size = inputs[name].shape[i]
+            other, first = sizes.setdefault(axis, (name, size))
+            if size != first or not size:
+                raise ValueError(
+                    f"axis {axis!r} must have one size, at least 1: it has {first} in {other}, {size} in {name}; "
+                    "pass dynamic_axes, which names the axes that may vary"
+                )
+    return axes
+
+
+def _default_axes(inputs: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
+    axes = {}
+    for name, value in inputs.items():
+        tokens = value.ndim >= 2 and not value.dtype.is_floating_point and not value.dtype.is_complex
+        axes[name] = {0: BATCH, **({1: SEQUENCE} if tokens else {})} if value.ndim else {}
+    return axes
+
+
+def axis_sizes(inputs: Mapping[str, Tensor], axes: DynamicAxes) -> dict[str, int]:
+    """{name of an axis: its size}."""
+    return {axis: inputs[name].shape[i] for name, named in axes.items() for i, axis in named.items()}
+
+
+def other_sizes(sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    """Two sets of sizes: every axis smaller (a single one: 2), then the batch larger, at least 3.
+
+    Only the batch grows: a longer sequence may be more than the model's positions.
+    """
+    if not sizes:
+        return []
+    smaller = {axis: size // 2 if size > 1 else 2 for axis, size in sizes.items()}
+    larger = {axis: max(3, size + 1) if axis == BATCH else max(1, size - 1) for axis, size in sizes.items()}
+    return [smaller, larger]
+
+
+def resize(inputs: Mapping[str, Tensor], axes: DynamicAxes, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """The inputs cut or repeated along their named axes."""
+    resized = dict(inputs)
+    for name, named in axes.items():
+        for i, axis in named.items():
+            value = resized[name]
+            resized[name] = value.index_select(i, torch.arange(sizes[axis]) % value.shape[i])
+    return resized

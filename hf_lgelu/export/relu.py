@@ -1,0 +1,149 @@
+"""λ-GELU checkpoint → plain ReLU checkpoint, refused where the gates are not hard."""
+
+import copy
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_lgelu.activation.hardness import hardness_for_tolerance, swap_error_bound
+from hf_lgelu.models.checkpoint import save_checkpoint
+from hf_lgelu.models.comparison import OutputChange, compare_models, require_same_model
+from hf_lgelu.models.config_keys import ConfigChange
+from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.random_inputs import random_inputs
+from hf_lgelu.models.sites import find_sites, require_lambda_gelu
+from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
+from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.models.whole_folder import whole_folder
+
+MAX_SWAP_ERROR = swap_error_bound(hardness_for_tolerance() / 2)
+"""0.00213 per unit of a gate's output: every λ at half the default target or above, from where on a checkpoint
+counts as hardened."""
+
+
+@dataclass(frozen=True)
+class ReLUExport:
+    """What `export_relu` did.
+
+    `hardness` is the smallest λ of each site, `swap_error` the bound κ/λ there: the most that one unit of that gate
+    can change. `change` is what the swap did to the outputs on the example inputs. `smooth_calls` is what the ReLU
+    model still computes smoothly there; an empty list says that no gate on that path is smooth.
+    """
+
+    folder: str
+    hardness: dict[str, float]
+    swap_error: dict[str, float]
+    config_changes: tuple[ConfigChange, ...]
+    change: OutputChange
+    smooth_calls: tuple[SmoothCall, ...]
+    processor_files: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        softest = min(self.hardness, key=self.hardness.__getitem__)
+        gate = f"λ = {self.hardness[softest]:.6g}, at most {self.swap_error[softest]:.3g} a unit"
+        lines = [
+            f"{len(self.hardness)} λ-GELU → ReLU, saved in {self.folder}",
+            f"  softest gate {softest}: {gate}",
+            f"  on the example inputs: {self.change}",
+            *(f"  config {change}" for change in self.config_changes),
+            *(f"  still smooth: {call}" for call in self.smooth_calls),
+        ]
+        return "\n".join(lines)
+
+
+def export_relu(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    processor: Any = None,
+    source: str | os.PathLike | None = None,
+    inputs: Inputs | None = None,
+    max_swap_error: float = MAX_SWAP_ERROR,
+    allow_soft: bool = False,
+    overwrite: bool = False,
+) -> ReLUExport:
+    """Save `model` with ReLU in the place of every λ-GELU: a checkpoint that needs nothing of this package.
+
+    The config key of the model's family is rewritten, the folder is loaded again with transformers, and its outputs
+    must be those of the substituted model. The given model is left as it is.
+
+    Args:
+        model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
+        folder: where to; complete or not there.
+        processor: tokenizer or image processor, saved beside the weights.
+        source: folder or Hub id from which the tokenizer's and processor's files are copied instead.
+        inputs: on which the change of the outputs is measured; random ones of the right shape
+            (`hf_lgelu.models.random_inputs`) if None. Real inputs say more.
+        max_swap_error: the largest κ/λ that is let through (κ = 0.16997). The default is that of λ = 79.8, half
+            the paper's target.
+        allow_soft: export all the same.
+        overwrite: replace a folder that is not empty.
+
+    Raises:
+        TypeError: `model` is no transformers model; `substitute_relu` takes any module.
+        ValueError: no λ-GELU, gates softer than `max_swap_error` allows (the message has the λ of each), or no
+            example inputs are known for this model, or the model gives NaN on them.
+        RuntimeError: no config key says ReLU at these sites (UnsupportedConfigError), or the folder, loaded again,
+            gives other outputs.
+        FileExistsError: `folder` is not empty.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"export_relu saves transformers models, got {type(model).__name__}; substitute_relu(model) changes any "
+            "module in memory"
+        )
+    require_lambda_gelu(model)
+    hardness = _smallest_hardness(model)
+    swap_error = {name: swap_error_bound(value) for name, value in hardness.items()}
+    inputs = random_inputs(model) if inputs is None else inputs
+    if not allow_soft:
+        _refuse_soft_gates(model, hardness, swap_error, max_swap_error, inputs)
+    substituted = copy.deepcopy(model).eval()
+    report = substitute_relu(substituted)
+    change = compare_models(model, substituted, inputs)
+    if math.isnan(change.largest_output):
+        raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
+    with whole_folder(folder, overwrite=overwrite) as new:
+        files = save_checkpoint(substituted, new, processor, source)
+        reloaded = type(substituted).from_pretrained(new, dtype=substituted.dtype, use_safetensors=True)
+        require_same_model(substituted, reloaded.to(substituted.device), inputs)
+    return ReLUExport(
+        folder=str(folder),
+        hardness=hardness,
+        swap_error=swap_error,
+        config_changes=report.config_changes,
+        change=change,
+        smooth_calls=tuple(find_smooth_calls(substituted, inputs)),
+        processor_files=files,
+    )
+
+
+@torch.no_grad()
+def _smallest_hardness(model: PreTrainedModel) -> dict[str, float]:
+    return {site.name: site.module.hardness.min().item() for site in find_sites(model, ("lambda_gelu",))}
+
+
+def _refuse_soft_gates(
+    model: PreTrainedModel,
+    hardness: dict[str, float],
+    swap_error: dict[str, float],
+    max_swap_error: float,
+    inputs: Inputs,
+) -> None:
+    soft = [name for name, error in swap_error.items() if not error <= max_swap_error]  # nor NaN
+    if not soft:
+        return
+    named = "; ".join(f"{name}: λ = {hardness[name]:.4g}, κ/λ = {swap_error[name]:.3g}" for name in soft[:8])
+    more = f"; and {len(soft) - 8} more" if len(soft) > 8 else ""
+    substituted = copy.deepcopy(model).eval()
+    substitute_relu(substituted, rewrite_config=False)
+    raise ValueError(
+        f"{len(soft)} of {len(swap_error)} gates are too soft for ReLU: swapping them changes a unit by up to "
+        f"{max(swap_error.values()):.3g}, and {max_swap_error:.3g} is allowed ({named}{more}). On the example inputs: "
+        f"{compare_models(model, substituted, inputs)}. Harden the model (train with harden=True), keep its function "
+        "with export_gelu, or go on all the same with allow_soft=True (--allow_soft)"
+    )

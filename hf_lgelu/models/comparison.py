@@ -1,0 +1,122 @@
+"""What two models give on the same inputs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.models.example_run import Inputs, run_example
+
+# What rounding may change in an output, relative to the largest.
+_ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+
+@dataclass(frozen=True)
+class OutputChange:
+    """How far the first output of one model (not the loss) is from another's.
+
+    `rows` is the number of predictions (all axes but the last; each is an argmax over the last), `largest_output` the
+    largest absolute value of the first model's.
+    """
+
+    max_change: float
+    largest_output: float
+    unchanged_predictions: float
+    rows: int
+
+    def __str__(self) -> str:
+        return (
+            f"largest change {self.max_change:.3g} of outputs up to {self.largest_output:.3g}, "
+            f"{self.unchanged_predictions:.2%} of {self.rows} predictions unchanged"
+        )
+
+
+def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The floating-point tensors of a model's output, in order, with gradients and training mode off.
+
+    Without the loss, which stands first where the inputs hold labels: a scalar beside tensors of predictions, or what
+    the output names "loss".
+    """
+    return floating_outputs(run_example(model, inputs))
+
+
+def floating_outputs(output: Any) -> list[Tensor]:
+    """What `outputs_of` gives, of an output that is there."""
+    if isinstance(output, dict):
+        output = {name: value for name, value in output.items() if name != "loss"}
+    found = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+    return [tensor for tensor in found if tensor.ndim > 0] or found
+
+
+def allowed_rounding(output: Tensor) -> float:
+    """How far rounding may move a number of this output, by its dtype and the largest finite one."""
+    return _ROUNDING.get(output.dtype, _ROUNDING[torch.float32]) * _largest(output)
+
+
+def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> OutputChange:
+    """How `other`'s first output differs from `model`'s; the loss is none (`outputs_of`).
+
+    Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes, and ValueError if
+    the outputs are empty.
+    """
+    before, after = outputs_of(model, inputs), outputs_of(other, inputs)
+    if not before or not after or before[0].shape != after[0].shape:
+        raise RuntimeError(
+            "the models' first floating-point outputs must have one shape to be compared; the shapes of all are "
+            f"{[tuple(t.shape) for t in before]} and {[tuple(t.shape) for t in after]}"
+        )
+    first, second = before[0].cpu().double(), after[0].cpu().double()
+    if not first.numel():
+        raise ValueError(
+            f"the outputs on the example inputs are empty, of shape {tuple(first.shape)}; give at least one row"
+        )
+    agreement = (first.argmax(-1) == second.argmax(-1)).double()
+    return OutputChange(
+        max_change=(first - second).abs().max().item(),
+        largest_output=first.abs().max().item(),
+        unchanged_predictions=agreement.mean().item(),
+        rows=agreement.numel(),
+    )
+
+
+def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> None:
+    """Raise RuntimeError unless a saved and loaded model has the same tensors and gives the same outputs.
+
+    Tensors bit for bit; outputs up to rounding, since a kernel may sum in another order where memory is aligned
+    otherwise.
+    """
+    tensors, others = model.state_dict(), loaded.state_dict()
+    differing = [name for name in tensors.keys() & others.keys() if not _same(tensors[name], others[name])]
+    differing += sorted(tensors.keys() ^ others.keys())
+    if differing:
+        raise RuntimeError(f"the saved model, loaded again, has another {', '.join(sorted(differing)[:4])}")
+    before, after = outputs_of(model, inputs), outputs_of(loaded, inputs)
+    if not before or [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
+        raise RuntimeError("the saved model, loaded again, gives no outputs, or some of other shapes")
+    for first, second in zip(before, after, strict=True):
+        allowed = allowed_rounding(first)
+        if not torch.allclose(first, second, rtol=0, atol=allowed, equal_nan=True):  # infinities are equal here, too
+            raise RuntimeError(
+                "the saved model, loaded again, gives other outputs: largest difference "
+                f"{_largest(first - second):.3g}, where rounding explains {allowed:.3g}"
+            )
+
+
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.dtype == other.dtype and torch.equal(tensor.cpu(), other.cpu())
+
+
+def _largest(tensor: Tensor) -> float:
+    finite = tensor[tensor.isfinite()]
+    return finite.abs().max().item() if finite.numel() else 0.0
+
+
+def _tensors(output: object) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, dict):
+        return [tensor for value in output.values() for tensor in _tensors(value)]
+    if isinstance(output, list | tuple):
+        return [tensor for value in output for tensor in _tensors(value)]
+    return []

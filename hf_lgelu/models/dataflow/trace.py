@@ -1,0 +1,208 @@
+"""The operations around each λ-GELU as a graph, read off one forward pass.
+
+Module names do not say which layer feeds an activation. So each λ-GELU is replaced for one trace by a marker, an
+operation of its own, and `torch.export` records the ATen operations and the parameters that each of them takes.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, library, nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
+
+from hf_lgelu.models.example_run import Inputs, run_example
+from hf_lgelu.models.sites import ActivationSite
+
+# What reads a tensor's shape or dtype and does not use its values.
+_BOOKKEEPING = frozenset(("_assert_tensor_metadata", "_assert_scalar", "sym_size", "sym_stride", "sym_numel"))
+# A weight behind one of these is still that parameter, turned or looked at otherwise.
+_WEIGHT_VIEWS = frozenset(("t", "numpy_T", "transpose", "permute", "view", "reshape", "alias", "detach", "contiguous"))
+_MARK = "activation_site"
+_WRAPPED = "model."
+
+
+@library.custom_op(f"hf_lgelu::{_MARK}", mutates_args=())
+def _activation_site(x: Tensor, site: int) -> Tensor:
+    return x.clone()
+
+
+@_activation_site.register_fake
+def _activation_site_shape(x: Tensor, site: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+class DataFlow:
+    """One traced forward pass.
+
+    `calls` maps the index of a site to its calls, in order; a site that is not called is missing. Names of parameters
+    are those of `model.named_parameters()`; a tied parameter has the first of its names.
+    """
+
+    def __init__(self, model: nn.Module, graph: Graph, names: Mapping[str, str]) -> None:
+        """`names` maps the graph's placeholders to names of parameters."""
+        first: dict[int, str] = {}
+        holders: dict[str, set[int]] = {}
+        for module_name, module in model.named_modules():
+            for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                name = first.setdefault(id(parameter), f"{module_name}.{attribute}" if module_name else attribute)
+                holders.setdefault(name, set()).add(id(module))
+        self._tied = {name for name, modules in holders.items() if len(modules) > 1}
+        self._stored = {
+            node: first[id(model.get_parameter(names[node.name]))]
+            for node in graph.nodes
+            if node.op == "placeholder" and node.name in names
+        }
+        self.calls: dict[int, list[Node]] = {}
+        for node in graph.nodes:
+            if is_site(node):
+                self.calls.setdefault(node.args[1], []).append(node)
+
+    def parameter(self, node: Any) -> str | None:
+        """The name of the parameter that `node` is, or is a view of; None for anything else, buffers included."""
+        while isinstance(node, Node) and node not in self._stored and operation_name(node) in _WEIGHT_VIEWS:
+            node = node.args[0]
+        return self._stored.get(node) if isinstance(node, Node) else None
+
+    def is_tied(self, name: str) -> bool:
+        """Whether several modules hold the parameter, one of which may not have run."""
+        return name in self._tied
+
+    def is_direct(self, node: Node) -> bool:
+        """Whether `node` is a parameter itself and not a view of it, which may have other axes."""
+        return node in self._stored
+
+    def parameter_users(self, name: str) -> list[Node]:
+        """Every operation that takes the parameter, itself or through a view."""
+        return [user for node, stored in self._stored.items() if stored == name for user in self._through_views(node)]
+
+    def _through_views(self, node: Node) -> Iterator[Node]:
+        for user in users(node):
+            if operation_name(user) in _WEIGHT_VIEWS:
+                yield from self._through_views(user)
+            else:
+                yield user
+
+
+def trace_sites(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> DataFlow:
+    """Trace one forward pass in eval mode, with a marker in the place of each site; the model is as before afterwards.
+
+    Raises ValueError if the model cannot be traced on these inputs.
+    """
+    return read_flow(model, export_sites(model, sites, inputs))
+
+
+def export_sites(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> ExportedProgram:
+    """The forward pass that `trace_sites` reads, as a program that can be executed. Raises ValueError like it."""
+    run_example(model, inputs)  # inputs that do not fit are told in the model's own words
+    tracer = _Tracer(model)
+    try:
+        with _markers(sites):
+            run_example(tracer, inputs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{type(model).__name__} runs on the example inputs, but torch.export cannot write down its operations, "
+            f"from which the layers around each activation are found: {error}"
+        ) from error
+    return tracer.program
+
+
+def read_flow(model: nn.Module, program: ExportedProgram) -> DataFlow:
+    """The data flow of a program of `export_sites`, without operations whose result nothing uses."""
+    graph = program.graph_module.graph
+    graph.eliminate_dead_code()
+    names = program.graph_signature.inputs_to_parameters
+    return DataFlow(model, graph, {node: stored_name(name) for node, name in names.items()})
+
+
+def stored_name(name: str) -> str:
+    """The name that the model has for a parameter or buffer of a program of `export_sites`."""
+    return name.removeprefix(_WRAPPED)
+
+
+class _Marker(nn.Module):
+    def __init__(self, site: int) -> None:
+        super().__init__()
+        self.site = site
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _activation_site(x, self.site)
+
+
+@contextmanager
+def _markers(sites: Sequence[ActivationSite]) -> Iterator[None]:
+    try:
+        for index, site in enumerate(sites):
+            site.put(_Marker(index))
+        yield
+    finally:
+        for site in sites:
+            site.put(site.module)
+
+
+class _OutputTensors(nn.Module):
+    """Every floating-point tensor that the model gives, so that none of them counts as unused."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        if "use_cache" in inspect.signature(self.model.forward).parameters:  # a language model of transformers
+            kwargs.setdefault("use_cache", False)
+        leaves = pytree.tree_leaves(self.model(*args, **kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+class _Tracer(nn.Module):
+    """Takes the inputs as `run_example` prepares them, and keeps the graph of a call with them as `program`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        self.program = torch.export.export(_OutputTensors(self.model), args, kwargs, strict=False)
+
+
+def operation_name(node: Any) -> str:
+    """The ATen name of an operation without its overload and the underscore of in-place forms; "" for another node."""
+    packet = getattr(getattr(node, "target", None), "overloadpacket", None)
+    return "" if packet is None else packet.__name__.rstrip("_")
+
+
+def is_site(node: Node) -> bool:
+    """Whether a node is the call of a traced site."""
+    return operation_name(node) == _MARK
+
+
+def users(node: Node) -> list[Node]:
+    """The operations that use the values of a node, and the graph's output if it is one."""
+    return [user for user in node.users if operation_name(user) not in _BOOKKEEPING]
+
+
+def uses_once(user: Node, node: Node) -> bool:
+    """Whether `node` is exactly one of the arguments of `user`."""
+    return sum(leaf is node for leaf in pytree.tree_leaves((user.args, user.kwargs))) == 1
+
+
+def shape_of(node: Node) -> tuple[int, ...]:
+    """The shape of the tensor that a node stands for."""
+    return tuple(node.meta["val"].shape)
+
+
+def describe(node: Node) -> str:
+    """An operation and the module that it runs in, for messages."""
+    if node.op == "output":
+        return "the model's output"
+    if node.op == "placeholder":
+        return f"the input {node.name}"
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    module = next((path for path, *_ in reversed(stack) if path), "")
+    module = module.removeprefix(_WRAPPED).removesuffix(_WRAPPED.rstrip("."))
+    name = "a λ-GELU" if is_site(node) else operation_name(node) or node.name
+    return f"{name} in {module}" if module else name

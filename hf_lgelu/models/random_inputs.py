@@ -1,0 +1,85 @@
+"""Random inputs of the shape that a model's config asks for, where no real ones are at hand."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+_TOKENS = 16
+_SAMPLES = 16_000  # a second of speech
+_PIXELS = 224  # a side, where neither the config nor the architecture says
+
+
+def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0) -> dict[str, Tensor]:
+    """Keyword arguments for one forward pass, on the CPU: tokens, images, audio, time series or features.
+
+    Numbers are standard normal, tokens uniform over the vocabulary; real inputs say more.
+
+    Raises ValueError for a model whose main input is of another kind.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    config = model.config
+    accepted = inspect.signature(model.forward).parameters
+    kinds = [model.main_input_name]
+    if "pixel_values" in accepted and hasattr(config, "vision_config") and not model.can_generate():
+        kinds.append("pixel_values")  # CLIP and its like; LLaVA and its like run on text alone
+    if config.is_encoder_decoder and "decoder_input_ids" in accepted:
+        kinds.append("decoder_input_ids")
+    inputs: dict[str, Tensor] = {}
+    for kind in dict.fromkeys(kinds):
+        if kind in ("input_ids", "decoder_input_ids"):
+            inputs[kind] = _tokens(config, batch_size, generator)
+            continue
+        shape = _shape(kind, model)
+        if shape is None:
+            raise ValueError(
+                f"no example inputs are known for {type(model).__name__}, which takes {kind!r}; pass some of your own, "
+                "e.g. one batch as a dict of tensors"
+            )
+        inputs[kind] = torch.randn((batch_size, *shape), generator=generator)
+    if "input_ids" in inputs and "attention_mask" in accepted:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    return inputs
+
+
+def _tokens(config: Any, batch_size: int, generator: torch.Generator) -> Tensor:
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None) or _TOKENS
+    length = min(_TOKENS, limit) if limit > 0 else _TOKENS  # XLNet says -1 for no limit
+    return torch.randint(text.vocab_size, (batch_size, length), generator=generator)
+
+
+def _shape(kind: str, model: PreTrainedModel) -> tuple[int, ...] | None:
+    """Of one example, without the batch."""
+    config = model.config
+    if kind == "features" and hasattr(config, "num_features"):
+        return (config.num_features,)
+    if kind == "input_values":
+        return (_SAMPLES,)
+    if kind == "input_features" and hasattr(config, "max_source_positions"):
+        return (config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's stem halves the length
+    if kind == "past_values" and hasattr(config, "num_input_channels"):
+        return (config.context_length, config.num_input_channels)
+    if kind == "pixel_values":
+        return _image_shape(model)
+    return None
+
+
+def _image_shape(model: PreTrainedModel) -> tuple[int, ...]:
+    config = getattr(model.config, "vision_config", model.config)
+    channels = getattr(config, "num_channels", 3)
+    size = getattr(config, "image_size", None)
+    if hasattr(model, "timm_model"):
+        channels, size = _timm_image(model.timm_model)
+    if size is None:
+        size = _PIXELS  # a convolutional network takes any
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return (channels, height, width)
+
+
+def _timm_image(model: Any) -> tuple[int, Any]:
+    described = getattr(model, "pretrained_cfg", None) or {}
+    channels, *size = described.get("input_size") or (3, _PIXELS, _PIXELS)
+    return channels, getattr(getattr(model, "patch_embed", None), "img_size", None) or size

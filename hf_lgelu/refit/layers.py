@@ -1,0 +1,232 @@
+"""The linear maps that consume a model's gates, found in the graph of one forward pass, and why one cannot be refitted.
+
+A gate's consumers are the first linear maps on every way from its output. What lies between (dropout, pooling, a
+product with the other half of a gated unit, a normalization) is run as it is. Where a way enters a residual sum, the
+map on the other side of the sum is a consumer, too: what it adds can make good what drifts on the skip path.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+
+from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
+from hf_lgelu.models.dataflow.trace import describe, is_site, operation_name, shape_of, users
+from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.refit.features import Geometry
+from hf_lgelu.refit.geometry import as_stored, read_geometry, row_width
+from hf_lgelu.refit.program import Program, upstream
+from hf_lgelu.refit.target import Target, TargetFinder
+
+_PRODUCTS = frozenset(("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution"))
+_OTHER_LAYERS = frozenset(("bilinear", "_trilinear", "lstm", "gru", "rnn_tanh", "rnn_relu"))
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """A linear map behind gates: its operation, how its features are read off its input, and its target."""
+
+    operation: AffineOperation
+    geometry: Geometry
+    target: Target
+    bias: "Bias | None"
+
+    @property
+    def name(self) -> str:
+        """Of the module that holds the weight."""
+        return self.operation.weight.rpartition(".")[0] or self.operation.weight
+
+    @property
+    def width(self) -> int:
+        """Features of one row."""
+        return row_width(self.operation, self.geometry)
+
+    @property
+    def data(self) -> Node:
+        """Its input."""
+        return self.operation.data
+
+    @property
+    def node(self) -> Node:
+        """Its output."""
+        return self.operation.node
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Where a constant per channel can be added: a parameter, and ∂target/∂parameter per channel."""
+
+    parameter: str
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Maps that feed one sum and are solved for together, most often a single one, and the gates before them."""
+
+    maps: tuple[LinearMap, ...]
+    sites: tuple[int, ...]
+
+    @property
+    def target(self) -> Node:
+        """The node whose value in the original is reproduced."""
+        return self.maps[0].target.node
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A map, or the end of a way, that cannot be refitted; `sites` are the gates concerned."""
+
+    name: str
+    sites: tuple[int, ...]
+    reason: str
+
+
+@dataclass
+class Layers:
+    """What there is to refit, in the order in which it is computed, and what cannot be refitted."""
+
+    layers: list[Layer] = field(default_factory=list)
+    unfit: list[Unfit] = field(default_factory=list)
+
+    def refuse(self, name: str, sites: tuple[int, ...], reason: str) -> None:
+        """Note what cannot be refitted, once however often it is run or whichever gates meet there."""
+        for place, known in enumerate(self.unfit):
+            if (known.name, known.reason) == (name, reason):
+                sites = tuple(sorted({*known.sites, *sites}))
+                self.unfit[place] = Unfit(name, sites, reason)
+                return
+        self.unfit.append(Unfit(name, sites, reason))
+
+
+def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
+    """The layers behind `sites`, by index, in a trace of `model`."""
+    flow = program.flow
+    finder = TargetFinder(program.varying(), program.constants(model))
+    order = {node: position for position, node in enumerate(program.operations)}
+    reached: dict[Node, set[int]] = {}
+    found = Layers()
+    for index, site in enumerate(sites):
+        calls = flow.calls.get(index, [])
+        if not calls:
+            found.refuse(site.name, (index,), "the calibration inputs never reach this gate")
+        for call in calls:
+            if getattr(site.module, "inplace", False) and any(
+                order.get(user, 0) > order[call] for user in users(call.args[0])
+            ):
+                # The program has no operations in place: it would compute something else than the model.
+                found.refuse(site.name, (index,), "it works in place, and its input is used again")
+            for consumer in _consumers(program, call, finder, found, index, site.name):
+                reached.setdefault(consumer, set()).add(index)
+    maps: list[tuple[LinearMap, set[int]]] = []
+    for node in sorted(reached, key=order.__getitem__):
+        operation = as_stored(read_affine(node, flow), flow)
+        geometry = read_geometry(operation)
+        reason = _why_not(program, model, operation, geometry)
+        if reason is not None:
+            name = operation.weight or describe(node)
+            found.refuse(name, tuple(sorted(reached[node])), reason)
+            continue
+        target = finder.find(node, operation.channel_axis)
+        maps.append((LinearMap(operation, geometry, target, _bias(program, operation, target)), reached[node]))
+    found.layers = sorted(_grouped(maps), key=lambda layer: order[layer.target])
+    return found
+
+
+def _consumers(
+    program: Program, call: Node, finder: TargetFinder, found: Layers, site: int, gate: str
+) -> Iterator[Node]:
+    """The linear maps on the ways from a gate's output; what is no way to one is noted in `found`."""
+    waiting, seen = [call], {call}
+    while waiting:
+        node = waiting.pop()
+        for user in users(node):
+            if user in seen:
+                continue
+            seen.add(user)
+            operation = read_affine(user, program.flow)
+            if operation is not None and operation.mixes and operation.data is node:
+                yield user
+            elif user.op == "output":
+                reason = "its output is the model's, and no linear map with weights is behind it"
+                found.refuse(gate, (site,), reason)
+            elif _holds_weights(program, finder, user):
+                reason = f"{describe(user)} takes weights in a form that is no plain linear layer"
+                found.refuse(describe(user), (site,), reason)
+            else:
+                other = _map_beside(program, finder, user, node)
+                if other is None:
+                    waiting.append(user)
+                else:
+                    yield other
+
+
+def _holds_weights(program: Program, finder: TargetFinder, node: Node) -> bool:
+    """Whether an operation that mixes channels takes a parameter, or what is computed from one (weight norm)."""
+    name = operation_name(node)
+    # An operation of a library's own (the experts of transformers) with weights can be anything.
+    foreign = getattr(node.target, "namespace", "aten") not in ("aten", "prims")
+    if not (foreign or name in _PRODUCTS or name in _OTHER_LAYERS or name.startswith("conv")):
+        return False
+    fixed = [operand for operand in node.all_input_nodes if not finder.varies(operand)]
+    return any(program.flow.parameter(source) is not None for operand in fixed for source in upstream(operand))
+
+
+def _map_beside(program: Program, finder: TargetFinder, user: Node, node: Node) -> Node | None:
+    """The linear map whose output is the other term of a sum, through operations that keep channels apart."""
+    if operation_name(user) not in ("add", "sub") or shape_of(user) != shape_of(node):
+        return None
+    others = [operand for operand in user.args[:2] if isinstance(operand, Node) and operand is not node]
+    current = others[0] if others else None
+    while current is not None and len(users(current)) == 1 and not is_site(current):
+        operation = read_affine(current, program.flow)
+        if operation is not None and operation.mixes:
+            return current
+        current = finder.source(current)
+    return None
+
+
+def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geometry: Geometry | None) -> str | None:
+    flow, weight = program.flow, operation.weight
+    uses = len(flow.parameter_users(weight))
+    if uses > 1:
+        return f"{weight} is shared: it is used {uses} times in a forward pass"
+    if flow.is_tied(weight):
+        return f"{weight} is tied: several modules hold it"
+    if not operation.is_direct:
+        return f"{weight} is used through a view, transposed or cut"
+    if geometry is None:
+        return f"{describe(operation.node)} is no linear layer or convolution that is refitted here"
+    if not model.get_parameter(weight).is_floating_point():
+        return f"{weight} is quantized"
+    return None
+
+
+def _bias(program: Program, operation: AffineOperation, target: Target) -> Bias | None:
+    """The map's own bias, or that of a BatchNorm behind it."""
+    if operation.bias is not None and _is_free(program, operation.bias):
+        return Bias(operation.bias, target.scale)
+    if target.norm is not None:
+        name = program.flow.parameter(target.norm.args[2])
+        if name is not None and _is_free(program, name):
+            return Bias(name, target.scale_behind_norm)
+    return None
+
+
+def _is_free(program: Program, name: str) -> bool:
+    return len(program.flow.parameter_users(name)) == 1 and not program.flow.is_tied(name)
+
+
+def _grouped(maps: Sequence[tuple[LinearMap, set[int]]]) -> Iterator[Layer]:
+    """Maps with the same target and layout together; a grouped convolution stays alone."""
+    together: dict[Any, list[tuple[LinearMap, set[int]]]] = {}
+    for entry in maps:
+        consumer = entry[0]
+        alone = consumer.node if consumer.geometry.groups > 1 else None
+        key = (consumer.target.node, shape_of(consumer.node), consumer.operation.channel_axis, consumer.target.layout)
+        together.setdefault((*key, alone), []).append(entry)
+    for entries in together.values():
+        sites = sorted(set().union(*(sites for _, sites in entries)))
+        yield Layer(tuple(consumer for consumer, _ in entries), tuple(sites))

@@ -1,0 +1,121 @@
+"""One traced forward pass that can be run in parts, with the weights of the original or of the network under way."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from hf_lgelu.models.dataflow.trace import export_sites, is_site, read_flow, stored_name
+from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.sites import ActivationSite
+
+Gate = Callable[[int, Tensor], Tensor]
+"""(index of a site, its input) → its output."""
+
+
+class Program:
+    """The operations of one forward pass on inputs of one shape, in their order and without operations in place."""
+
+    def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> None:
+        """Trace `model`. Raises ValueError where torch.export cannot."""
+        # Without operations in place, the value of a node stays what it was however long it is kept.
+        program = export_sites(model, sites, inputs).run_decompositions({})
+        self.flow = read_flow(model, program)
+        self._module = program.graph_module
+        self._constants = program.constants
+        self._specs = dict(zip(self._placeholders(), program.graph_signature.input_specs, strict=True))
+        self.inputs = [node for node, spec in self._specs.items() if spec.kind is InputKind.USER_INPUT]
+        self.by_name = {node.name: node for node in self._module.graph.nodes}
+        self.operations = [node for node in self._module.graph.nodes if node.op in ("call_function", "get_attr")]
+
+    def _placeholders(self) -> list[Node]:
+        return [node for node in self._module.graph.nodes if node.op == "placeholder"]
+
+    def name_of(self, node: Node) -> str:
+        """The model's name of the parameter or buffer that a placeholder stands for."""
+        return stored_name(self._specs[node].target)
+
+    def bind(self, inputs: Inputs, device: torch.device) -> dict[Node, Any]:
+        """{placeholder: value} of a batch of the traced shape, on `device`."""
+        leaves = pytree.tree_leaves(inputs)
+        return {
+            node: leaf.to(device) if isinstance(leaf, Tensor) else leaf
+            for node, leaf in zip(self.inputs, leaves, strict=True)
+        }
+
+    def stored(self, model: nn.Module) -> dict[Node, Any]:
+        """{placeholder: parameter, buffer or constant}, the former two as `model` holds them."""
+        return {
+            node: self._stored_value(model, spec)
+            for node, spec in self._specs.items()
+            if spec.kind is not InputKind.USER_INPUT
+        }
+
+    def _stored_value(self, model: nn.Module, spec: Any) -> Any:
+        if spec.kind is InputKind.PARAMETER:
+            return model.get_parameter(stored_name(spec.target))
+        if spec.kind is InputKind.BUFFER and spec.target not in self._constants:
+            return model.get_buffer(stored_name(spec.target))
+        return self._constants[spec.target]
+
+    def varying(self) -> set[Node]:
+        """The operations that depend on the inputs."""
+        found = set(self.inputs)
+        for node in self.operations:
+            if any(operand in found for operand in node.all_input_nodes):
+                found.add(node)
+        return found
+
+    def constants(self, model: nn.Module) -> Callable[[Node], Any]:
+        """node → its value, for a node that does not depend on the inputs."""
+        values = self.stored(model)
+
+        def constant(node: Node) -> Any:
+            if node not in values:
+                for operand in node.all_input_nodes:
+                    constant(operand)
+                self.run([node], values, (), lambda site, value: value)
+            return values[node]
+
+        return constant
+
+    def run(
+        self, nodes: Iterable[Node], values: dict[Node, Any], known: Sequence[Mapping[Node, Any]], gate: Gate
+    ) -> None:
+        """Execute `nodes` in their order; results go into `values`, operands come from there or from `known`."""
+
+        def value(node: Node) -> Any:
+            for mapping in (values, *known):
+                if node in mapping:
+                    return mapping[node]
+            raise KeyError(f"{node.name} is needed before it was computed")
+
+        for node in nodes:
+            if node.op == "get_attr":
+                values[node] = self._attribute(node.target)
+            elif is_site(node):
+                values[node] = gate(node.args[1], value(node.args[0]))
+            else:
+                values[node] = node.target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
+
+    def _attribute(self, name: str) -> Any:
+        found: Any = self._module
+        for step in name.split("."):
+            found = getattr(found, step)
+        return found
+
+
+def upstream(node: Node) -> set[Node]:
+    """A node and everything that it is computed from."""
+    found, waiting = {node}, [node]
+    while waiting:
+        for operand in waiting.pop().all_input_nodes:
+            if operand not in found:
+                found.add(operand)
+                waiting.append(operand)
+    return found

@@ -1,0 +1,190 @@
+"""The change of a linear map's weights that brings its outputs to the targets: ridge towards the weights it has."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hf_lgelu.refit.moments import Moments
+
+# α, relative to the mean eigenvalue of the features' covariance. The floor is a safety device: duplicated rows and
+# cross-validation on few rows choose strengths below it that are far off elsewhere.
+STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
+_WIDEST_CROSS_VALIDATED = 2048  # beyond, one fold is held out: four factorizations of that size would take the time
+_NO_SPREAD = 1e-12  # variance of the features beside their mean square: rounding, not information
+
+Choice = Literal["kept", "bias only", "refit"]
+
+
+class NotFiniteError(ValueError):
+    """Sums that overflowed, or met a nan or an infinity."""
+
+
+@dataclass(frozen=True)
+class RidgeFit:
+    """The chosen change of a linear map.
+
+    Args:
+        choice: "kept" (no change), "bias only" or "refit".
+        strength: α of a refit, else None.
+        weight_change: (g, m, d), float64; g groups, m outputs and d features of each.
+        bias_change: (g, m), float64.
+        error_before: ‖ŷ − y‖² / ‖y − ȳ‖² over the rows held out, with the weights kept; None without
+            cross-validation, or where the targets do not vary.
+        error_after: the same with the choice.
+    """
+
+    choice: Choice
+    strength: float | None
+    weight_change: Tensor
+    bias_change: Tensor
+    error_before: float | None
+    error_after: float | None
+
+
+@dataclass(frozen=True)
+class _Deviations:
+    """Second moments around the means; around zero, with means of zero, for a map without a bias."""
+
+    count: int
+    feature_mean: Tensor
+    residual_mean: Tensor
+    gram: Tensor
+    cross: Tensor
+    residual_square: Tensor
+    scale: Tensor  # (g,) mean eigenvalue of gram, zero where the features do not vary
+
+    @classmethod
+    def of(cls, moments: Moments, intercept: bool) -> "_Deviations":
+        n, square = moments.count, moments.residual_square
+        gram, cross = moments.gram, moments.cross
+        x, r = moments.feature_sum / n, moments.residual_sum / n
+        if intercept:
+            gram = torch.baddbmm(gram, x[:, :, None], x[:, None, :], alpha=-n)
+            cross = torch.baddbmm(cross, x[:, :, None], r[:, None, :], alpha=-n)
+            square = square - n * r.square().sum()
+        else:
+            x, r = torch.zeros_like(x), torch.zeros_like(r)
+        scale, raw = (_mean_diagonal(matrix) for matrix in (gram, moments.gram))
+        return cls(n, x, r, gram, cross, square, torch.where(scale > _NO_SPREAD * raw, scale, 0.0))
+
+    def solve(self, strength: float) -> tuple[Tensor, Tensor]:
+        """(weight change transposed (g, d, m), bias change (g, m))."""
+        varies = self.scale > 0
+        system = self.gram * varies[:, None, None]
+        system.diagonal(dim1=1, dim2=2).add_(torch.where(varies, strength * self.scale, 1.0)[:, None])
+        try:
+            factor = torch.linalg.cholesky(system)
+        except torch.linalg.LinAlgError as error:
+            raise ValueError(
+                f"strength {strength} is too small for these features: their moments are singular to rounding"
+            ) from error
+        change = torch.cholesky_solve(self.cross * varies[:, None, None], factor)
+        return change, self.residual_mean - _apply(change, self.feature_mean)
+
+    def squared_error(self, change: Tensor | None, bias_change: Tensor) -> Tensor:
+        """Σ‖r − Δx − δb‖² over these rows, a scalar; `change` is Δᵀ, None for Δ = 0."""
+        error, gap = self.residual_square, self.residual_mean - bias_change
+        if change is not None:
+            error = error + (change * torch.baddbmm(self.cross, self.gram, change, beta=-2)).sum()
+            gap = gap - _apply(change, self.feature_mean)
+        return (error + self.count * gap.square().sum()).clamp(min=0)
+
+
+@torch.no_grad()
+def solve_ridge(moments: Moments, strength: float, *, intercept: bool) -> tuple[Tensor, Tensor]:
+    """The ridge of one strength: min Σ‖r − Δx − δb‖² + α·s·‖Δ‖² for each group, s the mean eigenvalue.
+
+    The intercept δb is not penalized; without one, s and the sums are those around zero. Features that do not vary
+    (dead units) get no change.
+
+    Returns:
+        (Δ (g, m, d), δb (g, m)), float64.
+    """
+    if not 0 < strength < float("inf"):
+        raise ValueError(f"strength is {strength}; accepted: a finite number above 0")
+    _check([moments])
+    change, bias_change = _Deviations.of(moments, intercept).solve(strength)
+    return change.mT.contiguous(), bias_change
+
+
+@torch.no_grad()
+def fit_ridge(folds: Sequence[Moments], *, intercept: bool) -> RidgeFit:
+    """Chooses between no change, a change of the bias alone and the strengths, and fits the choice on all folds.
+
+    Candidates are fitted on the other folds and scored on the fold left out; of equal ones the lesser change is
+    taken. Above a width of 2,048 only the first fold is left out, and strengths are tried from the least up until the
+    error rises. One fold alone: the least strength, no errors.
+    Without an intercept there is no change of the bias alone.
+    """
+    _check(folds)
+    if len(folds) == 1:
+        return RidgeFit("refit", STRENGTHS[0], *solve_ridge(folds[0], STRENGTHS[0], intercept=intercept), None, None)
+    candidates: list[tuple[Choice, float | None]] = [("refit", strength) for strength in reversed(STRENGTHS)]
+    candidates = [("kept", None), *([("bias only", None)] if intercept else []), *candidates]
+    total = reduce(operator.add, folds)
+    # Every fold is held out once, or of a wide map the first alone.
+    wide = total.gram.shape[-1] > _WIDEST_CROSS_VALIDATED
+    splits = [(reduce(operator.add, folds[1:]), folds[0])] if wide else ((total - fold, fold) for fold in folds)
+    errors = torch.zeros(len(candidates), dtype=torch.float64)
+    for fitted, held_out in splits:
+        errors += _scores(_Deviations.of(fitted, intercept), _Deviations.of(held_out, intercept), candidates, wide)
+    best = int(errors.argmin())  # the first of equal ones
+    everything = _Deviations.of(total, intercept)
+    change, bias_change = _change(everything, candidates[best])
+    change = torch.zeros_like(everything.cross) if change is None else change
+    before, after = (_relative(float(errors[index]), folds[0] if wide else total) for index in (0, best))
+    return RidgeFit(*candidates[best], change.mT.contiguous(), bias_change, before, after)
+
+
+def _scores(
+    fitted: _Deviations, unseen: _Deviations, candidates: Sequence[tuple[Choice, float | None]], wide: bool
+) -> Tensor:
+    """Squared error of each candidate on the rows not fitted; of a wide map, no strength behind the first that is worse
+    than the one below it (∞ stands there)."""
+    scores = torch.full((len(candidates),), torch.inf, dtype=torch.float64)
+    rising = False
+    for index in reversed(range(len(candidates))):  # from the least strength up, what needs no solution at the end
+        if candidates[index][1] is None or not rising:
+            scores[index] = unseen.squared_error(*_change(fitted, candidates[index])).cpu()
+            rising = wide and index + 1 < len(candidates) and bool(scores[index] > scores[index + 1])
+    return scores
+
+
+def _change(fitted: _Deviations, candidate: tuple[Choice, float | None]) -> tuple[Tensor | None, Tensor]:
+    """(Δᵀ or None for zero, δb)."""
+    choice, strength = candidate
+    if strength is not None:
+        return fitted.solve(strength)
+    return None, torch.zeros_like(fitted.residual_mean) if choice == "kept" else fitted.residual_mean
+
+
+def _relative(squared_error: float, targets: Moments) -> float | None:
+    spread = float(targets.target_square - targets.target_sum.square().sum() / targets.count)
+    return squared_error / spread if spread > _NO_SPREAD * float(targets.target_square) else None
+
+
+def _check(folds: Sequence[Moments]) -> None:
+    if not folds:
+        raise ValueError("no fold of moments; accepted: one or more")
+    shapes = {tuple(fold.cross.shape) for fold in folds}
+    if len(shapes) > 1:
+        raise ValueError(f"folds of different groups, features and outputs: {sorted(shapes)}")
+    if not all(fold.count for fold in folds):
+        raise ValueError(f"folds of {[fold.count for fold in folds]} rows; accepted: at least one row in each")
+    if not all(fold.is_finite() for fold in folds):
+        raise NotFiniteError("moments are not finite: features, residuals or targets hold nan, inf or overflow float32")
+
+
+def _mean_diagonal(matrices: Tensor) -> Tensor:
+    """The mean eigenvalue of each of (g, d, d)."""
+    return matrices.diagonal(dim1=1, dim2=2).mean(1)
+
+
+def _apply(change: Tensor, mean: Tensor) -> Tensor:
+    """Δx of (g, d, m) and (g, d): (g, m)."""
+    return (change.mT @ mean[:, :, None]).squeeze(2)

@@ -1,0 +1,96 @@
+"""Writing a refit into the network: weights as each kind of layer stores them, biases, BatchNorm behind them."""
+
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.refit.layers import Layer, LinearMap
+from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.ridge import RidgeFit
+from hf_lgelu.refit.target import norm_epsilon
+
+_DEAD = 1e-6  # a channel scaled down by as much against the largest cannot be reached
+
+
+def has_intercept(layer: Layer) -> bool:
+    """Whether a constant per output channel can be added at one of the maps."""
+    return any(consumer.bias is not None for consumer in layer.maps)
+
+
+@torch.no_grad()
+def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFit, moments: Moments) -> None:
+    """Change the layer's weights in `student` as fitted; nothing is changed where the fit kept them.
+
+    The fit is in units of the target. `moments` are those of all rows fitted on: a BatchNorm right behind a map gets
+    the statistics of the map's new outputs, with its scale and shift such that the function in eval mode is the same.
+    """
+    if fit.choice == "kept":
+        return
+    start = 0
+    takes_bias = next((consumer for consumer in layer.maps if consumer.bias is not None), None)
+    for consumer in layer.maps:
+        features = slice(start, start + consumer.width)
+        start += consumer.width
+        _add(student, consumer.operation.weight, _as_stored(consumer, fit.weight_change[..., features].cpu()))
+        if consumer is takes_bias:
+            change = fit.bias_change.flatten().cpu()
+            _add(student, consumer.bias.parameter, change * _inverse(consumer.bias.scale))
+        _recentre(student, program, consumer, moments, features)
+
+
+def _as_stored(consumer: LinearMap, change: Tensor) -> Tensor:
+    """(g, m, d) in units of the target → the change of the weight, flat but for the axes that Conv1D swaps."""
+    groups, outputs, _ = change.shape
+    change = change.reshape(groups * outputs, -1) * _inverse(consumer.target.scale)[:, None]
+    return change if consumer.operation.output_axis == 0 else change.T
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    alive = scale.abs() > _DEAD * scale.abs().max()
+    return torch.where(alive, 1 / scale, 0.0)
+
+
+def _add(student: nn.Module, name: str, change: Tensor) -> None:
+    parameter = student.get_parameter(name)
+    value = parameter.detach().cpu().double() + change.reshape(parameter.shape)
+    parameter.copy_(value)
+
+
+def _recentre(student: nn.Module, program: Program, consumer: LinearMap, moments: Moments, features: slice) -> None:
+    """Give the BatchNorm behind a map the mean and variance of its new outputs, and leave what it computes."""
+    path = consumer.target.path
+    if not path or consumer.target.norm is not path[0]:
+        return
+    norm = path[0]
+    if any(operand is None for operand in norm.args[1:5]):
+        return
+    weight, bias, mean, variance = (_stored(student, program.name_of(operand)) for operand in norm.args[1:5])
+    epsilon = norm_epsilon(norm)
+    new_mean, new_variance = _output_statistics(student, consumer, moments, features)
+    factor = weight.double().cpu() * (variance.double().cpu() + epsilon).rsqrt()
+    bias.copy_(bias.double().cpu() + factor * (new_mean - mean.double().cpu()))
+    weight.copy_(factor * (new_variance + epsilon).sqrt())
+    mean.copy_(new_mean)
+    variance.copy_(new_variance)
+
+
+def _stored(student: nn.Module, name: str) -> Tensor:
+    owner, _, attribute = name.rpartition(".")
+    return getattr(student.get_submodule(owner), attribute)
+
+
+def _output_statistics(
+    student: nn.Module, consumer: LinearMap, moments: Moments, features: slice
+) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased variance of each output channel over the rows of `moments`, with the weights as they are."""
+    groups = consumer.geometry.groups
+    weight = student.get_parameter(consumer.operation.weight).detach().cpu().double()
+    weight = weight if consumer.operation.output_axis == 0 else weight.T
+    weight = weight.reshape(groups, -1, consumer.width)
+    mean = (moments.feature_sum[:, features] / moments.count).cpu()
+    covariance = moments.gram[:, features, features].cpu() / moments.count - mean[:, :, None] * mean[:, None, :]
+    output_mean = torch.einsum("gmd,gd->gm", weight, mean).flatten()
+    output_variance = torch.einsum("gmd,gde,gme->gm", weight, covariance, weight).flatten().clamp(min=0)
+    if consumer.operation.bias is not None:
+        output_mean = output_mean + student.get_parameter(consumer.operation.bias).detach().cpu().double()
+    return output_mean, output_variance * moments.count / max(moments.count - 1, 1)

@@ -1,0 +1,74 @@
+"""What a benchmark is scored by: the functions that Trainer calls, on modules of `evaluate`.
+
+Trainer has gathered the predictions of every process, so each process computes the same score by itself, in
+memory: there is no file for them to share. `evaluate` takes seconds to import, hence only inside.
+"""
+
+import importlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import EvalPrediction
+
+from hf_lgelu.cli.inputs.token_blocks import IGNORED
+from lgelu_lab.benchmarks.locate import require_package
+
+
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    """{"accuracy": share of rows whose largest logit is that of their label}; Trainer's `compute_metrics`.
+
+    `prediction` holds logits (N, classes) and labels (N,); of equal logits the first class counts.
+    """
+    classes = np.argmax(prediction.predictions, axis=-1)
+    return _metric("accuracy", "Accuracy").compute(predictions=classes, references=prediction.label_ids)
+
+
+def perplexity(prediction: EvalPrediction) -> dict[str, float]:
+    """{"perplexity": exp of the mean negative log-likelihood of a predicted token}; Trainer's `compute_metrics`.
+
+    `prediction` holds the result of `token_losses`, (N, T − 1), and labels (N, T); where a label is -100,
+    nothing is predicted. Summed in float64, so that it is exact for any division into batches and processes.
+
+    Raises RuntimeError if it is no finite number, since no score of a record may be.
+    """
+    predicted = prediction.label_ids[:, 1:] != IGNORED
+    sums = np.where(predicted, prediction.predictions, 0).sum(axis=1, dtype=np.float64)
+    score = _metric("perplexity", "Perplexity").compute(predictions=sums, references=predicted.sum(axis=1))
+    if not np.isfinite(score["perplexity"]):
+        raise RuntimeError(
+            f"the perplexity is {score['perplexity']}: the mean loss of a token is {sums.sum() / predicted.sum():.6g} "
+            "nats. Training has diverged; lower learning_rate, or lengthen warmup_steps"
+        )
+    return score
+
+
+@torch.no_grad()
+def token_losses(logits: Any, labels: Tensor) -> Tensor:
+    """The negative log-likelihood of each predicted token; Trainer's `preprocess_logits_for_metrics`.
+
+    An evaluation then keeps one number a token, and not one for each of its possible values.
+
+    Args:
+        logits: (batch, T, vocabulary), or a tuple that has them first.
+        labels: (batch, T), int64; those at t + 1 are what position t predicts.
+
+    Returns:
+        (batch, T − 1), float32, in nats, on the logits' device; 0 where the label is -100.
+    """
+    if isinstance(logits, tuple | list):
+        logits = logits[0]
+    # Row by row: a float32 copy of a batch of logits would be the largest tensor of the evaluation.
+    return torch.stack(
+        [
+            torch.nn.functional.cross_entropy(row[:-1].float(), wanted[1:], reduction="none", ignore_index=IGNORED)
+            for row, wanted in zip(logits, labels, strict=True)
+        ]
+    )
+
+
+def _metric(folder: str, name: str) -> Any:
+    require_package("evaluate")
+    module = importlib.import_module(f"lgelu_lab.benchmarks.metric_modules.{folder}.{folder}")
+    return getattr(module, name)(keep_in_memory=True)

@@ -1,0 +1,143 @@
+"""ReLU without training: the GELU networks as they are, swapped, with folded biases and refitted, beside hardened."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.models.surgery import TemporaryRelu, substitute_relu
+from hf_lgelu.refit.calibration import Batch, read_batches
+from hf_lgelu.refit.compare import evaluate_conversion
+from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
+from hf_lgelu.refit.plan import cut_batches
+from hf_lgelu.refit.report import NetChange
+from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
+from lgelu_lab.measurements.bias_fold import fold_biases
+from lgelu_lab.measurements.calibration_draw import available_rows, draw_calibration
+from lgelu_lab.measurements.evaluate import evaluate
+from lgelu_lab.measurements.measurement import Measurement
+from lgelu_lab.measurements.models import TrainedModel
+
+CONVERSION_COLUMNS: dict[str, str] = {
+    "model": "network: gelu, which is converted, or hardened_relu, which was trained to be a ReLU network",
+    "method": "original (GELU), direct (swapped, weights as they are), bias-fold (biases fitted alone), refit or "
+    "hardened",
+    "rows": "calibration rows: of text tokens, else rows of features or images; null where none are needed",
+    "score": "the benchmark's metric on the evaluation split",
+    "original_score": "the same of the GELU network",
+    "kl": "mean KL(original ‖ network) on the evaluation split, nats per prediction",
+    "agreement": "share of predictions on the evaluation split with the original's argmax, 0 to 1",
+    "max_logit_change": "largest difference from a logit of the original's on the evaluation split",
+    "seconds": "wall time of the conversion; of the hardened network that of its training",
+    "refusal": "why there is no such network; null where there is",
+}
+"""Every key of a row and what it is."""
+
+_UNCHANGED = NetChange(kl=0.0, agreement=1.0, max_logit_change=0.0, relative_error=0.0)
+
+
+@dataclass(frozen=True)
+class ConversionSettings:
+    """What is fitted on.
+
+    Args:
+        rows: calibration rows of the refits, of text tokens; as many as there are where there are fewer. The bias
+            fold takes the most.
+        seed: of the draw from the training rows.
+    """
+
+    rows: tuple[int, ...] = (64, 256, 1024, 8192)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class _Original:
+    """The GELU network, what its conversions are scored on, and its score with and without ReLU at the gates."""
+
+    model: PreTrainedModel
+    benchmark: Benchmark
+    data: BenchmarkData
+    score: float
+    direct_score: float
+    batches: tuple[Batch, ...]
+
+    @classmethod
+    def of(cls, trained: TrainedModel, benchmark: Benchmark, data: BenchmarkData) -> "_Original":
+        model = trained.load()
+        scores = evaluate(model, benchmark, data)
+        batches = tuple(cut_batches(read_batches(data.eval, collate=benchmark.collate), None))
+        return cls(model.cpu(), benchmark, data, scores[benchmark.metric], scores[f"relu_{benchmark.metric}"], batches)
+
+    def row(self, model: str, method: str, rows: int | None = None, **values: Any) -> dict[str, Any]:
+        return dict.fromkeys(CONVERSION_COLUMNS) | {
+            "model": model, "method": method, "rows": rows, "original_score": self.score, **values,
+        }  # fmt: skip
+
+    def compared(self, network: PreTrainedModel) -> dict[str, float]:
+        score = evaluate(network, self.benchmark, self.data)[self.benchmark.metric]
+        substitution = TemporaryRelu(self.model, kinds=SMOOTH_KINDS)
+        evaluation = evaluate_conversion(self.model, network.cpu(), substitution, self.batches)
+        return {"score": score, **_change(evaluation.refitted)}
+
+
+def measure_conversion(
+    models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: ConversionSettings
+) -> list[dict[str, Any]]:
+    """A row per way from the GELU network to a ReLU one, and one of the GELU network itself."""
+    original = _Original.of(models["gelu"], benchmark, data)
+    swapped = models["gelu"].load()
+    substitute_relu(swapped, kinds=SMOOTH_KINDS)
+    direct = original.compared(swapped) | {"score": original.direct_score}
+    counts = sorted({min(rows, available_rows(data)) for rows in settings.rows})
+    hardened = original.compared(models["hardened_relu"].load())
+    return [
+        original.row("gelu", "original", score=original.score, **_change(_UNCHANGED)),
+        original.row("gelu", "direct", **direct),
+        _converted(original, "bias-fold", counts[-1], settings.seed, _folded),
+        *(_converted(original, "refit", rows, settings.seed, _refitted) for rows in counts),
+        original.row("hardened_relu", "hardened", **hardened, seconds=models["hardened_relu"].record.seconds),
+    ]
+
+
+def _converted(
+    original: _Original,
+    method: str,
+    rows: int,
+    seed: int,
+    convert: Callable[[_Original, Any], tuple[PreTrainedModel, float]],
+) -> dict[str, Any]:
+    calibration = draw_calibration(original.data, rows, seed)
+    try:
+        network, seconds = convert(original, calibration)
+    except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
+        return original.row("gelu", method, rows, refusal=str(refusal))
+    return original.row("gelu", method, rows, **original.compared(network), seconds=seconds)
+
+
+def _refitted(original: _Original, calibration: Any) -> tuple[PreTrainedModel, float]:
+    converted, report = convert_to_relu(original.model, calibration, collate=original.benchmark.collate)
+    return converted, report.seconds
+
+
+def _folded(original: _Original, calibration: Any) -> tuple[PreTrainedModel, float]:
+    started = time.perf_counter()
+    network = fold_biases(original.model, calibration, original.benchmark)
+    return network, time.perf_counter() - started
+
+
+def _change(change: NetChange) -> dict[str, float | None]:
+    return {name: getattr(change, name) for name in ("kl", "agreement", "max_logit_change")}
+
+
+CONVERSION = Measurement(
+    name="conversion",
+    description="ReLU without training: direct swap, bias fold and refit at several numbers of rows, beside hardening",
+    benchmarks=("mlp-digits", "mlp-adult", "mlp-fmnist", "resnet18-cifar10", "deit-tiny-imagenet", "gpt2-wikitext2"),
+    models=("gelu", "hardened_relu"),
+    settings=ConversionSettings,
+    measure=measure_conversion,
+)
+"""The row of MEASUREMENTS."""

@@ -1,0 +1,293 @@
+"""Float32 and int8 of the benchmarks' networks in onnxruntime: score, size, agreement, latency, what stays float."""
+
+import copy
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import EvalPrediction
+
+from hf_lgelu.analysis.int8 import QUANTIZED_OPERATIONS, count_optimized, quantize_onnx
+from hf_lgelu.export.onnx.onnx_export import export_onnx
+from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from lgelu_lab.benchmarks.data import Rows
+from lgelu_lab.benchmarks.image_rows import ImageRows
+from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
+from lgelu_lab.measurements.measurement import Measurement
+from lgelu_lab.measurements.models import TrainedModel
+
+FLOAT32 = "float32"
+
+PRECISIONS: tuple[str, ...] = (FLOAT32, *(f"int8-{operations}" for operations in QUANTIZED_OPERATIONS))
+"""float32; int8-all: every operation that onnxruntime can; int8-layers: convolutions and matrix products alone."""
+
+INT8_COLUMNS: dict[str, str] = {
+    "model": "network",
+    "precision": "float32, int8-all (every operation that can be) or int8-layers (Conv, Gemm and MatMul alone)",
+    "batch_size": "rows of one call in the latencies; what is not a latency is the same for every batch size",
+    "metric": "the benchmark's metric",
+    "score": "the metric in onnxruntime on the rows evaluated, the first of the evaluation split",
+    "torch_score": "the metric of the float32 network in torch on the same rows",
+    "evaluated_rows": "rows evaluated",
+    "same_argmax": "share of predictions (a row's class, or a token's) equal to torch's",
+    "max_logit_difference": "largest difference of a logit from torch's on the rows evaluated",
+    "largest_logit": "largest |logit| of torch there",
+    "export_difference": "largest difference of the export from torch on batches of three sizes, before quantization",
+    "file_bytes": "size of the ONNX file, bytes",
+    "calibration_rows": "training rows, not augmented, that gave the ranges of the activations; null in float32",
+    "activations": "activations in the exported graph",
+    "float_activations": "of these, computed in float in the graph that onnxruntime runs",
+    "vanished_activations": "of these, part of an integer operation there; 0 in float32",
+    "integer_layers": "convolutions and matrix products in integers there",
+    "quantize_nodes": "nodes that turn float into integers there",
+    "dequantize_nodes": "nodes that turn integers into float there",
+    "min_ms": "smallest over the rounds of the mean time of a call, ms, single thread",
+    "quartile1_ms": "first quartile over the rounds, ms",
+    "median_ms": "median over the rounds, ms",
+    "quartile3_ms": "third quartile over the rounds, ms",
+    "rounds": "rounds; in each, every network, precision and batch size once, in a new random order",
+    "calls_per_round": "calls timed together in a round",
+}
+"""Every key of a row and what it is."""
+
+
+@dataclass(frozen=True)
+class Int8Settings:
+    """What is asked.
+
+    Args:
+        calibration_rows: drawn from the training split; all of them if it has fewer.
+        precisions: of PRECISIONS.
+        batch_sizes: of the latencies.
+        max_evaluation_rows: None for the whole evaluation split.
+        evaluation_batch_size: rows of one call there.
+        rounds: of the latencies.
+        min_round_seconds: calls are repeated in a round until it is expected to take as long.
+        seed: of the calibration rows and of the order in each round.
+    """
+
+    calibration_rows: int = 256
+    precisions: tuple[str, ...] = PRECISIONS
+    batch_sizes: tuple[int, ...] = (1, 64)
+    max_evaluation_rows: int | None = None
+    evaluation_batch_size: int = 64
+    rounds: int = 30
+    min_round_seconds: float = 0.005
+    seed: int = 0
+
+
+@dataclass
+class _Variant:
+    """One network in one precision: its session, and what is known of it so far."""
+
+    model: str
+    precision: str
+    session: OnnxModel
+    facts: dict[str, Any]
+    predictions: list[np.ndarray] = field(default_factory=list)
+    same: int = 0
+    difference: float = 0.0
+
+
+def measure_int8(
+    models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: Int8Settings
+) -> list[dict[str, Any]]:
+    """A row per network, precision and batch size; all latencies from one interleaved run.
+
+    Raises ValueError for settings out of range, ImportError without the extra [onnx].
+    """
+    _check(settings)
+    calibration = calibration_batches(data.train, benchmark, settings)
+    variants = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, trained in models.items():
+            network = trained.load()
+            made = _variants(name, network, Path(folder), calibration, settings)
+            _evaluate(network, made, benchmark, data.eval, settings)
+            variants += made
+    latencies = _latencies(variants, benchmark, data.eval, settings)
+    return [
+        {"model": v.model, "precision": v.precision, "batch_size": size}
+        | v.facts
+        | latencies[v.model, v.precision, size]
+        for v in variants
+        for size in settings.batch_sizes
+    ]
+
+
+def calibration_batches(train: Rows, benchmark: Benchmark, settings: Int8Settings) -> list[dict[str, np.ndarray]]:
+    """Training rows drawn without replacement, as they are before augmentation, in batches of at most 16."""
+    if isinstance(train, ImageRows):
+        train = copy.copy(train)
+        train.augmentation = None
+    generator = torch.Generator().manual_seed(settings.seed)
+    chosen = torch.randperm(len(train), generator=generator)[: settings.calibration_rows].tolist()
+    return [_inputs(_take(train, benchmark, chosen[i : i + 16])) for i in range(0, len(chosen), 16)]
+
+
+def _variants(
+    name: str, network: nn.Module, folder: Path, calibration: list[dict[str, np.ndarray]], settings: Int8Settings
+) -> list[_Variant]:
+    """The network in every precision."""
+    file = folder / f"{name}.onnx"
+    example = {key: torch.from_numpy(array[:4]) for key, array in calibration[0].items()}
+    exported = export_onnx(network, file, example)
+    shared = {"export_difference": max(exported.max_abs_difference, exported.other_shapes_max_abs_difference)}
+    made = []
+    for precision in settings.precisions:
+        if precision == FLOAT32:
+            path, rows, counts = file, None, count_optimized(file)
+        else:
+            path = folder / f"{name}-{precision}.onnx"
+            quantized = quantize_onnx(file, path, calibration, operations=precision.removeprefix("int8-"))
+            rows, counts = quantized.calibration_rows, quantized.counts
+        facts = {
+            **shared,
+            "file_bytes": path.stat().st_size,
+            "calibration_rows": rows,
+            "activations": exported.activations,
+            "float_activations": counts.float_activations,
+            "vanished_activations": exported.activations - counts.float_activations,
+            "integer_layers": counts.integer_layers,
+            "quantize_nodes": counts.quantize,
+            "dequantize_nodes": counts.dequantize,
+        }
+        made.append(_Variant(name, precision, OnnxModel(path), facts))
+    return made
+
+
+@torch.no_grad()
+def _evaluate(
+    network: nn.Module, variants: list[_Variant], benchmark: Benchmark, rows: Rows, settings: Int8Settings
+) -> None:
+    """Score every variant, and compare its logits with torch's, batch by batch."""
+    count = len(rows) if settings.max_evaluation_rows is None else min(len(rows), settings.max_evaluation_rows)
+    reference, labels, largest, predicted = [], [], 0.0, 0
+    for start in range(0, count, settings.evaluation_batch_size):
+        batch = _take(rows, benchmark, list(range(start, min(count, start + settings.evaluation_batch_size))))
+        inputs = _inputs(batch)
+        wanted = network(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits
+        reference.append(_predictions(wanted, batch["labels"], benchmark))
+        labels.append(batch["labels"].numpy())
+        largest, predicted = max(largest, wanted.abs().max().item()), predicted + wanted[..., 0].numel()
+        for variant in variants:
+            found = torch.from_numpy(variant.session(inputs)[0])
+            variant.predictions.append(_predictions(found, batch["labels"], benchmark))
+            variant.same += (found.argmax(-1) == wanted.argmax(-1)).sum().item()
+            variant.difference = max(variant.difference, (found - wanted).abs().max().item())
+    label_ids = np.concatenate(labels)
+    torch_score = _score(reference, label_ids, benchmark)
+    for variant in variants:
+        variant.facts |= {
+            "metric": benchmark.metric,
+            "score": _score(variant.predictions, label_ids, benchmark),
+            "torch_score": torch_score,
+            "evaluated_rows": count,
+            "same_argmax": variant.same / predicted,
+            "max_logit_difference": variant.difference,
+            "largest_logit": largest,
+        }
+        variant.predictions.clear()
+
+
+def _latencies(
+    variants: list[_Variant], benchmark: Benchmark, rows: Rows, settings: Int8Settings
+) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """{(model, precision, batch size): times}, every one once in each round."""
+    jobs = {}
+    for size in settings.batch_sizes:
+        inputs = _inputs(_take(rows, benchmark, [i % len(rows) for i in range(size)]))
+        jobs |= {(v.model, v.precision, size): (v.session, inputs) for v in variants}
+    calls = {}
+    for key, job in jobs.items():
+        _time(*job, 3)  # the first calls allocate
+        fastest = min(_time(*job, 1) for _ in range(5))
+        calls[key] = max(1, math.ceil(settings.min_round_seconds / fastest))
+    times: dict[tuple[str, str, int], list[float]] = {key: [] for key in jobs}
+    for key in _orders(list(jobs), settings):
+        times[key].append(_time(*jobs[key], calls[key]) * 1e3)
+    return {
+        key: {**_summary(values), "rounds": settings.rounds, "calls_per_round": calls[key]}
+        for key, values in times.items()
+    }
+
+
+def _orders(keys: list[Any], settings: Int8Settings) -> Iterator[Any]:
+    generator = np.random.default_rng(settings.seed)
+    for _ in range(settings.rounds):
+        for i in generator.permutation(len(keys)):
+            yield keys[i]
+
+
+def _time(session: OnnxModel, inputs: dict[str, np.ndarray], calls: int) -> float:
+    """Seconds a call."""
+    started = time.perf_counter()
+    for _ in range(calls):
+        session(inputs)
+    return (time.perf_counter() - started) / calls
+
+
+def _summary(milliseconds: list[float]) -> dict[str, float]:
+    first, median, third = statistics.quantiles(milliseconds, n=4, method="inclusive")
+    found = {"min_ms": min(milliseconds), "quartile1_ms": first, "median_ms": median, "quartile3_ms": third}
+    return {name: round(value, 6) for name, value in found.items()}
+
+
+def _take(rows: Rows, benchmark: Benchmark, numbers: list[int]) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in benchmark.collate(rows.__getitems__(numbers)).items()}
+
+
+def _inputs(batch: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in batch.items() if name != "labels"}
+
+
+def _predictions(logits: Tensor, labels: Tensor, benchmark: Benchmark) -> np.ndarray:
+    kept = logits if benchmark.preprocess_logits is None else benchmark.preprocess_logits(logits, labels)
+    return kept.numpy()
+
+
+def _score(predictions: list[np.ndarray], labels: np.ndarray, benchmark: Benchmark) -> float:
+    found = benchmark.compute_metrics(EvalPrediction(predictions=np.concatenate(predictions), label_ids=labels))
+    return float(found[benchmark.metric])
+
+
+def _check(settings: Int8Settings) -> None:
+    unknown = [precision for precision in settings.precisions if precision not in PRECISIONS]
+    if unknown or not settings.precisions:
+        raise ValueError(f"precisions must be of {', '.join(PRECISIONS)}, got {list(settings.precisions)}")
+    counts = {
+        "calibration_rows": settings.calibration_rows,
+        "evaluation_batch_size": settings.evaluation_batch_size,
+        "max_evaluation_rows": 1 if settings.max_evaluation_rows is None else settings.max_evaluation_rows,
+        **{f"batch_sizes[{i}]": size for i, size in enumerate(settings.batch_sizes)},
+    }
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if settings.rounds < 2 or not settings.batch_sizes:
+        raise ValueError(
+            f"rounds must be at least 2, for quartiles, and batch_sizes one or more, got {settings.rounds} and "
+            f"{list(settings.batch_sizes)}"
+        )
+
+
+INT8 = Measurement(
+    name="int8",
+    description="float32 and static int8 in onnxruntime: score, size, latency, activations that stay float",
+    benchmarks=(
+        *("mlp-digits", "mlp-adult", "mlp-fmnist"),
+        *("resnet18-cifar10", "deit-tiny-imagenet", "gpt2-wikitext2"),
+    ),
+    models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
+    settings=Int8Settings,
+    measure=measure_int8,
+)
+"""The row of MEASUREMENTS."""

@@ -1,0 +1,32 @@
+"""What a measurement is: networks compared on a benchmark's rows, with settings, giving flat rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
+from lgelu_lab.measurements.models import TrainedModel
+
+Measure = Callable[[Mapping[str, TrainedModel], Benchmark, BenchmarkData, Any], Sequence[Mapping[str, Any]]]
+"""(networks, benchmark, its rows, settings) → flat rows with the same keys, "model" among them."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One kind of measurement.
+
+    Args:
+        name: its key in MEASUREMENTS.
+        description: one line.
+        benchmarks: what it can be made on.
+        models: keys of `downstream.models.MODELS` that it needs.
+        settings: a dataclass with a default in every field.
+        measure: makes the rows.
+    """
+
+    name: str
+    description: str
+    benchmarks: tuple[str, ...]
+    models: tuple[str, ...]
+    settings: type
+    measure: Measure

@@ -1,0 +1,146 @@
+"""One measurement on the networks of one benchmark and seed: load, measure, record."""
+
+import importlib.metadata
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from typing import Any
+
+from hf_lgelu.environment import hardware, package_versions
+from lgelu_lab.benchmarks.options import DataOptions, ModelOptions
+from lgelu_lab.benchmarks.table import BenchmarkData
+from lgelu_lab.measurements.measurement import Measurement
+from lgelu_lab.measurements.models import TrainedModel, find_models
+from lgelu_lab.measurements.records import MeasurementRecord, measurement_path, read_measurement, write_measurement
+from lgelu_lab.measurements.table import MEASUREMENTS
+from lgelu_lab.studies.arguments import check_benchmark
+
+_TOOLS = ("onnx", "onnxscript", "onnxruntime", "maraboupy", "torch-pruning")
+
+
+def run_measurement(
+    measurement: Measurement,
+    benchmark: str,
+    seed: int,
+    runs: str | os.PathLike,
+    output_dir: str | os.PathLike,
+    settings: Any,
+    *,
+    data_dir: str | None = None,
+) -> MeasurementRecord:
+    """Measure, and write the record below `output_dir`; one that is there with the same settings is returned.
+
+    Args:
+        measurement: a row of MEASUREMENTS.
+        benchmark: a key of BENCHMARKS that the measurement knows.
+        seed: of the runs that trained the networks.
+        runs: output folder of the study "downstream".
+        output_dir: of the records.
+        settings: an instance of `measurement.settings`.
+        data_dir: folder with local copies of the data sets, as for training.
+
+    Raises:
+        ValueError: the measurement cannot be made on this benchmark, or the record that is there has other settings.
+        FileNotFoundError: the networks are not trained yet.
+    """
+    if benchmark not in measurement.benchmarks:
+        raise ValueError(f"{measurement.name} is measured on {', '.join(measurement.benchmarks)}, not on {benchmark!r}")
+    asked = asdict(settings)
+    path = measurement_path(output_dir, benchmark, measurement.name, seed)
+    if path.exists():
+        return _there(path, asked)
+    models = find_models(runs, benchmark, seed, measurement.models)
+    data = load_data(models, benchmark, data_dir)
+    started = time.perf_counter()
+    rows = [dict(row) for row in measurement.measure(models, check_benchmark(benchmark), data, settings)]
+    record = MeasurementRecord(
+        measurement=measurement.name,
+        benchmark=benchmark,
+        seed=seed,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=round(time.perf_counter() - started, 3),
+        settings=_plain(asked),
+        models={name: model.summary() for name, model in models.items()},
+        rows=tuple(rows),
+        versions=package_versions() | _tool_versions(),
+        hardware=hardware(1),
+    )
+    write_measurement(record, output_dir)
+    return record
+
+
+def load_data(models: Mapping[str, TrainedModel], benchmark: str, data_dir: str | None = None) -> BenchmarkData:
+    """The rows that the networks were trained and evaluated on, as the first one's record tells them."""
+    config = next(iter(models.values())).record.config
+    options = ModelOptions(**{field.name: config.get(field.name) for field in fields(ModelOptions)})
+    rows = DataOptions(
+        data_dir=data_dir,
+        max_train_samples=config.get("max_train_samples"),
+        max_eval_samples=config.get("max_eval_samples"),
+        validation_fraction=config.get("validation_fraction", 0.0),
+    )
+    return check_benchmark(benchmark).load(rows, options)
+
+
+def check_measurements(names: Sequence[str]) -> list[Measurement]:
+    """The rows of MEASUREMENTS of these names, all of them if there is none."""
+    for name in names:
+        if name not in MEASUREMENTS:
+            raise ValueError(f"unknown measurement {name!r}; accepted: {', '.join(MEASUREMENTS)}")
+    return [MEASUREMENTS[name] for name in names or MEASUREMENTS]
+
+
+def choose_settings(measurement: Measurement, given: Mapping[str, Any]) -> Any:
+    """The measurement's settings with those `given`.
+
+    Raises ValueError for one that it does not have, TypeError for a value of another kind than the default's.
+    """
+    names = {field.name for field in fields(measurement.settings)}
+    foreign = sorted(given.keys() - names)
+    if foreign:
+        raise ValueError(
+            f"{measurement.name} has no setting {', '.join(foreign)}; accepted: {', '.join(sorted(names))}"
+        )
+    # JSON has lists where the settings have tuples.
+    chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    defaults = measurement.settings()
+    for name, value in chosen.items():
+        default = getattr(defaults, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = number if isinstance(default, int | float) else default is None or isinstance(value, type(default))
+        if not fits:
+            raise TypeError(
+                f"{measurement.name} takes {name} as {type(default).__name__}, e.g. {name}={_example(default)}; "
+                f"got {value!r}"
+            )
+    return measurement.settings(**chosen)
+
+
+def _example(default: Any) -> str:
+    return json.dumps(list(default) if isinstance(default, tuple) else default)
+
+
+def _there(path: os.PathLike, asked: Mapping[str, Any]) -> MeasurementRecord:
+    record = read_measurement(path)
+    differing = [name for name, value in _plain(asked).items() if record.settings.get(name) != value]
+    if differing:
+        had = ", ".join(f"{name}={record.settings.get(name)!r}" for name in differing)
+        raise ValueError(f"{path} was measured with {had}; remove it, or give another output folder")
+    return record
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+
+
+def _tool_versions() -> dict[str, str]:
+    versions = {}
+    for package in _TOOLS:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions

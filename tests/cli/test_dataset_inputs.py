@@ -1,0 +1,293 @@
+"""A data set's rows as a model takes them: which column, which rows, which labels, and what is refused."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet
+from lgelu_lab.benchmarks.tokenizer import train_tokenizer
+from PIL import Image
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
+from hf_lgelu.cli.inputs.input_set import sample_numbers
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+TEXTS = [" ".join(WORDS[(i + j) % 8] for j in range(3 + i % 4)) + f" {i}\n" for i in range(200)]
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """A folder with a tokenizer, and the tokenizer."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    made = train_tokenizer(TEXTS, 300, 64)
+    made.pad_token = made.eos_token
+    made.save_pretrained(folder)
+    return str(folder), PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300, n_positions=16))
+
+
+@pytest.fixture(scope="module")
+def bert():
+    config = BertConfig(
+        vocab_size=300, max_position_embeddings=16, **SMALL, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}
+    )
+    return BertForSequenceClassification(config)
+
+
+@pytest.fixture(scope="module")
+def mlp():
+    return MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_labels=3))
+
+
+def inputs(rows, model, source="nowhere", name="rows", *, wanted=None, seed=0, sequence_length=None, **columns):
+    chosen = DatasetName(name, split="train", **columns)
+    return dataset_rows(chosen, rows, model, source, wanted=wanted, seed=seed, sequence_length=sequence_length)
+
+
+def whole(made):
+    return made.rows.__getitems__(range(len(made)))
+
+
+def test_a_language_model_gets_blocks_of_the_text_as_it_was_written(tokenizer, gpt2):
+    source, tokens = tokenizer
+    made = inputs(datasets.Dataset.from_dict({"text": TEXTS}), gpt2, source)
+    batch = whole(made)
+    text = torch.tensor([token for line in TEXTS for token in tokens(line)["input_ids"]])
+    blocks = text[: len(text) // 16 * 16].view(-1, 16)
+    assert {tuple(row) for row in batch["input_ids"].tolist()} == {tuple(row) for row in blocks.tolist()}
+    assert len(made) == len(blocks) > 20
+    assert torch.equal(batch["labels"][:, 1:], batch["input_ids"][:, 1:])
+    assert (batch["labels"][:, 0] == -100).all()
+    assert "labels" not in made.first(2)
+
+
+def test_so_many_blocks_by_a_seed(tokenizer, gpt2):
+    source, _ = tokenizer
+    rows = datasets.Dataset.from_dict({"text": TEXTS, "author": ["x"] * 200})
+    first, again, other = (
+        whole(inputs(rows, gpt2, source, wanted=5, seed=seed, sequence_length=8))["input_ids"] for seed in (1, 1, 2)
+    )
+    assert first.shape == (5, 8)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_seed_counts_where_all_texts_are_read(tokenizer, gpt2):
+    rows = datasets.Dataset.from_dict({"text": TEXTS[:60]})
+    first, other = (whole(inputs(rows, gpt2, tokenizer[0], wanted=5, seed=seed))["input_ids"] for seed in (1, 2))
+    assert not torch.equal(first, other)
+
+
+def test_blocks_have_no_token_that_the_text_does_not_have(tokenizer, gpt2, tmp_path):
+    """Some tokenizers put one before each text; in the middle of a block it would be out of place."""
+    framed = PreTrainedTokenizerFast.from_pretrained(tokenizer[0])
+    end = (framed.eos_token, framed.eos_token_id)
+    framed.backend_tokenizer.post_processor = TemplateProcessing(single=f"{end[0]} $A", special_tokens=[end])
+    framed.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("one")["input_ids"][0] == end[1]
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    ids = whole(inputs(rows, gpt2, str(tmp_path)))["input_ids"]
+    assert torch.equal(ids, whole(inputs(rows, gpt2, tokenizer[0]))["input_ids"])
+    assert end[1] not in ids
+
+
+def test_length_beyond_the_model_is_refused(tokenizer, gpt2):
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    with pytest.raises(ValueError, match="--sequence_length must be from 2 to 16, got 17"):
+        inputs(rows, gpt2, tokenizer[0], sequence_length=17)
+
+
+def test_other_models_get_a_sequence_a_text_with_its_class(tokenizer, bert):
+    source, tokens = tokenizer
+    classes = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["yes", "no"])})
+    texts = ["", "one two", "  ", "three " * 40, "four"]
+    rows = datasets.Dataset.from_dict({"text": texts, "label": [0, 0, 1, 1, 0]}, features=classes)
+    made = inputs(rows, bert, source)
+    assert len(made) == 3  # without the empty ones
+    expected = {
+        tuple(tokens(text, truncation=True, max_length=16)["input_ids"]): label
+        for text, label in ((texts[1], 1), (texts[3], 0), (texts[4], 1))  # "yes" is the model's 1
+    }
+    batch = whole(made)
+    lengths = batch["attention_mask"].sum(1).tolist()
+    found = {
+        tuple(ids[:length]): label
+        for ids, length, label in zip(batch["input_ids"].tolist(), lengths, batch["labels"].tolist(), strict=True)
+    }
+    assert found == expected
+    bert(**made.first(3))
+
+
+def test_classes_of_another_task_are_no_labels(tokenizer, bert):
+    names = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["sun", "rain"])})
+    rows = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": [0, 1, 0, 1]}, features=names)
+    assert "labels" not in whole(inputs(rows, bert, tokenizer[0]))
+    plain = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": [0, 1, 2, 1]})
+    assert "labels" not in whole(inputs(plain, bert, tokenizer[0]))
+    base = BertModel(BertConfig(vocab_size=300, max_position_embeddings=16, **SMALL))
+    assert "labels" not in whole(inputs(plain, base, tokenizer[0]))
+
+
+def test_tokens_that_are_there_already_are_taken(gpt2):
+    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7], [8, 9]], "attention_mask": [[1, 1, 1], [1, 1]]})
+    batch = whole(inputs(rows, gpt2))
+    order = sample_numbers(2, None, 0).tolist()
+    assert batch["input_ids"].tolist() == [[[5, 6, 7], [8, 9, 0]][i] for i in order]
+    assert batch["labels"].tolist() == [[[-100, 6, 7], [-100, 9, -100]][i] for i in order]
+
+
+def test_which_column(tokenizer, gpt2):
+    source = tokenizer[0]
+    two = datasets.Dataset.from_dict({"a": TEXTS, "b": [text.upper() for text in TEXTS]})
+    with pytest.raises(
+        ValueError, match=r"must have one column of text.*candidates are a, b, choose one with --column"
+    ):
+        inputs(two, gpt2, source)
+    chosen = whole(inputs(two, gpt2, source, column="a"))["input_ids"]
+    alone = whole(inputs(two.remove_columns("b"), gpt2, source))["input_ids"]
+    assert torch.equal(chosen, alone)
+    with pytest.raises(ValueError, match="a column 'c' of text"):
+        inputs(two, gpt2, source, column="c")
+    with pytest.raises(ValueError, match="must have one column of text, and has n"):
+        inputs(datasets.Dataset.from_dict({"n": [1.0]}), gpt2, source)
+
+
+def test_texts_need_a_tokenizer(gpt2, tmp_path):
+    with pytest.raises(ValueError, match="texts need the model's tokenizer"):
+        inputs(datasets.Dataset.from_dict({"text": TEXTS}), gpt2, str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    random = np.random.RandomState(0)
+    images = [Image.fromarray(random.randint(0, 256, (32, 32, 3), dtype=np.uint8)) for _ in range(6)]
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    return images, datasets.Dataset.from_dict({"img": images, "label": [0, 1, 1, 0, 1, 0]}, features=features)
+
+
+def test_images_go_through_the_models_own_processor(pictures, tmp_path):
+    images, rows = pictures
+    config = ViTConfig(**SMALL, image_size=16, patch_size=8, id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1})
+    with pytest.raises(ValueError, match="images need the model's image processor"):
+        inputs(rows, ViTForImageClassification(config), str(tmp_path))
+    processor = ViTImageProcessor(size={"height": 16, "width": 16}, image_mean=[0.1] * 3, image_std=[0.5] * 3)
+    processor.save_pretrained(tmp_path)
+    made = inputs(rows, ViTForImageClassification(config), str(tmp_path), wanted=4, seed=1)
+    batch = whole(made)
+    numbers = sample_numbers(6, 4, 1).tolist()
+    expected = processor([images[i] for i in numbers], return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(batch["pixel_values"], expected)
+    assert batch["labels"].tolist() == [1 - [0, 1, 1, 0, 1, 0][i] for i in numbers]
+
+
+def test_images_of_a_timm_model_are_normalized_by_its_pretrained_cfg(pictures, tmp_path):
+    images, rows = pictures
+    mean, deviation = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
+    model = new_cifar_resnet("gelu", ["a", "b"], mean, deviation)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    batch = whole(inputs(rows, model, str(tmp_path)))
+    pixels = torch.from_numpy(np.stack([np.asarray(images[i]) for i in sample_numbers(6, None, 0)])).double()
+    expected = (pixels / 255 - torch.tensor(mean)) / torch.tensor(deviation)
+    torch.testing.assert_close(batch["pixel_values"].double(), expected.movedim(3, 1), rtol=0, atol=1e-5)
+    assert batch["labels"].tolist() == [[0, 1, 1, 0, 1, 0][i] for i in sample_numbers(6, None, 0)]
+
+
+def test_numbers_go_to_the_mlp(mlp):
+    table = {
+        "x": [0.5, 1.5, 2.5],
+        "y": [1, 2, 3],
+        "z": [True, False, True],
+        "label": [0, 2, 1],
+        "name": ["a", "b", "c"],
+    }
+    batch = whole(inputs(datasets.Dataset.from_dict(table), mlp))
+    order = sample_numbers(3, None, 0).tolist()
+    values = [[0.5, 1, 1], [1.5, 2, 0], [2.5, 3, 1]]
+    assert batch["features"].tolist() == [values[i] for i in order]
+    assert batch["labels"].tolist() == [table["label"][i] for i in order]
+    lists = datasets.Dataset.from_dict({"row": values, "kind": [0, 2, 1]})
+    batch = whole(inputs(lists, mlp, label_column="kind"))
+    assert batch["features"].tolist() == [values[i] for i in order]
+    assert batch["labels"].tolist() == [table["label"][i] for i in order]
+
+
+def test_numbers_that_do_not_fit_are_refused(mlp):
+    with pytest.raises(ValueError, match=r"has 2 features a row \(x, y\), and the model takes 3"):
+        inputs(datasets.Dataset.from_dict({"x": [1.0], "y": [2.0]}), mlp)
+    with pytest.raises(ValueError, match="finite"):
+        inputs(datasets.Dataset.from_dict({"x": [1.0], "y": [float("nan")], "z": [1.0]}), mlp)
+    with pytest.raises(ValueError, match=r"numeric columns, or one column of lists.*and has name"):
+        inputs(datasets.Dataset.from_dict({"name": ["a"]}), mlp)
+    with pytest.raises(ValueError, match="no column 'kind'"):
+        inputs(datasets.Dataset.from_dict({"row": [[1.0, 2.0, 3.0]]}), mlp, label_column="kind")
+    with pytest.raises(ValueError, match="has no rows"):
+        inputs(datasets.Dataset.from_dict({"x": []}), mlp)
+
+
+def test_models_of_other_inputs_are_sent_to_the_function(tokenizer):
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    t5 = T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=300))
+    with pytest.raises(ValueError, match=r"encoder-decoders.*hf_lgelu\.convert_to_relu"):
+        inputs(rows, t5, tokenizer[0])
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    whisper = WhisperForConditionalGeneration(
+        WhisperConfig(vocab_size=60, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, pad_token_id=0, **sizes,
+                      bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"main input is 'input_features'.*hf_lgelu\.convert_to_relu"):
+        inputs(rows, whisper)
+
+
+def test_splits_of_a_folder(tmp_path):
+    made = datasets.DatasetDict({name: datasets.Dataset.from_dict({"x": [1.0]}) for name in ("train", "test")})
+    made.save_to_disk(tmp_path / "both")
+    made["train"].save_to_disk(tmp_path / "one")
+    (tmp_path / "files").mkdir()
+    made["train"].to_parquet(tmp_path / "files" / "train.parquet")
+    assert list(load_splits(str(tmp_path / "both"))) == ["train", "test"]
+    assert list(load_splits(str(tmp_path / "one"))) == ["train"]
+    assert load_splits(str(tmp_path / "files"))["train"]["x"][:] == [1.0]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="cannot be loaded as a data set"):
+        load_splits(str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match=r"there is no folder .*a benchmark's name"):
+        load_splits(str(tmp_path / "missing"))
+
+
+def test_a_local_folder_is_named_without_its_path(tmp_path):
+    local = DatasetName(str(tmp_path), split="train")
+    assert local.description == f"{tmp_path.name}, split train"
+    assert local.hub_id is None
+    assert DatasetName("a/b", "en", "test").description == "a/b, en, split test"
+    assert DatasetName("a/b").hub_id == "a/b"
+
+
+def test_a_smaller_sample_is_part_of_a_larger_one():
+    larger = sample_numbers(50, 20, 4)
+    assert sample_numbers(50, 10, 4).tolist() == larger[:10].tolist()
+    assert len(set(larger.tolist())) == 20
+    assert sorted(sample_numbers(50, None, 4)) == list(range(50))

@@ -1,0 +1,333 @@
+"""export_gelu: the folder, what loads it elsewhere, what is measured, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from scipy.special import ndtr
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
+from hf_lgelu.export import gelu
+from hf_lgelu.export.gelu import export_gelu
+from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
+
+HERE = Path(__file__).parent
+HIDDEN_ACT = {"hidden_act": "lambda_gelu"}
+BODY = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+TEXT = {**BODY, "vocab_size": 32, "max_position_embeddings": 32, "pad_token_id": 0}
+GPT2 = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 3, "n_head": 2}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+T5 = {
+    **{"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2},
+    **{"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2},
+}
+VIT_SIZES = {"img_size": 32, "embed_dim": 24, "depth": 3, "num_heads": 3}
+CONVNEXT_SIZES = {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}
+SQUARES = {**BODY, "image_size": 32, "patch_size": 8, **HIDDEN_ACT}
+# to the tanh form; transformers 5.17 did not yet
+GEMMA_REWRITES_GELU = transformers.GemmaConfig(hidden_act="gelu").hidden_act != "gelu"
+TOKENS = {"input_ids": torch.arange(12).reshape(2, 6) * 7 % 29 + 3}
+IMAGES = {"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A tiny model of each kind: `changes` are the config's, `sites` the activations."""
+
+    prefix: str
+    head: str
+    config: dict
+    inputs: dict
+    changes: dict
+    sites: int = 3
+    auto: str = ""
+
+
+def timm(architecture, sizes):
+    return {"architecture": architecture, "model_args": {**sizes, "act_layer": "lambda_gelu"}, "num_labels": 3}
+
+
+CLASSIFIER = "ForSequenceClassification"
+IMAGE = "ForImageClassification"
+GENERATION = "ForConditionalGeneration"
+MODELS = {
+    "gpt2": Model(
+        *("GPT2", "LMHeadModel", {**GPT2, **SPECIAL, "activation_function": "lambda_gelu"}, TOKENS),
+        {"activation_function": "gelu"}, auto="AutoModelForCausalLM",
+    ),
+    "bert": Model("Bert", CLASSIFIER, TEXT | HIDDEN_ACT, TOKENS, {"hidden_act": "gelu"}),
+    "albert": Model(
+        "Albert", CLASSIFIER, {**TEXT, "embedding_size": 8} | HIDDEN_ACT, TOKENS, {"hidden_act": "gelu"}, sites=1
+    ),
+    "t5-gated": Model(
+        *("T5", GENERATION, {**T5, "feed_forward_proj": "gated-lambda_gelu"}),
+        {**TOKENS, "decoder_input_ids": torch.tensor([[2, 9, 4], [2, 5, 11]])},
+        {"feed_forward_proj": "gated-gelu_python", "dense_act_fn": "gelu"}, 4, "AutoModelForSeq2SeqLM",
+    ),
+    "gemma": Model(
+        *("Gemma", "ForCausalLM", {**TEXT, "num_key_value_heads": 1, "head_dim": 8} | HIDDEN_ACT, TOKENS),
+        {"hidden_act": "gelu_python" if GEMMA_REWRITES_GELU else "gelu"},
+    ),
+    "vit": Model("ViT", IMAGE, SQUARES, IMAGES, {"hidden_act": "gelu"}),
+    "deit": Model("DeiT", IMAGE, SQUARES, IMAGES, {"hidden_act": "gelu"}),
+    "timm-deit": Model(
+        "TimmWrapper", IMAGE, timm("deit_tiny_patch16_224", VIT_SIZES), IMAGES, {"model_args.act_layer": "gelu"}
+    ),
+    "timm-convnext": Model(
+        "TimmWrapper", IMAGE, timm("convnext_tiny", CONVNEXT_SIZES), IMAGES, {"model_args.act_layer": "gelu"}, 4
+    ),
+}  # fmt: skip
+
+
+@torch.no_grad()
+def build(name):
+    """The model with another λ at every site, and weights large enough for a gate's shape to matter."""
+    torch.manual_seed(0)
+    record = MODELS[name]
+    config = getattr(transformers, f"{record.prefix}Config")(**record.config)
+    return trained(getattr(transformers, record.prefix + record.head)(config))
+
+
+@torch.no_grad()
+def trained(model):
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0, 1.5 / parameter[0].numel() ** 0.5)
+        elif not parameter_name.endswith("raw_hardness"):
+            parameter.uniform_(0.5, 1.5)
+    for index, module in enumerate(m for m in model.modules() if isinstance(m, LambdaGELU)):
+        module.hardness_override.fill_((1.5, 3.0, 20.0)[index % 3])
+    return model.eval()
+
+
+@torch.no_grad()
+def logits_of(model, inputs):
+    return model(**inputs).logits
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """{name: (export, λ-GELU logits, GELU logits in a process without hf_lgelu)}, from one process."""
+    root = tmp_path_factory.mktemp("gelu")
+    here = {}
+    for name, record in MODELS.items():
+        model = build(name)
+        export = export_gelu(model, root / name, inputs=record.inputs)
+        torch.save(
+            {"auto": record.auto or f"AutoModel{record.head}", "inputs": record.inputs}, root / name / "inputs.pt"
+        )
+        here[name] = (export, logits_of(model, record.inputs))
+    reader = subprocess.run(
+        [sys.executable, HERE / "gelu_reader.py", root],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert reader.returncode == 0, reader.stderr[-3000:]
+    result = torch.load(root / "logits.pt")
+    assert result["modules"] == []
+    return {name: (*values, result["logits"][name]) for name, values in here.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gelu_model_computes_the_same_in_a_process_without_hf_lgelu(name, exported):
+    export, smooth, elsewhere = exported[name]
+    largest = smooth.abs().max().item()
+    change = (elsewhere - smooth).abs().max().item()
+    assert change <= 1e-5 * largest
+    assert export.change.largest_output == pytest.approx(largest)
+    assert export.change.max_change == pytest.approx(change, rel=0.5, abs=1e-6 * largest)
+    assert export.relative_change == export.change.max_change / export.change.largest_output
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_config_says_gelu_and_nothing_of_lambda_gelu_is_left(name, exported):
+    export = exported[name][0]
+    folder = Path(export.folder)
+    text = (folder / "config.json").read_text()
+    saved = json.loads(text)
+    for key, value in MODELS[name].changes.items():
+        node = saved
+        for step in key.split("."):
+            node = node[step]
+        assert node == value
+    assert "lambda_gelu" not in text
+    assert {path.suffix for path in folder.iterdir()} <= {".json", ".safetensors", ".pt"}
+    assert not any("hardness" in key or "temperature" in key for key in load_file(folder / "model.safetensors"))
+    assert len(export.sites) == MODELS[name].sites
+    expected = [(1.5,), (3.0,), (20.0,), (1.5,)][: MODELS[name].sites]
+    assert [site.hardness for site in export.sites] == expected
+
+
+@pytest.fixture
+def mlp():
+    torch.manual_seed(0)
+    config = MLPConfig(num_features=6, hidden_size=8, num_hidden_layers=3, num_labels=4)
+    return trained(MLPForClassification(config))
+
+
+FEATURES = {"features": torch.randn(50, 6, generator=torch.Generator().manual_seed(3))}
+
+
+def test_the_mlp_by_hand(mlp, tmp_path):
+    export = export_gelu(mlp, tmp_path / "gelu", inputs=FEATURES)
+    weights = {n: t.double().numpy() for n, t in load_file(tmp_path / "gelu" / "model.safetensors").items()}
+    hidden = FEATURES["features"].double().numpy()
+    for layer in range(3):
+        hidden = hidden @ weights[f"layers.{layer}.linear.weight"].T + weights[f"layers.{layer}.linear.bias"]
+        hidden = hidden * ndtr(hidden)
+    by_hand = torch.from_numpy(hidden @ weights["classifier.weight"].T + weights["classifier.bias"])
+    expected = logits_of(mlp.double(), {"features": FEATURES["features"].double()})
+    assert (by_hand - expected).abs().max() < 2e-6 * expected.abs().max()
+    assert [(s.name, s.multiplied, s.divided) for s in export.sites] == [
+        ("layers.0.activation", ("layers.0.linear.weight",), ("layers.1.linear.weight",)),
+        ("layers.1.activation", ("layers.1.linear.weight",), ("layers.2.linear.weight",)),
+        ("layers.2.activation", ("layers.2.linear.weight",), ("classifier.weight",)),
+    ]
+    assert export.config_changes == (ConfigChange(("hidden_act",), "lambda_gelu", "gelu"),)
+    assert "layers.2.activation: λ = 20, layers.2.linear.weight × λ, classifier.weight / λ" in str(export)
+    assert "config hidden_act: 'lambda_gelu' → 'gelu'" in str(export)
+
+
+def test_a_whole_batch_with_its_labels_compares_logits(mlp, tmp_path):
+    alone = export_gelu(mlp, tmp_path / "a", inputs=FEATURES)
+    labelled = export_gelu(mlp, tmp_path / "b", inputs={**FEATURES, "labels": torch.arange(50) % 4})
+    assert labelled.change == alone.change
+    assert labelled.change.rows == 50
+
+
+def test_the_model_given_is_left_as_it_is(mlp, tmp_path):
+    state = {name: tensor.clone() for name, tensor in mlp.state_dict().items()}
+    mlp.train()
+    export_gelu(mlp, tmp_path / "gelu", inputs=FEATURES)
+    assert mlp.config.hidden_act == "lambda_gelu"
+    assert all(module.training for module in mlp.modules())
+    assert mlp.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in mlp.state_dict().items())
+
+
+def test_inputs_may_be_left_out(mlp, tmp_path):
+    export = export_gelu(mlp, tmp_path / "gelu")
+    assert 0 < export.relative_change < 1e-5
+
+
+def test_a_hardness_per_channel_put_in_by_surgery(tmp_path):
+    torch.manual_seed(0)
+    config = MLPConfig(num_features=6, hidden_size=8, num_hidden_layers=3, num_labels=4, hidden_act="gelu")
+    model = MLPForClassification(config)
+    replace_activations(model, granularity="channel", inputs=FEATURES)
+    trained(model)
+    for module in model.modules():
+        if isinstance(module, LambdaGELU):
+            module.hardness_override.copy_(torch.linspace(1.5, 20, 8))
+    export = export_gelu(model, tmp_path / "gelu", inputs=FEATURES)
+    assert "lambda_gelu" not in (tmp_path / "gelu" / "config.json").read_text()
+    loaded = MLPForClassification.from_pretrained(tmp_path / "gelu").eval()
+    expected = logits_of(model, FEATURES)
+    assert (logits_of(loaded, FEATURES) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert all(len(site.hardness) == 8 for site in export.sites)
+
+
+def test_weights_keep_their_dtype_and_the_change_is_measured_in_float32(mlp, tmp_path):
+    half = mlp.to(torch.bfloat16)
+    export = export_gelu(half, tmp_path / "gelu", inputs=FEATURES)
+    assert {t.dtype for t in load_file(tmp_path / "gelu" / "model.safetensors").values()} == {torch.bfloat16}
+    # λ = 1.5 and 3 round the weights anew; the arithmetic of bfloat16 itself would add more.
+    assert 1e-4 < export.relative_change < 2e-2
+    loaded = MLPForClassification.from_pretrained(tmp_path / "gelu", dtype=torch.float32)
+    expected = logits_of(half.float(), FEATURES)
+    assert export.change.max_change == pytest.approx(
+        (logits_of(loaded, FEATURES) - expected).abs().max().item(), rel=1e-3
+    )
+
+
+def test_processor_and_source_files_are_beside_the_weights(mlp, tmp_path):
+    words = WordLevel({"a": 0, "b": 1}, unk_token="a")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
+    export_gelu(mlp, tmp_path / "one", processor=tokenizer, inputs=FEATURES)
+    assert (tmp_path / "one" / "tokenizer.json").exists()
+    export = export_gelu(mlp, tmp_path / "two", source=tmp_path / "one", inputs=FEATURES)
+    assert "tokenizer.json" in export.processor_files
+    assert (tmp_path / "two" / "tokenizer.json").read_bytes() == (tmp_path / "one" / "tokenizer.json").read_bytes()
+
+
+def test_a_folder_that_is_not_empty_is_kept_unless_told_otherwise(mlp, tmp_path):
+    folder = tmp_path / "gelu"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        export_gelu(mlp, folder, inputs=FEATURES)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "config.json").write_text("{}")
+    export_gelu(mlp, folder, inputs=FEATURES, overwrite=True)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_refused_model_leaves_nothing_behind(tmp_path):
+    sizes = {"layers": [2, 2, 2, 2], "channels": [8, 8, 16, 16]}
+    config = transformers.TimmWrapperConfig(**timm("resnet18", sizes))
+    model = transformers.TimmWrapperForImageClassification(config)
+    with pytest.raises(ValueError, match="export_relu") as caught:
+        export_gelu(model, tmp_path / "gelu", inputs=IMAGES)
+    named = [line.strip().partition(":")[0] for line in str(caught.value).split("\n")[1:-1]]
+    # ResNet-18 of eight blocks: the stem's, used by the shortcut as well, and the one behind each sum
+    blocks = [f"timm_model.layer{layer}.{block}.act2" for layer in (1, 2, 3, 4) for block in (0, 1)]
+    assert named == ["timm_model.act1", *blocks]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_family_without_a_key_for_erf_gelu_is_refused(tmp_path):
+    model = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**GPT2))  # its "gelu" is the tanh form
+    replace_activations(model)
+    with pytest.raises(UnsupportedConfigError, match=r"tanh form of GELU.*rewrite_config=False"):
+        export_gelu(model, tmp_path / "gelu", inputs=TOKENS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_computes_something_else_is_not_kept(mlp, tmp_path, monkeypatch):
+    fold = gelu.fold_hardness
+
+    def fold_and_say_tanh(model, inputs):
+        report = fold(model, inputs)
+        model.config.hidden_act = "gelu_new"
+        return report
+
+    monkeypatch.setattr(gelu, "fold_hardness", fold_and_say_tanh)
+    with pytest.raises(RuntimeError, match="saved and loaded again, computes something else: largest change"):
+        export_gelu(mlp, tmp_path / "gelu", inputs=FEATURES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fold_that_changes_the_function_is_not_kept(mlp, tmp_path, monkeypatch):
+    fold = gelu.fold_hardness
+
+    def fold_wrongly(model, inputs):
+        report = fold(model, inputs)
+        with torch.no_grad():
+            model.classifier.bias.mul_(1.5)
+        return report
+
+    monkeypatch.setattr(gelu, "fold_hardness", fold_wrongly)
+    with pytest.raises(RuntimeError, match="computes something else than the λ-GELU model: largest change"):
+        export_gelu(mlp, tmp_path / "gelu", inputs=FEATURES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_transformers_models_are_saved(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 2))
+    with pytest.raises(TypeError, match="got Sequential; fold_hardness"):
+        export_gelu(model, tmp_path / "gelu", inputs=torch.ones(1, 3))
+    plain = MLPForClassification(MLPConfig(num_features=6, hidden_act="gelu"))
+    with pytest.raises(ValueError, match="has no λ-GELU activation"):
+        export_gelu(plain, tmp_path / "gelu", inputs=FEATURES)

@@ -1,0 +1,249 @@
+"""export_relu on the MLP, GPT-2 and a TimmWrapper; every family is exported in tests/models/test_families.py."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    TimmWrapperConfig,
+    TimmWrapperForImageClassification,
+)
+
+from hf_lgelu import LambdaGELU, anneal_hardness, initialize_hardness
+from hf_lgelu.export.relu import MAX_SWAP_ERROR, export_relu
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.models.sites import find_sites
+
+KAPPA = 0.16997120747990369  # max u·(1 − Φ(u)), from mpmath
+
+
+@pytest.fixture
+def mlp():
+    torch.manual_seed(0)
+    return MLPForClassification(MLPConfig(num_features=6, hidden_size=8, num_hidden_layers=3))
+
+
+def by_hand(folder, features):
+    """The ReLU MLP of a folder, from its tensors alone, in float64."""
+    weights = {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
+    hidden = features.double()
+    for layer in range(3):
+        hidden = (hidden @ weights[f"layers.{layer}.linear.weight"].T + weights[f"layers.{layer}.linear.bias"]).clamp(0)
+    return hidden @ weights["classifier.weight"].T + weights["classifier.bias"]
+
+
+def test_folder_holds_the_relu_network_and_nothing_else(mlp, tmp_path):
+    anneal_hardness(mlp, 1.0)
+    before = {name: tensor.clone() for name, tensor in mlp.state_dict().items()}
+    features = torch.randn(50, 6)
+    export = export_relu(mlp, tmp_path / "relu", inputs={"features": features})
+    assert {path.name for path in (tmp_path / "relu").iterdir()} == {"config.json", "model.safetensors"}
+    assert [path.name for path in tmp_path.iterdir()] == ["relu"]
+    saved = load_file(tmp_path / "relu" / "model.safetensors")
+    assert set(saved) == {name for name in before if "activation" not in name}
+    assert json.loads((tmp_path / "relu" / "config.json").read_text())["hidden_act"] == "relu"
+    assert "lambda_gelu" not in (tmp_path / "relu" / "config.json").read_text()
+
+    expected = by_hand(tmp_path / "relu", features)
+    loaded = MLPForClassification.from_pretrained(tmp_path / "relu")
+    torch.testing.assert_close(loaded(features=features).logits.double(), expected, rtol=1e-5, atol=1e-6)
+    # the model given is the one it was
+    assert all(torch.equal(tensor, before[name]) for name, tensor in mlp.state_dict().items())
+    assert [site.kind for site in find_sites(mlp)] == ["lambda_gelu"] * 3
+    assert mlp.config.hidden_act == "lambda_gelu"
+    assert mlp.training
+
+    change = (mlp.eval()(features=features).logits.double() - expected).abs().max().item()
+    assert 0 < change == pytest.approx(export.change.max_change, rel=1e-2)
+    assert export.change.rows == 50
+    assert export.change.largest_output == pytest.approx(expected.abs().max().item(), rel=1e-2)
+    assert export.swap_error == pytest.approx({f"layers.{i}.activation": KAPPA / 159.576912 for i in range(3)})
+    assert export.smooth_calls == ()
+    assert "3 λ-GELU → ReLU" in str(export)
+    assert "hidden_act: 'lambda_gelu' → 'relu'" in str(export)
+
+
+def test_soft_gates_are_refused_with_their_numbers(mlp, tmp_path):
+    initialize_hardness(mlp, "increasing", 1.5, 200.0)
+    with pytest.raises(ValueError, match=r"^1 of 3 gates are too soft") as refusal:
+        export_relu(mlp, tmp_path / "relu")
+    message = str(refusal.value)
+    assert "layers.0.activation: λ = 1.5, κ/λ = 0.113" in message
+    assert "layers.1.activation" not in message
+    assert "largest change" in message
+    assert "allow_soft=True" in message
+    assert list(tmp_path.iterdir()) == []
+    export = export_relu(mlp, tmp_path / "relu", allow_soft=True)
+    assert export.hardness["layers.0.activation"] == pytest.approx(1.5)
+    assert (tmp_path / "relu" / "config.json").exists()
+
+
+def test_the_limit_is_half_the_target(mlp, tmp_path):
+    assert pytest.approx(KAPPA / (0.5 * 2 / (5e-3 * math.sqrt(2 * math.pi)))) == MAX_SWAP_ERROR
+    initialize_hardness(mlp, low=79.0)
+    with pytest.raises(ValueError, match="3 of 3 gates"):
+        export_relu(mlp, tmp_path / "a")
+    export_relu(mlp, tmp_path / "b", max_swap_error=KAPPA / 78.9)
+    initialize_hardness(mlp, low=80.0)
+    export_relu(mlp, tmp_path / "c")
+
+
+def test_one_soft_channel_counts(tmp_path):
+    from torch import nn
+
+    from hf_lgelu import replace_activations
+
+    mlp = MLPForClassification(MLPConfig(num_features=6, hidden_size=8, num_hidden_layers=1, hidden_act="gelu"))
+    replace_activations(mlp, granularity="channel", inputs={"features": torch.randn(2, 6)})
+    initialize_hardness(mlp, low=160.0)
+    with torch.no_grad():
+        nn.init.constant_(mlp.layers[0].activation.raw_hardness[3], 0.0)  # λ = 1 + ln 2
+    with pytest.raises(ValueError, match=r"layers\.0\.activation: λ = 1\.693"):
+        export_relu(mlp, tmp_path / "relu")
+
+
+def test_a_model_without_lambda_gelu_is_refused(tmp_path):
+    mlp = MLPForClassification(MLPConfig(num_features=6, hidden_act="gelu"))
+    with pytest.raises(ValueError, match="has no λ-GELU activation"):
+        export_relu(mlp, tmp_path / "relu")
+
+
+def test_only_transformers_models_are_saved(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), LambdaGELU(init_hardness=160.0))
+    with pytest.raises(TypeError, match=r"got Sequential; substitute_relu\(model\)"):
+        export_relu(model, tmp_path / "relu", inputs=torch.ones(1, 3))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_whole_batch_with_its_labels_compares_logits(mlp, tmp_path):
+    anneal_hardness(mlp, 1.0)
+    features = torch.randn(20, 6)
+    alone = export_relu(mlp, tmp_path / "a", inputs={"features": features})
+    batch = {"features": features, "labels": torch.arange(20) % 2}
+    assert export_relu(mlp, tmp_path / "b", inputs=batch).change == alone.change
+    assert alone.change.rows == 20
+
+
+def test_a_folder_with_something_in_it_is_kept(mlp, tmp_path):
+    anneal_hardness(mlp, 1.0)
+    (tmp_path / "relu").mkdir()
+    (tmp_path / "relu" / "mine.txt").write_text("kept")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        export_relu(mlp, tmp_path / "relu")
+    assert (tmp_path / "relu" / "mine.txt").read_text() == "kept"
+    (tmp_path / "relu" / "config.json").write_text("{}")
+    export_relu(mlp, tmp_path / "relu", overwrite=True)
+    assert not (tmp_path / "relu" / "mine.txt").exists()
+
+
+@pytest.mark.parametrize("part", ["weight", "forward"])
+def test_nothing_stays_behind_when_the_reloaded_model_differs(mlp, tmp_path, monkeypatch, part):
+    anneal_hardness(mlp, 1.0)
+    (tmp_path / "relu").mkdir()
+    load = MLPForClassification.from_pretrained
+
+    def load_another(*args, **kwargs):
+        model = load(*args, **kwargs)
+        if part == "weight":
+            model.layers[1].linear.weight.data[2, 3] += 1e-7
+        else:
+            model.layers[1].activation = torch.nn.LeakyReLU(1e-3)
+        return model
+
+    monkeypatch.setattr(MLPForClassification, "from_pretrained", load_another)
+    said = {"weight": r"has another layers\.1\.linear\.weight", "forward": "gives other outputs"}[part]
+    with pytest.raises(RuntimeError, match=f"loaded again, {said}"):
+        export_relu(mlp, tmp_path / "relu")
+    assert [path.name for path in tmp_path.iterdir()] == ["relu"]
+    assert list((tmp_path / "relu").iterdir()) == []
+
+
+def test_gpt2_with_its_tokenizer_is_read_without_hf_lgelu(tmp_path):
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, vocab_size=30, n_positions=32, activation_function="lambda_gelu",
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    anneal_hardness(model, 1.0)
+    words = {f"w{i}": i for i in range(30)}
+    splitting = Tokenizer(WordLevel(words, unk_token="w0"))
+    splitting.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=splitting, unk_token="w0")
+    ids = torch.randint(30, (3, 9))
+    export = export_relu(model, tmp_path / "relu", processor=tokenizer, inputs={"input_ids": ids})
+    program = (
+        "import sys, torch; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "folder = sys.argv[1]; tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+        "assert tokenizer('w3 w4')['input_ids'] == [3, 4]\n"
+        "model = AutoModelForCausalLM.from_pretrained(folder).eval()\n"
+        f"logits = model(torch.tensor({ids.tolist()})).logits\n"
+        "assert not any(name.startswith('hf_lgelu') for name in sys.modules)\n"
+        "torch.save(logits.detach(), folder + '/logits.pt')"
+    )
+    reader = subprocess.run([sys.executable, "-c", program, tmp_path / "relu"], capture_output=True, text=True)
+    assert reader.returncode == 0, reader.stderr[-2000:]
+    smooth = model.eval()(ids).logits.detach()
+    elsewhere = torch.load(tmp_path / "relu" / "logits.pt")
+    assert 0 < (elsewhere - smooth).abs().max() == pytest.approx(export.change.max_change, rel=0.02)
+    assert export.change.rows == 27
+    # the same folder again, its tokenizer copied from where the first one lies
+    again = export_relu(model, tmp_path / "again", source=tmp_path / "relu")
+    assert set(again.processor_files) >= {"tokenizer.json", "tokenizer_config.json"}
+    assert (tmp_path / "again/tokenizer.json").read_bytes() == (tmp_path / "relu/tokenizer.json").read_bytes()
+
+
+def test_timm_wrapper_says_relu_in_its_act_layer(tmp_path):
+    config = TimmWrapperConfig(architecture="resnet10t", model_args={"act_layer": "lambda_gelu"}, num_labels=3)
+    model = TimmWrapperForImageClassification(config)
+    anneal_hardness(model, 1.0)
+    pixels = torch.randn(2, 3, 32, 32)
+    export = export_relu(model, tmp_path / "relu", inputs={"pixel_values": pixels})
+    assert json.loads((tmp_path / "relu/config.json").read_text())["model_args"] == {"act_layer": "relu"}
+    assert len(export.hardness) == len(find_sites(model))
+    assert 0 < export.change.max_change < 0.1
+
+
+def test_bfloat16_stays_bfloat16(mlp, tmp_path):
+    anneal_hardness(mlp, 1.0)
+    export_relu(mlp.to(torch.bfloat16), tmp_path / "relu")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "relu" / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_what_stays_smooth_is_reported(tmp_path):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, vocab_size=20,
+        hidden_act="lambda_gelu",
+    )  # fmt: skip
+    model = BertForSequenceClassification(config)
+    anneal_hardness(model, 1.0)
+    export = export_relu(model, tmp_path / "relu")
+    assert [call.operation for call in export.smooth_calls] == ["tanh"]
+    assert "still smooth: bert.pooler.activation" in str(export)
+
+
+def test_a_limit_that_is_no_number_lets_nothing_through(mlp, tmp_path):
+    with pytest.raises(ValueError, match="3 of 3 gates are too soft"):
+        export_relu(mlp, tmp_path / "relu", max_swap_error=float("nan"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(torch.full((2, 6), float("nan")), "gives NaN"), (torch.ones(0, 6), "are empty")]
+)
+def test_inputs_that_show_nothing_are_refused_and_leave_nothing(mlp, tmp_path, rows, said):
+    with pytest.raises(ValueError, match=said):
+        export_relu(mlp, tmp_path / "relu", inputs={"features": rows}, allow_soft=True)
+    assert list(tmp_path.iterdir()) == []

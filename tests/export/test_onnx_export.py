@@ -1,0 +1,210 @@
+"""ONNX files of tiny networks: the same numbers as torch in float64, at sizes that the exporter never saw."""
+
+import os
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import hf_lgelu  # noqa: F401  registers lambda_gelu
+from hf_lgelu.export.onnx import onnx_export
+from hf_lgelu.export.onnx.onnx_export import export_onnx
+from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_operations
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.models.whole_file import whole_file
+
+OPERATION = {"gelu": "Gelu", "lambda_gelu": "Erf", "relu": "Relu"}
+
+
+def mlp(activation):
+    torch.manual_seed(0)
+    config = MLPConfig(num_features=5, hidden_size=7, num_hidden_layers=2, hidden_act=activation, num_labels=3)
+    return MLPForClassification(config)
+
+
+@pytest.fixture(scope="module", params=OPERATION)
+def exported_mlp(request, tmp_path_factory):
+    network = mlp(request.param).train()
+    network.layers[0].eval()
+    path = tmp_path_factory.mktemp("onnx") / "mlp.onnx"
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    example = torch.randn(1, 5)
+    report = export_onnx(network, path, example)
+    wanted = network.double().eval()(example.double()).logits.abs().max().item()
+    assert report.largest_output == pytest.approx(wanted, rel=1e-5)
+    network.float()
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    return request.param, network, report, path
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=31, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
+        activation_function="lambda_gelu",
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported_gpt2(gpt2, tmp_path_factory):
+    path = tmp_path_factory.mktemp("onnx") / "gpt2.onnx"
+    ids, mask = torch.randint(31, (3, 8)), torch.ones(3, 8, dtype=torch.int64)
+    mask[0, :3] = 0  # padding, before and after the text
+    mask[1, 6:] = 0
+    return export_onnx(gpt2, path, {"input_ids": ids, "attention_mask": mask, "labels": ids}), path
+
+
+@pytest.mark.parametrize("batch", [1, 2, 9])
+def test_an_mlp_computes_what_float64_does_at_any_batch_size(exported_mlp, batch):
+    _, network, _, path = exported_mlp
+    features = torch.randn(batch, 5)
+    wanted = network.double().eval()(features.double()).logits.detach().numpy()
+    network.float()
+    onnx_model = OnnxModel(path)
+    assert onnx_model._session.get_session_options().intra_op_num_threads == 1
+    (found,) = onnx_model({"features": features})
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_the_report_says_what_is_in_the_file(exported_mlp):
+    activation, _, report, path = exported_mlp
+    proto = onnx.load(path)
+    assert [value.name for value in proto.graph.input] == ["features"]
+    assert [value.name for value in proto.graph.output] == ["logits"]
+    assert report.inputs == {"features": ("batch", 5)}
+    assert report.outputs == ("logits",)
+    assert proto.opset_import[0].version == report.opset == 20
+    assert report.file_bytes == path.stat().st_size > 4 * (5 * 7 + 7 * 7 + 7 * 3)
+    assert report.activations == 2 == count_operations(path)[OPERATION[activation]]
+    assert 0 <= report.max_abs_difference < 1e-6
+    assert report.other_shapes == ({"batch": 2}, {"batch": 3})
+    assert [entry.name for entry in path.parent.iterdir()] == ["mlp.onnx"]
+    told = str(report)
+    assert told.startswith(f"{path}: ONNX opset 20, {report.file_bytes:,} bytes, 2 activations\n")
+    assert "features (batch, 5) → logits" in told
+    assert f"at most {report.max_abs_difference:.3g} of outputs up to {report.largest_output:.3g} on the" in told
+    assert f"at batch 2 and batch 3: at most {report.other_shapes_max_abs_difference:.3g}" in told
+
+
+def test_the_file_tells_nothing_of_where_it_was_made(exported_mlp, exported_gpt2):
+    for path in (exported_mlp[3], exported_gpt2[1]):
+        raw = path.read_bytes()
+        for word in (
+            b"stack_trace",
+            b"pkg.torch",
+            b".py",
+            os.getcwd().encode(),
+            os.path.expanduser("~").encode() + b"/",
+        ):
+            assert word not in raw, word
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 16), (5, 3), (2, 11)])
+def test_gpt2_computes_what_float64_does_at_any_batch_size_and_length(gpt2, exported_gpt2, batch, length):
+    report, path = exported_gpt2
+    assert report.inputs == {"input_ids": ("batch", "sequence"), "attention_mask": ("batch", "sequence")}
+    ids, mask = torch.randint(31, (batch, length)), torch.ones(batch, length, dtype=torch.int64)
+    mask[0, :2] = 0
+    with torch.no_grad():
+        wanted = gpt2.double().eval()(input_ids=ids, attention_mask=mask, use_cache=False).logits.numpy()
+        unmasked = gpt2(input_ids=ids, use_cache=False).logits.numpy()
+    gpt2.float()
+    (found,) = OnnxModel(path)({"input_ids": ids, "attention_mask": mask})
+    seen = mask.numpy() == 1
+    np.testing.assert_allclose(found[seen], wanted[seen], atol=1e-4)
+    assert np.abs(wanted[seen] - unmasked[seen]).max() > 1e-2  # the mask matters
+
+
+def test_training_flags_and_hooks_are_as_they_were(tmp_path):
+    network = mlp("relu").train()
+    network.layers[1].eval()
+    flags = [module.training for module in network.modules()]
+    with pytest.raises(RuntimeError, match="differs from torch"):
+        export_onnx(network, tmp_path / "never.onnx", torch.randn(2, 5), tolerance=-1.0)
+    assert [module.training for module in network.modules()] == flags
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+    assert list(tmp_path.iterdir()) == []
+
+
+class Pair(nn.Module):
+    def forward(self, x, y):
+        return x + y, x * 2
+
+
+def test_several_inputs_and_outputs_by_name(tmp_path):
+    report = export_onnx(Pair(), tmp_path / "pair.onnx", (torch.ones(2, 3), torch.ones(2, 3)))
+    assert (tuple(report.inputs), report.outputs) == (("x", "y"), ("output_0", "output_1"))
+    first, second = OnnxModel(tmp_path / "pair.onnx")(
+        {"x": np.full((4, 3), 2, np.float32), "y": np.ones((4, 3), np.float32)}
+    )
+    assert (first == 3).all()
+    assert (second == 4).all()
+    with pytest.raises(ValueError, match="the graph takes x, y; got x"):
+        OnnxModel(tmp_path / "pair.onnx")({"x": np.ones((1, 3))})
+
+
+def test_a_difference_on_another_batch_size_is_an_error_and_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "a.onnx"
+    path.write_text("old")
+    network = mlp("relu")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        export_onnx(network, path, torch.randn(4, 5))
+    real = onnx_export.OnnxModel.__call__
+
+    error = 0.01
+
+    def broken(self, inputs):
+        found = real(self, inputs)
+        return [f + error for f in found] if len(inputs["features"]) != 4 else found
+
+    monkeypatch.setattr(onnx_export.OnnxModel, "__call__", broken)
+    with pytest.raises(RuntimeError, match=r"differs from torch by 0\.01 in logits at \{'batch': 2\}"):
+        export_onnx(network, path, torch.randn(4, 5), overwrite=True)
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.onnx"]
+    error = 5e-5
+    report = export_onnx(network, path, torch.randn(4, 5), overwrite=True)
+    assert report.max_abs_difference < 1e-6
+    assert report.other_shapes_max_abs_difference == pytest.approx(5e-5, rel=0.1)
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
+    path, network = tmp_path / "a.onnx", mlp("relu")
+    with pytest.raises(TypeError, match=r"must be float32, got torch\.float16"):
+        export_onnx(mlp("relu").half(), path, torch.randn(2, 5))
+    with pytest.raises(ValueError, match="which is no input; inputs: features"):
+        export_onnx(network, path, torch.randn(2, 5), dynamic_axes={"x": {0: "batch"}})
+    with pytest.raises(ValueError, match="'batch' must have one size"):
+        export_onnx(Pair(), path, (torch.ones(2, 3), torch.ones(1, 3)))
+    with torch.device("meta"):
+        large = nn.Linear(2**15, 2**14 + 1)
+    with pytest.raises(ValueError, match=r"has 2\.00 GiB of weights, and one ONNX file holds less than 2 GiB"):
+        export_onnx(large, path, torch.randn(2, 5))
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(ImportError, match=rf"{module} cannot be imported .*hf-lgelu\[onnx\]"):
+                export_onnx(network, path, torch.randn(2, 5))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_complete_or_not_there(tmp_path):
+    with pytest.raises(KeyError), whole_file(tmp_path / "x") as file:  # noqa: PT012
+        file.write_text("half")
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+    with whole_file(tmp_path / "sub" / "x") as file:
+        file.write_text("whole")
+        file.with_name("y").write_text("by the way")
+    assert [entry.name for entry in (tmp_path / "sub").iterdir()] == ["x"]
+    with pytest.raises(IsADirectoryError, match="is a folder"), whole_file(tmp_path / "sub", overwrite=True):
+        pass

@@ -1,0 +1,53 @@
+"""The comparison of two runtimes, on arrays instead of runtimes."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_lgelu.export.onnx.onnx_parity import Parity, compare_outputs
+
+
+class Runtime:
+    """Gives fixed arrays, and keeps what it was given."""
+
+    input_names = ("x",)
+
+    def __init__(self, *arrays):
+        self.arrays = [np.array(array, dtype=np.float32) for array in arrays]
+
+    def __call__(self, inputs):
+        self.inputs = inputs
+        return self.arrays
+
+
+def compare(found, expected, tolerance=0.25, **inputs):
+    expected = {"logits": torch.tensor(expected)}
+    return compare_outputs(Runtime(found), {"x": torch.ones(1), **inputs}, expected, tolerance, "here")
+
+
+def test_the_largest_difference_and_output_of_all_outputs():
+    runtime = Runtime([[1.0, -4.0]], [[2.0, 2.5]])
+    expected = {"a": torch.tensor([[1.0, -3.5]]), "b": torch.tensor([[2.0, 2.25]])}
+    inputs = {"x": torch.ones(1), "unused": torch.ones(1)}
+    assert compare_outputs(runtime, inputs, expected, 0.25, "here") == Parity(0.5, 3.5)
+    assert set(runtime.inputs) == {"x"}
+
+
+def test_the_tolerance_is_relative_to_the_largest_output_or_to_one():
+    assert compare([[10.0, 1.0]], [[8.0, 1.0]]) == Parity(2.0, 8.0)
+    assert compare([[0.25]], [[0.0]]) == Parity(0.25, 0.0)
+    for found, expected in ([[10.5]], [[8.0]]), ([[0.5]], [[0.0]]), ([[float("nan")]], [[0.0]]):
+        with pytest.raises(RuntimeError, match=r"differs from torch by .* in logits here, .* allowed is 0\.25 of it"):
+            compare(found, expected)
+    with pytest.raises(RuntimeError, match=r"gives logits of shape \(1, 2\) here, torch \(2, 1\)"):
+        compare([[1.0, 1.0]], [[1.0], [1.0]])
+
+
+def test_padding_alone_is_left_out():
+    mask = torch.tensor([[0, 1], [1, 1]])
+    expected = [[[1.0], [2.0]], [[3.0], [4.0]]]
+    assert compare([[[9.0], [2.0]], [[3.0], [4.0]]], expected, attention_mask=mask) == Parity(0.0, 4.0)
+    with pytest.raises(RuntimeError, match="differs from torch by 5"):
+        compare([[[1.0], [7.0]], [[3.0], [4.0]]], expected, attention_mask=mask)
+    with pytest.raises(RuntimeError, match="differs from torch by 8"):  # a class of a row is no padding
+        compare([[9.0, 2.0, 3.0]], [[1.0, 2.0, 3.0]], attention_mask=mask[:1])

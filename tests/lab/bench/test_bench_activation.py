@@ -1,0 +1,87 @@
+"""scripts/bench_activation.py as a command."""
+
+import subprocess
+import sys
+
+import bench_activation
+import pytest
+from lgelu_lab.kernel_bench import results
+
+import hf_lgelu
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"modes": ["sideways"]}, "--modes must be of forward, backward, both, got sideways"),
+        ({"dtypes": ["float64"]}, "--dtypes must be of float32, bfloat16, float16, got float64"),
+        ({"hardness": [0.5]}, "--hardness must be finite numbers of at least 1"),
+        ({"threads": [0]}, "--threads and --rounds must be at least 1"),
+        ({"seconds": float("nan")}, "--seconds must be at least 0, got nan"),
+        ({"seconds": -1.0}, "--seconds must be at least 0, got -1.0"),
+        ({"providers": ["gleu"]}, "unknown providers: gleu"),
+        ({"sizes": ["big"]}, "a size is positive numbers"),
+        ({"models": ["bert"]}, "unknown models: bert"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_wrong_argument_is_named(change, said):
+    with pytest.raises(ValueError, match=said):
+        bench_activation.check(bench_activation.BenchArguments(**change))
+
+
+def test_a_kernel_of_the_environments_is_refused():
+    with hf_lgelu.use_kernel("aten"), pytest.raises(ValueError, match="LGELU_KERNEL is set"):
+        bench_activation.check(bench_activation.BenchArguments())
+
+
+@pytest.mark.parametrize("allocator", bench_activation.ALLOCATORS)
+def test_the_process_restarts_with_its_allocator_and_only_then(monkeypatch, allocator):
+    started = []
+    monkeypatch.setattr(bench_activation.os, "execve", lambda *what: started.append(what))
+    monkeypatch.setattr(bench_activation.os, "environ", {"HOME": "/h", "MALLOC_MMAP_MAX_": "7"})
+    bench_activation.restart_with(bench_activation.ALLOCATORS[allocator])
+    ((program, words, environment),) = started
+    assert (program, words[0]) == (sys.executable, sys.executable)
+    assert environment == {"HOME": "/h"} | bench_activation.ALLOCATORS[allocator]
+    monkeypatch.setattr(bench_activation.os, "environ", environment)
+    bench_activation.restart_with(bench_activation.ALLOCATORS[allocator])
+    assert len(started) == 1
+
+
+def command(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["bench_activation.py", *words])
+    monkeypatch.setattr(bench_activation, "restart_with", lambda settings: None)
+    bench_activation.main()
+
+
+SMALL = ("--hardness", "2", "--sizes", "64", "--modes", "both", "--dtypes", "float32", "--threads", "1")
+
+
+def test_the_command_measures_then_prints_a_table(tmp_path, monkeypatch, capsys):
+    words = ("--csv", str(tmp_path / "bench.csv"), *SMALL)
+    command(monkeypatch, *words, "--rounds", "1", "--providers", "relu", "lambda_gelu:eager")
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(" (")[0] for line in said] == [
+        f"both 64 contiguous float32 1 threads keep: {name}" for name in ("gelu", "lambda_gelu:eager λ=2", "relu")
+    ]
+    command(monkeypatch, *words, "--table")
+    assert "| λ-GELU, kernel eager, λ = 2 |" in capsys.readouterr().out
+
+
+def test_the_command_ends_with_one_line_for_what_it_cannot_do(tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match=r"^a size is positive numbers"):
+        command(monkeypatch, "--sizes", "wide")
+    with pytest.raises(SystemExit, match=r"No such file"):
+        command(monkeypatch, "--csv", str(tmp_path / "none.csv"), "--table")
+    with pytest.raises(SystemExit, match=r"Is a directory"):
+        command(monkeypatch, "--csv", str(tmp_path), *SMALL)
+
+
+@pytest.mark.slow
+def test_the_command_runs_with_both_allocators_in_one_file(tmp_path):
+    path = tmp_path / "bench.csv"
+    words = [sys.executable, bench_activation.__file__, "--csv", str(path), *SMALL, "--rounds", "1"]
+    for allocator in bench_activation.ALLOCATORS:
+        subprocess.run([*words, "--providers", "gelu", "--allocator", allocator], check=True, capture_output=True)
+    assert [row["allocator"] for row in results.read_rows(path)] == list(bench_activation.ALLOCATORS)

@@ -1,0 +1,104 @@
+"""scripts/bench_convert.py: what is measured, how it is shown, and that a rerun measures only what is not there."""
+
+import csv
+import json
+
+import bench_convert
+import pytest
+import torch
+from lgelu_lab.conversion_bench import measure
+from lgelu_lab.conversion_bench.cases import CASES, NAMED, Case
+from lgelu_lab.conversion_bench.figure import draw_figure
+from lgelu_lab.conversion_bench.table import markdown_table
+from torch import nn
+
+from hf_lgelu.models.sites import find_sites
+
+
+def row(name, seconds, **given):
+    case = CASES[name]
+    values = {"case": name, "rows": case.rows, "width": case.width, "threads": 2, "seconds": seconds, "peak_gib": 1.5}
+    return {key: str(value) for key, value in (values | given).items()}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """One case that takes no time, and no other before it."""
+
+    def build():
+        return nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2)), 3 * torch.randn(128, 3)
+
+    case = Case("small", 128, 128, 8, build)
+    monkeypatch.setattr(measure, "CASES", {"small": case, "rows-2048": case})
+    monkeypatch.setitem(CASES, "small", case)
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["bench_convert.py", *arguments])
+    return bench_convert.main()
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "124m" not in name and case.rows < 2**14])
+def test_the_named_width_is_that_of_the_widest_map_and_the_rows_are_the_inputs(name):
+    case = CASES[name]
+    model, inputs = case.build()
+    assert len(find_sites(model)) > 0
+    tensor = inputs if isinstance(inputs, torch.Tensor) else next(iter(inputs.values()))
+    assert len(tensor) == case.units
+    assert case.rows == (tensor.numel() if not tensor.is_floating_point() else len(tensor))
+    widths = {parameter.flatten(1).shape[1] for parameter in model.parameters() if parameter.ndim > 1}
+    if name != "resnet18-cifar":  # two convolutions side by side
+        assert case.width in widths
+
+
+def test_what_the_issue_sets_is_measured():
+    assert {name: CASES[name].target_seconds for name in NAMED} == {
+        "mlp-4x256": 2.0,
+        "gpt2-4x128": 5.0,
+        "gpt2-124m": 600.0,
+        "resnet18-cifar": 60.0,
+    }
+
+
+def test_a_conversion_is_timed_in_this_process(small, monkeypatch, capsys):
+    assert run(monkeypatch, "--measure_here", "small", "--threads", "1") == 0
+    measured = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (measured["case"], measured["threads"], measured["outcome"]) == ("small", 1, "converted")
+    assert 0 < measured["seconds"] < 60
+    assert 0.05 < measured["peak_gib"] < 64
+
+
+def test_a_rerun_measures_only_what_is_not_there(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def measured(name, threads):
+        asked.append((name, threads))
+        return row(name, 1.0, threads=threads, outcome="converted")
+
+    monkeypatch.setattr(bench_convert, "measure_apart", measured)
+    path = tmp_path / "new" / "rows.csv"
+    assert run(monkeypatch, "--csv", str(path)) == 0
+    assert asked == [(name, 2) for name in NAMED]
+    assert run(monkeypatch, "--csv", str(path), "--cases", "mlp-4x256", "rows-2048") == 0
+    assert run(monkeypatch, "--csv", str(path), "--cases", "mlp-4x256", "--threads", "1") == 0
+    assert asked[len(NAMED) :] == [("rows-2048", 2), ("mlp-4x256", 1)]
+    with path.open(newline="") as file:
+        assert [entry["case"] for entry in csv.DictReader(file)] == [*NAMED, "rows-2048", "mlp-4x256"]
+    capsys.readouterr()
+    assert run(monkeypatch, "--csv", str(path), "--cases", "none") == 1
+    assert "unknown case none; accepted: mlp-4x256" in capsys.readouterr().err
+
+
+def test_the_table_has_the_named_networks_first_with_what_they_should_stay_within():
+    lines = markdown_table([row("width-128", 0.25), row("gpt2-124m", 300.0, peak_gib=5.0)]).splitlines()
+    assert lines[2] == "| gpt2-124m | 16,384 | 3,072 | 2 | 300.00 | 5.00 GiB | ≤ 600 s, 6 GiB |"
+    assert lines[3] == "| width-128 | 4,096 | 128 | 2 | 0.25 | 1.50 GiB | – |"
+
+
+def test_the_figure_needs_two_points_of_each_sweep(tmp_path):
+    rows = [row(name, 0.001 * case.rows) for name, case in CASES.items() if case.sweep == "rows"]
+    with pytest.raises(ValueError, match="0 points over width"):
+        draw_figure(rows, tmp_path / "none.png")
+    rows += [row(name, 1e-9 * case.width**3) for name, case in CASES.items() if case.sweep == "width"]
+    draw_figure(rows, tmp_path / "both.png")
+    assert (tmp_path / "both.png").stat().st_size > 10_000

@@ -1,0 +1,86 @@
+"""The order of turns, repetitions and quantiles, against numbers by hand."""
+
+import pytest
+from lgelu_lab.kernel_bench import timing
+
+
+def test_each_round_begins_with_another_call_and_warms_each_just_before_its_timed_call():
+    seen = []
+    names = ("a", "b", "c")
+    calls = {name: (lambda name=name: seen.append(name)) for name in names}
+
+    def clock(call, repetitions):
+        seen.append(f"{len(seen)}")  # a mark, replaced below
+        seen[-1] = "timed"
+        call()
+        return 1e-2
+
+    times = timing.interleave(calls, clock, rounds=4, budget_seconds=60.0)
+    order = "abc bca cab abc".replace(" ", "")
+    assert seen[-len(order) * 3 :] == [word for name in order for word in (name, "timed", name)]
+    assert {name: entry.repetitions for name, entry in times.items()} == dict.fromkeys(names, 1)
+    assert {len(entry.seconds) for entry in times.values()} == {4}
+
+
+def test_a_long_call_gets_no_warm_up_of_its_own():
+    counts = {"long": 0, "short": 0}
+    durations = {"long": timing.LONG_SECONDS, "short": timing.LONG_SECONDS / 2}
+
+    def clock(call, repetitions):
+        return durations[call()]
+
+    def call_of(name):
+        def call():
+            counts[name] += 1
+            return name
+
+        return call
+
+    calls = {name: call_of(name) for name in counts}
+    timing.interleave(calls, clock, rounds=0, budget_seconds=0.0)
+    before = dict(counts)
+    timing.interleave(calls, clock, rounds=7, budget_seconds=60.0)
+    assert {name: counts[name] - 2 * before[name] for name in counts} == {"long": 7, "short": 14}
+
+
+def test_a_short_call_is_repeated_until_the_stretch_is_long_enough():
+    times = timing.interleave({"a": lambda: None}, lambda call, n: 1e-5, rounds=1, budget_seconds=1.0)
+    assert times["a"].repetitions == 200  # 2 ms of 10 µs each
+
+
+def test_the_budget_ends_the_rounds_but_never_before_the_fifth():
+    calls = {"a": lambda: None}
+    spent = timing.interleave(calls, lambda call, n: 1.0, rounds=50, budget_seconds=0.0)
+    assert len(spent["a"].seconds) == 5
+    assert len(timing.interleave(calls, lambda call, n: 1.0, rounds=3, budget_seconds=0.0)["a"].seconds) == 3
+
+
+def test_ratios_are_taken_within_a_round():
+    times = {
+        "gelu": timing.Times((1.0, 2.0, 4.0), 1),
+        "other": timing.Times((3.0, 1.0, 4.0), 7),
+    }
+    summary = timing.summarize(times, "gelu")["other"]
+    # Rounds give 3, 0.5 and 1; sorted 0.5, 1, 3. A fifth of the way from first to last lies at 0.4 of the first gap.
+    assert summary.ratios == pytest.approx((0.5 + 0.4 * 0.5, 1.0, 1.0 + 0.6 * 2.0))
+    assert summary.seconds == pytest.approx((1.0 + 0.4 * 2.0, 3.0, 3.0 + 0.6 * 1.0))
+    assert (summary.rounds, summary.repetitions) == (3, 7)
+    assert timing.summarize(times, "gelu")["gelu"].ratios == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["thread_time", "perf_counter"])
+def test_the_clocks_give_seconds_of_one_call(name):
+    # Busy for 20 ms by the same kind of clock; a mean over 3 calls, not their sum.
+    now = getattr(timing.time, name)
+
+    def busy():
+        end = now() + 0.02
+        while now() < end:
+            pass
+
+    assert timing.CLOCKS[name](busy, 3) == pytest.approx(0.02, rel=0.25)
+
+
+def test_clock_for_one_thread_several_and_a_gpu():
+    kinds = [timing.clock_name(*what) for what in (("cpu", 1), ("cpu", 2), ("cuda", 1))]
+    assert kinds == ["thread_time", "perf_counter", "cuda_event"]

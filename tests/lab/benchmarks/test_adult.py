@@ -1,0 +1,150 @@
+"""Adult's preprocessing, against features written by hand and by a loop over Python floats."""
+
+import math
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from lgelu_lab.benchmarks.adult import CATEGORY_COLUMNS, NUMERIC_COLUMNS, load_adult
+from lgelu_lab.benchmarks.options import DataOptions
+
+
+@pytest.fixture
+def load_rows(write_splits):
+    """({split: {column: values}}, options) → BenchmarkData."""
+
+    def load(splits, **options):
+        data_dir = write_splits("adult", {name: datasets.Dataset.from_dict(rows) for name, rows in splits.items()})
+        return load_adult(DataOptions(data_dir=data_dir, **options))
+
+    return load
+
+
+def loop_features(train, rows):
+    """Every feature of every row, one number at a time."""
+    count = len(rows["age"])
+    features = [[] for _ in range(count)]
+    for name in NUMERIC_COLUMNS:
+        mean = math.fsum(train[name]) / len(train[name])
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in train[name]) / len(train[name]))
+        for i in range(count):
+            features[i].append((rows[name][i] - mean) / deviation if deviation else 0.0)
+    for name in CATEGORY_COLUMNS:
+        for category in sorted(set(train[name])):
+            for i in range(count):
+                features[i].append(1.0 if rows[name][i] == category else 0.0)
+    return features
+
+
+def row_numbers(data, rows):
+    """Which rows of the training split `rows` are: fnlwgt is 100,000 plus the row number."""
+    column = NUMERIC_COLUMNS.index("fnlwgt")
+    mean, deviation = (data.preprocessing[name][column] for name in ("mean", "deviation"))
+    return [round(value * deviation + mean) - 100_000 for value in rows.features[:, column].tolist()]
+
+
+def test_one_hot_columns_by_hand(load_rows, adult_rows):
+    train = adult_rows(4, workclass=["Private", "?", "Private", "State-gov"], sex=["Male", "Female", "Male", "Male"])
+    test = adult_rows(3, workclass=["?", "Never-worked", "State-gov"], sex=["Female", "Male", "Female"])
+    data = load_rows({"train": train, "test": test})
+    assert data.preprocessing["categories"]["workclass"] == ["?", "Private", "State-gov"]
+    workclass = slice(6, 9)  # behind the six numbers
+    assert data.train.features[:, workclass].tolist() == [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    # Never-worked is in no training row
+    assert data.test.features[:, workclass].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
+    categories = data.preprocessing["categories"]
+    sex = 6 + sum(len(categories[name]) for name in CATEGORY_COLUMNS[: CATEGORY_COLUMNS.index("sex")])
+    assert data.test.features[:, sex : sex + 2].tolist() == [[1, 0], [0, 1], [1, 0]]
+
+
+def test_features_and_labels_equal_a_loop(load_rows, adult_rows):
+    train, test = adult_rows(24), adult_rows(10, education=["Masters", "HS-grad"] * 5)
+    data = load_rows({"train": train, "test": test})
+    for rows, raw in ((data.train, train), (data.test, test)):
+        expected = loop_features(train, raw)
+        assert rows.features.shape == (len(expected), data.train.num_features)
+        np.testing.assert_allclose(rows.features, expected, rtol=1e-6, atol=1e-6)
+        assert rows.labels.tolist() == [int(value == ">50K") for value in raw["income"]]
+    assert data.train.num_features == 6 + 3 + 2 + 1 + 4 + 2 + 1 + 2 + 2
+    assert (data.num_labels, data.label_names) == (2, ("<=50K", ">50K"))
+    assert (data.eval_split, data.test_split) == ("test", "test")
+    assert data.eval is data.test
+
+
+def test_ucis_own_spelling_gives_the_same_rows(load_rows, adult_rows):
+    """A space before each value, a dot behind the income, a null where another copy has `?`."""
+    plain = adult_rows(12)
+    spaced = plain | {
+        "workclass": [None if value == "?" else f" {value}" for value in plain["workclass"]],
+        "income": [f" {value}." for value in plain["income"]],
+    }
+    data = load_rows({"train": plain, "test": spaced})
+    assert torch.equal(data.test.features, data.train.features)
+    assert torch.equal(data.test.labels, data.train.labels)
+    assert 0 < data.test.labels.sum() < 12
+
+
+def test_without_a_test_split_a_third_is_held_out(load_rows, adult_rows):
+    data = load_rows({"train": adult_rows(48)})
+    train, test = row_numbers(data, data.train), row_numbers(data, data.test)
+    assert sorted(train + test) == list(range(48))
+    assert len(test) == 16
+    assert data.train.labels.tolist() == [int(i % 4 == 0) for i in train]
+    assert data.test.labels.tolist() == [int(i % 4 == 0) for i in test]
+    assert data.test.labels.sum() == 4  # of 12 among 48
+    assert data.eval_split == data.test_split == "test (held out, 1/3 of the rows)"
+    assert data.preprocessing["mean"][0] == pytest.approx(np.mean([20 + 3 * i % 41 for i in train]), rel=1e-12)
+
+
+def test_a_validation_part_is_disjoint_stratified_and_unseen(load_rows, adult_rows):
+    train = adult_rows(40)
+    train["workclass"][5] = "Seldom"
+    data = load_rows({"train": train, "test": adult_rows(8)}, validation_fraction=0.2)
+    kept, held_out = row_numbers(data, data.train), row_numbers(data, data.eval)
+    assert sorted(kept + held_out) == list(range(40))
+    assert [int((data.eval.labels == label).sum()) for label in (0, 1)] == [6, 2]
+    assert (data.eval_split, data.test_split) == ("validation (20 % of train)", "test")
+    assert len(data.test) == 8
+    assert data.preprocessing["mean"][0] == pytest.approx(np.mean([train["age"][i] for i in kept]), rel=1e-12)
+    assert data.preprocessing["mean"][0] != pytest.approx(np.mean(train["age"]), rel=1e-6)
+    assert ("Seldom" in data.preprocessing["categories"]["workclass"]) == (5 in kept)
+
+
+def test_limits_and_their_seed(write_splits, adult_rows):
+    data_dir = write_splits(
+        "adult", {name: datasets.Dataset.from_dict(adult_rows(n)) for name, n in (("train", 40), ("test", 20))}
+    )
+
+    def train_rows(seed):
+        data = load_adult(DataOptions(data_dir, max_train_samples=9, max_eval_samples=7, split_seed=seed))
+        assert (len(data.train), len(data.eval)) == (9, 7)
+        return row_numbers(data, data.train)
+
+    first, again, other = train_rows(0), train_rows(0), train_rows(1)
+    assert first == again
+    assert len(set(first)) == 9
+    assert set(first) != set(other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"income": ["<=50K", "50000", ">50K"]},
+            r"column 'income' of adult holds '50000'; accepted: '<=50K' and '>50K'",
+        ),
+        ({"age": ["39", "40", "41"]}, "column 'age' of adult must hold numbers"),
+        ({"hours_per_week": [40, None, 20]}, "column 'hours.per.week' of adult holds a missing"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(load_rows, adult_rows, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_rows({"train": adult_rows(3, **changes), "test": adult_rows(3)})
+
+
+def test_a_missing_column_is_named(load_rows, adult_rows):
+    rows = adult_rows(3)
+    rows["education-num"] = rows.pop("education.num")
+    with pytest.raises(ValueError, match=r"split 'train' of .*adult has no column 'education.num'"):
+        load_rows({"train": rows})

@@ -1,0 +1,113 @@
+"""CIFAR's rows, against the pixels that were written, and the network that is built for them."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from lgelu_lab.benchmarks.cifar import CIFAR10, CIFAR100, build_resnet18
+from lgelu_lab.benchmarks.options import DataOptions
+from PIL import Image
+
+from hf_lgelu.models.registry import register_activation
+
+register_activation()
+NAMES = ["cat", "dog", "frog"]
+
+
+def pictures(count, seed, side=32):
+    return np.random.RandomState(seed).randint(0, 256, (count, side, side, 3)).astype(np.uint8)
+
+
+def split(pixels, **changes):
+    label = datasets.ClassLabel(names=NAMES)
+    columns = {"img": datasets.Image(), "label": label, "fine_label": label, "coarse_label": datasets.Value("int64")}
+    labels = [i % 3 for i in range(len(pixels))]
+    values = {
+        "img": [Image.fromarray(image) for image in pixels],
+        "label": labels,
+        "fine_label": labels[::-1],
+        "coarse_label": [0] * len(pixels),
+    }
+    features = datasets.Features(columns | changes)
+    return datasets.Dataset.from_dict(values, features=features)
+
+
+def standardized(images, statistics_of):
+    """(N, 32, 32, 3) integers → (N, 3, 32, 32) float64, a channel at a time."""
+    channels = []
+    for channel in range(3):
+        values = statistics_of[..., channel].astype(np.float64) / 255
+        channels.append((images[..., channel] / 255 - values.mean()) / values.std())
+    return np.stack(channels, axis=1)
+
+
+@pytest.mark.parametrize(("cifar", "reverse"), [(CIFAR10, 1), (CIFAR100, -1)])
+def test_pixels_are_standardized_by_the_training_rows(write_splits, cifar, reverse):
+    train, test = pictures(7, seed=0), pictures(4, seed=1) // 2
+    data = cifar.load(DataOptions(write_splits(cifar.folder, {"train": split(train), "test": split(test)})))
+    batch = data.test.__getitems__(range(4))
+    np.testing.assert_allclose(batch["pixel_values"], standardized(test, train), rtol=1e-5, atol=1e-5)
+    assert batch["labels"].tolist() == [0, 1, 2, 0][::reverse]
+    assert data.eval is data.test
+    assert (data.label_names, data.eval_split, data.num_labels) == (tuple(NAMES), "test", 3)
+    assert data.preprocessing["image_size"] == 32
+    assert data.preprocessing["augmentation"] == {"crop_padding": 4, "horizontal_flip": True}
+
+
+def test_only_training_rows_are_augmented_with_four_pixels(write_splits):
+    train = pictures(40, seed=0) // 2 + 1
+    data = CIFAR10.load(DataOptions(write_splits("cifar10", {"train": split(train), "test": split(train)})))
+    assert (data.train.augmentation.padding, data.test.augmentation) == (4, None)
+    darkest = torch.from_numpy(standardized(np.zeros((1, 1, 1, 3)), train))
+    black = (data.train.__getitems__(range(40))["pixel_values"] < darkest + 1e-3).all(dim=1)
+    # A black margin of up to four pixels on either side, and no more.
+    assert not black[:, 4:28, 4:28].any()
+    assert [black[:, edge].all(dim=1).any().item() for edge in (0, 3, 28, 31)] == [True] * 4
+    assert [black[:, :, edge].all(dim=1).any().item() for edge in (0, 3, 28, 31)] == [True] * 4
+
+
+def test_a_validation_part_is_held_out_of_training_and_of_the_statistics(write_splits):
+    train = pictures(12, seed=0)
+    data_dir = write_splits("cifar10", {"train": split(train), "test": split(pictures(5, seed=1))})
+    data = CIFAR10.load(DataOptions(data_dir, validation_fraction=0.25, max_train_samples=6, max_eval_samples=4))
+    assert [len(rows) for rows in (data.train, data.eval, data.test)] == [6, 3, 4]
+    assert (data.eval_split, data.eval.augmentation) == ("validation (25 % of train)", None)
+    numbers = {image.transpose(2, 0, 1).tobytes(): number for number, image in enumerate(train)}
+    kept, held_out = ([numbers[image.numpy().tobytes()] for image in rows.images] for rows in (data.train, data.eval))
+    assert len({*kept, *held_out}) == 9
+    assert [number % 3 for number in kept] == data.train.labels.tolist()
+    assert sorted(number % 3 for number in held_out) == [0, 1, 2]
+    expected = train[kept].reshape(-1, 3).astype(np.float64) / 255
+    assert data.preprocessing["mean"] == pytest.approx(expected.mean(axis=0).tolist(), rel=1e-12)
+    assert data.preprocessing["deviation"] == pytest.approx(expected.std(axis=0).tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (split(pictures(2, 0, side=28)), "cifar10 must hold 32x32 RGB or grey images .*, got 28x28"),
+        (split(pictures(2, 0), label=datasets.Value("int64")), "'label' of cifar10 must be a ClassLabel"),
+        (split(pictures(2, 0)).remove_columns("img"), "has no column 'img'; it has 'label'"),
+    ],
+)
+def test_other_data_are_refused(write_splits, rows, message):
+    data_dir = write_splits("cifar10", {"train": rows, "test": rows})
+    with pytest.raises(ValueError, match=message):
+        CIFAR10.load(DataOptions(data_dir))
+
+
+def test_the_network_has_the_papers_size_and_knows_classes_and_normalization(write_splits):
+    rows = split(pictures(3, 0))
+    data = CIFAR100.load(DataOptions(write_splits("cifar100", {"train": rows, "test": rows})))
+    model = build_resnet18("lambda_gelu", data)
+    of_ten_classes = 11_173_962
+    assert model.num_parameters() == of_ten_classes - 7 * (512 + 1) + 17
+    assert model.config.id2label == dict(enumerate(NAMES))
+    assert model.config.label2id == {name: index for index, name in enumerate(NAMES)}
+    kept = model.config.pretrained_cfg
+    assert (kept["mean"], kept["std"]) == (data.preprocessing["mean"], data.preprocessing["deviation"])
+    torch.manual_seed(3)
+    first = build_resnet18("relu", data).state_dict()
+    torch.manual_seed(3)
+    second = build_resnet18("relu", data).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,205 @@
+"""ResNet-18 for CIFAR: size, sites, saving and loading, and what timm and transformers make of it."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from lgelu_lab.benchmarks import cifar_resnet
+from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, new_cifar_resnet, register_cifar_resnet
+from PIL import Image
+from torch import nn
+from transformers import AutoModelForImageClassification, pipeline
+from transformers.activations import ACT2FN
+
+from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.models.loading import extend_from_pretrained
+from hf_lgelu.models.registry import register_activation
+from hf_lgelu.models.sites import lambda_gelu_modules
+from hf_lgelu.models.surgery import substitute_relu
+
+register_activation()
+register_cifar_resnet()
+extend_from_pretrained()
+
+NAMES = [f"class {i}" for i in range(10)]
+MEAN, DEVIATION = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+BLOCKS = [f"layer{stage}.{block}" for stage in range(1, 5) for block in range(2)]
+SITES = ["act1"] + [f"{block}.{site}" for block in BLOCKS for site in ("act1", "act2")]
+
+
+def build(activation="lambda_gelu", seed=0):
+    torch.manual_seed(seed)
+    return new_cifar_resnet(activation, NAMES, MEAN, DEVIATION)
+
+
+def trained(model):
+    """As after training: no scale is 0 and no hardness is that of its neighbours."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bn" in name:
+                parameter.normal_(mean=0.5, std=0.1)
+        for index, (_, module) in enumerate(lambda_gelu_modules(model)):
+            module.raw_hardness.fill_(0.01 * index)
+        model.train()(images(8, seed=2))
+    return model.eval()
+
+
+def images(count=2, seed=0):
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def logits(model, inputs):
+    return model.eval()(inputs).logits
+
+
+def test_it_has_the_papers_size_and_17_hardnesses():
+    counts = {name: parameter.numel() for name, parameter in build().named_parameters()}
+    hardness = [count for name, count in counts.items() if name.endswith("raw_hardness")]
+    assert hardness == [1] * 17
+    assert sum(counts.values()) - 17 == 11_173_962
+
+
+def test_every_site_has_its_own_hardness_and_runs_once_in_order_behind_the_sum_too():
+    model = trained(build())
+    ran, inputs, outputs = [], {}, {}
+
+    def keep(name):
+        def hook(module, args, output):
+            inputs[name], outputs[name] = args[0].clone(), output.clone()  # the sum is made in place
+            if isinstance(module, LambdaGELU):
+                ran.append(name)
+
+        return hook
+
+    for name, module in model.timm_model.named_modules():
+        module.register_forward_hook(keep(name))
+    logits(model, images())
+    assert ran == SITES
+    assert len({id(module.raw_hardness) for _, module in lambda_gelu_modules(model)}) == 17
+    for block in BLOCKS:
+        shortcut = outputs.get(f"{block}.downsample", inputs[block])
+        assert torch.equal(inputs[f"{block}.act2"], outputs[f"{block}.bn2"] + shortcut)
+    # No halving before the second stage.
+    assert [outputs[f"layer{stage}"].shape[-1] for stage in range(1, 5)] == [32, 16, 8, 4]
+    assert outputs["act1"].shape == (2, 64, 32, 32)
+
+
+def test_weights_start_as_timm_means_them_to():
+    """transformers' wrapper would draw every convolution from a normal of std 0.02 and set every scale to 1."""
+    model = build("relu").timm_model
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.out_channels * module.kernel_size[0] ** 2
+            assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05), name
+        elif isinstance(module, nn.BatchNorm2d):
+            last = name.endswith("bn2")
+            assert torch.equal(module.weight, torch.zeros_like(module.weight) + (not last)), name
+    assert 0.015 < model.fc.weight.std().item() < 0.03
+    assert not model.fc.bias.any()
+
+
+def test_it_comes_back_from_disk_with_equal_logits(tmp_path):
+    model = trained(build())
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded, images()), logits(model, images()))
+    assert [site.hardness.item() for _, site in lambda_gelu_modules(loaded)] == [
+        site.hardness.item() for _, site in lambda_gelu_modules(model)
+    ]
+    assert loaded.config.id2label == dict(enumerate(NAMES))
+    assert loaded.config.model_args == {"act_layer": "lambda_gelu"}
+
+
+def test_a_relu_network_is_read_by_transformers_and_without_hf_lgelu(tmp_path):
+    model = trained(build())
+    smooth = logits(model, images())
+    substitute_relu(model)
+    expected = logits(model, images())
+    assert not torch.allclose(smooth, expected, atol=1e-3)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_args"] == {"act_layer": "relu"}
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded, images()), expected)
+    torch.save(images(), tmp_path / "images.pt")
+    script = Path(__file__).with_name("plain_resnet18.py")
+    files = [str(tmp_path), str(tmp_path / "images.pt"), str(tmp_path / "logits.pt")]
+    subprocess.run([sys.executable, str(script), *files], check=True, capture_output=True, text=True)
+    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_docstring_holds_the_lines_that_are_tested():
+    def statements(text):
+        return [line.strip() for line in text.splitlines() if line.strip().startswith(("model", "weights"))]
+
+    documented = statements(cifar_resnet.__doc__)
+    tested = statements(Path(__file__).with_name("plain_resnet18.py").read_text())
+    assert len(documented) == 5
+    assert [line.replace('f"{folder}/model', '"model') for line in tested] == documented
+
+
+def test_a_saved_folder_is_a_pipeline(tmp_path):
+    model = trained(build())
+    model.save_pretrained(tmp_path)
+    picture = Image.effect_noise((32, 32), 80).convert("RGB")
+    answers = pipeline("image-classification", model=str(tmp_path), device="cpu")(picture, top_k=10)
+    pixels = torch.tensor([[picture.getpixel((x, y)) for x in range(32)] for y in range(32)]).double() / 255
+    pixels = (pixels - torch.tensor(MEAN).double()) / torch.tensor(DEVIATION).double()
+    chances = logits(model, pixels.permute(2, 0, 1)[None].float()).softmax(dim=1)[0].tolist()
+    found = {answer["label"]: answer["score"] for answer in answers}
+    assert found == pytest.approx(dict(zip(NAMES, chances, strict=True)), abs=1e-5)
+
+
+# PReLU has a weight of its own at every site.
+@pytest.mark.parametrize(
+    ("activation", "more"), [("gelu", 0), ("relu", 0), ("lambda_gelu", 17), ("silu", 0), ("mish", 0), ("prelu", 17)]
+)
+def test_every_activation_of_the_studies_is_built(activation, more):
+    model = build(activation)
+    assert model.num_parameters() == 11_173_962 + more
+    sites = dict(model.timm_model.named_modules())
+    x = torch.linspace(-3, 3, 101)
+    for name in SITES:
+        torch.testing.assert_close(sites[name](x.clone()), ACT2FN[activation](x.clone()), rtol=1e-5, atol=1e-6)
+    assert logits(model, images()).isfinite().all()
+
+
+def test_timm_builds_it_by_name_quietly_and_as_a_backbone(caplog):
+    model = timm.create_model(ARCHITECTURE, num_classes=4, in_chans=1)
+    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 4)
+    assert caplog.text == ""
+    assert model.pretrained_cfg["input_size"] == (3, 32, 32)
+    backbone = timm.create_model(ARCHITECTURE, features_only=True)
+    sizes = [32 // feature.shape[-1] for feature in backbone(images())]
+    assert sizes == backbone.feature_info.reduction() == [1, 1, 2, 4, 8]
+
+
+def test_there_are_no_published_weights():
+    with pytest.raises(ValueError, match="lgelu_resnet18_cifar has no published weights"):
+        timm.create_model(ARCHITECTURE, pretrained=True)
+
+
+def test_registering_again_changes_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        register_cifar_resnet()
+    assert timm.models.model_entrypoint(ARCHITECTURE) is cifar_resnet.lgelu_resnet18_cifar
+
+
+def test_a_taken_name_is_refused(monkeypatch):
+    monkeypatch.setitem(timm.models._registry._model_entrypoints, ARCHITECTURE, build)
+    with pytest.raises(RuntimeError, match="another model is registered with timm as 'lgelu_resnet18_cifar'"):
+        register_cifar_resnet()
+
+
+def test_timm_is_optional(monkeypatch):
+    monkeypatch.setattr(cifar_resnet.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delitem(timm.models._registry._model_entrypoints, ARCHITECTURE)
+    register_cifar_resnet()
+    assert not timm.models.is_model(ARCHITECTURE)

@@ -1,0 +1,164 @@
+"""GPT-2 from scratch and from a checkpoint, and what the exchange of its activation does."""
+
+import math
+
+import pytest
+import torch
+from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.benchmarks.gpt2 import build_gpt2, losses_after_exchange
+from lgelu_lab.benchmarks.options import ModelOptions
+from lgelu_lab.benchmarks.tokenizer import train_tokenizer
+from transformers import BertConfig, GPT2Config, GPT2LMHeadModel
+
+from hf_lgelu import hardness_profile
+from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
+
+TOKENIZER = train_tokenizer([" a few words to begin with \n"], 262, 8)
+BLOCKS = TokenBlocks(torch.randint(0, 262, (5, 8), generator=torch.Generator().manual_seed(0)))
+DATA = BenchmarkData(BLOCKS, BLOCKS, BLOCKS, "validation", "validation", (), {}, TOKENIZER)
+SMALL = ModelOptions(num_layers=3, width=16, num_heads=2)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """(folder, model): 12 positions, tanh GELU, and weights large enough that the two GELUs differ."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, n_positions=12, vocab_size=262, bos_token_id=0, eos_token_id=0,
+        initializer_range=0.4,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).eval()
+    model.save_pretrained(tmp_path / "checkpoint")
+    return str(tmp_path / "checkpoint"), model
+
+
+def loss_by_hand(model, activation):
+    """Mean loss of every predicted token, with `activation` in place of what the model has."""
+    kept = [block.mlp.act for block in model.transformer.h]
+    for block in model.transformer.h:
+        block.mlp.act = Pointwise(activation)
+    with torch.no_grad():
+        chances = model(BLOCKS.tokens).logits.double().log_softmax(dim=-1)
+    for block, module in zip(model.transformer.h, kept, strict=True):
+        block.mlp.act = module
+    tokens = BLOCKS.tokens.tolist()
+    losses = [-chances[row, at, tokens[row][at + 1]].item() for row in range(5) for at in range(7)]
+    return sum(losses) / len(losses)
+
+
+class Pointwise(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def tanh_gelu(x):
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_of_hardness(hardness):
+    return lambda x: 0.5 * x * (1 + torch.erf(hardness * x / math.sqrt(2)))
+
+
+@pytest.mark.parametrize(("activation", "hardnesses"), [("gelu", 0), ("lambda_gelu", 3)])
+def test_from_scratch_it_has_the_size_asked_for(activation, hardnesses):
+    model = build_gpt2(activation, DATA, SMALL)
+    # attention 4·16·16 + 4·16, feed-forward 2·16·64 + 64 + 16, two norms; the head is the embedding
+    block = (4 * 256 + 64) + (2 * 1024 + 80) + 64
+    embeddings = 262 * 16 + 8 * 16
+    assert model.num_parameters() == 3 * block + embeddings + 32 + hardnesses
+    config = model.config
+    assert (config.n_head, config.n_positions, config.vocab_size) == (2, 8, 262)
+    assert (config.bos_token_id, config.eos_token_id) == (0, 0) == (TOKENIZER.bos_token_id, TOKENIZER.eos_token_id)
+    assert config.activation_function == activation
+    assert model(**BLOCKS.__getitems__([0, 1])).loss.item() == pytest.approx(math.log(262), rel=0.05)
+
+
+def test_the_heads_must_divide_the_width():
+    with pytest.raises(ValueError, match="num_heads must divide width, got 3 heads of a width of 16"):
+        build_gpt2("gelu", DATA, ModelOptions(num_layers=1, width=16, num_heads=3))
+
+
+def test_a_checkpoint_keeps_its_weights_and_as_many_positions_as_a_block_has(checkpoint):
+    folder, original = checkpoint
+    model = build_gpt2("lambda_gelu", DATA, ModelOptions(pretrained=folder))
+    assert hardness_profile(model).keys() == {"transformer.h.0.mlp.act", "transformer.h.1.mlp.act"}
+    assert all(1 < value < 1.2 for value in hardness_profile(model).values())
+    assert (model.config.n_positions, model.config.activation_function) == (8, "lambda_gelu")
+    expected = original.state_dict()
+    expected["transformer.wpe.weight"] = expected["transformer.wpe.weight"][:8]
+    for name, tensor in model.state_dict().items():
+        if name in expected:
+            assert torch.equal(tensor, expected[name]), name
+    assert expected.keys() <= model.state_dict().keys()
+    assert model.transformer.wpe.weight.requires_grad
+
+
+def test_a_cut_checkpoint_is_saved_and_loaded_as_it_is(checkpoint, tmp_path):
+    model = build_gpt2("gelu_new", DATA, ModelOptions(pretrained=checkpoint[0])).eval()
+    model.save_pretrained(tmp_path / "cut")
+    again = GPT2LMHeadModel.from_pretrained(tmp_path / "cut").eval()
+    batch = BLOCKS.__getitems__([0, 3])
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    assert torch.equal(checkpoint[1](**batch).logits, model(**batch).logits)
+
+
+def test_the_exchange_of_a_checkpoints_activation_is_told(checkpoint, caplog):
+    folder, original = checkpoint
+    build_gpt2("gelu", DATA, ModelOptions(pretrained=folder))
+    before, after = loss_by_hand(original, tanh_gelu), loss_by_hand(original, gelu_of_hardness(1.0))
+    assert f"{before:.6f}" != f"{after:.6f}"
+    told = [text for text in caplog.messages if "was exchanged" in text]
+    assert len(told) == 1
+    assert "The activation gelu_new of the checkpoint was exchanged for gelu: on 5 blocks" in told[0]
+    numbers = [float(word) for word in told[0].replace("nats", "").split() if word.replace(".", "").isdigit()]
+    assert numbers == pytest.approx([5, before, after], abs=2e-6)
+
+
+def test_a_checkpoint_with_its_own_activation_is_not_told_of(checkpoint, caplog):
+    build_gpt2("gelu_new", DATA, ModelOptions(pretrained=checkpoint[0]))
+    assert not [text for text in caplog.messages if "was exchanged" in text]
+
+
+def test_losses_after_exchange_are_those_of_the_formulas(checkpoint):
+    _, model = checkpoint
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    kinds = [type(module) for module in model.modules()]
+    model.train()
+    losses = losses_after_exchange(model, BLOCKS, ("gelu", "lambda_gelu", "relu"), init_hardness=1.5, batch_size=2)
+    assert model.training
+    model.eval()
+    expected = {
+        "gelu_new": loss_by_hand(model, tanh_gelu),
+        "gelu": loss_by_hand(model, gelu_of_hardness(1.0)),
+        "lambda_gelu": loss_by_hand(model, gelu_of_hardness(1.5)),
+        "relu": loss_by_hand(model, torch.relu),
+    }
+    assert list(losses) == list(expected)
+    assert losses == pytest.approx(expected, rel=1e-6)
+    assert len({f"{loss:.5f}" for loss in losses.values()}) == 4
+    assert [type(module) for module in model.modules()] == kinds
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_checkpoints_that_do_not_do_are_told(checkpoint, tmp_path):
+    folder, _ = checkpoint
+    long = TokenBlocks(torch.zeros(2, 13, dtype=torch.int64))
+    with pytest.raises(ValueError, match="has 12 positions, fewer than context_length 13; give a shorter"):
+        build_gpt2("gelu", BenchmarkData(long, long, long, "", "", (), {}, TOKENIZER), ModelOptions(pretrained=folder))
+    large = BenchmarkData(BLOCKS, BLOCKS, BLOCKS, "", "", (), {}, train_tokenizer([" a few words to begin"], 263, 8))
+    with pytest.raises(ValueError, match="has 262 token embeddings, and its tokenizer 263 tokens"):
+        build_gpt2("gelu", large, ModelOptions(pretrained=folder))
+    BertConfig(hidden_size=8).save_pretrained(tmp_path / "bert")
+    with pytest.raises(ValueError, match=r"must be a GPT-2, and .* is a bert"):
+        build_gpt2("gelu", DATA, ModelOptions(pretrained=str(tmp_path / "bert")))
+    GPT2Config(vocab_size=262, bos_token_id=0, eos_token_id=0).save_pretrained(tmp_path / "weightless")
+    with pytest.raises(RuntimeError, match=r"the weights of .* could not be loaded"):
+        build_gpt2("gelu", DATA, ModelOptions(pretrained=str(tmp_path / "weightless")))
+    with pytest.raises(
+        RuntimeError, match=r"the config of .* could not be loaded .* leave it out to train from scratch"
+    ):
+        build_gpt2("gelu", DATA, ModelOptions(pretrained=str(tmp_path / "nowhere")))

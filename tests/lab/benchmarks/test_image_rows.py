@@ -1,0 +1,199 @@
+"""Batches of images, against loops over numpy arrays and Pillow's own resizing."""
+
+import numpy as np
+import pytest
+import torch
+from lgelu_lab.benchmarks.image_rows import Augmentation, ImageRows
+from lgelu_lab.benchmarks.rows import collate_rows
+from PIL import Image
+from torch.utils.data import DataLoader
+
+MEAN, DEVIATION = (0.5, 0.25, 0.125), (0.25, 0.5, 1.0)
+
+
+def bytes_of(count, side, seed=0):
+    # No black pixel, so that padding can be told from the image.
+    return torch.from_numpy(np.random.RandomState(seed).randint(1, 256, (count, 3, side, side)).astype(np.uint8))
+
+
+def rows(count=6, side=8, image_size=None, **changes):
+    return ImageRows(bytes_of(count, side), torch.arange(count), MEAN, DEVIATION, image_size or side, **changes)
+
+
+def normalized(image):
+    """(3, H, W) of integers → (3, H, W) float64, a channel at a time."""
+    return np.stack([(image[c] / 255.0 - MEAN[c]) / DEVIATION[c] for c in range(3)])
+
+
+def test_a_batch_is_the_asked_rows_in_their_order_normalized():
+    data = rows()
+    batch = data.__getitems__([4, 0, 4])
+    assert batch["labels"].tolist() == [4, 0, 4]
+    assert batch["labels"].dtype == torch.int64
+    assert batch["pixel_values"].dtype == torch.float32
+    expected = np.stack([normalized(data.images[i].numpy().astype(np.float64)) for i in (4, 0, 4)])
+    np.testing.assert_allclose(batch["pixel_values"], expected, rtol=1e-6, atol=1e-6)
+    one = data[4]
+    assert torch.equal(one["pixel_values"], batch["pixel_values"][0])
+    assert one["labels"].item() == 4
+    assert len(data) == 6
+
+
+@pytest.mark.parametrize("image_size", [5, 8, 21])
+def test_another_size_is_pillows_bilinear_with_antialiasing(image_size):
+    data = rows(count=2, side=12, image_size=image_size)
+    found = data.__getitems__([0, 1])["pixel_values"]
+    assert found.shape == (2, 3, image_size, image_size)
+    for i in range(2):
+        image = normalized(data.images[i].numpy().astype(np.float64))
+        for c in range(3):
+            resized = Image.fromarray(image[c].astype(np.float32)).resize((image_size,) * 2, Image.Resampling.BILINEAR)
+            np.testing.assert_allclose(found[i, c], np.asarray(resized), atol=2e-5)
+
+
+def shifted(image, top, left, flip, padding):
+    height, width = image.shape[1:]
+    canvas = np.zeros((3, height + 2 * padding, width + 2 * padding), dtype=np.uint8)
+    canvas[:, padding : padding + height, padding : padding + width] = image
+    crop = canvas[:, top : top + height, left : left + width]
+    return crop[:, :, ::-1] if flip else crop
+
+
+def test_the_outcomes_are_every_crop_in_both_orientations_once():
+    augmentation = Augmentation(padding=2)
+    image = bytes_of(1, 5)
+    assert augmentation.num_outcomes == 50
+    found = augmentation.apply(image.expand(50, -1, -1, -1), torch.arange(50))
+    assert found.dtype == torch.uint8
+    expected = {
+        shifted(image[0].numpy(), top, left, flip, 2).tobytes()
+        for top in range(5)
+        for left in range(5)
+        for flip in (False, True)
+    }
+    assert len(expected) == 50
+    assert {picture.numpy().tobytes() for picture in found} == expected
+
+
+def test_each_image_of_a_batch_has_its_own_outcome():
+    augmentation = Augmentation(padding=1)
+    images, outcomes = bytes_of(7, 4), torch.tensor([0, 17, 3, 3, 9, 8, 12])
+    together = augmentation.apply(images, outcomes)
+    alone = [augmentation.apply(images[i : i + 1], outcomes[i : i + 1])[0] for i in range(7)]
+    assert torch.equal(together, torch.stack(alone))
+    assert len({picture.numpy().tobytes() for picture in together}) == 7
+
+
+def test_without_padding_only_the_flip_is_left():
+    image = bytes_of(1, 3)
+    found = Augmentation(padding=0).apply(image.expand(2, -1, -1, -1), torch.arange(2))
+    assert torch.equal(found, torch.cat([image, image.flip(3)]))
+
+
+def test_outcomes_are_equally_likely():
+    drawn = Augmentation(padding=4).draw(162_000, seed=0, epoch=0)
+    counts = torch.bincount(drawn, minlength=162)
+    assert len(counts) == 162
+    # 1,000 expected of each with a standard deviation of 31.5.
+    assert 840 < counts.min() < counts.max() < 1160
+
+
+def test_padding_is_black_before_normalization():
+    data = rows(count=40, side=4, augmentation=Augmentation(padding=4))
+    pixels = data.__getitems__(range(40))["pixel_values"]
+    black = torch.tensor(normalized(np.zeros((3, 1, 1)))).float()
+    assert ((pixels - black).abs() < 1e-6).all(dim=1).any()
+
+
+def test_a_rows_augmentation_depends_on_seed_epoch_and_row_alone():
+    data = rows(count=40, augmentation=Augmentation(padding=3), seed=5)
+    data.set_epoch(2)
+    whole = data.__getitems__(range(40))["pixel_values"]
+    torch.manual_seed(123)
+    again = rows(count=40, augmentation=Augmentation(padding=3))
+    again.set_epoch(9, seed=1)
+    torch.rand(3)
+    again.set_epoch(2, seed=5)
+    backwards = torch.cat([again.__getitems__([i])["pixel_values"] for i in reversed(range(40))])
+    assert torch.equal(backwards.flip(0), whole)
+    assert torch.equal(again.__getitems__([7, 3])["pixel_values"], whole[[7, 3]])
+    assert torch.equal(Augmentation(3).draw(3, 5, 2), Augmentation(3).draw(40, 5, 2)[:3])
+    for change in ({"epoch": 3}, {"epoch": 2, "seed": 6}):
+        again.set_epoch(**change)
+        assert not torch.equal(again.__getitems__(range(40))["pixel_values"], whole)
+
+
+def test_drawing_leaves_torchs_generator_alone():
+    before = torch.get_rng_state()
+    rows(augmentation=Augmentation(padding=1)).__getitems__([0, 1])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_epoch_without_a_seed_keeps_the_seed():
+    """accelerate's data loader calls `set_epoch(epoch)` after the run has given its seed."""
+    data, other = (rows(count=40, augmentation=Augmentation(padding=3)) for _ in range(2))
+    data.set_epoch(0, seed=8)
+    data.set_epoch(1)
+    other.set_epoch(1, seed=8)
+    assert torch.equal(data.__getitems__(range(40))["pixel_values"], other.__getitems__(range(40))["pixel_values"])
+
+
+def test_rows_to_evaluate_on_are_the_same_in_every_epoch():
+    data = rows()
+    before = data.__getitems__(range(6))["pixel_values"]
+    data.set_epoch(4, seed=2)
+    assert torch.equal(data.__getitems__(range(6))["pixel_values"], before)
+
+
+def test_moved_rows_keep_epoch_seed_and_augmentation():
+    data = rows(count=40, augmentation=Augmentation(padding=3), image_size=6)
+    data.set_epoch(3, seed=4)
+    moved = data.to(torch.device("cpu"))
+    assert moved is not data
+    assert torch.equal(moved.__getitems__(range(40))["pixel_values"], data.__getitems__(range(40))["pixel_values"])
+    assert all(tensor.is_meta for tensor in rows().to(torch.device("meta")).__getitems__([1, 0]).values())
+
+
+@pytest.mark.gpu
+def test_the_accelerator_makes_the_same_batch():
+    data = rows(count=40, augmentation=Augmentation(padding=3), image_size=20)
+    data.set_epoch(3, seed=4)
+    moved = data.to(torch.device("cuda"))
+    batch = moved.__getitems__(range(40))
+    assert batch["pixel_values"].device.type == batch["labels"].device.type == "cuda"
+    torch.testing.assert_close(batch["pixel_values"].cpu(), data.__getitems__(range(40))["pixel_values"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_takes_a_batch_at_once_in_any_process(workers):
+    data = rows(count=10, augmentation=Augmentation(padding=3))
+    data.set_epoch(1, seed=3)
+    batches = list(DataLoader(data, batch_size=4, collate_fn=collate_rows, num_workers=workers))
+    assert [len(batch["labels"]) for batch in batches] == [4, 4, 2]
+    pixels = torch.cat([batch["pixel_values"] for batch in batches])
+    assert torch.equal(pixels, data.__getitems__(range(10))["pixel_values"])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"images": torch.zeros(2, 3, 4, 4)}, TypeError, "images must be uint8 .* got torch.float32"),
+        ({"labels": torch.zeros(2)}, TypeError, "labels int64, got torch.uint8 and torch.float32"),
+        ({"labels": torch.zeros(3, dtype=torch.int64)}, ValueError, r"\(2, 3, 4, 4\) and \(3,\)"),
+        ({"mean": (0.5,)}, ValueError, "one number for each of 3 channels"),
+        ({"deviation": (1.0, 0.0, 1.0)}, ValueError, "must be positive"),
+    ],
+)
+def test_bad_rows_are_refused(change, error, message):
+    accepted = {
+        "images": torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "labels": torch.zeros(2, dtype=torch.int64),
+        "mean": MEAN, "deviation": DEVIATION, "image_size": 4,
+    }  # fmt: skip
+    assert len(ImageRows(**accepted)) == 2
+    with pytest.raises(error, match=message):
+        ImageRows(**{**accepted, **change})
+
+
+def test_a_negative_padding_is_refused():
+    with pytest.raises(ValueError, match="padding must be at least 0 pixels, got -1"):
+        Augmentation(padding=-1)

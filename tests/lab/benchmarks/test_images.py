@@ -1,0 +1,99 @@
+"""Decoding and channel statistics, against the pixels that were encoded and a loop over Python floats."""
+
+import io
+import math
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from lgelu_lab.benchmarks import images
+from lgelu_lab.benchmarks.images import ChannelStatistics, class_names, decode_images
+from PIL import Image
+
+
+def encoded(picture, file_format="PNG"):
+    stream = io.BytesIO()
+    picture.save(stream, file_format, lossless=True)
+    return {"bytes": stream.getvalue(), "path": None}
+
+
+def pixels_of(count, side=6, seed=0):
+    return np.random.RandomState(seed).randint(0, 256, (count, side, side, 3)).astype(np.uint8)
+
+
+def split(pictures):
+    return datasets.Dataset.from_dict({"picture": pictures}, features=datasets.Features({"picture": datasets.Image()}))
+
+
+def decode(rows, numbers, mode="RGB", side=6):
+    return decode_images(rows, "picture", np.array(numbers), side, mode, "pets")
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "WEBP"])
+def test_pixels_are_those_that_were_encoded_in_the_order_asked_for(file_format, monkeypatch):
+    monkeypatch.setattr(images, "_CHUNK_IMAGES", 2)  # five images are three chunks, the last one short
+    pixels = pixels_of(5)
+    rows = split([encoded(Image.fromarray(image), file_format) for image in pixels])
+    numbers = [3, 0, 4, 1, 3]
+    found = decode(rows, numbers)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, pixels[numbers])
+
+
+def test_grey_images_among_coloured_ones_have_three_equal_channels():
+    pixels = pixels_of(2)
+    rows = split([encoded(Image.fromarray(pixels[0])), encoded(Image.fromarray(pixels[1, :, :, 0]))])
+    found = decode(rows, [1, 0])
+    np.testing.assert_array_equal(found[0], np.repeat(pixels[1, :, :, :1], 3, axis=2))
+    np.testing.assert_array_equal(found[1], pixels[0])
+    np.testing.assert_array_equal(decode(rows, [1], mode="L"), pixels[1:, :, :, 0])
+    with pytest.raises(ValueError, match=r"pets must hold 6x6 grey images \(PIL mode 'L'\), got 6x6 of mode 'RGB'"):
+        decode(rows, [0, 1], mode="L")
+
+
+def test_an_image_named_by_path_is_read(tmp_path):
+    pixels = pixels_of(1)
+    Image.fromarray(pixels[0]).save(tmp_path / "cat.png")
+    rows = split([{"bytes": None, "path": str(tmp_path / "cat.png")}])
+    np.testing.assert_array_equal(decode(rows, [0]), pixels)
+
+
+@pytest.mark.parametrize(
+    ("picture", "message"),
+    [
+        (Image.new("RGB", (6, 7)), r"6x6 RGB or grey images \(PIL mode 'RGB' or 'L'\), got 6x7 of mode 'RGB'"),
+        (Image.new("RGBA", (6, 6)), "got 6x6 of mode 'RGBA'"),
+    ],
+)
+def test_other_images_are_refused(picture, message):
+    with pytest.raises(ValueError, match=message):
+        decode(split([encoded(picture)]), [0])
+
+
+def test_statistics_are_those_of_a_loop(monkeypatch):
+    monkeypatch.setattr(images, "_CHUNK_IMAGES", 3)
+    pixels = torch.from_numpy(pixels_of(7) // np.array([1, 2, 5], dtype=np.uint8)).movedim(3, 1)
+    found = ChannelStatistics.fit(pixels)
+    for channel in range(3):
+        values = [value / 255 for value in pixels[:, channel].flatten().tolist()]
+        mean = math.fsum(values) / len(values)
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+        assert (found.mean[channel], found.deviation[channel]) == pytest.approx((mean, deviation), rel=1e-12)
+
+
+def test_a_constant_channel_has_deviation_one():
+    pixels = torch.full((2, 3, 4, 4), 85, dtype=torch.uint8)
+    pixels[0, 2, 0, 0] = 84
+    found = ChannelStatistics.fit(pixels)
+    assert found.mean[:2] == pytest.approx((1 / 3, 1 / 3))
+    assert found.deviation[:2] == (1.0, 1.0)
+    assert 0 < found.deviation[2] < 1e-2
+
+
+def test_class_names_need_a_class_label():
+    features = datasets.Features({"kind": datasets.ClassLabel(names=["cat", "dog"]), "age": datasets.Value("int64")})
+    rows = datasets.Dataset.from_dict({"kind": [0, 1], "age": [3, 4]}, features=features)
+    assert class_names(rows, "kind", "pets") == ("cat", "dog")
+    with pytest.raises(ValueError, match="column 'age' of pets must be a ClassLabel with names, got Value"):
+        class_names(rows, "age", "pets")

@@ -1,0 +1,58 @@
+"""Which rows are chosen: disjoint, stratified, and the same every time."""
+
+import numpy as np
+import pytest
+from lgelu_lab.benchmarks.options import DataOptions
+from lgelu_lab.benchmarks.splits import choose_rows, stratified_holdout
+
+LABELS = np.array([0] * 60 + [1] * 30 + [2] * 10)
+
+
+def test_each_class_gives_the_same_share():
+    kept, held_out = stratified_holdout(LABELS, 0.2, seed=0)
+    assert [int(np.sum(LABELS[held_out] == label)) for label in range(3)] == [12, 6, 2]
+    assert sorted([*kept, *held_out]) == list(range(100))
+    assert list(kept) == sorted(kept)
+
+
+def test_a_split_stays_what_it_was():
+    """Row numbers written down once: a change would make old records incomparable with new ones."""
+    assert stratified_holdout(np.array([0, 1] * 10), 0.3, seed=0)[1].tolist() == [3, 4, 7, 8, 11, 16]
+
+
+def test_the_seed_decides():
+    first, again, other = (stratified_holdout(LABELS, 0.2, seed)[1].tolist() for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.999])
+def test_an_empty_part_is_refused(fraction):
+    with pytest.raises(ValueError, match=f"holding out a fraction of {fraction} of each class leaves an empty part"):
+        stratified_holdout(LABELS, fraction, seed=0)
+
+
+def test_without_options_every_row_is_used_in_order():
+    chosen = choose_rows(LABELS, 7, DataOptions())
+    assert chosen.train.tolist() == list(range(100))
+    assert chosen.test.tolist() == list(range(7))
+    assert chosen.validation is None
+
+
+def test_limits_apply_to_each_part_and_start_from_one_permutation():
+    few, more = (
+        choose_rows(LABELS, 50, DataOptions(max_train_samples=n, max_eval_samples=n, validation_fraction=0.5))
+        for n in (5, 20)
+    )
+    assert [len(part) for part in (few.train, few.validation, few.test)] == [5, 5, 5]
+    assert few.train.tolist() == more.train.tolist()[:5]
+    assert few.train.tolist() != sorted(few.train)
+    assert not set(more.train) & set(more.validation)
+    assert len(set(more.test)) == 20
+    assert max(more.test) < 50
+
+
+def test_a_limit_above_the_number_of_rows_changes_nothing():
+    chosen = choose_rows(LABELS, 7, DataOptions(max_train_samples=1000, max_eval_samples=7))
+    assert chosen.train.tolist() == list(range(100))
+    assert chosen.test.tolist() == list(range(7))

@@ -1,0 +1,211 @@
+"""The table of benchmarks, row by row."""
+
+import ast
+import math
+from pathlib import Path
+
+import datasets
+import lgelu_lab.benchmarks
+import numpy as np
+import pytest
+import torch
+from lgelu_lab.benchmarks.table import BENCHMARKS, BenchmarkData, DataOptions, ModelOptions, build_mlp
+from PIL import Image
+
+from hf_lgelu.models.registry import register_activation
+from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
+from hf_lgelu.training.trainer import LambdaGELUTrainer
+
+register_activation()
+
+
+def pictures(shape, image_column, label_column):
+    features = datasets.Features({image_column: datasets.Image(), label_column: datasets.ClassLabel(names=["a", "b"])})
+    images = [Image.fromarray(np.random.RandomState(i).randint(0, 256, shape).astype(np.uint8)) for i in range(12)]
+    return datasets.Dataset.from_dict(
+        {image_column: images, label_column: [i % 2 for i in range(12)]}, features=features
+    )
+
+
+@pytest.fixture
+def tiny_copies(write_splits, adult_rows):
+    """A data directory with a few rows of each data set."""
+    write_splits("fashion_mnist", dict.fromkeys(("train", "test"), pictures((28, 28), "image", "label")))
+    write_splits("cifar10", dict.fromkeys(("train", "test"), pictures((32, 32, 3), "img", "label")))
+    write_splits("cifar100", dict.fromkeys(("train", "test"), pictures((32, 32, 3), "img", "fine_label")))
+    write_splits("tiny_imagenet", dict.fromkeys(("train", "valid"), pictures((64, 64, 3), "image", "label")))
+    lines = {
+        "text": ["", " = A cat = \n", " The cat sat on the mat , and the mat lay on the floor of the house . \n"] * 4
+    }
+    text = datasets.Dataset.from_dict(lines)
+    write_splits("wikitext2", {"train": text, "validation": text})
+    adult = datasets.Dataset.from_dict(adult_rows(12))
+    return write_splits("adult", {"train": adult, "test": adult})
+
+
+# What keeps a row small here, and how many λ-GELU it then has.
+SMALL = {
+    "deit-tiny-imagenet": {"image_size": 32},
+    "gpt2-wikitext2": {"num_layers": 2, "width": 16, "num_heads": 2, "context_length": 8, "vocabulary_size": 270},
+}
+SITES = {
+    **dict.fromkeys(("mlp-digits", "mlp-adult", "mlp-fmnist"), 4),
+    **dict.fromkeys(("resnet18-cifar10", "resnet18-cifar100"), 17),
+    "deit-tiny-imagenet": 12,
+    "gpt2-wikitext2": 2,
+}
+
+
+def right_share(logits, labels):
+    return sum(int(a == b) for a, b in zip(logits.argmax(dim=1).tolist(), labels.tolist(), strict=True)) / len(labels)
+
+
+def perplexity_by_token(logits, labels):
+    chances = [
+        logits[row, position].double().softmax(dim=0)[labels[row, position + 1]].item()
+        for row in range(logits.shape[0])
+        for position in range(logits.shape[1] - 1)
+    ]
+    return math.exp(-sum(math.log(chance) for chance in chances) / len(chances))
+
+
+SCORES = {"accuracy": right_share, "perplexity": perplexity_by_token}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_row_trains_from_load_to_score(name, tiny_copies, tmp_path):
+    benchmark = BENCHMARKS[name]
+    assert benchmark.name == name
+    options = benchmark.model_options(SMALL.get(name, {}))
+    data = benchmark.load(DataOptions(tiny_copies, max_train_samples=12, max_eval_samples=12), options)
+    assert isinstance(data, BenchmarkData)
+    torch.manual_seed(0)
+    model = benchmark.build_model("lambda_gelu", data, options)
+    assert len([module for module in model.modules() if type(module).__name__ == "LambdaGELU"]) == SITES[name]
+    arguments = LambdaGELUTrainingArguments(
+        str(tmp_path / "run"),
+        **{**benchmark.defaults, "num_train_epochs": 2},
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = LambdaGELUTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=data.train,
+        eval_dataset=data.eval,
+        data_collator=benchmark.collate,
+        compute_metrics=benchmark.compute_metrics,
+        preprocess_logits_for_metrics=benchmark.preprocess_logits,
+        processing_class=data.processor,
+    )
+    before = [weight.detach().clone() for weight in model.parameters()]
+    trainer.train()
+    assert not any(torch.equal(*weights) for weights in zip(model.parameters(), before, strict=True))
+    metrics = trainer.evaluate()
+    batch = data.eval.__getitems__(range(len(data.eval)))
+    with torch.no_grad():
+        logits = model.eval()(**batch).logits
+    assert metrics[f"eval_{benchmark.metric}"] == pytest.approx(SCORES[benchmark.metric](logits, batch["labels"]))
+    assert f"eval_relu_{benchmark.metric}" in metrics
+
+
+@pytest.mark.parametrize("name", ["mlp-digits", "mlp-adult", "mlp-fmnist"])
+def test_an_mlp_knows_its_classes(name, tiny_copies):
+    data = BENCHMARKS[name].load(DataOptions(tiny_copies, max_train_samples=12, max_eval_samples=12), None)
+    config = BENCHMARKS[name].build_model("gelu", data, None).config
+    assert (config.num_features, config.num_labels) == (data.train.num_features, data.num_labels)
+    assert config.id2label == dict(enumerate(data.label_names))
+    assert config.label2id == {label: index for index, label in enumerate(data.label_names)}
+
+
+MLP_PAPER = {"optim": "sgd", "learning_rate": 5e-2, "weight_decay": 1e-4}
+RESNET_PAPER = {"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 1e-4}
+PAPER = {
+    "resnet18-cifar10": RESNET_PAPER,
+    "resnet18-cifar100": RESNET_PAPER,
+    "deit-tiny-imagenet": {"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 7e-2},
+    "mlp-digits": MLP_PAPER,
+    "mlp-adult": MLP_PAPER,
+    "mlp-fmnist": MLP_PAPER,
+    # From scratch, the learning rate is ours.
+    "gpt2-wikitext2": {"optim": "adamw_torch", "weight_decay": 1e-2},
+}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_defaults_are_training_arguments_and_the_papers_are_marked(name, tmp_path):
+    benchmark = BENCHMARKS[name]
+    for recipe in (benchmark.defaults, benchmark.pretrained_defaults):
+        arguments = LambdaGELUTrainingArguments(str(tmp_path), use_cpu=True, **recipe)
+        for option, value in recipe.items():
+            assert getattr(arguments, option) == value
+    paper = PAPER[name]
+    assert {option: benchmark.defaults[option] for option in paper} == paper
+    assert benchmark.paper == set(paper) | (set() if name == "mlp-digits" else {"num_train_epochs"})
+    sizes = {
+        **{"mlp-digits": (64, 60), "mlp-adult": (512, 50), "mlp-fmnist": (1024, 50), "gpt2-wikitext2": (16, 10)},
+        **{"resnet18-cifar10": (128, 75), "resnet18-cifar100": (128, 75), "deit-tiny-imagenet": (128, 90)},
+    }
+    assert (benchmark.train_batch_size, benchmark.defaults["num_train_epochs"]) == sizes[name]
+    assert benchmark.init_hardness == 1.0067
+
+
+def test_a_checkpoint_is_fine_tuned_with_the_papers_rate_and_brings_its_own_architecture():
+    benchmark = BENCHMARKS["gpt2-wikitext2"]
+    assert benchmark.pretrained_defaults["learning_rate"] == 5e-5
+    options = benchmark.model_options({"pretrained": "somewhere", "context_length": 64})
+    assert options == ModelOptions(pretrained="somewhere", context_length=64)
+    with pytest.raises(
+        ValueError, match=r"takes no num_layers, width with a pretrained checkpoint; .* pretrained, cont"
+    ):
+        benchmark.model_options({"pretrained": "somewhere", "width": 8, "num_layers": 2})
+    with pytest.raises(ValueError, match="gpt2-wikitext2 takes no image_size; of the model it takes"):
+        benchmark.model_options({"image_size": 8})
+
+
+@pytest.mark.parametrize(("hidden_act", "hardnesses"), [("gelu", 0), ("lambda_gelu", 4)])
+def test_the_digits_network_has_the_papers_size(hidden_act, hardnesses):
+    data = BENCHMARKS["mlp-digits"].load(DataOptions(max_train_samples=20))
+    weights = 64 * 256 + 3 * 256 * 256 + 256 * 10
+    biases = 4 * 256 + 10
+    assert build_mlp(hidden_act, data).num_parameters() == weights + biases + hardnesses
+
+
+def test_nothing_that_only_benchmarks_need_is_imported_with_the_package():
+    folder = Path(lgelu_lab.benchmarks.__file__).parent
+    files = sorted(folder.glob("*.py"))
+    assert len(files) > 8
+    for file in files:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.partition(".")[0] for name in names} & {
+                "datasets",
+                "evaluate",
+                "sklearn",
+                "PIL",
+                "pandas",
+                "scipy",
+            }
+
+
+@pytest.mark.slow
+def test_the_digits_recipe_learns(tmp_path):
+    """60 epochs; a GELU network on raw scikit-learn digits with this recipe reaches 0.97 (measured 0.969 to 0.981)."""
+    benchmark = BENCHMARKS["mlp-digits"]
+    data = benchmark.load(DataOptions())
+    torch.manual_seed(0)
+    trainer = LambdaGELUTrainer(
+        model=benchmark.build_model("lambda_gelu", data),
+        args=LambdaGELUTrainingArguments(
+            str(tmp_path), **benchmark.defaults, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True
+        ),
+        train_dataset=data.train,
+        eval_dataset=data.eval,
+        data_collator=benchmark.collate,
+        compute_metrics=benchmark.compute_metrics,
+    )
+    trainer.train()
+    assert trainer.evaluate()["eval_accuracy"] > 0.955

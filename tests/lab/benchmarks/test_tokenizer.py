@@ -1,0 +1,65 @@
+"""Tokenizers trained on a corpus, and those of checkpoints."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from lgelu_lab.benchmarks.tokenizer import load_tokenizer, train_tokenizer
+from transformers import AutoTokenizer
+
+LINES = ["", " = Valkyria = \n", " the cat and the other cat sat on the mat with the third cat \n"] * 3
+
+
+def test_it_encodes_and_decodes_any_text():
+    tokenizer = train_tokenizer(LINES, 280, 16)
+    assert len(tokenizer) == 280
+    text = " = Zoë 日本 <unk> @-@ \n the cat"
+    numbers = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(numbers) == text
+    assert len(numbers) < len(text.encode())  # pairs of bytes were merged
+    assert tokenizer("the cat\n\n = ", add_special_tokens=True) == tokenizer("the cat\n\n = ", add_special_tokens=False)
+
+
+def test_the_end_of_a_text_is_one_token():
+    tokenizer = train_tokenizer(LINES, 280, 16)
+    assert tokenizer("<|endoftext|>")["input_ids"] == [tokenizer.eos_token_id] == [tokenizer.bos_token_id] == [0]
+    assert tokenizer.model_max_length == 16
+
+
+def test_it_comes_back_from_a_folder(tmp_path):
+    tokenizer = train_tokenizer(LINES, 290, 16)
+    tokenizer.save_pretrained(tmp_path)
+    text = " the third Valkyria\n"
+    for again in (AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(str(tmp_path))):
+        assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+        assert again.get_vocab() == tokenizer.get_vocab()
+        assert (again.eos_token, again.model_max_length) == ("<|endoftext|>", 16)
+
+
+def test_another_process_trains_the_same():
+    """With ties between pairs; the library's hashes differ from process to process."""
+    words = [chr(97 + i) + chr(97 + i * 7 % 26) + chr(97 + i * 3 % 26) for i in range(26)]
+    lines = [" ".join(words)] * 4
+    script = (
+        "from lgelu_lab.benchmarks.tokenizer import train_tokenizer\n"
+        f"print(sorted(train_tokenizer({lines!r}, 300, 8).get_vocab().items()))\n"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    here = sorted(train_tokenizer(lines, 300, 8).get_vocab().items())
+    assert len(here) == 300
+    assert result.stdout.strip() == str(here)
+
+
+def test_a_text_with_few_pairs_has_fewer_tokens():
+    assert 257 < len(train_tokenizer(["ab ab ab"], 5000, 8)) < 270
+
+
+def test_bad_sizes_and_checkpoints_are_told(tmp_path):
+    with pytest.raises(ValueError, match=r"at least 257 \(the 256 bytes and <\|endoftext\|>\), got 256"):
+        train_tokenizer(LINES, 256, 8)
+    with pytest.raises(RuntimeError, match=r"the tokenizer of .* could not be loaded .* or leave it out to train from"):
+        load_tokenizer(str(tmp_path / "nowhere"))

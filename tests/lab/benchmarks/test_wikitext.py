@@ -1,0 +1,135 @@
+"""WikiText-2 in the Hub's layout, a few lines of it."""
+
+import datasets
+import pytest
+from lgelu_lab.benchmarks.options import DataOptions, ModelOptions
+from lgelu_lab.benchmarks.tokenizer import train_tokenizer
+from lgelu_lab.benchmarks.wikitext import load_wikitext2
+
+LINES = [
+    "",
+    " = A title = \n",
+    "",
+    " The first line says a thing , and the second says another . \n",
+    " zebra yak xylophone \n",
+]
+OTHERS = [" = Another title = \n", " Nothing is said here that was said there . \n"]
+SIZES = ModelOptions(context_length=8, vocabulary_size=280)
+
+
+def texts(lines, **columns):
+    return datasets.Dataset.from_dict({"text": lines, **columns})
+
+
+@pytest.fixture
+def copy(write_splits):
+    return write_splits("wikitext2_small", {"train": texts(LINES * 6), "validation": texts(OTHERS * 3)})
+
+
+def decoded(rows, tokenizer):
+    return tokenizer.decode(rows.tokens.flatten().tolist())
+
+
+def test_a_split_is_its_lines_cut_into_blocks(copy):
+    data = load_wikitext2(DataOptions(copy), SIZES)
+    for rows, lines in ((data.train, LINES * 6), (data.eval, OTHERS * 3)):
+        text = "".join(lines)
+        assert text.startswith(decoded(rows, data.processor))
+        assert rows.tokens.shape[1] == 8
+        assert rows.tokens.numel() == len(data.processor(text)["input_ids"]) // 8 * 8 > 0
+    assert (data.eval_split, data.test_split) == ("validation", "validation")
+    assert data.test.tokens.equal(data.eval.tokens)
+    assert data.label_names == ()
+    assert data.preprocessing == {
+        "tokenizer": "byte-level BPE trained on the training text",
+        "vocabulary_size": len(data.processor),
+        "context_length": 8,
+    }
+
+
+def test_the_tokenizer_knows_the_training_text_alone(copy):
+    data = load_wikitext2(DataOptions(copy, max_train_samples=1), SIZES)
+    assert data.processor.get_vocab() == train_tokenizer(LINES * 6, 280, 8).get_vocab()
+    assert data.processor.get_vocab() != train_tokenizer((LINES + OTHERS) * 6, 280, 8).get_vocab()
+
+
+def test_a_test_split_is_kept_for_the_test(write_splits):
+    splits = {"train": texts(LINES * 6), "validation": texts(OTHERS * 3), "test": texts(LINES * 2)}
+    data = load_wikitext2(DataOptions(write_splits("wikitext2", splits)), SIZES)
+    assert (data.eval_split, data.test_split) == ("validation", "test")
+    assert "".join(OTHERS * 3).startswith(decoded(data.eval, data.processor))
+    assert "".join(LINES * 2).startswith(decoded(data.test, data.processor))
+
+
+def test_a_validation_part_is_the_end_of_the_training_text_and_nothing_learns_from_it(copy):
+    lines = LINES * 6
+    data = load_wikitext2(DataOptions(copy, validation_fraction=1 / 6), SIZES)
+    kept = next(count for count in range(len(lines)) if "".join(lines[:count]) == "".join(LINES * 5))
+    assert data.eval_split == "validation (16.6667 % of train, its end)"
+    assert "".join(lines[:kept]).startswith(decoded(data.train, data.processor))
+    assert "".join(LINES).startswith(decoded(data.eval, data.processor))
+    assert data.processor.get_vocab() == train_tokenizer(LINES * 5, 280, 8).get_vocab()
+    assert data.test_split == "validation"
+    assert "".join(OTHERS * 3).startswith(decoded(data.test, data.processor))
+
+
+def test_limits_count_blocks_of_a_seeded_choice(copy):
+    whole = {tuple(row) for row in load_wikitext2(DataOptions(copy), SIZES).train.tokens.tolist()}
+    few = load_wikitext2(DataOptions(copy, max_train_samples=5, max_eval_samples=2), SIZES)
+    again = load_wikitext2(DataOptions(copy, max_train_samples=5, max_eval_samples=2), SIZES)
+    other = load_wikitext2(DataOptions(copy, max_train_samples=5, split_seed=1), SIZES)
+    assert (len(few.train), len(few.eval), len(few.test)) == (5, 2, 2)
+    assert {tuple(row) for row in few.train.tokens.tolist()} < whole
+    assert few.train.tokens.equal(again.train.tokens)
+    assert not few.train.tokens.equal(other.train.tokens)
+
+
+def test_a_checkpoint_brings_its_tokenizer(copy, tmp_path):
+    folder = tmp_path / "checkpoint"
+    train_tokenizer(OTHERS, 260, 64).save_pretrained(folder)
+    data = load_wikitext2(DataOptions(copy), ModelOptions(pretrained=str(folder), context_length=8))
+    assert len(data.processor) == 260
+    assert data.preprocessing["tokenizer"] == str(folder)
+    assert "".join(LINES * 6).startswith(decoded(data.train, data.processor))
+
+
+def test_the_hub_is_asked_for_the_raw_text(monkeypatch):
+    asked = []
+    found = {"train": texts(LINES * 6), "validation": texts(OTHERS * 3)}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names: asked.append(names) or found)
+    load_wikitext2(None, SIZES)
+    assert asked == [("Salesforce/wikitext", "wikitext-2-raw-v1")]
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"train": texts(LINES)}, "has no split 'validation'; it has 'train'"),
+        (
+            {name: texts(LINES).rename_column("text", "line") for name in ("train", "validation")},
+            "split 'train' of .* has no column 'text'; it has 'line'",
+        ),
+        ({"train": texts(["", " \n"]), "validation": texts(OTHERS)}, "split 'train' of wikitext2 holds no text"),
+        ({"train": texts(LINES), "validation": texts(["", ""])}, "split 'validation' of wikitext2 holds no text"),
+        ({"train": texts(["a", None]), "validation": texts(OTHERS)}, "column 'text' of split 'train' .* in every row"),
+        (
+            {"train": texts(LINES), "validation": texts(["ab"])},
+            "split 'validation' of wikitext2: a text of 2 tokens has no block of context_length 8",
+        ),
+    ],
+)
+def test_data_that_do_not_do_are_told(write_splits, splits, message):
+    data_dir = write_splits("wikitext2", splits)
+    with pytest.raises(ValueError, match=message):
+        load_wikitext2(DataOptions(data_dir), SIZES)
+
+
+def test_a_fraction_that_leaves_nothing_is_told(write_splits):
+    data_dir = write_splits("wikitext2", {"train": texts(LINES), "validation": texts(OTHERS)})
+    with pytest.raises(ValueError, match=r"validation_fraction of 0\.01 leaves no text .* has 5 lines"):
+        load_wikitext2(DataOptions(data_dir, validation_fraction=0.01), SIZES)
+
+
+def test_a_vocabulary_below_the_bytes_is_told(copy):
+    with pytest.raises(ValueError, match="vocabulary_size must be at least 257"):
+        load_wikitext2(DataOptions(copy), ModelOptions(context_length=8, vocabulary_size=100))

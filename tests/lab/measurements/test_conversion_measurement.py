@@ -1,0 +1,144 @@
+"""Rows of the measurement `conversion`, and the bias fold, against plain loops on small networks."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.benchmarks.rows import TensorRows
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.measurements.bias_fold import fold_biases
+from lgelu_lab.measurements.calibration_draw import draw_calibration
+from lgelu_lab.measurements.conversion import CONVERSION_COLUMNS, ConversionSettings, measure_conversion
+
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
+
+DIGITS = BENCHMARKS["mlp-digits"]
+
+
+def network(activation="gelu"):
+    torch.manual_seed(0)
+    config = MLPConfig(num_features=5, hidden_size=12, num_hidden_layers=2, hidden_act=activation, num_labels=3)
+    model = MLPForClassification(config).eval()
+    with torch.no_grad():
+        model.classifier.weight.mul_(3.0)
+    return model
+
+
+def trained(activation):
+    return SimpleNamespace(load=lambda: network(activation), record=SimpleNamespace(seconds=7.5))
+
+
+def rows_of(count, seed):
+    features = torch.randn(count, 5, generator=torch.Generator().manual_seed(seed))
+    return TensorRows(features, (features[:, 0] > 0).long())
+
+
+@pytest.fixture
+def data():
+    test = rows_of(50, 1)
+    return BenchmarkData(rows_of(300, 0), test, test, "test", "test", ("a", "b", "c"), {})
+
+
+@pytest.fixture
+def measured(data):
+    models = {"gelu": trained("gelu"), "hardened_relu": trained("relu")}
+    return measure_conversion(models, DIGITS, data, ConversionSettings(rows=(32, 256, 1000)))
+
+
+def direct_swap():
+    model = network()
+    substitute_relu(model, kinds=("gelu",))
+    return model
+
+
+def compared(model, rows):
+    """(accuracy, KL, agreement, largest change) against the GELU network, a row and a class at a time."""
+    with torch.no_grad():
+        before, after = (net(rows.features).logits.double() for net in (network(), model))
+    kl = largest = right = same = 0.0
+    for p, q, label in zip(before.tolist(), after.tolist(), rows.labels.tolist(), strict=True):
+        logs = [[x - math.log(sum(map(math.exp, row))) for x in row] for row in (p, q)]
+        kl += sum(math.exp(a) * (a - b) for a, b in zip(*logs, strict=True))
+        largest = max(largest, *(abs(a - b) for a, b in zip(p, q, strict=True)))
+        right += q.index(max(q)) == label
+        same += q.index(max(q)) == p.index(max(p))
+    return right / len(rows), kl / len(rows), same / len(rows), largest
+
+
+def test_a_row_per_way_with_the_rows_that_there_are(measured):
+    assert all(row.keys() == CONVERSION_COLUMNS.keys() for row in measured)
+    assert [(row["model"], row["method"], row["rows"]) for row in measured] == [
+        ("gelu", "original", None),
+        ("gelu", "direct", None),
+        ("gelu", "bias-fold", 300),
+        ("gelu", "refit", 32),
+        ("gelu", "refit", 256),
+        ("gelu", "refit", 300),
+        ("hardened_relu", "hardened", None),
+    ]
+    assert all(row["refusal"] is None for row in measured)
+    assert [row["seconds"] is None for row in measured] == [True, True, *[False] * 5]
+    assert measured[-1]["seconds"] == 7.5
+    original = measured[0]
+    assert (original["kl"], original["agreement"], original["max_logit_change"]) == (0, 1, 0)
+    assert {row["original_score"] for row in measured} == {original["score"]}
+
+
+def test_what_is_said_of_each_network_is_what_a_plain_loop_finds(measured, data):
+    calibration = draw_calibration(data, 256, 0)
+    refitted = convert_to_relu(network(), calibration, collate=DIGITS.collate).model
+    folded = fold_biases(network(), draw_calibration(data, 300, 0), DIGITS)
+    models = {1: direct_swap(), 2: folded, 4: refitted, 6: network("relu")}
+    for place, model in models.items():
+        score, kl, agreement, largest = compared(model, data.eval)
+        row = measured[place]
+        assert row["score"] == pytest.approx(score, abs=1e-12)
+        assert row["kl"] == pytest.approx(kl, rel=1e-4)
+        assert row["agreement"] == pytest.approx(agreement, abs=1e-12)
+        assert row["max_logit_change"] == pytest.approx(largest, rel=1e-4)
+    assert measured[0]["score"] == compared(network(), data.eval)[0]
+    assert measured[4]["kl"] < 0.2 * measured[1]["kl"]
+
+
+def test_what_is_refused_is_a_row_with_the_reason(data):
+    models = {"gelu": trained("gelu"), "hardened_relu": trained("relu")}
+    rows = measure_conversion(models, DIGITS, data, ConversionSettings(rows=(8, 64)))
+    refused = rows[3]
+    assert (refused["method"], refused["rows"]) == ("refit", 8)
+    assert "16" in refused["refusal"]
+    values = ("score", "kl", "agreement", "max_logit_change", "seconds")
+    assert [refused[key] for key in values] == [None] * 5
+    assert rows[4]["refusal"] is None
+
+
+def test_the_bias_fold_makes_up_for_the_mean_error_of_each_layer_in_turn():
+    rows = rows_of(40, 3)  # too few to hold some out: the fold is fitted on all
+    folded = fold_biases(network(), rows, DIGITS)
+    expected, original = direct_swap(), network()
+    with torch.no_grad():
+        teacher = student = rows.features.double()
+        layers = zip(original.double().layers, expected.double().layers, strict=True)
+        for number, (old, new) in enumerate(layers):
+            teacher_output, student_output = old.linear(teacher), new.linear(student)
+            if number:
+                error = (teacher_output - student_output).mean(0)
+                new.linear.bias += error
+                student_output += error
+            teacher, student = torch.nn.functional.gelu(teacher_output), student_output.relu()
+        expected.classifier.bias += (original.classifier(teacher) - expected.classifier(student)).mean(0)
+    found = folded.state_dict()
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(found[name].double(), tensor, atol=1e-6, rtol=0)
+    assert (found["classifier.bias"] - network().classifier.bias).abs().max() > 1e-3
+
+
+def test_a_bias_that_cannot_be_fitted_is_refused():
+    model = network()
+    model.layers[1].linear.weight = torch.nn.Parameter(torch.zeros(12, 12))
+    model.classifier = torch.nn.Identity()
+    with pytest.raises(ConversionRefusedError, match="cannot be fitted"):
+        fold_biases(model, rows_of(40, 3), DIGITS)

@@ -1,0 +1,201 @@
+"""Rows of the int8 measurement on two tiny networks."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.benchmarks.image_rows import Augmentation, ImageRows
+from lgelu_lab.benchmarks.rows import TensorRows
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.measurements import int8
+from lgelu_lab.measurements.int8 import INT8_COLUMNS, PRECISIONS, Int8Settings, calibration_batches, measure_int8
+from torch import nn
+
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+
+DIGITS = BENCHMARKS["mlp-digits"]
+SETTINGS = Int8Settings(
+    calibration_rows=20, batch_sizes=(1, 3), rounds=4, min_round_seconds=1e-5, evaluation_batch_size=16, seed=3
+)
+
+
+@dataclass
+class InMemory:
+    network: nn.Module
+
+    def load(self):
+        return self.network.eval()
+
+
+def network(activation):
+    torch.manual_seed(1)
+    return MLPForClassification(
+        MLPConfig(num_features=6, hidden_size=8, num_hidden_layers=2, hidden_act=activation, num_labels=3)
+    )
+
+
+@pytest.fixture(scope="module")
+def data():
+    torch.manual_seed(0)
+    train, held_out, test = (TensorRows(torch.randn(n, 6), torch.randint(3, (n,))) for n in (30, 41, 43))
+    return BenchmarkData(train, held_out, test, "test", "test", ("a", "b", "c"), {})
+
+
+@pytest.fixture(scope="module")
+def measured(data):
+    models = {name: InMemory(network(name)) for name in ("gelu", "relu")}
+    real = int8.export_onnx
+
+    def export(*args, **options):  # agrees on the example, and less at other sizes
+        return dataclasses.replace(real(*args, **options), other_shapes_max_abs_difference=0.25)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(int8, "export_onnx", export)
+        return measure_int8(models, DIGITS, data, SETTINGS)
+
+
+def test_every_network_precision_and_batch_size_has_one_complete_row(measured):
+    keys = [(row["model"], row["precision"], row["batch_size"]) for row in measured]
+    assert keys == [(m, p, b) for m in ("gelu", "relu") for p in PRECISIONS for b in (1, 3)]
+    assert all(tuple(sorted(row)) == tuple(sorted(INT8_COLUMNS)) for row in measured)
+    assert json.loads(json.dumps(measured, allow_nan=False)) == measured
+
+
+def test_scores_are_what_a_plain_loop_counts(measured, data):
+    for row in measured:
+        model = network(row["model"]).eval()
+        right = [
+            int(model(x[None]).logits.argmax()) == int(y)
+            for x, y in zip(data.eval.features, data.eval.labels, strict=True)
+        ]
+        assert row["torch_score"] == sum(right) / 41
+        assert row["evaluated_rows"] == 41
+        assert row["export_difference"] == 0.25
+        assert row["largest_logit"] == pytest.approx(model(data.eval.features).logits.abs().max().item(), rel=1e-5)
+        if row["precision"] == "float32":
+            assert (row["score"], row["same_argmax"]) == (row["torch_score"], 1.0)
+            assert row["max_logit_difference"] < 1e-6
+            assert row["calibration_rows"] is None
+        else:
+            assert 1e-5 < row["max_logit_difference"] < 0.1 * max(1, row["largest_logit"])
+            assert abs(row["score"] - row["torch_score"]) <= 1 - row["same_argmax"] + 1e-12
+            assert row["calibration_rows"] == 20
+
+
+def test_relu_vanishes_in_int8_alone(measured):
+    found = {(r["model"], r["precision"]): (r["activations"], r["float_activations"], r["vanished_activations"],
+                                            r["integer_layers"]) for r in measured}  # fmt: skip
+    assert found["gelu", "float32"] == found["relu", "float32"] == (2, 2, 0, 0)
+    assert found["gelu", "int8-all"] == (2, 2, 0, 3)
+    assert found["relu", "int8-all"] == (2, 0, 2, 3)
+
+
+def test_the_first_rows_are_evaluated_and_compared_with_torch(data):
+    model = network("relu").eval()
+
+    def opposite(inputs):
+        return [-model(torch.from_numpy(inputs["features"])).logits.numpy()]
+
+    variant = int8._Variant("m", "int8-all", opposite, {})
+    int8._evaluate(model, [variant], DIGITS, data.eval, dataclasses.replace(SETTINGS, max_evaluation_rows=18))
+    with torch.no_grad():
+        logits, labels = model(data.eval.features[:18]).logits, data.eval.labels[:18]
+    facts = variant.facts
+    assert facts["evaluated_rows"] == 18
+    assert facts["torch_score"] == sum(int(x.argmax()) == int(y) for x, y in zip(logits, labels, strict=True)) / 18
+    assert facts["score"] == sum(int(x.argmin()) == int(y) for x, y in zip(logits, labels, strict=True)) / 18
+    assert facts["same_argmax"] == 0
+    assert facts["max_logit_difference"] == pytest.approx(2 * logits.abs().max().item(), rel=1e-5)
+
+
+def test_each_round_has_its_own_order_by_the_seed():
+    def rounds(seed):
+        order = list(int8._orders(list(range(6)), dataclasses.replace(SETTINGS, rounds=5, seed=seed)))
+        return [tuple(order[i : i + 6]) for i in range(0, 30, 6)]
+
+    assert all(sorted(one) == list(range(6)) for one in rounds(0))
+    assert len(set(rounds(0))) > 1
+    assert rounds(0) == rounds(0) != rounds(1)
+
+
+def test_the_time_of_one_call(monkeypatch):
+    calls, clock = [], iter([10.0, 16.0])
+    monkeypatch.setattr(int8.time, "perf_counter", lambda: next(clock))
+    assert int8._time(calls.append, {}, 3) == 2.0
+    assert calls == [{}] * 3
+
+
+def test_latencies_are_interleaved_and_summarized_over_the_rounds(measured, data, monkeypatch):
+    for row in measured:
+        assert 0 < row["min_ms"] <= row["quartile1_ms"] <= row["median_ms"] <= row["quartile3_ms"]
+        assert row["rounds"] == 4
+    seen, clock = [], iter(range(1, 100))
+
+    def timed(session, inputs, calls):
+        seen.append((session, len(inputs["features"])))
+        assert calls == (4 if len(seen) > 12 else calls)  # 3.5 s of calls that took 1 s
+        return 1.0 if len(seen) <= 12 else next(clock)  # warming up and counting calls: 6 each of two jobs
+
+    monkeypatch.setattr(int8, "_time", timed)
+    variants = [int8._Variant("m", precision, precision, {}) for precision in ("float32", "int8-all")]
+    settings = dataclasses.replace(SETTINGS, batch_sizes=(3,), rounds=5, min_round_seconds=3.5)
+    found = int8._latencies(variants, DIGITS, data.eval, settings)
+    rounds = [{session for session, _ in seen[12 + 2 * i : 14 + 2 * i]} for i in range(5)]
+    assert rounds == [{"float32", "int8-all"}] * 5
+    assert {size for _, size in seen} == {3}
+    for precision in ("float32", "int8-all"):
+        times = [i * 1e3 for i, (session, _) in enumerate(seen[12:], 1) if session == precision]
+        row = found["m", precision, 3]
+        assert (row["rounds"], row["calls_per_round"]) == (5, 4)
+        assert (row["min_ms"], row["median_ms"]) == (min(times), sorted(times)[2])
+        assert (row["quartile1_ms"], row["quartile3_ms"]) == (sorted(times)[1], sorted(times)[3])
+
+
+def test_the_training_split_calibrates(data, monkeypatch):
+    seen = []
+
+    def stop(rows, benchmark, settings):
+        seen.append(rows)
+        raise KeyError("enough")
+
+    monkeypatch.setattr(int8, "calibration_batches", stop)
+    with pytest.raises(KeyError, match="enough"):
+        measure_int8({}, DIGITS, data, SETTINGS)
+    assert seen[0] is data.train
+
+
+def test_calibration_draws_training_rows_without_augmentation(data):
+    batches = calibration_batches(data.train, DIGITS, SETTINGS)
+    assert [set(batch) for batch in batches] == [{"features"}] * 2
+    drawn = np.concatenate([batch["features"] for batch in batches])
+    rows = {row.tobytes() for row in data.train.features.numpy()}
+    assert len({row.tobytes() for row in drawn} & rows) == 20
+    again = calibration_batches(data.train, DIGITS, SETTINGS)
+    np.testing.assert_array_equal(drawn, np.concatenate([batch["features"] for batch in again]))
+    other = calibration_batches(data.train, DIGITS, dataclasses.replace(SETTINGS, seed=4))
+    assert not np.array_equal(drawn[:16], other[0]["features"])
+
+    pixels = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
+    images = ImageRows(pixels, torch.zeros(5, dtype=torch.int64), [0.0] * 3, [1.0] * 3, 8, augmentation=Augmentation(2))
+    (batch,) = calibration_batches(images, BENCHMARKS["resnet18-cifar10"], SETTINGS)
+    plain = {(image.numpy() / np.float32(255)).round(4).tobytes() for image in pixels.float()}
+    assert {image.round(4).tobytes() for image in batch["pixel_values"]} == plain
+    assert images.augmentation == Augmentation(2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"precisions": ("int4",)}, "precisions must be of float32, int8-all, int8-layers, got"),
+        ({"rounds": 1}, "rounds must be at least 2"),
+        ({"batch_sizes": (1, 0)}, r"batch_sizes\[1\] must be at least 1, got 0"),
+        ({"calibration_rows": 0}, "calibration_rows must be at least 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(data, changed, error):
+    with pytest.raises(ValueError, match=error):
+        measure_int8({}, DIGITS, data, dataclasses.replace(SETTINGS, **changed))

@@ -1,0 +1,156 @@
+"""Rows of the measurements `zeros` and `pruning` on small networks with known dead units."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.benchmarks.rows import TensorRows
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.measurements.models import MODELS
+from lgelu_lab.measurements.pruning import PRUNING, PRUNING_COLUMNS, PruningSettings, finetune, measure_pruning
+from lgelu_lab.measurements.zeros import ZEROS, ZEROS_COLUMNS, ZerosSettings, measure_network_zeros, training_batches
+
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+
+BENCHMARK = BENCHMARKS["mlp-digits"]
+
+
+@dataclass
+class InMemory:
+    hidden_act: str
+
+    def load(self):
+        torch.manual_seed(0)
+        config = MLPConfig(num_features=3, hidden_size=8, num_hidden_layers=2, hidden_act=self.hidden_act, num_labels=2)
+        network = MLPForClassification(config)
+        with torch.no_grad():
+            network.layers[0].linear.bias.fill_(0.3)
+            network.layers[0].linear.bias[[2, 5, 6]] = -100.0
+            network.layers[1].linear.bias.fill_(5.0)
+        return network.eval()
+
+
+@pytest.fixture
+def data():
+    features = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    train = TensorRows(features[:40], (features[:40, 0] > 0).long())
+    test = TensorRows(features[40:], (features[40:, 0] > 0).long())
+    return BenchmarkData(train, test, test, "test", "test", ("a", "b"), {})
+
+
+@pytest.fixture
+def models():
+    return {"gelu": InMemory("gelu"), "relu": InMemory("relu")}
+
+
+def test_zeros_of_each_layer(models, data):
+    rows = measure_network_zeros(models, BENCHMARK, data, ZerosSettings(batch_size=7))
+    assert [(row["model"], row["gate"], row["layer"]) for row in rows[1:3]] == [
+        ("gelu", "gelu", "layers.1.activation"),
+        ("relu", "relu", "layers.0.activation"),
+    ]
+    relu = rows[2]
+    layer = models["relu"].load().layers[0].linear
+    outputs = (data.train.features @ layer.weight.T + layer.bias).tolist()
+    off = sum(value <= 0 for row in outputs for value in row)
+    assert relu["apoz"] == relu["off_fraction"] == pytest.approx(off / (40 * 8), rel=1e-12)
+    assert (relu["dead_units"], relu["never_on_units"], relu["units"], relu["values"]) == (3, 3, 8, 40)
+    assert rows[3]["apoz"] == 0
+    assert all(row.keys() == ZEROS_COLUMNS.keys() for row in rows)
+
+
+def test_pruning_rows(models, data):
+    settings = PruningSettings(fractions=(0.5,), finetune_epochs=1)
+    rows = measure_pruning(models, BENCHMARK, data, settings)
+    assert all(row.keys() == PRUNING_COLUMNS.keys() for row in rows)
+    asked = [(row["criterion"], row["rule"], row["fraction"]) for row in rows]
+    assert (
+        asked[:5]
+        == asked[5:]
+        == [
+            ("none", None, None),
+            ("dead", None, None),
+            ("apoz", "one-sigma", None),
+            ("apoz", "fraction", 0.5),
+            ("magnitude", "fraction", 0.5),
+        ]
+    )
+    none, dead = rows[5], rows[6]
+    assert (none["widths"], dead["widths"], rows[8]["widths"]) == ("8-8", "5-8", "4-4")
+    assert dead["parameters_before"] - dead["parameters"] == 3 * (3 + 1 + 8)
+    assert dead["calibration_max_logit_change"] < 1e-5
+    assert dead["score_pruned"] == dead["score_before"]
+    assert rows[8]["eval_max_logit_change"] > 0.01
+    assert "smooth gates (gelu)" in rows[1]["refusal"]
+    assert rows[1]["widths"] is rows[1]["score_finetuned"] is None
+    assert all(0 <= row["score_finetuned"] <= 1 for row in rows if row["refusal"] is None)
+
+
+def test_the_logit_change_is_of_logits(models, data):
+    rows = measure_pruning({"relu": models["relu"]}, BENCHMARK, data, PruningSettings(fractions=(0.5,)))
+    model = models["relu"].load()
+    with torch.no_grad():
+        before = model(data.test.features).logits
+        for index, layer in enumerate(models["relu"].load().layers):  # norms are those of the whole network
+            norms = layer.linear.weight.abs().sum(1)
+            kept = sorted(norms.argsort(descending=True)[:4].tolist())
+            following = model.layers[1].linear if index == 0 else model.classifier
+            silent = [unit for unit in range(8) if unit not in kept]
+            following.weight[:, silent] = 0.0
+        expected = (model(data.test.features).logits - before).abs().max().item()
+    assert rows[-1]["eval_max_logit_change"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_fine_tuning_repeats_with_its_seed_and_changes_the_weights(models, data):
+    tuned = [models["relu"].load() for _ in range(2)]
+    for model, seed in zip(tuned, (0, 0), strict=True):
+        finetune(model, BENCHMARK, data, 1, seed)
+    first, second = (model.classifier.weight for model in tuned)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, models["relu"].load().classifier.weight)
+
+
+def test_the_score_after_fine_tuning_is_that_of_the_tuned_network(models, data, monkeypatch):
+    asked = []
+
+    def say_the_second_class(model, benchmark, rows, epochs, seed):
+        asked.append((rows, epochs, seed))
+        with torch.no_grad():
+            model.classifier.bias.copy_(torch.tensor([-1e6, 1e6]))
+
+    monkeypatch.setattr("lgelu_lab.measurements.pruning.finetune", say_the_second_class)
+    settings = PruningSettings(fractions=(), finetune_epochs=4, seed=3)
+    rows = measure_pruning({"relu": models["relu"]}, BENCHMARK, data, settings)
+    tuned = [row for row in rows if row["refusal"] is None]
+    assert {row["score_finetuned"] for row in tuned} == {data.eval.labels.sum().item() / 20}
+    assert asked == [(data, 4, 3)] * len(tuned)
+
+
+def test_fine_tuning_sees_training_rows_alone_and_takes_its_seed_and_epochs(models, data):
+    def tuned(rows, epochs, seed):
+        model = models["relu"].load()
+        finetune(model, BENCHMARK, rows, epochs, seed)
+        return model.classifier.weight.detach()
+
+    other = TensorRows(-9 * data.eval.features, 1 - data.eval.labels)
+    elsewhere = BenchmarkData(data.train, other, other, "test", "test", ("a", "b"), {})
+    weight = tuned(data, 1, 0)
+    assert torch.equal(tuned(elsewhere, 1, 0), weight)
+    assert not torch.equal(tuned(data, 2, 0), weight)
+    assert not torch.equal(tuned(data, 1, 7), weight)
+
+
+def test_a_draw_of_rows_is_the_same_at_every_pass(data):
+    batches = training_batches(BENCHMARK, data, 10, 4, seed=3)
+    first, second = (torch.cat([batch["features"] for batch in batches]) for _ in range(2))
+    assert first.shape == (10, 3)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, data.train.features[:10])
+
+
+@pytest.mark.parametrize("measurement", [ZEROS, PRUNING])
+def test_the_measurements_name_what_they_need(measurement):
+    measurement.settings()
+    assert set(measurement.benchmarks) <= BENCHMARKS.keys()
+    assert set(measurement.models) <= set(MODELS)

@@ -1,0 +1,131 @@
+"""Finding the trained networks of a study and recording a measurement on them, end to end on the digits."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+import torch
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.measurements.evaluate import evaluate
+from lgelu_lab.measurements.measurement import Measurement
+from lgelu_lab.measurements.models import MODELS, find_models
+from lgelu_lab.measurements.records import read_measurement
+from lgelu_lab.measurements.run import check_measurements, choose_settings, load_data, run_measurement
+from lgelu_lab.measurements.table import MEASUREMENTS
+from lgelu_lab.studies.experiments import STUDIES
+from lgelu_lab.studies.study import run_study
+
+DIGITS = BENCHMARKS["mlp-digits"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CountSettings:
+    samples: int = 4
+    factors: tuple[float, ...] = (1.0, 2.0)
+
+
+def count_parameters(models, benchmark, data, settings):
+    return [
+        {"model": name, "parameters": sum(p.numel() for p in model.load().parameters()), "rows": len(data.eval)}
+        for name, model in models.items()
+    ]
+
+
+COUNT = Measurement("count", "parameters", ("mlp-digits",), ("gelu", "hardened_relu"), CountSettings, count_parameters)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The study's four runs on the digits, cut to two epochs and 100 evaluation rows."""
+    folder = tmp_path_factory.mktemp("runs")
+    experiments = STUDIES["downstream"].build(["mlp-digits"], [0])
+    short = {"num_train_epochs": 2, "max_eval_samples": 100, "switch_fraction": 0.5}
+    assert run_study(experiments, folder, overrides=short) == []
+    return folder
+
+
+def test_every_network_of_the_study_is_found_and_is_what_its_name_says(runs):
+    models = find_models(runs, "mlp-digits", 0)
+    assert tuple(models) == MODELS
+    kinds = {name: {type(layer.activation).__name__ for layer in model.load().layers} for name, model in models.items()}
+    assert kinds == {
+        "gelu": {"GELUActivation"}, "relu": {"ReLU"}, "lambda_gelu": {"LambdaGELU"}, "hardened": {"LambdaGELU"},
+        "hardened_relu": {"ReLU"},
+    }  # fmt: skip
+    hardened, swapped = models["hardened"].load(), models["hardened_relu"].load()
+    assert torch.equal(hardened.classifier.weight, swapped.classifier.weight)
+    assert hardened.layers[3].activation.hardness.item() == pytest.approx(159.576912)
+    assert not torch.equal(hardened.classifier.weight, models["lambda_gelu"].load().classifier.weight)
+    assert not swapped.training
+
+
+def test_evaluation_is_what_a_plain_loop_counts_and_what_the_run_recorded(runs):
+    models = find_models(runs, "mlp-digits", 0)
+    data = load_data(models, "mlp-digits")
+    assert len(data.eval) == 100  # as in the run
+    for name in ("gelu", "hardened"):
+        model = models[name].load()
+        batch = DIGITS.collate(data.eval.__getitems__(list(range(100))))
+        right = (model(batch["features"]).logits.argmax(-1) == batch["labels"]).sum().item()
+        scores = evaluate(model, DIGITS, data)
+        assert scores["accuracy"] == right / 100 == models[name].summary()["score"]
+        assert scores["relu_accuracy"] == models[name].summary()["relu_score"]
+    assert "relu_accuracy" not in evaluate(models["hardened_relu"].load(), DIGITS, data)
+
+
+def test_a_measurement_is_recorded_once(runs, tmp_path):
+    record = run_measurement(COUNT, "mlp-digits", 0, runs, tmp_path, CountSettings())
+    assert read_measurement(tmp_path / "mlp-digits" / "count-seed0.json") == record
+    parameters = 65 * 256 + 3 * 257 * 256 + 257 * 10
+    assert record.rows == (
+        {"model": "gelu", "parameters": parameters, "rows": 100},
+        {"model": "hardened_relu", "parameters": parameters, "rows": 100},
+    )
+    assert record.settings == {"samples": 4, "factors": [1.0, 2.0]}
+    assert record.models["hardened_relu"]["run"] == "downstream/mlp-digits/lambda_gelu-uniform-hardened-seed0"
+    assert record.models["hardened_relu"]["target_hardness"] == pytest.approx(159.576912)
+    assert record.models["gelu"]["target_hardness"] is None
+    assert record.versions["torch"] == torch.__version__.partition("+")[0]
+
+    again = dataclasses.replace(COUNT, measure=lambda *args: pytest.fail("measured twice"))
+    assert run_measurement(again, "mlp-digits", 0, runs, tmp_path, CountSettings()) == record
+    with pytest.raises(ValueError, match=r"was measured with samples=4; remove it"):
+        run_measurement(again, "mlp-digits", 0, runs, tmp_path, CountSettings(samples=5))
+
+
+def test_a_measurement_that_fails_leaves_nothing(runs, tmp_path):
+    broken = dataclasses.replace(COUNT, measure=lambda *args: [{"model": "gelu"}, {"x": 1}])
+    with pytest.raises(ValueError, match="same keys"):
+        run_measurement(broken, "mlp-digits", 0, runs, tmp_path, CountSettings())
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_missing_networks_are_named_with_the_command_that_trains_them(runs, tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape("--study downstream --benchmarks mlp-digits --seeds 1")):
+        run_measurement(COUNT, "mlp-digits", 1, runs, tmp_path, CountSettings())
+    with pytest.raises(ValueError, match="count is measured on mlp-digits, not on 'mlp-adult'"):
+        run_measurement(COUNT, "mlp-adult", 0, runs, tmp_path, CountSettings())
+
+
+def test_settings_are_checked():
+    assert choose_settings(COUNT, {"factors": [3.0]}) == CountSettings(factors=(3.0,))
+    with pytest.raises(ValueError, match="count has no setting sample; accepted: factors, samples"):
+        choose_settings(COUNT, {"sample": 3})
+    for name, value in (("samples", "abc"), ("samples", True), ("samples", [1]), ("factors", 0.5), ("factors", "a")):
+        with pytest.raises(
+            TypeError, match=rf"count takes {name} as (int|tuple), e\.g\. {name}=(4|\[1\.0, 2\.0\]); got"
+        ):
+            choose_settings(COUNT, {name: value})
+    with pytest.raises(ValueError, match="unknown measurement 'taste'; accepted:"):
+        check_measurements(["taste"])
+
+
+@pytest.mark.parametrize("measurement", MEASUREMENTS.values(), ids=lambda measurement: measurement.name)
+def test_every_row_of_the_table_is_complete(measurement):
+    assert MEASUREMENTS[measurement.name] is measurement
+    assert set(measurement.benchmarks) <= set(BENCHMARKS)
+    assert measurement.benchmarks
+    assert set(measurement.models) <= set(MODELS)
+    assert json.loads(json.dumps(dataclasses.asdict(measurement.settings())))
+    assert measurement.description

@@ -1,0 +1,110 @@
+import pytest
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.report.paper import PAPER_RECIPES, PAPER_TARGET_HARDNESS, differences, marked, model_size, note_lines
+from lgelu_lab.studies.experiments import STUDIES
+
+
+@pytest.fixture
+def faithful(record_of):
+    """A run of mlp-adult with the paper's settings, but for what a test changes."""
+
+    def build(epochs=50, data=(), **config):
+        scores = (0.8,) * epochs
+        record = record_of(scores=scores, relu_scores=scores)
+        record.data.update({"train_samples": 32_561, "eval_samples": 16_281, **dict(data)})
+        record.config.update({"weight_decay": 1e-4, **config})
+        return record
+
+    return build
+
+
+def test_the_papers_own_settings_are_no_difference(faithful):
+    hardened = {"activation": "lambda_gelu", "harden": True, "temperature": 0.1, "hardness_lr_multiplier": 9.0}
+    hardening = {"target_hardness": PAPER_TARGET_HARDNESS, "switch_fraction": 0.25, "hardening_schedule": "linear"}
+    assert differences(faithful()) == ()
+    assert differences(faithful(**hardened, **hardening, hardening_granularity="epoch")) == ()
+    assert pytest.approx(159.57691216057307) == PAPER_TARGET_HARDNESS
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epochs": 4}, "4 of 50 epochs"),
+        ({"data": {"train_samples": 5000}}, "5,000 of 32,561 training samples"),
+        ({"data": {"eval_samples": 100}}, "100 of 16,281 evaluation samples"),
+        ({"optim": "adamw_torch"}, "optimizer adamw_torch, not sgd"),
+        ({"learning_rate": 0.1}, "learning rate 0.1, not 0.05"),
+        ({"weight_decay": 0.0}, "weight decay 0, not 0.0001"),
+        ({"validation_fraction": 0.1}, "10% of the training split held out for selection"),
+        ({"activation": "lambda_gelu", "temperature": 0.3}, "t 0.3, not 0.1"),
+        ({"activation": "lambda_gelu", "hardness_lr_multiplier": 1.0}, "c 1, not 9"),
+        ({"harden": True, "target_hardness": 40.0}, "target λ 40, not 159.6"),
+        ({"harden": True, "hardening_schedule": "geometric"}, "schedule geometric, not linear"),
+        ({"harden": True, "hardening_granularity": "step"}, "hardening by step, not epoch"),
+        ({"relufication": True, "switch_fraction": 0.5}, "switch at 0.5, not 0.25"),
+    ],
+)
+def test_each_setting_that_differs_is_named(faithful, changes, words):
+    assert differences(faithful(**changes)) == (words,)
+
+
+def test_what_the_paper_leaves_open_is_no_difference(faithful):
+    ours = {"train_batch_size": 7, "lr_scheduler_type": "cosine", "bf16": True, "init_hardness": 1.05}
+    assert differences(faithful(**ours)) == ()
+    assert differences(faithful(temperature=0.9)) == (), "a GELU run has no temperature"
+    assert differences(faithful(epochs=60)) == ()
+
+
+def test_a_run_of_the_grid_differs_in_t_and_c_on_purpose(record_of):
+    run = record_of(activation="lambda_gelu", name="grid/mlp-adult/x")
+    run.config.update(temperature=0.9, hardness_lr_multiplier=1.0)
+    assert not [text for text in differences(run) if text.startswith(("t ", "c "))]
+
+
+def test_a_small_model_in_gpt2s_place_is_named_with_its_size(record_of):
+    run = record_of(benchmark="gpt2-wikitext2", scores=(1.0,) * 10, relu_scores=(1.0,) * 10)
+    run.config.update(optim="adamw_torch", learning_rate=5e-5, weight_decay=1e-2, num_layers=4, width=128)
+    assert differences(run) == ("a model from scratch (4 layers, width 128) in place of GPT-2",)
+    run.config["pretrained"] = "openai-community/gpt2"
+    assert differences(run) == ()
+    assert model_size({"image_size": 64, "patch_size": 8}) == "images 64 × 64, patches 8 × 8"
+
+
+def test_a_benchmark_of_our_own_differs_from_nothing(record_of):
+    assert differences(record_of(benchmark="mlp-digits")) == ()
+
+
+def test_letters_lead_to_notes_and_the_same_difference_has_the_same_letter(faithful):
+    notes = {}
+    short, other = faithful(epochs=4), faithful(learning_rate=0.1)
+    assert marked([faithful()], notes) == ""
+    assert marked([short, short], notes) == " [a]"
+    assert marked([other], notes) == " [b]"
+    assert marked([short], notes) == " [a]"
+    assert marked([short, other], notes) == " [c]"
+    assert note_lines(notes) == (
+        "[a] Unlike the paper: 4 of 50 epochs.",
+        "[b] Unlike the paper: learning rate 0.1, not 0.05.",
+        "[c] Unlike the paper: 4 of 50 epochs or learning rate 0.1, not 0.05.",
+    )
+
+
+def test_every_benchmark_of_the_paper_has_its_recipe_and_trains_by_it():
+    assert set(PAPER_RECIPES) == set(STUDIES["profiles"].benchmarks)
+    for name in PAPER_RECIPES.keys() & BENCHMARKS.keys():
+        recipe, row = PAPER_RECIPES[name], BENCHMARKS[name]
+        defaults = {**row.defaults, **row.pretrained_defaults}  # the paper fine-tunes what can be
+        assert str(defaults["optim"]).startswith(recipe.optimizer)
+        assert (defaults["learning_rate"], defaults["weight_decay"]) == (recipe.learning_rate, recipe.weight_decay)
+
+
+def test_a_vision_transformer_of_another_size_or_on_fewer_classes_is_named(record_of):
+    def deit(classes=200, **config):
+        record = record_of(benchmark="deit-tiny-imagenet", scores=(0.1,) * 90, relu_scores=(0.1,) * 90)
+        record.data.update({"train_samples": 100_000, "eval_samples": 10_000, "classes": classes})
+        record.config.update({"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 7e-2, **config})
+        return record
+
+    assert differences(deit(image_size=224, patch_size=16)) == ()
+    small = deit(classes=40, image_size=64, patch_size=8)
+    assert differences(small) == ("40 of 200 classes", "image size 64, not 224", "patch size 8, not 16")

@@ -1,0 +1,143 @@
+"""Runs of GPT-2: losses are means over predicted tokens, and the lowest perplexity is the best."""
+
+import math
+
+import pytest
+import torch
+from lgelu_lab.benchmarks.table import BENCHMARKS, DataOptions, ModelOptions
+from lgelu_lab.studies.arguments import parse_mapping
+from lgelu_lab.studies.records import read_record
+from lgelu_lab.studies.run import run_benchmark
+from tiny_language_model import CONTEXT, write_checkpoint, write_corpus
+from transformers import AutoTokenizer, GPT2LMHeadModel
+
+ROWS = 13
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Arguments of a run on a tiny corpus, from a tiny checkpoint."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return {
+        "benchmark": "gpt2-wikitext2",
+        "data_dir": str(write_corpus(folder, 40, 12)),
+        "pretrained": str(write_checkpoint(folder / "checkpoint")),
+        "context_length": CONTEXT,
+        "max_train_samples": ROWS,
+        "max_eval_samples": ROWS,
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 5,
+        "num_train_epochs": 2,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "log_level": "error",
+    }
+
+
+def run(tiny, folder, **arguments):
+    return run_benchmark(*parse_mapping({**tiny, "output_dir": str(folder), **arguments}))
+
+
+def token_mean(model, rows):
+    """Mean loss over every predicted token of the rows, token by token."""
+    with torch.no_grad():
+        chances = model.eval()(rows.tokens).logits.double().log_softmax(dim=-1)
+    tokens = rows.tokens.tolist()
+    losses = [-chances[r, t, tokens[r][t + 1]].item() for r in range(len(tokens)) for t in range(CONTEXT - 1)]
+    return sum(losses) / len(losses)
+
+
+def rows_of(tiny):
+    options = ModelOptions(pretrained=tiny["pretrained"], context_length=CONTEXT)
+    limits = DataOptions(tiny["data_dir"], max_train_samples=ROWS, max_eval_samples=ROWS)
+    return BENCHMARKS["gpt2-wikitext2"].load(limits, options)
+
+
+def test_loss_and_perplexity_are_those_of_the_predicted_tokens(tiny, tmp_path):
+    """13 rows in batches of 5, the last one uneven; as it is and with ReLU substituted."""
+    record = run(tiny, tmp_path, activation="lambda_gelu", harden=True, num_train_epochs=4, learning_rate=0.01)
+    for epoch in record.epochs:
+        assert math.log(epoch.score) == pytest.approx(epoch.loss, rel=1e-6)
+        assert math.log(epoch.relu_score) == pytest.approx(epoch.relu_loss, rel=1e-6)
+    rows = rows_of(tiny)
+    assert len(rows.eval) == ROWS
+    hardened, relu = (GPT2LMHeadModel.from_pretrained(path) for path in (tmp_path, tmp_path / "relu"))
+    assert math.log(record.last.score) == pytest.approx(token_mean(hardened, rows.eval), rel=1e-6)
+    assert math.log(record.last.relu_score) == pytest.approx(token_mean(relu, rows.eval), rel=1e-6)
+    assert relu.config.activation_function == "relu"
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "relu")) == relu.config.vocab_size
+    assert len({epoch.score for epoch in record.epochs}) == 4
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_training_loss_is_the_mean_over_the_tokens_of_its_update(tiny, tmp_path, monkeypatch, accumulation):
+    """At a rate of 0 the network stays; 13 rows are updates of 4 rows or 8, and of what is left."""
+    logs = []
+    monkeypatch.setattr("lgelu_lab.studies.run._record", lambda *args: logs.extend(args[2].state.log_history))
+    monkeypatch.setattr("lgelu_lab.studies.run.write_record", lambda *args: None)
+    run(
+        tiny,
+        tmp_path,
+        activation="gelu_new",
+        learning_rate=0.0,
+        num_train_epochs=1,
+        gradient_accumulation_steps=accumulation,
+        logging_strategy="steps",
+        logging_steps=1,
+        max_grad_norm=1e9,
+    )
+    model, rows = GPT2LMHeadModel.from_pretrained(tiny["pretrained"]), rows_of(tiny)
+    losses = [entry["loss"] for entry in logs if "loss" in entry]
+    sizes = [4, 4, 4, 1] if accumulation == 1 else [8, 5]
+    assert len(losses) == len(sizes)
+    of_rows = sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / ROWS
+    # Trainer rounds what it logs to four digits.
+    assert of_rows == pytest.approx(token_mean(model, rows.train), abs=1e-4)
+
+
+def test_the_epoch_with_the_lowest_perplexity_comes_back(tiny, tmp_path):
+    """At this rate 13 rows are soon known by heart, and perplexity on others rises again."""
+    record = run(
+        tiny,
+        tmp_path,
+        activation="gelu_new",
+        num_train_epochs=8,
+        learning_rate=0.05,
+        lr_scheduler_type="constant",
+        warmup_steps=0,
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+    )
+    scores = [epoch.score for epoch in record.epochs]
+    lowest, highest = min(scores), max(scores)
+    assert record.best.score == lowest < 0.97 * scores[-1]
+    assert highest > 1.1 * lowest
+    model = GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert math.exp(token_mean(model, rows_of(tiny).eval)) == pytest.approx(lowest, rel=1e-5)
+    assert read_record(tmp_path).best.epoch == scores.index(lowest) + 1
+
+
+def test_a_saved_run_brings_its_tokenizer(tiny, tmp_path):
+    run(tiny, tmp_path, activation="gelu", pretrained=None, num_layers=1, width=8, num_heads=1, vocabulary_size=265)
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert len(tokenizer) == model.config.vocab_size == 265
+    assert tokenizer.decode(tokenizer(" the cat")["input_ids"]) == " the cat"
+    config = read_record(tmp_path).config
+    assert (config["num_layers"], config["width"], config["vocabulary_size"], config["pretrained"]) == (1, 8, 265, None)
+
+
+def test_a_checkpoint_has_the_papers_rate_and_a_batch_of_its_own(tiny, tmp_path, monkeypatch):
+    given = {"benchmark": "gpt2-wikitext2", "output_dir": str(tmp_path)}
+    _, scratch = parse_mapping(given)
+    _, tuned = parse_mapping({**given, "pretrained": "somewhere"})
+    assert scratch.learning_rate > 1e-4 > tuned.learning_rate == 5e-5
+    assert (scratch.per_device_train_batch_size, tuned.per_device_train_batch_size) == (16, 8)
+    assert tuned.weight_decay == scratch.weight_decay == 1e-2
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert parse_mapping({**given, "pretrained": "somewhere"})[1].per_device_train_batch_size == 4
+
+
+def test_a_diverged_run_says_so(tiny, tmp_path):
+    with pytest.raises(RuntimeError, match=r"the perplexity is .* Training has diverged"):
+        run(tiny, tmp_path, activation="gelu_new", learning_rate=1e30, max_grad_norm=0.0, warmup_steps=0)
+    assert not (tmp_path / "record.json").exists()

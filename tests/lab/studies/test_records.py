@@ -1,0 +1,115 @@
+import json
+import os
+
+import pytest
+from lgelu_lab.studies import records
+from lgelu_lab.studies.records import read_record, read_records, write_record
+
+PATH = [{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 1.5}, {"a": 2.0, "b": 1.5}]
+
+
+def test_a_record_comes_back_equal(record_of, tmp_path):
+    record = record_of(activation="lambda_gelu", hardness=PATH)
+    write_record(record, tmp_path / "run")
+    assert read_record(tmp_path / "run") == record
+    assert read_record(tmp_path / "run" / "record.json") == record
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["schema_version"] == 1
+
+
+def test_every_documented_key_is_in_the_file(record_of, tmp_path):
+    raw = json.loads(write_record(record_of(hardness=PATH), tmp_path).read_text())
+    for key in raw:
+        assert key in records.__doc__, f"{key} is not documented in the schema"
+    for key in raw["epochs"][0]:
+        assert key in records.__doc__ or key.removeprefix("relu_") in records.__doc__
+
+
+def test_best_is_the_earliest_of_equals_and_follows_the_direction(record_of):
+    record = record_of(scores=(0.8, 0.9, 0.9), relu_scores=(0.7, 0.6, 0.5))
+    assert record.best.epoch == 2
+    assert record.best_substituted.epoch == 1
+    assert record.last.epoch == 3
+    lower = record_of(scores=(3.0, 2.0, 2.5), relu_scores=(3.0, 4.0, 2.9), greater_is_better=False)
+    assert lower.best.epoch == 2
+    assert lower.best_substituted.epoch == 3
+
+
+def test_best_substituted_skips_epochs_without_one(record_of):
+    assert record_of(relu_scores=(None, 0.6, 0.5)).best_substituted.epoch == 2
+    assert record_of(relu_scores=(None, None, None)).best_substituted is None
+
+
+def test_drift_is_the_mean_path_length_over_sites(record_of):
+    # a: |3-1| + |2-3| = 3;  b: |1.5-2| + 0 = 0.5;  V = 3.5 / 2
+    assert record_of(hardness=PATH).drift == pytest.approx(1.75, abs=1e-15)
+    assert record_of().drift is None
+    assert record_of(hardness=PATH).last.mean_hardness == 1.75
+    assert record_of().last.mean_hardness is None
+
+
+def test_a_write_that_fails_leaves_the_earlier_record_and_nothing_else(record_of, tmp_path, monkeypatch):
+    write_record(record_of(), tmp_path)
+
+    def full_disk(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_record(record_of(seed=1), tmp_path)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+    assert read_record(tmp_path) == record_of()
+
+
+def test_a_record_with_a_nan_is_refused_rather_than_written_as_no_json(record_of, tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        write_record(record_of(seconds=float("nan")), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_records_are_as_readable_as_any_new_file(record_of, tmp_path):
+    assert write_record(record_of(), tmp_path).stat().st_mode & 0o444 == 0o444
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda raw: raw.update(schema_version=7), "schema version 7"),
+        (lambda raw: raw.pop("schema_version"), "schema version None"),
+        (lambda raw: raw.pop("seconds"), r"missing \['seconds'\]"),
+        (lambda raw: raw.update(colour="red"), r"unknown \['colour'\]"),
+    ],
+)
+def test_other_schemas_are_refused_by_name(record_of, tmp_path, change, message):
+    path = write_record(record_of(), tmp_path)
+    raw = json.loads(path.read_text())
+    change(raw)
+    path.write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=message):
+        read_record(path)
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path):
+    (tmp_path / "record.json").write_text("{")
+    with pytest.raises(ValueError, match="is not a run record"):
+        read_record(tmp_path)
+
+
+def test_records_below_a_folder_in_the_order_of_their_paths(record_of, tmp_path):
+    for seed in (2, 0, 1):
+        write_record(record_of(seed=seed), tmp_path / f"deep/seed{seed}")
+    assert [record.config["seed"] for record in read_records(tmp_path)] == [0, 1, 2]
+    with pytest.raises(FileNotFoundError, match=r"no record\.json below"):
+        read_records(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("fraction", "epochs", "learned"), [(0.25, 8, 2.0), (0.3, 7, 2.0), (0.25, 3, None), (0.99, 2.5, 2.0)]
+)
+def test_as_learned_is_the_last_evaluation_before_hardening_begins(record_of, fraction, epochs, learned):
+    config = {**record_of().config, "harden": True, "switch_fraction": fraction, "num_train_epochs": epochs}
+    scores = tuple(range(int(epochs)))
+    record = record_of(scores=scores, relu_scores=scores, config=config)
+    found = record.as_learned
+    assert (found.epoch if found else None) == learned
+    assert record_of(scores=scores, relu_scores=scores, config={**config, "harden": False}).as_learned is None

@@ -1,0 +1,222 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lgelu_lab.benchmarks.table import BENCHMARKS, DataOptions
+from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recipe
+from lgelu_lab.studies.records import read_record
+from lgelu_lab.studies.run import run_benchmark
+from transformers import AutoModel
+
+from hf_lgelu import hardness_profile
+from hf_lgelu.models.mlp import MLPForClassification
+
+ROOT = Path(__file__).parents[2]
+SHORT = {"num_train_epochs": 4, "max_train_samples": 256, "use_cpu": True, "disable_tqdm": True, "log_level": "error"}
+
+
+def digits(folder, **arguments):
+    return run_benchmark(*parse_mapping({"benchmark": "mlp-digits", "output_dir": str(folder), **SHORT, **arguments}))
+
+
+@pytest.fixture(scope="module")
+def hardened(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hardened")
+    return folder, digits(folder, harden=True, seed=3)
+
+
+def test_the_record_on_disk_is_the_one_returned(hardened):
+    folder, record = hardened
+    assert read_record(folder) == record
+    assert record.name == "mlp-digits/lambda_gelu-uniform-hardened-seed3"
+
+
+def test_the_record_says_what_was_run(hardened):
+    _, record = hardened
+    config = record.config
+    assert (config["activation"], config["harden"], config["seed"]) == ("lambda_gelu", True, 3)
+    assert (config["optim"], config["learning_rate"], config["weight_decay"]) == ("sgd", 0.05, 1e-4)
+    assert config["target_hardness"] == pytest.approx(159.5769, abs=1e-4)
+    assert config["hardness_lr_multiplier"] == 9.0
+    assert record.data["train_samples"] == 256
+    assert record.model["activation_sites"] == 4
+    # 64·256 + 3·256² weights, 4·256 biases, 256·10 + 10 classifier, 4 raw hardnesses
+    assert record.model["parameters"] == 64 * 256 + 3 * 256**2 + 4 * 256 + 256 * 10 + 10 + 4
+    assert record.versions["torch"] == torch.__version__.split("+")[0] or record.versions["torch"] == torch.__version__
+    assert record.hardware["processes"] == 1
+
+
+def test_epochs_follow_algorithm_1(hardened):
+    _, record = hardened
+    assert [epoch.epoch for epoch in record.epochs] == [1, 2, 3, 4]
+    soft = record.epochs[0].hardness
+    assert all(1 < value < 1.1 for value in soft.values())
+    for number in (2, 3, 4):  # e_s = 1, T = 4
+        for site, value in record.epochs[number - 1].hardness.items():
+            expected = soft[site] + (number - 1) / 3 * (record.config["target_hardness"] - soft[site])
+            assert value == pytest.approx(expected, rel=1e-6)
+    assert list(record.initial_hardness.values()) == pytest.approx([1.0067] * 4, abs=1e-6)
+
+
+def test_the_saved_networks_score_what_the_record_says(hardened):
+    folder, record = hardened
+    data = BENCHMARKS["mlp-digits"].load(DataOptions(max_train_samples=256))
+    soft = AutoModel.from_pretrained(folder).eval()
+    relu = MLPForClassification.from_pretrained(folder / "relu").eval()
+    assert list(hardness_profile(soft).values()) == pytest.approx([record.config["target_hardness"]] * 4)
+    assert relu.config.hidden_act == "relu"
+    assert not any("hardness" in name for name in relu.state_dict())
+    with torch.no_grad():
+        before, after = (model(features=data.eval.features).logits for model in (soft, relu))
+    scores = [(logits.argmax(-1) == data.eval.labels).double().mean().item() for logits in (before, after)]
+    assert scores == pytest.approx([record.last.score, record.last.relu_score], abs=1e-12)
+    assert (before - after).abs().max().item() == pytest.approx(record.last.relu_max_logit_change, rel=1e-4)
+    assert 0 < record.last.relu_max_logit_change < record.epochs[0].relu_max_logit_change
+
+
+def test_a_gelu_baseline_reports_the_direct_swap_and_no_hardness(tmp_path):
+    record = digits(tmp_path, activation="gelu", num_train_epochs=1)
+    assert record.last.relu_score is not None
+    assert record.last.hardness == record.initial_hardness == {}
+    assert record.config["activation"] == "gelu"
+
+
+def test_a_relu_baseline_has_nothing_to_substitute(tmp_path):
+    assert digits(tmp_path, activation="relu", num_train_epochs=1).last.relu_score is None
+
+
+def test_init_modes_and_temperature_reach_the_model(tmp_path):
+    record = digits(
+        tmp_path, init_mode="increasing", init_hardness=1.5, high_hardness=3.0, temperature=0.3, num_train_epochs=1
+    )
+    assert list(record.initial_hardness.values()) == pytest.approx([1.5, 2.0, 2.5, 3.0], rel=1e-6)
+    saved = AutoModel.from_pretrained(tmp_path)
+    assert saved.layers[0].activation.temperature.item() == pytest.approx(0.3)
+
+
+def test_validation_fraction_is_told(tmp_path):
+    record = digits(tmp_path, validation_fraction=0.2, num_train_epochs=1, max_train_samples=None)
+    assert record.data["eval_split"] == "validation (20 % of train)"
+
+
+def test_same_seed_same_run_other_seed_another(tmp_path):
+    runs = [digits(tmp_path / str(i), num_train_epochs=1, seed=seed) for i, seed in enumerate((0, 0, 1))]
+    assert runs[0].epochs == runs[1].epochs
+    assert runs[0].epochs != runs[2].epochs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"activation": "gelu", "harden": True}, "only lambda_gelu hardens"),
+        ({"activation": "gleu"}, "gleu"),
+        ({"eval_strategy": "no"}, "never evaluated"),
+        ({"validation_fraction": 1.5}, "validation_fraction"),
+        ({"init_mode": "sideways"}, "accepted: uniform, increasing, decreasing"),
+    ],
+)
+def test_bad_runs_are_refused_and_leave_no_record(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        digits(tmp_path, num_train_epochs=1, **arguments)
+    assert not (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [{"num_train_epochs": 0}, {"num_train_epochs": 1, "eval_delay": 9}])
+def test_a_run_that_was_never_evaluated_leaves_no_record(tmp_path, arguments):
+    with pytest.raises(RuntimeError, match="without an evaluation"):
+        digits(tmp_path, **arguments)
+    assert not (tmp_path / "record.json").exists()
+
+
+def test_unknown_benchmark_names_the_accepted():
+    with pytest.raises(ValueError, match="accepted: mlp-digits"):
+        parse_mapping({"benchmark": "mlp-iris", "output_dir": "x"})
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=lambda benchmark: benchmark.name)
+def test_the_command_line_takes_the_recipe_and_every_option_wins_over_it(benchmark, tmp_path):
+    line = ["--benchmark", benchmark.name, "--output_dir", str(tmp_path)]
+    run, training = parse_command_line(line)
+    assert training.learning_rate == benchmark.defaults["learning_rate"]
+    assert training.per_device_train_batch_size == benchmark.train_batch_size
+    assert run.init_hardness == benchmark.init_hardness
+    _, training = parse_command_line([*line, "--learning_rate", "0.125", "--harden", "--seed", "9"])
+    assert (training.learning_rate, training.harden, training.seed) == (0.125, True, 9)
+
+
+def test_the_batch_of_the_recipe_is_divided_over_processes(monkeypatch):
+    benchmark = BENCHMARKS["mlp-digits"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert recipe(benchmark)["per_device_train_batch_size"] * 2 == benchmark.train_batch_size
+    monkeypatch.setenv("WORLD_SIZE", "7")
+    with pytest.raises(ValueError, match="does not divide over 7 processes"):
+        recipe(benchmark)
+
+
+def test_train_script_in_two_processes_under_accelerate_launch(tmp_path):
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines"),
+        *("1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+        *(str(ROOT / "scripts" / "train.py"), "--benchmark", "mlp-digits", "--harden", "--output_dir", str(tmp_path)),
+        *("--use_cpu", "--num_train_epochs", "4", "--disable_tqdm", "true"),
+    ]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    record = read_record(tmp_path)
+    assert record.hardware["processes"] == 2, "two processes were asked for"
+    assert record.config["train_batch_size"] == BENCHMARKS["mlp-digits"].train_batch_size
+    assert record.data["eval_samples"] == 359  # odd, so the last batch is uneven
+    assert record.last.score * 359 == pytest.approx(round(record.last.score * 359), abs=1e-9)
+    assert json.loads((tmp_path / "relu" / "config.json").read_text())["hidden_act"] == "relu"
+
+
+def test_an_unknown_activation_is_refused_before_the_data(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown activation 'lambda_relu'; accepted: .*gelu.*lambda_gelu"):
+        digits(tmp_path, activation="lambda_relu")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_data_folder_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no folder .*nowhere/adult.* copy of scikit-learn/adult-census-income"):
+        run_benchmark(
+            *parse_mapping(
+                {"benchmark": "mlp-adult", "data_dir": str(tmp_path / "nowhere"), "output_dir": str(tmp_path), **SHORT}
+            )
+        )
+
+
+def test_a_record_of_another_schema_is_neither_overwritten_nor_skipped(tmp_path):
+    path = tmp_path / "record.json"
+    path.write_text('{"schema_version": 99, "epochs": []}')
+    with pytest.raises(ValueError, match="record schema version 99; this version of hf_lgelu reads 1"):
+        digits(tmp_path)
+    assert path.read_text() == '{"schema_version": 99, "epochs": []}'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_option_of_the_model_that_the_benchmark_does_not_take_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="mlp-digits takes no image_size; of the model it takes no option"):
+        digits(tmp_path, image_size=64)
+
+
+def test_a_run_that_hardens_nothing_leaves_no_relu_network_of_an_earlier_one(tmp_path):
+    (tmp_path / "relu").mkdir()
+    (tmp_path / "relu" / "config.json").write_text("{}")
+    digits(tmp_path, num_train_epochs=1)
+    assert (tmp_path / "model.safetensors").exists()
+    assert not (tmp_path / "relu").exists()
+
+
+def test_the_metric_and_its_direction_follow_the_benchmark(tmp_path):
+    for name, benchmark in BENCHMARKS.items():
+        _, training = parse_mapping({"benchmark": name, "output_dir": str(tmp_path)})
+        assert (training.metric_for_best_model, training.greater_is_better) == (
+            benchmark.metric,
+            benchmark.metric != "perplexity",
+        )
+        assert benchmark.greater_is_better == training.greater_is_better

@@ -1,0 +1,220 @@
+import json
+
+import pytest
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.studies import experiments
+from lgelu_lab.studies.arguments import parse_mapping
+from lgelu_lab.studies.experiments import SEEDS, STUDIES, Experiment
+from lgelu_lab.studies.records import write_record
+from lgelu_lab.studies.run import run_name
+from lgelu_lab.studies.study import (
+    Worker,
+    check_settings,
+    check_study,
+    choose_benchmarks,
+    leave_process_group,
+    parse_settings,
+    run_study,
+)
+
+from hf_lgelu.activation.hardness import DEFAULT_TEMPERATURE, INIT_MODES
+
+EXPERIMENTS = [Experiment(f"b/{letter}", {"benchmark": "mlp-digits", "seed": 0}) for letter in "abcde"]
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+def test_every_run_of_a_study_can_be_parsed_and_has_a_folder_of_its_own(study, tmp_path):
+    runs = study.build(study.benchmarks)
+    names = [run.name for run in runs]
+    assert len(set(names)) == len(names) == len(set(map(str, (run.arguments for run in runs))))
+    assert {run.arguments["seed"] for run in runs} == set(SEEDS)
+    assert {run.arguments["benchmark"] for run in runs} == set(study.benchmarks) <= set(BENCHMARKS)
+    for experiment in runs:
+        run, training = parse_mapping({**experiment.arguments, "output_dir": str(tmp_path)})
+        assert training.run_name == experiment.name
+        if not study.folder:
+            assert run_name(run, training) == experiment.name
+        assert run.save_final_model == (study.name == "downstream")
+
+
+LEARNED = ("lambda_gelu-uniform", "lambda_gelu-increasing", "lambda_gelu-decreasing")
+PAIRS = ("mlp-adult", "mlp-fmnist", "resnet18-cifar10", "resnet18-cifar100", "deit-tiny-imagenet", "gpt2-wikitext2")
+
+
+@pytest.mark.parametrize(
+    ("study", "benchmarks", "configurations"),
+    [
+        ("profiles", PAIRS, ("gelu", "relu", *LEARNED)),
+        ("substitution", PAIRS, ("gelu", "lambda_gelu-uniform-hardened", "gelu-relufied")),
+        ("related", PAIRS[:2], ("relu", "gelu", "silu", "mish", "prelu", "learnable_swish", *LEARNED)),
+    ],
+)
+def test_studies_of_the_paper_name_every_run(study, benchmarks, configurations):
+    names = {experiment.name for experiment in STUDIES[study].build(STUDIES[study].benchmarks)}
+    expected = {f"{pair}/{name}-seed{seed}" for pair in benchmarks for name in configurations for seed in (0, 1, 2)}
+    assert names == expected
+
+
+def test_the_grid_crosses_temperature_multiplier_init_mode_and_seed():
+    mlp, resnet = (STUDIES["grid"].build((name,)) for name in ("mlp-fmnist", "resnet18-cifar100"))
+    points = [
+        (run.arguments["temperature"], run.arguments["hardness_lr_multiplier"], run.arguments["init_mode"])
+        for run in mlp
+        if run.arguments["activation"] == "lambda_gelu" and run.arguments["seed"] == 2
+    ]
+    modes = ("uniform", "increasing", "decreasing")
+    expected = [(t, c, mode) for t in (0.1, 0.3, 0.6, 0.9) for c in (1, 3, 6, 9) for mode in modes]
+    assert sorted(points) == sorted(expected)
+    assert len(mlp) == 3 * (48 + 1)
+    assert len(resnet) == 3 * (4 * 3 + 1)
+    assert {run.arguments.get("temperature", 0.1) for run in resnet} == {0.1}
+    assert all(run.name.startswith("grid/") and run.arguments["run_name"] == run.name for run in mlp + resnet)
+    assert "grid/mlp-fmnist/lambda_gelu-uniform-t0.3-c6-seed0" in {run.name for run in mlp}
+
+
+def test_the_torch_free_lists_are_those_of_the_library():
+    assert tuple(INIT_MODES) == experiments.INIT_MODES
+    assert experiments.PAPER_TEMPERATURE == DEFAULT_TEMPERATURE
+
+
+def test_finished_runs_are_skipped_and_failures_do_not_stop_the_rest(record_of, tmp_path):
+    done, broken = [], {"b/c"}
+
+    def run(arguments):
+        name = "/".join(arguments["output_dir"].split("/")[-2:])
+        done.append(name)
+        if name in broken:
+            raise ValueError("no such luck")
+        write_record(record_of(), arguments["output_dir"])
+
+    assert run_study(EXPERIMENTS, tmp_path, run=run) == ["b/c"]
+    assert done == ["b/a", "b/b", "b/c", "b/d", "b/e"]
+    assert "no such luck" in (tmp_path / "b/c/error.txt").read_text()
+    broken.clear()
+    done.clear()
+    assert run_study(EXPERIMENTS, tmp_path, run=run) == []
+    assert done == ["b/c"]
+    assert not (tmp_path / "b/c/error.txt").exists()
+
+
+def test_workers_share_the_runs_without_overlap(record_of, tmp_path):
+    done = []
+    for index in range(2):
+        worker = Worker(index, 2)
+        run_study(EXPERIMENTS, tmp_path / str(index), worker=worker, run=lambda run: done.append(run["output_dir"][-1]))
+    assert sorted(done) == list("abcde")
+    assert done == list("acebd")
+
+
+def test_overrides_reach_every_run(tmp_path):
+    seen = []
+    run_study(EXPERIMENTS[:2], tmp_path, overrides={"seed": 7, "num_train_epochs": 1}, run=seen.append)
+    assert [(arguments["seed"], arguments["num_train_epochs"]) for arguments in seen] == [(7, 1)] * 2
+
+
+def test_a_worker_leaves_the_process_group():
+    environment = {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+        "PATH": "p",
+    }
+    assert leave_process_group(environment) == Worker(1, 4)
+    assert environment == {"PATH": "p", "CUDA_VISIBLE_DEVICES": "1"}
+    assert leave_process_group({}) == Worker(0, 1)
+
+
+def test_unknown_study_names_the_accepted():
+    with pytest.raises(ValueError, match="accepted: quickstart, grid, profiles, substitution, related"):
+        check_study("everything")
+
+
+def test_a_study_runs_its_own_benchmarks_only():
+    study = STUDIES["related"]
+    assert choose_benchmarks(study, []) == ("mlp-adult", "mlp-fmnist")
+    assert choose_benchmarks(study, ["mlp-fmnist"]) == ("mlp-fmnist",)
+    with pytest.raises(ValueError, match="no benchmark 'adult'; accepted: mlp-adult, mlp-fmnist"):
+        choose_benchmarks(study, ["mlp-adult", "adult"])
+
+
+def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path):
+    experiment = Experiment("digits", {"benchmark": "mlp-digits", "seed": 0, "activation": "relu"})
+    short = {"num_train_epochs": 1, "max_train_samples": 64, "use_cpu": True}
+    assert run_study([experiment], tmp_path, overrides=short) == []
+    written = (tmp_path / "digits" / "record.json").stat().st_mtime_ns
+    assert run_study([experiment], tmp_path, overrides=short) == []
+    assert (tmp_path / "digits" / "record.json").stat().st_mtime_ns == written
+    with pytest.raises(ValueError, match=r"num_train_epochs was 1 and is now 2\..* another output folder"):
+        run_study([experiment], tmp_path, overrides={**short, "num_train_epochs": 2})
+    with pytest.raises(ValueError, match="max_eval_samples was None and is now 7"):
+        run_study([experiment], tmp_path, overrides={**short, "max_eval_samples": 7})
+
+
+def test_a_record_that_does_not_name_its_evaluation_samples_still_counts(tmp_path):
+    experiment = Experiment("digits", {"benchmark": "mlp-digits", "seed": 0, "activation": "relu"})
+    short = {"num_train_epochs": 1, "max_train_samples": 64, "max_eval_samples": 7, "use_cpu": True}
+    assert run_study([experiment], tmp_path, overrides=short) == []
+    path = tmp_path / "digits" / "record.json"
+    record = json.loads(path.read_text())
+    assert record["config"].pop("max_eval_samples") == record["data"]["eval_samples"] == 7
+    path.write_text(json.dumps(record))
+    assert run_study([experiment], tmp_path, overrides=short) == []
+    assert json.loads(path.read_text()) == record
+
+
+def test_settings_are_json_or_text():
+    pairs = ["bf16=true", "max_train_samples=5000", "learning_rate=1e-3", "optim=sgd", "optim_args=momentum=0.9"]
+    expected = {"bf16": True, "max_train_samples": 5000, "learning_rate": 1e-3, "optim": "sgd"}
+    assert parse_settings(pairs) == {**expected, "optim_args": "momentum=0.9"}
+    with pytest.raises(ValueError, match="name=value, got 'bf16'"):
+        parse_settings(["bf16"])
+
+
+def test_a_misspelt_setting_is_refused_before_any_run():
+    with pytest.raises(ValueError, match=r"no argument 'num_epochs'; did you mean .*num_train_epochs"):
+        check_settings({"use_cpu": True, "num_epochs": 3}, [])
+    with pytest.raises(ValueError, match=r"no argument 'zzz'; scripts/train\.py --help"):
+        check_settings({"zzz": 3}, [])
+
+
+@pytest.mark.parametrize("name", ["seed", "harden", "temperature", "output_dir"])
+def test_a_setting_that_tells_runs_apart_is_refused(name):
+    grid = STUDIES["grid"].build(["mlp-fmnist"], [0])
+    check_settings({"bf16": True, "save_final_model": True, "max_steps": 3}, grid)
+    with pytest.raises(ValueError, match=f"^{name} cannot be a setting of every run"):
+        check_settings({"bf16": True, name: 1}, grid)
+
+
+def test_temperature_is_a_setting_where_the_study_does_not_vary_it():
+    check_settings({"temperature": 0.3}, STUDIES["profiles"].build(["mlp-adult"], [0]))
+
+
+def test_a_full_disk_fails_the_run_and_not_the_study(record_of, tmp_path, monkeypatch, capsys):
+    def full(self, *args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    def run(arguments):
+        if arguments["output_dir"].endswith("/a"):
+            with monkeypatch.context() as patch:
+                patch.setattr("lgelu_lab.studies.records.json.dump", full)
+                write_record(record_of(), arguments["output_dir"])
+        write_record(record_of(), arguments["output_dir"])
+
+    assert run_study(EXPERIMENTS[:2], tmp_path, run=run) == ["b/a"]
+    assert "No space left on device; the record was not written" in (tmp_path / "b/a/error.txt").read_text()
+    assert [path.name for path in (tmp_path / "b/a").iterdir()] == ["error.txt"]
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    assert run_study(EXPERIMENTS[2:3], tmp_path, run=lambda arguments: 1 / 0) == ["b/c"]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_progress_counts_the_runs_of_all_workers(record_of, tmp_path, capsys):
+    for experiment in EXPERIMENTS[1::2]:
+        write_record(record_of(), tmp_path / experiment.name)
+    run_study(EXPERIMENTS, tmp_path, worker=Worker(0, 2), run=lambda run: write_record(record_of(), run["output_dir"]))
+    assert "2/5" in (shown := capsys.readouterr().err)
+    assert "5/5" in shown
+    assert run_study(EXPERIMENTS, tmp_path, worker=Worker(1, 2), run=pytest.fail) == []
+    assert capsys.readouterr().err == ""

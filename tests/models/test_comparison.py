@@ -1,0 +1,108 @@
+"""What two models give: the loss left out, NaN seen, rounding told from another function."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from hf_lgelu.models.comparison import compare_models, outputs_of, require_same_model
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+
+LABELS = torch.tensor([0, 2, 1, 0, 1])
+
+
+class Shifted(nn.Module):
+    """Adds to every logit what leaves the cross entropy as it is."""
+
+    def __init__(self, model, shift):
+        super().__init__()
+        self.model, self.shift = model, shift
+
+    def forward(self, features, labels=None, return_dict=True):
+        output = self.model(features, labels=labels)
+        output.logits = output.logits + self.shift
+        return output if return_dict else (output.loss, output.logits)
+
+
+@pytest.fixture
+def mlp():
+    torch.manual_seed(0)
+    return MLPForClassification(MLPConfig(num_features=3, hidden_size=6, num_labels=3, hidden_act="gelu"))
+
+
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_labels_put_a_loss_first_and_the_logits_are_compared(mlp, return_dict):
+    first, second = Shifted(mlp, 0.0), Shifted(mlp, torch.tensor([0.0, 0.0, 2.5]))
+    features = torch.randn(5, 3)
+    with torch.no_grad():
+        logits = mlp.eval()(features).logits
+    mlp.train()
+    batch = {"features": features, "labels": LABELS, "return_dict": return_dict}
+    assert [tuple(output.shape) for output in outputs_of(first, batch)] == [(5, 3)]
+    change = compare_models(first, second, batch)
+    assert change.max_change == pytest.approx(2.5)
+    assert change.largest_output == logits.abs().max().item()
+    assert change.rows == 5
+    kept = [row.argmax() == (row + torch.tensor([0.0, 0.0, 2.5])).argmax() for row in logits]
+    assert change.unchanged_predictions == pytest.approx(sum(kept).item() / 5)
+    assert mlp.training
+
+
+def test_what_follows_the_logits_is_kept_and_a_scalar_alone_is_an_output():
+    config = GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=7, n_positions=4, bos_token_id=0, eos_token_id=0)
+    tokens = torch.tensor([[1, 2, 3]])
+    batch = {"input_ids": tokens, "labels": tokens, "use_cache": False, "output_hidden_states": True}
+    shapes = [tuple(output.shape) for output in outputs_of(GPT2LMHeadModel(config), batch)]
+    assert shapes == [(1, 3, 7), (1, 3, 4), (1, 3, 4)]
+
+    class LossOfEachRow(nn.Module):
+        def forward(self, x):
+            return {"loss": x.square().sum(1), "logits": x}
+
+    (output,) = outputs_of(LossOfEachRow(), torch.ones(4, 2))
+    assert output.shape == (4, 2)
+
+    class Mean(nn.Module):
+        def forward(self, x):
+            return x.mean()
+
+    assert [output.item() for output in outputs_of(Mean(), torch.tensor([1.0, 3.0]))] == [2.0]
+
+
+def test_outputs_that_cannot_be_compared_are_named(mlp):
+    wider = MLPForClassification(MLPConfig(num_features=3, hidden_size=6, num_labels=4, hidden_act="gelu"))
+    with pytest.raises(RuntimeError, match=r"must have one shape.*\[\(5, 3\)\] and \[\(5, 4\)\]"):
+        compare_models(mlp, wider, torch.randn(5, 3))
+
+
+def test_nan_is_a_change():
+    change = compare_models(nn.Identity(), nn.Linear(2, 2), torch.tensor([[torch.nan, 1.0]]))
+    assert change.max_change != change.max_change
+
+
+@pytest.mark.parametrize(("error", "accepted"), [(2e-6, True), (5e-5, False), (torch.nan, False)])
+def test_rounding_is_relative_to_the_largest_output(error, accepted):
+    class Plus(nn.Module):
+        def __init__(self, error):
+            super().__init__()
+            self.error = error
+
+        def forward(self, x):
+            return x + self.error * x.abs().max() * torch.eye(2)[0]
+
+    inputs = torch.tensor([[1.0, 1000.0], [-5.0, 2.0]])
+    if accepted:
+        require_same_model(Plus(0.0), Plus(error), inputs)
+        return
+    with pytest.raises(RuntimeError, match="gives other outputs"):
+        require_same_model(Plus(0.0), Plus(error), inputs)
+
+
+def test_another_tensor_dtype_or_name_is_another_model():
+    model, inputs = nn.Linear(2, 2), torch.ones(1, 2)
+    for other in (nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2).double()):
+        other.weight.data.copy_(model.weight.data)
+        if other.weight.dtype == torch.float64:  # the same numbers
+            other.bias.data.copy_(model.bias.data)
+        with pytest.raises(RuntimeError, match=r"loaded again, has another bias(, weight)?$"):
+            require_same_model(model, other, inputs)

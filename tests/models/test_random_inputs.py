@@ -1,0 +1,34 @@
+import pytest
+import torch
+from families import FAMILIES
+from family import main_output
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.models.random_inputs import random_inputs
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_family_runs_on_its_example_inputs(family):
+    model = family.build().eval()
+    with torch.no_grad():
+        assert torch.isfinite(main_output(model(**random_inputs(model)))).all()
+
+
+def test_shapes_follow_the_config_and_numbers_the_seed():
+    model = MLPForClassification(MLPConfig(num_features=7, hidden_size=3))
+    inputs = random_inputs(model, batch_size=5)
+    assert {name: tuple(value.shape) for name, value in inputs.items()} == {"features": (5, 7)}
+    assert torch.equal(inputs["features"], random_inputs(model, batch_size=5)["features"])
+    assert not torch.equal(inputs["features"], random_inputs(model, batch_size=5, seed=1)["features"])
+    config = GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=11, n_positions=6, bos_token_id=0, eos_token_id=0)
+    tokens = random_inputs(GPT2LMHeadModel(config))["input_ids"]
+    assert tokens.shape == (2, 6)  # no more than there are positions
+    assert 0 <= tokens.min() <= tokens.max() < 11
+
+
+def test_an_unknown_kind_of_input_is_named(monkeypatch):
+    model = MLPForClassification(MLPConfig(num_features=7, hidden_size=3))
+    monkeypatch.setattr(MLPForClassification, "main_input_name", "smells")
+    with pytest.raises(ValueError, match="which takes 'smells'; pass some of your own"):
+        random_inputs(model)

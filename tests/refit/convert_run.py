@@ -1,0 +1,52 @@
+"""A conversion by each of two processes for test_convert_processes.py, run by two_processes_run.py."""
+
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from refit_nets import BY_NAME
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.refit.convert import ConversionRefusedError
+
+NAMES = ("mlp", "downsampling")
+WAYS = ("each has all", "each has a share")
+
+
+def given(name: str, way: str, process: int) -> list[torch.Tensor]:
+    """What one of two processes has."""
+    inputs = BY_NAME[name].inputs()
+    if way == "each has all":
+        return list(inputs.split(13))
+    return [inputs[process::2], inputs[:5]]
+
+
+def converted(name: str, calibration: list[torch.Tensor]) -> tuple[dict, dict]:
+    """(weights, report) of one conversion."""
+    net = BY_NAME[name]
+    second = net.inputs(seed=9, units=50)
+    model, report = convert_to_relu(net.model(), calibration, batch_size=4, evaluation=second)
+    return model.state_dict(), {key: value for key, value in report.as_dict().items() if key != "seconds"}
+
+
+def refused() -> str:
+    """What is said where only the second process has a row that is not finite."""
+    net = BY_NAME["mlp"]
+    inputs = net.inputs()[PartialState().process_index :: 2]
+    if PartialState().process_index:
+        inputs[20:] = float("inf")
+    try:
+        convert_to_relu(net.model(), inputs)
+    except ConversionRefusedError as error:
+        return str(error)
+    return ""
+
+
+def run(folder: Path, state: PartialState) -> None:
+    """Convert everything, in the same order on both, into `folder`."""
+    found = {}
+    for name in NAMES:
+        for way in WAYS:
+            found[name, way] = converted(name, given(name, way, state.process_index))
+    found["refused"] = refused()
+    torch.save(found, folder / f"{state.process_index}.pt")

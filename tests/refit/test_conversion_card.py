@@ -1,0 +1,110 @@
+"""The card of a converted network: its header, what it says of how it was made, and what it must not say."""
+
+import dataclasses
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from report_by_hand import REPORT, SMALL
+
+from hf_lgelu.export.hub.checkpoint_facts import CheckpointFacts
+from hf_lgelu.export.hub.conversion_card import render_conversion_card, write_conversion_card
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.refit.provenance import Provenance
+
+PROVENANCE = Provenance(
+    model="someone/gpt2-small", model_is_on_hub=True, calibration="someone/texts, split train", samples=66, seed=3,
+    evaluation="someone/texts, split test", evaluation_source="someone/texts", created="2026-03-04T05:06:07+00:00",
+    versions={"python": "3.11.7", "torch": "2.15.0"},
+    hardware={"cpu": "AMD EPYC", "cpu_cores": 2, "accelerators": ["NVIDIA X"], "processes": 2},
+)  # fmt: skip
+FACTS = CheckpointFacts("GPT2LMHeadModel")
+
+
+def card_of(report=REPORT, provenance=PROVENANCE, facts=FACTS, **options):
+    card = render_conversion_card(report, provenance, facts, **options)
+    return ModelCard(str(card))  # read again, as the Hub reads it
+
+
+def section(card, title):
+    """The text below a heading, up to the next one of its level or a higher one."""
+    level = title.partition(" ")[0]
+    text = card.text.split(f"\n{title}\n", 1)[1]
+    for stop in range(2, len(level) + 1):
+        text = text.split(f"\n{'#' * stop} ", 1)[0]
+    return text
+
+
+def test_header():
+    data = card_of(repo_id="me/gpt2-relu", license="mit").data
+    assert (data.base_model, data.license, data.pipeline_tag) == ("someone/gpt2-small", "mit", "text-generation")
+    assert {"relu", "relufication"} <= set(data.tags)
+    (result,) = data.eval_results
+    assert (result.metric_type, result.metric_value) == ("perplexity", 113.42)
+    assert (result.dataset_type, result.dataset_name) == ("someone/texts", "someone/texts, split test")
+    assert data.model_name == "gpt2-relu"
+
+
+def test_held_out_scores_are_no_result_of_the_model():
+    """They are of the calibration set; a leaderboard must not list them."""
+    labelled = dataclasses.replace(REPORT, held_out=REPORT.evaluation, evaluation=None)
+    assert card_of(labelled).data.eval_results is None
+    assert "113.42" in card_of(labelled).text
+
+
+def test_how_it_was_made():
+    text = section(card_of(figure="refit.png"), "## How it was made")
+    for said in (
+        "3 gates (2 gelu_new, 1 silu) became ReLU", "66 of someone/texts, split train, chosen with seed 3",
+        "without labels", "4-fold cross-validation", "2026-03-04", "2 processes", "NVIDIA X", "torch 2.15.0",
+        "- fewer rows than features in conv2", "| `h.0.mlp.c_proj` | refit | 0.001 | 0.25 | 0.0123 | 512 | 6,144 |",
+    ):  # fmt: skip
+        assert said in text, said
+    results = section(card_of(figure="refit.png"), "## Results")
+    assert "](refit.png)" in results
+    assert "| refitted | 0.0025 | 100 % | 0.75 | 0.0005 | 113.42 |" in results
+    assert "someone/texts, split test" in results
+    assert "lower is better" in results
+
+
+def test_limits_name_what_was_not_measured():
+    with_second, without = (section(card_of(report), "## Limits") for report in (REPORT, SMALL))
+    assert "on no others" in with_second
+    assert "  - attn: softmax" in with_second
+    assert "not measured on a second set" not in with_second
+    assert "not measured on a second set" in without
+    assert "Still smooth" not in without
+
+
+def test_a_local_original_is_no_base_model():
+    local = dataclasses.replace(PROVENANCE, model="gpt2-ours", model_is_on_hub=False)
+    card = card_of(provenance=local)
+    assert card.data.base_model is None
+    assert "`gpt2-ours` with ReLU" in card.text
+    assert "huggingface.co" not in card.text
+    assert card.text.startswith("\n# gpt2-ours-relu\n")
+
+
+def test_the_licence_is_the_originals():
+    assert "`mit`, the original's" in section(card_of(license="mit"), "## Licence")
+    assert "not known here" in section(card_of(), "## Licence")
+    assert card_of().data.license is None
+
+
+def test_a_token_is_not_shown():
+    leaking = dataclasses.replace(PROVENANCE, calibration="https://user:hf_abcdefghijkl@host/texts")
+    with pytest.raises(ValueError, match="access token"):
+        card_of(provenance=leaking)
+
+
+def test_the_code_on_the_card_loads_the_folder(tmp_path, monkeypatch):
+    model = MLPForClassification(MLPConfig(num_features=5, hidden_size=4, num_hidden_layers=2, hidden_act="relu"))
+    model.save_pretrained(tmp_path)
+    path = write_conversion_card(tmp_path, REPORT, PROVENANCE)
+    assert path == tmp_path / "README.md"
+    code = path.read_text().split("Without hf_lgelu:\n\n```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(code, found)
+    rows = torch.randn(6, 5)
+    torch.testing.assert_close(found["model"](rows), model(rows).logits)

@@ -1,0 +1,181 @@
+"""Networks with unusual wiring: what is refitted is held against dense least squares, or against what the nets give."""
+
+import pytest
+import torch
+from dense_oracle import Step, ones, refit, swapped
+from refit_nets import drawn
+from torch import Tensor, nn
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.refit.calibration import Batch
+from hf_lgelu.refit.plan import plan_calibration
+
+
+def rows(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class NormedTokens(nn.Module):
+    """BatchNorm over tokens: its bias is none of the map's, though its scale is one number for all channels."""
+
+    def __init__(self, tokens):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 6)
+        self.norm, self.relu, self.head = nn.BatchNorm1d(tokens), nn.ReLU(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, tokens, 4)."""
+        return self.head(self.relu(self.norm(self.down(self.act(self.up(x))))))
+
+
+@pytest.mark.parametrize("tokens", [5, 6])
+def test_a_batch_norm_over_another_axis_is_left_alone(tokens):
+    torch.manual_seed(0)
+    model = drawn(NormedTokens(tokens))
+    with torch.no_grad():
+        model.norm.weight.fill_(1.3)
+        model.norm.running_var.fill_(0.7)
+    inputs = rows(96, tokens, 4)
+    converted, _ = convert_to_relu(model, inputs)
+    step = Step(("down",), "down", bias=("down.bias", ones))
+    expected, _ = refit(model, [step], plan_calibration([Batch(inputs)]))
+    torch.testing.assert_close(converted.down.weight, expected.down.weight, rtol=0, atol=1e-9)
+    torch.testing.assert_close(converted.down.bias, expected.down.bias, rtol=0, atol=1e-9)
+    for name, value in model.norm.state_dict().items():
+        assert torch.equal(converted.norm.state_dict()[name], value), name
+
+
+class Wired(nn.Module):
+    """What is done with an inner map's output in front of a ReLU and the head."""
+
+    def __init__(self, behind, **modules):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6)
+        self.target, self.relu, self.head = nn.Identity(), nn.ReLU(), nn.Linear(6, 3)
+        for name, module in modules.items():
+            setattr(self, name, module)
+        self.register_buffer("factor", torch.linspace(-2, 3.5, 6))
+        self._behind = behind
+
+    def forward(self, x):
+        return self.head(self.relu(self._behind(self, x)))
+
+    def inner(self, x):
+        return self.down(self.act(self.up(x)))
+
+
+def wired(behind, **modules):
+    torch.manual_seed(0)
+    return drawn(Wired(behind, **modules))
+
+
+SUMS = {
+    # name: (what is computed, the target's module, ∂target/∂output)
+    "subtracted": (lambda net, x: net.target(x - net.inner(x)), "target", -1.0),
+    "subtracted from": (lambda net, x: net.target(net.inner(x) - x), "target", 1.0),
+    "halved": (lambda net, x: net.target(x + net.inner(x) / 2), "target", 0.5),
+    "scaled by channel": (lambda net, x: net.target(x + net.factor * net.inner(x)), "target", "factor"),
+    "divided by channel": (lambda net, x: net.target(x + net.inner(x) / net.factor), "target", "inverse"),
+    "a divisor": (lambda net, x: net.factor / (net.inner(x) + 90), "down", 1.0),
+    "a part of a sum": (lambda net, x: torch.add(x, net.inner(x), alpha=0.5), "down", 1.0),
+    "added to rows": (lambda net, x: (x[None] + net.inner(x)[:, None]).sum(0), "down", 1.0),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_where_an_output_ends_up(name):
+    behind, target, scale = SUMS[name]
+    model, inputs = wired(behind), rows(48, 6)
+    factors = {"factor": model.factor, "inverse": 1 / model.factor}
+    of = (lambda _: factors[scale]) if isinstance(scale, str) else (lambda _: scale)
+    converted, report = convert_to_relu(model, inputs)
+    expected, _ = refit(model, [Step(("down",), target, (of,), ("down.bias", of))], plan_calibration([Batch(inputs)]))
+    assert report.layers[0].choice == "refit"
+    for part in ("weight", "bias"):
+        ours, theirs = (net.down.get_parameter(part) for net in (converted, expected))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
+def test_a_map_whose_sum_holds_another_is_fitted_behind_it():
+    """`early` runs first, but its target holds what comes of `late`."""
+
+    def behind(net, x):
+        early = net.early(net.act(net.up(x)))
+        return net.target(early + net.late(net.act2(net.down(x.relu().repeat(1, 2)[:, :9]))).relu())
+
+    model = wired(behind, early=nn.Linear(9, 6), late=nn.Linear(6, 6), act2=nn.SiLU())
+    inputs = rows(96, 6)
+    converted, report = convert_to_relu(model, inputs)
+    assert [layer.layers for layer in report.layers] == [("late",), ("early",)]
+    steps = [Step((name,), at, bias=(f"{name}.bias", ones)) for name, at in (("late", "late"), ("early", "target"))]
+    expected, _ = refit(model, steps, plan_calibration([Batch(inputs)]))
+    for name in ("early", "late"):
+        ours, theirs = (net.get_submodule(name).weight for net in (converted, expected))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
+class TwoMaps(nn.Module):
+    """Two maps of one image into one sum."""
+
+    def __init__(self, first, second, swap):
+        super().__init__()
+        self.up, self.act, self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.GELU(), first, second
+        self.relu, self.head, self._swap = nn.ReLU(), nn.Conv2d(4, 3, 1), swap
+
+    def forward(self, x):
+        x = self.act(self.up(x))
+        second = self.second(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) if self._swap else self.second(x)
+        return self.head(self.relu(self.first(x) + second))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: TwoMaps(nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.Conv2d(4, 4, 5, padding=2, groups=2), False),
+        lambda: TwoMaps(nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 4), True),
+    ],
+    ids=["groups", "layouts"],
+)
+def test_maps_that_cannot_be_solved_for_together_come_one_behind_the_other(build):
+    torch.manual_seed(0)
+    model = drawn(build())
+    converted, report = convert_to_relu(model, rows(60, 2, 5, 5))
+    assert [layer.layers for layer in report.layers] == [("second",), ("first",)]  # as they are computed
+    fresh = rows(30, 2, 5, 5, seed=9)
+    with torch.no_grad():
+        error, direct = ((net(fresh) - model(fresh)).square().mean() for net in (converted, swapped(model)))
+    assert error < 0.6 * direct
+
+
+def test_a_gate_that_works_in_place():
+    torch.manual_seed(0)
+    model = drawn(nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 3)))
+    inputs = rows(96, 6)
+    expected, _ = convert_to_relu(model, inputs)
+    model[1].inplace = True
+    converted, _ = convert_to_relu(model, inputs)
+    assert torch.equal(converted[2].weight, expected[2].weight)
+
+
+def test_a_bias_that_two_maps_hold_stays():
+    model = wired(lambda net, x: net.inner(x), other=nn.Linear(9, 6))
+    model.other.bias = model.down.bias
+    converted, report = convert_to_relu(model, rows(96, 6))
+    assert report.layers[0].note == "no bias: only its weights were refitted"
+    assert torch.equal(converted.down.bias, model.down.bias)
+    assert not torch.equal(converted.down.weight, model.down.weight)
+
+
+def test_channels_that_a_batch_norm_cuts_off_keep_their_weights():
+    torch.manual_seed(0)
+    model = drawn(nn.Sequential(
+        nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)
+    ))  # fmt: skip
+    with torch.no_grad():
+        model[3].weight[:2] = 0
+    converted, report = convert_to_relu(model, rows(96, 6))
+    assert report.layers[0].choice == "refit"
+    assert all(value.isfinite().all() for value in converted.state_dict().values())
+    changed = (converted[2].weight - model[2].weight).abs().amax(1)
+    assert changed[:2].tolist() == [0, 0]
+    assert changed[2:].min() > 1e-6

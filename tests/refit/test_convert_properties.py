@@ -1,0 +1,309 @@
+"""What convert_to_relu does and what it leaves: closed forms, rows, BatchNorm, masks, dtypes and the given model."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from dense_oracle import refit, seen, swapped
+from refit_nets import BY_NAME, drawn
+from torch import nn
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.refit import carry, ridge
+from hf_lgelu.refit.calibration import read_batches
+from hf_lgelu.refit.plan import plan_calibration
+from hf_lgelu.refit.states import CarriedStates
+
+
+def state_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_same_state(one, other):
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+class TwoValued(nn.Module):
+    """Hidden unit i of a row of signs takes −c_i or 2c_i: its GELU is an affine function of its ReLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.act, self.last = nn.Linear(5, 5), nn.GELU(), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(self.act(self.hidden(x)))
+
+
+def two_valued():
+    """(net, all 32 rows of signs, c)"""
+    model = drawn(TwoValued())
+    c = torch.tensor([0.2, 0.5, 0.7, 1.1, 1.6], dtype=torch.float64)
+    with torch.no_grad():
+        model.hidden.weight.copy_(torch.diag(1.5 * c))
+        model.hidden.bias.copy_(0.5 * c)
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 5)
+    return model, signs, c
+
+
+def test_a_solution_in_the_span_is_found_but_for_the_known_shrinkage():
+    model, signs, c = two_valued()
+    converted, report = convert_to_relu(model, signs)
+    assert [(layer.choice, layer.strength) for layer in report.layers] == [("refit", 1e-3)]
+    high, low = nn.functional.gelu(2 * c), nn.functional.gelu(-c)
+    exact = model.last.weight.detach() * ((high - low) / (2 * c) - 1)
+    # All rows of signs: the features are uncorrelated, each with the variance c², so ridge shrinks each by itself.
+    change = exact * c.square() / (c.square() + 1e-3 * c.square().mean())
+    torch.testing.assert_close(converted.last.weight.detach(), model.last.weight.detach() + change, rtol=0, atol=1e-12)
+    at_mean = model.last.weight.detach() @ ((high + low) / 2) - converted.last.weight.detach() @ c
+    expected = model.last.bias.detach() + at_mean
+    torch.testing.assert_close(converted.last.bias.detach(), expected, rtol=0, atol=1e-12)
+    before = swapped(model)(signs) - model(signs)
+    after = converted(signs) - model(signs)
+    assert after.abs().max() < 0.02 * before.abs().max()
+
+
+@pytest.mark.parametrize("name", ["mlp", "residual", "convnext"])
+def test_an_infinite_strength_is_the_direct_swap_with_the_mean_error_in_the_bias(name, monkeypatch):
+    monkeypatch.setattr(ridge, "STRENGTHS", (1e13,))
+    net = BY_NAME[name]
+    model, inputs = net.model(), net.inputs(units=28)  # few enough that every position is fitted on
+    converted, _ = convert_to_relu(model, inputs)
+    direct = swapped(model)
+    for step in net.steps:
+        for layer in step.maps:
+            weights = converted.get_submodule(layer).weight, direct.get_submodule(layer).weight
+            torch.testing.assert_close(*weights, rtol=0, atol=1e-10)
+        means = [seen(net, [step.target], inputs)[step.target][1] for net in (model, converted)]
+        last = step.maps[-1]
+        axes = 1 if isinstance(model.get_submodule(last), nn.Conv2d) or name == "convnext" else -1
+        means = [value.movedim(axes, -1).flatten(0, -2).mean(0) for value in means]
+        torch.testing.assert_close(*means, rtol=0, atol=1e-9)
+    assert (converted(inputs) - direct(inputs)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["mlp", "downsampling"])
+def test_order_and_duplicates_of_the_rows_change_nothing(name):
+    net = BY_NAME[name]
+    model, inputs = net.model(), net.inputs()
+    expected, report = convert_to_relu(model, inputs, batch_size=16)
+    for seed in range(2):
+        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
+        given = torch.cat([inputs[order], inputs[order[: 30 * (seed + 1)]]])
+        converted, again = convert_to_relu(model, given.split(7), batch_size=16)
+        assert_same_state(converted.state_dict(), expected.state_dict())
+        assert again.layers == report.layers
+        assert again.held_out == report.held_out
+        assert again.distinct_units == report.distinct_units == len(inputs)
+
+
+def test_rows_from_elsewhere_show_in_a_second_set():
+    net = BY_NAME["mlp"]
+    model, inputs = net.model(), net.inputs(units=400)
+    elsewhere = 0.05 * net.inputs(seed=8, units=400) + torch.tensor([6.0, -6, 6, -6, 6, -6]).double()
+    warning = "on the second set the refit is no nearer"
+    same = convert_to_relu(model, inputs, evaluation=net.inputs(seed=9, units=200)).report
+    assert same.evaluation.refitted.kl < same.evaluation.direct.kl
+    assert not any(warning in text for text in same.warnings)
+    wrong = convert_to_relu(model, elsewhere, evaluation=inputs).report
+    assert wrong.held_out.refitted.kl < wrong.held_out.direct.kl  # the same rows cannot tell
+    assert wrong.evaluation.refitted.kl > wrong.evaluation.direct.kl
+    assert any(warning in text for text in wrong.warnings)
+
+
+def test_metrics_and_distances_are_those_of_the_three_networks():
+    net = BY_NAME["mlp"]
+    model, inputs = net.model(), net.inputs()
+    second = net.inputs(seed=9, units=50)
+    labels = model(second).argmax(-1)
+    labels[::3] = (labels[::3] + 1) % 4
+    converted, report = convert_to_relu(model, inputs, evaluation={"input": second, "labels": labels})
+    found = report.evaluation
+    original = model(second).detach()
+    assert found.rows == found.units == 50
+    assert found.original_metrics["accuracy"] == pytest.approx((original.argmax(-1) == labels).double().mean().item())
+    for network, change in ((swapped(model), found.direct), (converted, found.refitted)):
+        output = network(second).detach()
+        p, q = (value.softmax(-1).numpy() for value in (original, output))
+        assert change.kl == pytest.approx((p * np.log(p / q)).sum(-1).mean(), rel=1e-9)
+        assert change.agreement == (original.argmax(-1) == output.argmax(-1)).double().mean().item()
+        assert change.max_logit_change == pytest.approx((original - output).abs().max().item(), rel=1e-12)
+        error = (original - output).square().sum() / (original - original.mean(0)).square().sum()
+        assert change.relative_error == pytest.approx(error.item(), rel=1e-9)
+        accuracy = (output.argmax(-1) == labels).double().mean().item()
+        assert change.metrics["accuracy"] == pytest.approx(accuracy)
+
+
+def test_fewer_rows_than_width():
+    torch.manual_seed(0)
+    model = drawn(nn.Sequential(nn.Linear(6, 150), nn.GELU(), nn.Linear(150, 4)))
+    inputs = torch.randn(30, 6, dtype=torch.float64)
+    converted, report = convert_to_relu(model, inputs)
+    assert any("fewer rows than a quarter of their width" in text for text in report.warnings)
+    assert any("too few to hold some out" in text for text in report.warnings)
+    assert (report.layers[0].rows, report.layers[0].width, report.held_out) == (30, 150, None)
+    fresh = torch.randn(500, 6, dtype=torch.float64)
+    error, direct = ((net(fresh) - model(fresh)).square().mean() for net in (converted, swapped(model)))
+    assert error < 0.2 * direct
+
+
+def test_dead_units_keep_their_weights():
+    net = BY_NAME["mlp"]
+    model = net.model()
+    with torch.no_grad():
+        model[0].bias[2:5] -= 100.0
+    converted, report = convert_to_relu(model, net.inputs())
+    assert report.layers[0].choice == "refit"
+    change = (converted[2].weight - model[2].weight).abs().max(0).values
+    assert change[2:5].tolist() == [0, 0, 0]
+    assert change[[0, 1, 5, 6, 7, 8]].min() > 1e-6
+
+
+def test_a_layer_whose_units_are_all_dead_keeps_its_weights():
+    net = BY_NAME["mlp"]
+    model = net.model()
+    with torch.no_grad():
+        model[0].bias -= 2.0
+        model[0].weight *= 0.1  # GELU is −0.05 there and hardly varies, ReLU is 0
+    converted, report = convert_to_relu(model, net.inputs())
+    assert report.layers[0].choice == "bias only" or torch.equal(converted[2].weight, model[2].weight)
+    assert torch.equal(converted[2].weight, model[2].weight)
+    assert all(torch.isfinite(value).all() for value in converted.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["residual", "downsampling"])
+def test_batch_norm_is_recentred_and_the_function_stays(name):
+    """Its statistics are those of the new outputs over the rows fitted: in train mode those give the same."""
+    net = BY_NAME[name]
+    model, inputs = net.model(), net.inputs(units=32)  # few enough that every position is fitted on
+    converted, report = convert_to_relu(model, inputs)
+    assert all(layer.choice == "refit" for layer in report.layers)
+    expected, _ = refit(model, net.steps, plan_calibration(read_batches(inputs)))  # leaves the statistics as they are
+    fresh = net.inputs(seed=4)
+    torch.testing.assert_close(converted(fresh), expected(fresh), rtol=0, atol=1e-9)
+    for norm in ("bn1", "bn2", *(["skip.1"] if name == "downsampling" else [])):
+        values = seen(converted, [norm], inputs)[norm][0].movedim(1, -1).flatten(0, -2)
+        module = converted.get_submodule(norm)
+        torch.testing.assert_close(module.running_mean, values.mean(0), rtol=0, atol=1e-9)
+        torch.testing.assert_close(module.running_var, values.var(0), rtol=1e-9, atol=1e-9)
+        assert (module.running_var - model.get_submodule(norm).running_var).abs().max() > 1e-3
+
+
+def test_a_bfloat16_model_stays_bfloat16_and_gets_the_weights_of_its_wide_twin():
+    net = BY_NAME["geglu"]
+    wide = net.model().bfloat16().double()  # numbers that bfloat16 has
+    inputs = net.inputs(units=400).bfloat16()
+    converted, report = convert_to_relu(copy.deepcopy(wide).bfloat16(), inputs)
+    expected, wide_report = convert_to_relu(wide, inputs.double())
+    assert {parameter.dtype for parameter in converted.parameters()} == {torch.bfloat16}
+    for layer in range(2):
+        found, exact = (model.get_submodule(f"{layer}.down").weight for model in (converted, expected))
+        change = exact - wide.get_submodule(f"{layer}.down").weight
+        assert (found.double() - exact).norm() < 0.15 * change.norm()
+    assert report.held_out.refitted.relative_error < 0.5 * report.held_out.direct.relative_error
+    assert wide_report.held_out.rows == report.held_out.rows
+
+
+class Masked(nn.Module):
+    """Tokens with features; the mask is only used where means are taken."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.up, self.act = nn.Embedding(50, 5), nn.Linear(5, 9), nn.GELU()
+        self.down, self.head = nn.Linear(9, 5), nn.Linear(5, 3)
+
+    def forward(self, input_ids, attention_mask):
+        x = self.embed(input_ids)
+        x = x + self.down(self.act(self.up(x)))
+        weight = attention_mask[..., None].to(x.dtype)
+        return self.head((x * weight).sum(1) / weight.sum(1))
+
+
+def sentences(pad):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, 40, (48, 7), generator=generator)
+    lengths = torch.randint(2, 8, (48, 1), generator=generator)
+    mask = (torch.arange(7) < lengths).long()
+    return {"input_ids": torch.where(mask.bool(), ids, pad), "attention_mask": mask}
+
+
+def test_padding_never_enters():
+    torch.manual_seed(0)
+    model = drawn(Masked())
+    converted, report = convert_to_relu(model, sentences(pad=45), batch_size=8)
+    other, _ = convert_to_relu(model, sentences(pad=49), batch_size=8)
+    assert_same_state(converted.state_dict(), other.state_dict())
+    assert report.rows == int(sentences(0)["attention_mask"].sum())
+    plan = plan_calibration(read_batches(sentences(45), batch_size=8), chunk_size=8)
+    fitted = sum(int(chunk.inputs["attention_mask"].sum()) for fold in plan.folds for chunk in fold)
+    assert report.layers[0].rows == fitted
+
+
+class TwoTowers(Masked):
+    """An image of seven patches beside a text of seven tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.gate, self.out = nn.Linear(4, 9), nn.SiLU(), nn.Linear(9, 3)
+
+    def forward(self, input_ids, attention_mask, patches):
+        return super().forward(input_ids, attention_mask) + self.out(self.gate(self.image(patches))).mean(1)
+
+
+def test_the_mask_of_the_text_says_nothing_about_the_image():
+    torch.manual_seed(0)
+    text = sentences(pad=45)
+    patches = torch.randn(48, 7, 4, dtype=torch.float64)
+    _, report = convert_to_relu(drawn(TwoTowers()), {**text, "patches": patches}, batch_size=8)
+    rows = {layer.layers: layer.rows for layer in report.layers}
+    plan = plan_calibration(read_batches({**text, "patches": patches}, batch_size=8), chunk_size=8)
+    chunks = [chunk for fold in plan.folds for chunk in fold]
+    assert rows["down",] == sum(int(chunk.inputs["attention_mask"].sum()) for chunk in chunks)
+    assert rows["out",] == 7 * sum(map(len, chunks)) > rows["down",]
+
+
+@pytest.mark.parametrize("name", ["downsampling", "convnext", "conv1d", "transposed"])
+def test_states_on_disk_give_the_same(name, monkeypatch):
+    net = BY_NAME[name]
+    model, inputs = net.model(), net.inputs()
+    expected, _ = convert_to_relu(model, inputs, batch_size=8)
+    written = []
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda *args, **options: (written.append(args[1]), save(*args, **options)))
+    monkeypatch.setattr(carry, "CarriedStates", lambda: CarriedStates(memory_limit=0))
+    converted, _ = convert_to_relu(model, inputs, batch_size=8)
+    assert_same_state(converted.state_dict(), expected.state_dict())
+    assert len(set(written)) >= len(net.steps) - 1
+    assert written
+    assert not any(path.exists() or path.parent.exists() for path in written)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_given_model_is_untouched(fails, monkeypatch):
+    net = BY_NAME["residual"]
+    model = net.model()
+    model.conv1.eval()
+    model.bn2.train()
+    model.requires_grad_(False)
+    before, modules = state_of(model), dict(model.named_modules())
+    training = {name: module.training for name, module in modules.items()}
+    hooks = {name: len(module._forward_hooks) for name, module in modules.items()}
+    if fails:
+        monkeypatch.setattr("hf_lgelu.refit.convert.write_refit", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert_to_relu(model, net.inputs())
+    else:
+        converted, _ = convert_to_relu(model, net.inputs())
+        assert converted is not model
+        shared = {value.data_ptr() for value in model.state_dict().values()}
+        assert not shared & {value.data_ptr() for value in converted.state_dict().values()}
+        assert not any(module.training for module in converted.modules())
+    assert_same_state(model.state_dict(), before)
+    assert dict(model.named_modules()) == modules
+    assert {name: module.training for name, module in modules.items()} == training
+    assert {name: len(module._forward_hooks) for name, module in modules.items()} == hooks
+
+
+def _interrupted(*args):
+    raise KeyboardInterrupt

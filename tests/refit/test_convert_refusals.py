@@ -1,0 +1,215 @@
+"""What convert_to_relu refuses, in which words, and that the given model is as it was."""
+
+import pytest
+import torch
+from refit_nets import BY_NAME, drawn
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.refit.convert import ConversionRefusedError
+
+
+def rows(count=80, width=6, seed=0):
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Wired(nn.Module):
+    """up → gate → whatever `behind` does with the gate's output."""
+
+    def __init__(self, behind, **modules):
+        super().__init__()
+        self.up, self.act, self.down, self.head = nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 7), nn.Linear(7, 3)
+        for name, module in modules.items():
+            setattr(self, name, module)
+        self._behind = behind
+
+    def forward(self, x):
+        return self._behind(self, self.act(self.up(x)))
+
+
+def wired(behind, **modules):
+    torch.manual_seed(0)
+    return drawn(Wired(behind, **modules))
+
+
+def tied():
+    model = wired(lambda net, x: net.head(net.down(x)), decoder=nn.Linear(7, 7))
+    model.decoder.weight = model.down.weight
+    return model
+
+
+class InPlace(nn.Module):
+    """Adds an activation to its input, which it has overwritten."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.head = nn.Linear(6, 7), nn.SiLU(inplace=True), nn.Linear(7, 3)
+
+    def forward(self, x):
+        x = self.up(x)
+        return self.head(self.act(x) + x)
+
+
+def in_place():
+    torch.manual_seed(0)
+    return drawn(InPlace())
+
+
+def recurrent(net, x):
+    return net.head(net.memory(x[:, None])[0][:, -1])
+
+
+STRUCTURES = {
+    "shared": (
+        wired(lambda net, x: net.head(net.down(net.down(x)))),
+        r"\n  down\.weight: down\.weight is shared: it is used 2 times in a forward pass",
+    ),
+    "tied": (tied(), r"\n  down\.weight: down\.weight is tied: several modules hold it"),
+    "at the output": (
+        wired(lambda net, x: x.softmax(-1)),
+        r"\n  act: its output is the model's, and no linear map with weights is behind it",
+    ),
+    "both ways": (
+        wired(lambda net, x: [net.head(x), x]),
+        r"\n  act: its output is the model's",
+    ),
+    "transposed convolution": (
+        wired(lambda net, x: net.spread(x[:, :, None]), spread=nn.ConvTranspose1d(7, 3, 2)),
+        r"\n  spread\.weight: conv_transpose1d in spread is no linear layer or convolution that is refitted here",
+    ),
+    "cut weight": (
+        wired(lambda net, x: x @ net.down.weight[:, :5]),
+        r"\n  matmul: matmul takes weights in a form that is no plain linear layer",
+    ),
+    "bilinear": (
+        wired(lambda net, x: net.head(net.pair(x, x)), pair=nn.Bilinear(7, 7, 7)),
+        r"\n  bilinear in pair: bilinear in pair takes weights in a form that is no plain linear layer",
+    ),
+    "weight norm": (
+        wired(lambda net, x: net.head(net.normed(x)), normed=weight_norm(nn.Linear(7, 7))),
+        r"\n  linear in normed: linear in normed takes weights in a form",
+    ),
+    "in place": (in_place(), r"\n  act: it works in place, and its input is used again"),
+    "recurrent": (
+        wired(recurrent, memory=nn.GRU(7, 7, batch_first=True)),
+        r"\n  gru in memory: gru in memory takes weights in a form",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_gate_whose_consumers_cannot_be_refitted_is_named(name):
+    model, reason = STRUCTURES[name]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ConversionRefusedError, match=reason) as caught:
+        convert_to_relu(model, rows())
+    assert caught.value.report is None
+    assert isinstance(model.act, nn.GELU | nn.SiLU)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_what_cannot_be_refitted_is_swapped_on_request_and_said():
+    torch.manual_seed(0)
+    model = drawn(nn.Sequential(wired(lambda net, x: net.down(net.down(x))), nn.GELU(), nn.Linear(7, 3)))
+    with pytest.raises(ConversionRefusedError, match="pass allow_unrefitted=True"):
+        convert_to_relu(model, rows())
+    converted, report = convert_to_relu(model, rows(), allow_unrefitted=True)
+    unrefitted, refitted = report.layers
+    assert (unrefitted.layers, unrefitted.sites, unrefitted.choice) == (("0.down.weight",), ("0.act",), "kept")
+    assert unrefitted.note == "not refitted: 0.down.weight is shared: it is used 2 times in a forward pass"
+    assert any("0.down.weight" in text for text in report.warnings)
+    assert (refitted.layers, refitted.choice) == (("2",), "refit")
+    assert torch.equal(converted[0].down.weight, model[0].down.weight)
+    assert isinstance(converted[0].act, nn.ReLU)
+
+
+def test_nothing_but_what_cannot_be_refitted_stays_refused():
+    model, _ = STRUCTURES["shared"]
+    with pytest.raises(ConversionRefusedError, match="no linear map behind its gates that could be refitted"):
+        convert_to_relu(model, rows(), allow_unrefitted=True)
+
+
+def test_a_gate_that_the_inputs_do_not_reach():
+    model = wired(lambda net, x: net.head(x), spare=nn.SiLU())
+    with pytest.raises(ConversionRefusedError, match=r"\n  spare: the calibration inputs never reach this gate"):
+        convert_to_relu(model, rows())
+    report = convert_to_relu(model, rows(), allow_unrefitted=True).report
+    assert [layer.layers for layer in report.layers] == [("spare",), ("head",)]
+
+
+def test_a_quantized_model():
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=20, n_positions=8))
+    model.hf_quantizer = object()
+    with pytest.raises(ConversionRefusedError, match=r"GPT2LMHeadModel is quantized: .* Convert the model first"):
+        convert_to_relu(model, torch.randint(20, (80, 8)))
+
+
+@pytest.mark.parametrize("where", ["inputs", "weights"])
+def test_numbers_that_are_not_finite(where):
+    net = BY_NAME["mlp"]
+    model, inputs = net.model(), net.inputs()
+    if where == "inputs":
+        inputs[::3, 0] = float("nan")
+    else:
+        with torch.no_grad():
+            model[2].weight[0, 0] = float("inf")
+    with pytest.raises(ConversionRefusedError, match="what reaches 2 is not finite, in the original or behind"):
+        convert_to_relu(model, inputs)
+    assert isinstance(model[1], nn.GELU)
+
+
+def test_a_second_set_that_is_not_finite_is_not_taken_for_one_from_elsewhere():
+    net = BY_NAME["mlp"]
+    second = net.inputs(seed=9)
+    second[0, 0] = float("nan")
+    report = convert_to_relu(net.model(), net.inputs(), evaluation=second).report
+    assert report.warnings == (
+        "on the second set the outputs are not finite: look for NaN or infinities in its inputs",
+    )
+
+
+def test_fewer_than_16_distinct_rows():
+    with pytest.raises(ValueError, match=r"at least 16 distinct rows .* got 15 in 15 distinct units of 150 given"):
+        convert_to_relu(BY_NAME["mlp"].model(), rows(15).repeat(10, 1))
+
+
+def test_arguments_of_another_kind():
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got str; load a checkpoint first"):
+        convert_to_relu("gpt2", rows())
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        convert_to_relu(BY_NAME["mlp"].model(), rows(), batch_size=0)
+
+
+def test_no_gate():
+    with pytest.raises(ValueError, match="no smooth activation module at all"):
+        convert_to_relu(nn.Sequential(nn.Linear(6, 3), nn.ReLU()), rows())
+
+
+def test_a_refit_that_is_worse_than_the_direct_swap(monkeypatch):
+    """A fit that adds noise to the weights: the guard sees it on rows that nothing was fitted on, and only there."""
+    net = BY_NAME["mlp"]
+    model = net.model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    monkeypatch.setattr("hf_lgelu.refit.convert.write_refit", _add_noise)
+    with pytest.raises(ConversionRefusedError) as caught:
+        convert_to_relu(model, net.inputs())
+    held_out = caught.value.report.held_out
+    assert held_out.refitted.kl > held_out.direct.kl > 0
+    assert str(caught.value).startswith(
+        f"on {held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
+        f"(KL {held_out.refitted.kl:.3g}) than the direct swap ({held_out.direct.kl:.3g}); "
+    )
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert convert_to_relu(model, net.inputs(units=60)).report.held_out is None  # too few rows for a guard
+
+
+@torch.no_grad()
+def _add_noise(student, program, layer, fit, moments):
+    student.get_submodule(layer.maps[0].name).weight.add_(5.0)
+
+
+def test_a_config_that_cannot_say_relu_is_no_reason_if_it_is_not_rewritten():
+    net = BY_NAME["mlp"]
+    assert convert_to_relu(net.model(), net.inputs()).report.config_changes == ()

@@ -1,0 +1,203 @@
+"""Everything that a user may pass as calibration inputs gives the same units and labels."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from lgelu_lab.benchmarks.rows import TensorRows, collate_rows
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from transformers import BatchEncoding
+from transformers.modeling_outputs import ModelOutput
+
+from hf_lgelu.refit.calibration import read_batches
+
+UNITS, WIDTH = 21, 3
+X = torch.arange(UNITS * WIDTH, dtype=torch.float32).reshape(UNITS, WIDTH) / 7
+Y = torch.arange(UNITS) % 5
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Map-style: (list of numbers, number)."""
+
+    def __len__(self):
+        return UNITS
+
+    def __getitem__(self, index):
+        return X[index].tolist(), int(Y[index])
+
+
+class Stream(IterableDataset):
+    """Items, not batches."""
+
+    def __iter__(self):
+        for x, y in zip(X, Y, strict=True):
+            yield {"x": x, "label": y}
+
+
+def table():
+    return datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
+
+
+def as_list(calibration, **options):
+    return list(read_batches(calibration, **options))
+
+
+def joined(batches, name):
+    """All units' inputs and labels."""
+    inputs = [batch.inputs if name is None else batch.inputs[name] for batch in batches]
+    return torch.cat(inputs), torch.cat([batch.labels for batch in batches])
+
+
+NAMED = {
+    "mapping": lambda: {"x": X, "labels": Y},
+    "BatchEncoding": lambda: BatchEncoding({"x": X, "label": Y}),
+    "ModelOutput": lambda: ModelOutput(x=X, labels=Y),
+    "arrays": lambda: {"x": X.numpy(), "labels": Y.numpy()},
+    "iterable": lambda: ({"x": X[i : i + 4], "labels": Y[i : i + 4]} for i in range(0, UNITS, 4)),
+    "mapping and labels": lambda: [({"x": X[:9]}, Y[:9]), ({"x": X[9:]}, Y[9:])],
+    "datasets": table,
+    "datasets with tensors": lambda: table().with_format("torch"),
+    "datasets stream": lambda: table().to_iterable_dataset(),
+    "IterableDataset": Stream,
+    "DataLoader": lambda: DataLoader(table().with_format("torch"), batch_size=5),
+}
+BARE = {
+    "pairs": lambda: [(X[:9], Y[:9]), [X[9:], Y[9:]]],
+    "dataset of pairs": Pairs,
+    "TensorDataset": lambda: TensorDataset(X, Y),
+    "DataLoader": lambda: DataLoader(TensorDataset(X, Y), batch_size=8),
+}
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("form", NAMED)
+def test_named_inputs(form, batch_size):
+    x, y = joined(as_list(NAMED[form](), batch_size=batch_size), "x")
+    torch.testing.assert_close(x, X, rtol=0, atol=0)
+    assert torch.equal(y, Y)
+
+
+@pytest.mark.parametrize("form", BARE)
+def test_bare_inputs(form):
+    x, y = joined(as_list(BARE[form]()), None)
+    torch.testing.assert_close(x, X, rtol=0, atol=0)
+    assert torch.equal(y, Y)
+
+
+@pytest.mark.parametrize("collate", [None, collate_rows])
+@pytest.mark.parametrize("rows", [TensorRows(X, Y), Subset(TensorRows(X, Y), range(UNITS))], ids=["rows", "subset"])
+def test_rows_of_a_benchmark(rows, collate):
+    x, y = joined(as_list(rows, collate=collate, batch_size=6), "features")
+    assert torch.equal(x, X)
+    assert torch.equal(y, Y)
+
+
+@pytest.mark.parametrize("calibration", [X, X.numpy(), [X[:4], X[4:]], TensorDataset(X)])
+def test_without_labels(calibration):
+    batches = as_list(calibration)
+    assert all(batch.labels is None for batch in batches)
+    assert torch.equal(torch.cat([batch.inputs for batch in batches]), X)
+
+
+def test_a_dataset_is_read_in_batches_of_the_size_asked_for():
+    assert [len(batch) for batch in as_list(table(), batch_size=8)] == [8, 8, 5]
+
+
+def test_collate_makes_batches_of_a_list_of_items():
+    items = [{"x": x, "extra": "text"} for x in X]
+    batches = as_list(items, batch_size=8, collate=lambda given: {"x": torch.stack([item["x"] for item in given])})
+    assert torch.equal(torch.cat([batch.inputs["x"] for batch in batches]), X)
+
+
+def test_constants_stay_and_gradients_go():
+    (batch,) = read_batches({"x": X.clone().requires_grad_(), "use_cache": False, "mode": "a", "none": None})
+    assert batch.constants == {"use_cache": False, "mode": "a", "none": None}
+    assert batch.inputs.keys() == {"x", "use_cache", "mode", "none"}
+    assert not batch.inputs["x"].requires_grad
+
+
+def test_tensors_on_the_cpu_are_not_copied():
+    (batch,) = read_batches(X)
+    assert batch.inputs.data_ptr() == X.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("calibration", "name"), [(X, None), ({"x": X, "labels": Y}, "x"), (table(), "x"), (TensorDataset(X), None)]
+)
+def test_fewer_units_of_something_with_a_length_are_spread_over_it(calibration, name):
+    batches = as_list(calibration, max_units=4, batch_size=3)
+    inputs = torch.cat([batch.inputs if name is None else batch.inputs[name] for batch in batches])
+    assert torch.equal(inputs, X[[0, 5, 10, 15]])
+
+
+@pytest.mark.parametrize("wanted", [1, 4, 5, 8, UNITS, 100])
+def test_fewer_units_of_an_iterable_are_the_first_and_no_more_is_read(wanted):
+    read = []
+
+    def batches():
+        for start in range(0, UNITS, 4):
+            read.append(start)
+            yield X[start : start + 4]
+
+    taken = torch.cat([batch.inputs for batch in read_batches(batches(), max_units=wanted)])
+    assert torch.equal(taken, X[:wanted])
+    assert len(read) == -(-min(wanted, UNITS) // 4)
+
+
+@pytest.mark.parametrize("calibration", [Pairs(), X, table(), Stream()], ids=["pairs", "tensor", "datasets", "stream"])
+def test_the_global_generator_is_left_alone(calibration):
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    as_list(calibration)
+    assert torch.equal(torch.rand(1), expected)
+
+
+class Images(torch.utils.data.Dataset):
+    """Unprepared images."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        from PIL import Image
+
+        return {"image": Image.new("RGB", (2, 2)), "label": index}
+
+
+@pytest.mark.parametrize(
+    ("calibration", "error", "words"),
+    [
+        (Images(), ValueError, "image: Image.*image processor.*collate"),
+        (datasets.Dataset.from_dict({"ids": [[1, 2], [1]]}), ValueError, "equal lengths.*DataCollatorWithPadding"),
+        (datasets.Dataset.from_dict({"text": ["a", "b"]}), TypeError, "'text'.*got list.*tokenizer"),
+        (datasets.DatasetDict(train=table()), TypeError, "'train'.*got Dataset"),
+        ([{"x": X, "text": ["a"] * UNITS}], TypeError, "'text'.*got list"),
+        ([{"x": X, "text": np.array(["a"] * UNITS)}], TypeError, "'text'.*got ndarray"),
+        ([{"x": 1.0, "label": 2} for _ in X], TypeError, "labels.*got int.*collate"),
+        ([{"use_cache": True}], ValueError, "no tensor.*use_cache"),
+        ([{"x": X, "z": X[:4]}], ValueError, r"\(21, 3\).*\(4, 3\)"),
+        ([(X, Y[:4])], ValueError, r"leading axis.*'labels': \(4,\)"),
+        ([{"x": X, "scale": torch.tensor(2.0)}], ValueError, r"'scale': \(\)"),
+        ([(X, X, Y)], ValueError, r"\(inputs, labels\), got 3"),
+        ([[]], ValueError, "got 0"),
+        ("squad", TypeError, "str cannot be read.*DataLoader"),
+        (7, TypeError, "int cannot be read"),
+        ([3], TypeError, "inputs.*got int"),
+    ],
+)
+def test_what_cannot_be_read_says_what_to_do(calibration, error, words):
+    with pytest.raises(error, match=words):
+        as_list(calibration)
+
+
+@pytest.mark.parametrize("option", ["batch_size", "max_units"])
+def test_counts_are_positive(option):
+    with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
+        as_list(X, **{option: 0})
+
+
+@pytest.mark.parametrize("calibration", [X, {"x": X}, iter([X]), DataLoader(TensorDataset(X))])
+def test_collate_belongs_to_a_dataset(calibration):
+    with pytest.raises(ValueError, match="collate"):
+        as_list(calibration, collate=lambda items: items)

@@ -1,0 +1,104 @@
+"""What of an output is a prediction, what its classes are, and which of them have scores."""
+
+import math
+
+import pytest
+import torch
+from dense_oracle import swapped
+from refit_nets import BY_NAME, drawn
+from torch import nn
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.refit.compare import _ChangeSums, main_output
+from hf_lgelu.refit.metrics import metric_sums
+
+
+class Last(nn.Module):
+    """A network, and what is done with its output."""
+
+    def __init__(self, inner, last):
+        super().__init__()
+        self.inner, self._last = inner, last
+
+    def forward(self, x):
+        return self._last(self.inner(x))
+
+
+def one_column():
+    torch.manual_seed(0)
+    return drawn(nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 1)))
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_one_number_a_row_is_no_choice_between_rows(squeezed):
+    model = Last(one_column(), (lambda y: y[:, 0]) if squeezed else (lambda y: y))
+    inputs, second = (BY_NAME["mlp"].inputs(seed=seed, units=80) for seed in (5, 9))
+    labels = torch.zeros(80, dtype=torch.int64)
+    converted, report = convert_to_relu(model, inputs, evaluation=[(second, labels)])
+    found = report.evaluation
+    assert (found.rows, found.units, found.original_metrics) == (80, 80, {})
+    with torch.no_grad():
+        original = model(second).flatten()
+        spread = (original - original.mean()).square().sum()
+        for network, change in ((swapped(model), found.direct), (converted, found.refitted)):
+            error = (network(second).flatten() - original).square().sum() / spread
+            assert change.kl is None
+            assert change.relative_error == pytest.approx(error.item(), rel=1e-9)
+
+
+def test_classes_of_maps_are_their_channels():
+    torch.manual_seed(0)
+    model = drawn(nn.Sequential(nn.Conv2d(2, 5, 3), nn.GELU(), nn.Conv2d(5, 3, 1)))
+    inputs, second = (torch.randn(40, 2, 6, 7, dtype=torch.float64) for _ in range(2))
+    with torch.no_grad():
+        labels = model(second).argmax(1)
+        labels[:, 0] = (labels[:, 0] + 1) % 3  # 1 of 4 lines
+        report = convert_to_relu(model, inputs, evaluation=[(second, labels)]).report
+        p, q = (network(second).log_softmax(1) for network in (model, swapped(model)))
+    found = report.evaluation
+    assert (found.rows, found.units) == (40 * 4 * 5, 40)
+    assert found.direct.kl == pytest.approx((p.exp() * (p - q)).sum(1).mean().item(), rel=1e-9)
+    assert found.direct.agreement == (p.argmax(1) == q.argmax(1)).double().mean().item()
+    assert found.original_metrics == {"accuracy": 0.75}
+
+
+def test_a_single_column_has_no_accuracy():
+    labels = torch.zeros(4, dtype=torch.int64)
+    assert metric_sums(torch.randn(4, 1), labels, None, "Net").values() == {}
+    assert metric_sums(torch.eye(4), labels, None, "Net").values() == {"accuracy": 0.25}
+
+
+def test_which_labels_count():
+    logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])[None]
+    labels = torch.tensor([[0, 1, 1, -100]])
+    assert metric_sums(logits, labels, None, "Net").values() == {"accuracy": 2 / 3}
+    padding = torch.tensor([[True, False, True, True]])
+    assert metric_sums(logits, labels, padding, "Net").values() == {"accuracy": 0.5}
+    # Of a language model the prediction at t is of the token at t + 1.
+    following = metric_sums(logits, labels, padding, "GPT2LMHeadModel")
+    assert following.predicted == 1
+    assert following.values()["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
+    both = metric_sums(logits, labels, None, "GPT2LMHeadModel") + following
+    loss = 3 * math.log(2 + math.exp(2)) - 4
+    assert (both.predicted, both.loss) == (3, pytest.approx(loss, rel=1e-6))
+
+
+def test_the_largest_change_is_that_of_all_batches_and_nan_stays():
+    parts = []
+    for change in (0.5, 2.0, 1.0):
+        sums = _ChangeSums()
+        sums.add(torch.zeros(2, 3), torch.full((2, 3), change))
+        sums.add(torch.zeros(2, 3), torch.zeros(2, 3))
+        parts.append(sums)
+    assert (parts[0] + parts[1] + parts[2]).max_change == 2.0
+    parts[1].add(torch.zeros(2, 3), torch.full((2, 3), math.nan))
+    parts[1].add(torch.zeros(2, 3), torch.zeros(2, 3))
+    assert math.isnan((parts[0] + parts[1] + parts[2]).max_change)
+
+
+@pytest.mark.parametrize(("problem", "has_logits"), [("regression", False), (None, True)])
+def test_regression_has_no_logits(problem, has_logits):
+    config = MLPConfig(num_features=6, hidden_size=4, num_hidden_layers=1, num_labels=3, problem_type=problem)
+    output, found = main_output(MLPForClassification(config), {"features": torch.randn(5, 6)})
+    assert (output.shape, found) == ((5, 3), has_logits)

@@ -1,0 +1,98 @@
+"""The conversion's picture: what is drawn, read off the axes before they become pixels."""
+
+import dataclasses
+import math
+
+import pytest
+from matplotlib.figure import Figure
+from report_by_hand import HELD_OUT, REPORT, SECOND, SMALL
+
+from hf_lgelu.refit.figure import draw_conversion, network_values
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """draw(report) → (axes of the layers, axes of the networks) of the figure that was written."""
+    written = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **names: (written.append(self), save(self, *args, **names))
+    )
+
+    def draw(report):
+        path = draw_conversion(tmp_path / "new" / "refit.png", report)
+        assert path.read_bytes().startswith(b"\x89PNG")
+        return written[-1].axes
+
+    return draw
+
+
+def points(axis):
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axis.get_lines()}
+
+
+def texts(axis):
+    return [text.get_text() for text in axis.texts]
+
+
+def test_each_layer_before_and_after_on_a_logarithmic_axis(drawn):
+    layers, _ = drawn(REPORT)
+    assert layers.get_yscale() == "log"
+    assert points(layers) == {
+        "weights kept": ([1, 2, 3], [0.25, 0.5, 0.03]), "as chosen": ([1, 2, 3], [0.0123456, 0.4, 0.03]),
+    }  # fmt: skip
+
+
+def test_the_metric_where_one_set_has_labels(drawn):
+    _, networks = drawn(REPORT)
+    assert networks.get_title(loc="left") == "Whole network: perplexity"
+    ((label, (values, places)),) = points(networks).items()
+    assert label == "second set"
+    assert values == [113.186, 292.361, 113.424]
+    names = dict(zip(networks.get_yticks(), [tick.get_text() for tick in networks.get_yticklabels()], strict=True))
+    assert [names[place] for place in places] == ["original", "direct swap", "refitted"]
+    assert texts(networks) == ["113.19", "292.36", "113.42"]
+
+
+def test_the_distance_from_the_original_without_labels(drawn):
+    _, networks = drawn(dataclasses.replace(REPORT, evaluation=None))
+    assert networks.get_title(loc="left") == "Whole network: KL to the original (nats)"
+    assert networks.get_xscale() == "log"
+    assert points(networks)["held out"][0] == [0.5, 0.00125]
+    assert [tick.get_text() for tick in networks.get_yticklabels()] == ["refitted", "direct swap"]
+
+
+def test_both_sets_are_drawn_apart(drawn):
+    _, networks = drawn(dataclasses.replace(REPORT, held_out=dataclasses.replace(SECOND, rows=9)))
+    found = points(networks)
+    assert list(found) == ["held out", "second set"]
+    assert all(a != b for a, b in zip(found["held out"][1], found["second set"][1], strict=True))
+
+
+def test_what_was_not_measured_is_written_in_its_place(drawn):
+    layers, networks = drawn(SMALL)
+    assert texts(layers) == ["not measured:\ntoo few inputs for cross-validation"]
+    assert texts(networks) == ["not measured:\nno inputs were held out"]
+    assert not layers.axison
+
+
+def test_an_exact_layer_and_one_that_was_not_scored_leave_gaps(drawn):
+    exact = dataclasses.replace(REPORT.layers[0], error_after=0.0)
+    unscored = dataclasses.replace(REPORT.layers[1], error_before=None, error_after=None)
+    layers, _ = drawn(dataclasses.replace(REPORT, layers=(exact, unscored, REPORT.layers[2])))
+    found = points(layers)
+    assert [math.isnan(value) for value in found["as chosen"][1]] == [True, True, False]
+    assert [math.isnan(value) for value in found["weights kept"][1]] == [False, True, False]
+
+
+def test_what_stands_for_a_network():
+    assert network_values(SECOND) == ("perplexity", [113.186, 292.361, 113.424])
+    assert network_values(HELD_OUT) == ("KL to the original (nats)", [0.5, 0.00125])
+    outputs = [dataclasses.replace(change, kl=None) for change in (HELD_OUT.direct, HELD_OUT.refitted)]
+    regression = dataclasses.replace(HELD_OUT, direct=outputs[0], refitted=outputs[1])
+    assert network_values(regression) == ("relative error", [0.25, 0.0003])
+
+
+def test_the_same_report_gives_the_same_file(tmp_path):
+    first, second = (draw_conversion(tmp_path / name, REPORT).read_bytes() for name in ("a.png", "b.png"))
+    assert first == second

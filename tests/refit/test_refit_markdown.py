@@ -1,0 +1,134 @@
+"""The report as a page: cells read back from its tables are the numbers that went in, and nothing is left out."""
+
+import dataclasses
+import re
+
+import pytest
+from report_by_hand import LAYERS, REPORT, SECOND, SMALL
+
+from hf_lgelu.refit.markdown import choices_in_words, render_markdown, summarize
+from hf_lgelu.refit.tables import percent
+
+
+def tables_of(page):
+    """Every table of the page as [{column: cell}]."""
+    tables = []
+    for block in re.findall(r"(?:^\|.*\n?)+", page, re.MULTILINE):
+        rows = [
+            [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]] for line in block.strip().splitlines()
+        ]
+        assert {len(row) for row in rows} == {len(rows[0])}
+        tables.append([dict(zip(rows[0], row, strict=True)) for row in rows[2:]])
+    return tables
+
+
+def test_numbers_of_the_whole_network():
+    held_out, second, _ = tables_of(render_markdown(REPORT))
+    assert [row["network"] for row in held_out] == ["original", "direct swap", "refitted"]
+    assert [row["KL to the original (nats)"] for row in held_out] == ["0", "0.5", "0.00125"]
+    assert [row["same prediction"] for row in held_out] == ["100 %", "50.00 %", "99.99 %"]
+    assert [row["largest logit change"] for row in held_out] == ["0", "12.5", "0.5"]
+    assert [row["relative error"] for row in held_out] == ["0", "0.25", "0.0003"]
+    assert "perplexity" not in held_out[0]
+    assert [row["perplexity"] for row in second] == ["113.19", "292.36", "113.42"]
+    assert [row["same prediction"] for row in second] == ["100 %", "25.00 %", "100 %"]
+
+
+def test_numbers_of_the_layers():
+    *_, layers = tables_of(render_markdown(REPORT))
+    assert [row["layer"] for row in layers] == ["`h.0.mlp.c_proj`", "`h.1.mlp.c_proj`", "`conv2`, `downsample.0`"]
+    assert [row["choice"] for row in layers] == ["refit", "bias only", "kept"]
+    assert [row["α"] for row in layers] == ["0.001", "–", "–"]
+    assert [row["error, weights kept"] for row in layers] == ["0.25", "0.5", "0.03"]
+    assert [row["error, as chosen"] for row in layers] == ["0.0123", "0.4", "0.03"]
+    assert [(row["features"], row["rows"]) for row in layers] == [("512", "6,144"), ("512", "6,144"), ("576", "6,144")]
+    assert [row["note"] for row in layers] == ["", r"few rows \| d", ""]
+
+
+def test_everything_a_reader_must_know_is_on_the_page():
+    page = render_markdown(REPORT, figure="refit.png")
+    assert page.startswith("# GPT2LMHeadModel: ReLU without training\n")
+    assert "3 gates (2 gelu_new, 1 silu) became ReLU." in page
+    assert "1 was refitted, 1 got another bias and 1 was kept" in page
+    assert "64 inputs (8,192 rows, 2 duplicates left out)" in page
+    assert "4-fold cross-validation" in page
+    assert "1,024 predictions on 8 inputs" in page
+    assert "- fewer rows than features in conv2\n" in page
+    assert "- attn: softmax\n" in page
+    assert "- activation_function: gelu_new → relu\n" in page
+    assert "](refit.png)" in page
+    assert "No second set" not in page
+    assert "No inputs were held out" not in page
+
+
+def test_what_was_not_measured_is_said():
+    page = render_markdown(SMALL)
+    (layers,) = tables_of(page)
+    assert (layers[0]["error, weights kept"], layers[0]["error, as chosen"]) == ("–", "–")
+    assert "note" not in layers[0]
+    assert "No inputs were held out" in page
+    assert "No second set was given" in page
+    assert "without cross-validation" in page
+    assert "![" not in page
+    assert "## Warnings" not in page
+    assert "## Config" not in page
+
+
+def test_outputs_that_are_no_logits_have_no_kl():
+    without = dataclasses.replace(
+        SECOND,
+        direct=dataclasses.replace(SECOND.direct, kl=None),
+        refitted=dataclasses.replace(SECOND.refitted, kl=None),
+    )
+    report = dataclasses.replace(REPORT, held_out=without, evaluation=None)
+    held_out, _ = tables_of(render_markdown(report))
+    assert [row["KL to the original (nats)"] for row in held_out] == ["0", "–", "–"]
+    assert [row["same prediction"] for row in held_out] == ["100 %", "–", "–"]
+    assert (
+        summarize(report)
+        .splitlines()[1]
+        .endswith(
+            "direct swap → refitted: relative error 0.75 → 0.0005; largest output change 25 → 0.75; "
+            "perplexity 292.36 → 113.42, 113.19 as it was"
+        )
+    )
+
+
+def test_a_few_lines_for_the_terminal():
+    lines = summarize(REPORT).splitlines()
+    assert lines[0].startswith("GPT2LMHeadModel: 3 gates (2 gelu_new, 1 silu) became ReLU.")
+    assert lines[0].endswith("It took 3.1 s.")
+    assert lines[1:] == [
+        "  inputs held out of the calibration set (1,024 predictions on 8 inputs), direct swap → refitted: KL 0.5 → "
+        "0.00125; same prediction 50.00 % → 99.99 %; largest logit change 12.5 → 0.5",
+        "  second set (2,048 predictions), direct swap → refitted: KL 1.5 → 0.0025; same prediction 25.00 % → 100 %; "
+        "largest logit change 25 → 0.75; perplexity 292.36 → 113.42, 113.19 as it was",
+        "  weights kept: conv2, downsample.0",
+        "  warning: fewer rows than features in conv2",
+        "  still smooth: attn: softmax",
+    ]
+    assert len(summarize(SMALL).splitlines()) == 1
+
+
+def test_gates_of_one_kind_are_counted_once():
+    assert "1 gate (gelu) became" in render_markdown(dataclasses.replace(REPORT, gates={"act": "gelu"}))
+    assert "2 gates (gelu) became" in render_markdown(dataclasses.replace(REPORT, gates={"a": "gelu", "b": "gelu"}))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ((0, 0), "Of 2 linear maps behind them, 2 were refitted"),
+        ((0,), "Of 1 linear map behind them, 1 was refitted"),
+        ((2, 2), "Of 2 linear maps behind them, 0 were refitted and 2 were kept"),
+        ((0, 1), "Of 2 linear maps behind them, 1 was refitted and 1 got another bias"),
+    ],
+)
+def test_choices_in_words(chosen, words):
+    assert choices_in_words(tuple(LAYERS[i] for i in chosen)) == words
+
+
+def test_nearly_all_predictions_are_not_all():
+    assert percent(1.0) == "100 %"
+    assert percent(1 - 1e-9) == "99.99 %"
+    assert percent(0.123456) == "12.35 %"

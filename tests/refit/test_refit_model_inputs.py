@@ -1,0 +1,162 @@
+"""Inputs that do not fit are told before the work, and a decoder's inputs are made of labels."""
+
+import re
+
+import pytest
+import torch
+from refit_nets import BY_NAME
+from torch import nn
+from torch.utils.data import TensorDataset
+from transformers import T5Config, T5ForConditionalGeneration
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.refit import convert as module
+from hf_lgelu.refit.calibration import Batch
+from hf_lgelu.refit.model_inputs import for_decoder
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    monkeypatch.setattr(module, "_refit", lambda *_: pytest.fail("the work had begun"))
+
+
+@pytest.mark.parametrize(
+    ("calibration", "message"),
+    [
+        (torch.randn(40, 6), r"Sequential does not take the calibration inputs \(a tensor \(2, 6\) float32\): mat1 .*"),
+        (torch.randn(40, 7).double(), r"a tensor \(2, 7\) float64\): .*Give batches with the names, shapes and dtypes"),
+        ({"x": torch.randn(40, 6).double()}, r"x \(2, 6\) float64\): .*unexpected keyword argument 'x'"),
+    ],
+)
+def test_calibration_inputs_that_the_model_does_not_take(calibration, message, no_work):
+    with pytest.raises(ValueError, match=message):
+        convert_to_relu(BY_NAME["mlp"].model(), calibration)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        (torch.randn(9, 7).double(), r"does not take the evaluation inputs \(a tensor \(2, 7\) float64\)"),
+        (torch.randn(0, 6).double(), "evaluation holds no inputs; an iterator gives its batches once"),
+        (iter(()), "evaluation holds no inputs"),
+    ],
+)
+def test_a_second_set_that_does_not_fit_is_known_before_the_work(evaluation, message, no_work):
+    net = BY_NAME["mlp"]
+    with pytest.raises(ValueError, match=message):
+        convert_to_relu(net.model(), net.inputs(), evaluation=evaluation)
+
+
+def test_one_iterator_for_both_sets_is_no_evaluation(no_work):
+    batches = (BY_NAME["mlp"].inputs(seed=seed) for seed in range(2))
+    with pytest.raises(ValueError, match="one that was read before"):
+        convert_to_relu(BY_NAME["mlp"].model(), batches, evaluation=batches)
+
+
+def test_every_batch_of_the_second_set_counts():
+    net = BY_NAME["mlp"]
+    second = net.inputs(seed=9, units=50)
+    batches = (part for part in (second[:0], *second.split(20)))
+    whole, in_parts = (
+        convert_to_relu(net.model(), net.inputs(), evaluation=given).report.evaluation for given in (second, batches)
+    )
+    assert in_parts.units == whole.units == 50
+    assert in_parts.refitted.kl == pytest.approx(whole.refitted.kl, rel=1e-9)
+
+
+class Mean(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x).mean()
+
+
+def test_a_network_with_one_number_for_all_inputs(no_work):
+    net = BY_NAME["mlp"]
+    with pytest.raises(ValueError, match=r"Mean gives one number for all inputs: .*Convert the part that gives one"):
+        convert_to_relu(Mean(net.model()), net.inputs())
+
+
+def encoder_decoder():
+    torch.manual_seed(0)
+    config = T5Config(
+        d_model=8, d_ff=12, d_kv=4, num_layers=1, num_heads=2, vocab_size=30, feed_forward_proj="gelu",
+        decoder_start_token_id=0, pad_token_id=0, tie_word_embeddings=False, dropout_rate=0.0,
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config).eval()
+
+
+def targets(count, longest, seed=0):
+    """(count, longest) of tokens, the first row of full length, the others shorter and padded with -100."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (count, 1), generator=generator)
+    lengths[0] = longest
+    tokens = torch.randint(1, 30, (count, longest), generator=generator)
+    return tokens.masked_fill(torch.arange(longest) >= lengths, -100)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_decoders_inputs_and_mask_come_of_the_labels(bare):
+    model, labels = encoder_decoder(), targets(6, 5)
+    ids = torch.randint(1, 30, (6, 7))
+    given = Batch(ids if bare else {"input_ids": ids}, labels)
+    (batch,) = for_decoder(model, [given])
+    expected = torch.zeros_like(labels)  # the start token, then the labels up to the last but one
+    expected[:, 1:] = labels[:, :-1].clamp(min=0)
+    assert torch.equal(batch.inputs["decoder_input_ids"], expected)
+    assert torch.equal(batch.inputs["decoder_attention_mask"].bool(), labels != -100)
+    assert torch.equal(batch.inputs["input_ids"], ids)
+    with torch.no_grad():
+        ours, own = model(**batch.inputs).logits, model(input_ids=ids, labels=labels).logits
+    torch.testing.assert_close(ours[labels != -100], own[labels != -100])
+
+
+def test_targets_of_other_lengths_in_every_batch():
+    """As a collator pads them; tokens that are padding are no rows of the decoder and no predictions."""
+    model, generator = encoder_decoder(), torch.Generator().manual_seed(1)
+    labels = [targets(16, longest, seed=longest) for longest in (4, 5, 6)]
+    batches = [(torch.randint(1, 30, (16, 7), generator=generator), label) for label in labels]
+    report = convert_to_relu(model, batches, evaluation=batches).report
+    tokens = sum(int((label != -100).sum()) for label in labels)
+    assert report.evaluation.rows == tokens
+    decoder = next(layer for layer in report.layers if layer.layers[0].startswith("decoder"))
+    assert decoder.rows < tokens
+    encoder = next(layer for layer in report.layers if layer.layers[0].startswith("encoder"))
+    assert encoder.rows % 7 == 0
+
+
+def test_a_collated_data_set_as_both():
+    net = BY_NAME["mlp"]
+    both = (TensorDataset(net.inputs(seed=seed)) for seed in (5, 9))
+    calibration, evaluation = both
+    collate = lambda items: torch.stack([item for (item,) in items])  # noqa: E731
+    report = convert_to_relu(net.model(), calibration, collate=collate, evaluation=evaluation).report
+    assert report.evaluation.units == len(evaluation)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.inner = nn.Embedding(20, 6), BY_NAME["mlp"].model()
+
+    def forward(self, input_ids):
+        return self.inner(self.embed(input_ids).double())
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "words"),
+    [
+        (1, 100, r"100 rows are of too few distinct inputs \(1\) to hold some out: the strength is fixed"),
+        (5, 12, "60 rows are too few to hold some out: the strength is fixed"),
+        (3, 100, "3 distinct inputs are too few for four folds beside what is held out: the strength is fixed"),
+    ],
+)
+def test_why_the_strength_is_fixed(sequences, tokens, words):
+    ids = torch.randint(20, (sequences, tokens), generator=torch.Generator().manual_seed(0))
+    report = convert_to_relu(Tokens(), {"input_ids": ids}).report
+    assert {layer.strength for layer in report.layers} == {1e-3}
+    assert (report.folds, report.layers[0].error_before) == (1, None)
+    (warning,) = (text for text in report.warnings if "strength is fixed" in text)
+    assert re.match(words, warning)

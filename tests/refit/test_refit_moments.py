@@ -1,0 +1,268 @@
+"""Sums over rows, against float64 sums over all rows at once; reduced over two processes."""
+
+import math
+import os
+import socket
+
+import pytest
+import torch
+from accelerate import PartialState
+from torch.multiprocessing import start_processes
+
+from hf_lgelu.refit import moments as module
+from hf_lgelu.refit.moments import Moments
+
+GROUPS, WIDTH, OUTPUTS = 2, 5, 3
+
+
+def drawn(rows, seed=0, dtype=torch.float64, offset=0.0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, GROUPS, WIDTH, generator=generator, dtype=torch.float64) + offset
+    r, t = (torch.randn(rows, GROUPS, OUTPUTS, generator=generator, dtype=torch.float64) + 0.5 for _ in range(2))
+    return tuple(values.to(dtype) for values in (x, r, 3 * t))
+
+
+def sums(features, residuals, targets):
+    """What the fields mean, by Python's exact sums over rows of numbers."""
+    rows = range(len(features))
+    x, r, t = (values.double().tolist() for values in (features, residuals, targets))
+
+    def over(term, *sizes):
+        if not sizes:
+            return [math.fsum(term(n, g) for n in rows) for g in range(GROUPS)]
+        if len(sizes) == 1:
+            return [[math.fsum(term(n, g, i) for n in rows) for i in range(sizes[0])] for g in range(GROUPS)]
+        return [
+            [[math.fsum(term(n, g, i, j) for n in rows) for j in range(sizes[1])] for i in range(sizes[0])]
+            for g in range(GROUPS)
+        ]
+
+    return {
+        "feature_sum": over(lambda n, g, i: x[n][g][i], WIDTH),
+        "residual_sum": over(lambda n, g, i: r[n][g][i], OUTPUTS),
+        "target_sum": over(lambda n, g, i: t[n][g][i], OUTPUTS),
+        "gram": over(lambda n, g, i, j: x[n][g][i] * x[n][g][j], WIDTH, WIDTH),
+        "cross": over(lambda n, g, i, j: x[n][g][i] * r[n][g][j], WIDTH, OUTPUTS),
+        "residual_square": math.fsum(over(lambda n, g: math.fsum(v * v for v in r[n][g]))),
+        "target_square": math.fsum(over(lambda n, g: math.fsum(v * v for v in t[n][g]))),
+    }
+
+
+def of(*rows, weights=None):
+    result = Moments.zeros(GROUPS, WIDTH, OUTPUTS)
+    result.add(*rows, weights)
+    return result
+
+
+def assert_equal(moments, expected, rtol=1e-12):
+    for name, value in expected.items():
+        value = torch.as_tensor(value, dtype=torch.float64)
+        given = getattr(moments, name)
+        assert given.dtype == torch.float64
+        torch.testing.assert_close(given, value, rtol=rtol, atol=rtol * float(value.abs().max()), msg=name)
+
+
+@pytest.mark.parametrize("chunks", [(40,), (1, 39), (13, 13, 14)])
+def test_chunks_add_up_to_the_sums_over_all_rows(chunks):
+    rows = drawn(40)
+    moments = Moments.zeros(GROUPS, WIDTH, OUTPUTS)
+    for part in zip(*(values.split(chunks) for values in rows), strict=True):
+        moments.add(*part)
+    assert moments.count == 40
+    assert_equal(moments, sums(*rows))
+
+
+def test_more_rows_than_one_product_takes(monkeypatch):
+    monkeypatch.setattr(module, "_ROWS", 16)
+    rows = drawn(45)
+    moments = of(*rows)
+    assert moments.count == 45
+    assert_equal(moments, sums(*rows))
+    rows = drawn(45, dtype=torch.float32)
+    cut = Moments.zeros(GROUPS, WIDTH, OUTPUTS)
+    for part in zip(*(values.split(16) for values in rows), strict=True):
+        cut.add(*part)
+    assert torch.equal(of(*rows).gram, cut.gram)
+    monkeypatch.setattr(module, "_ROWS", 45)
+    assert not torch.equal(of(*rows).gram, cut.gram)  # float32 rounds otherwise
+
+
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_a_wide_product_is_taken_block_by_block(monkeypatch, block):
+    monkeypatch.setattr(module, "_BLOCK", block)
+    rows = drawn(30)
+    assert_equal(of(*rows), sums(*rows))
+
+
+def test_rows_masked_out_do_not_count_whatever_they_hold():
+    x, r, t = drawn(30)
+    weights = torch.arange(30) % 3 > 0
+    expected = sums(x[weights], r[weights], t[weights])
+    for values in (x, r, t):
+        values[~weights] = float("nan")
+    moments = of(x, r, t, weights=weights)
+    assert moments.count == 20
+    assert_equal(moments, expected)
+    moments.add(x, r, t, torch.zeros(30, dtype=torch.bool))
+    assert moments.count == 20
+    assert_equal(moments, expected)
+
+
+# At 1e5 a float32 is known to 0.004: its rounding is shared by all rows, and so is the error of the products.
+@pytest.mark.parametrize(("offset", "tolerance"), [(0.0, 3e-6), (1e3, 3e-6), (1e5, 3e-5)])
+def test_float32_rows_are_summed_around_their_mean(offset, tolerance):
+    rows = drawn(2000, dtype=torch.float32, offset=offset)
+    moments = of(*rows)
+    x, r = rows[0].double(), rows[1].double()
+    deviations = x - x.mean(0)
+    gram = torch.einsum("ngi,ngj->gij", deviations, deviations)
+    cross = torch.einsum("ngi,ngj->gij", deviations, r - r.mean(0))
+    mean = moments.feature_sum / 2000
+    around_mean = moments.gram - 2000 * mean[:, :, None] * mean[:, None, :]
+    torch.testing.assert_close(around_mean, gram, rtol=0, atol=tolerance * float(gram.max()))
+    around_mean = moments.cross - mean[:, :, None] * moments.residual_sum[:, None, :]
+    torch.testing.assert_close(around_mean, cross, rtol=0, atol=tolerance * float(gram.max()))
+    torch.testing.assert_close(moments.feature_sum, x.sum(0), rtol=1e-11, atol=1e-4)
+    squares = {"residual_square": r.square().sum(), "target_square": rows[2].double().square().sum()}
+    assert_equal(moments, squares)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rows_are_multiplied_in_float32(dtype):
+    rows = drawn(500, dtype=dtype)
+    assert_equal(of(*rows), sums(*rows), rtol=1e-6)
+    mixed = (rows[0], rows[1].float(), rows[2].double())
+    assert_equal(of(*mixed), sums(*mixed), rtol=1e-6)
+
+
+def _precisions():
+    """What PyTorch's two ways to name it say of float32 products."""
+    try:
+        overall = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        overall = "contradictory"
+    return overall, torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+
+
+def _forget_precisions():
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
+def _old_way():
+    torch.set_float32_matmul_precision("medium")
+    return "medium", "tf32", "bf16"
+
+
+def _new_way():
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    return "contradictory", "tf32", "none"
+
+
+@pytest.mark.parametrize("choose", [_old_way, _new_way])
+def test_products_stay_float32_under_autocast_and_a_lower_precision(choose):
+    rows = drawn(500, dtype=torch.float32)
+    expected = of(*rows)
+    _forget_precisions()
+    try:
+        chosen = choose()
+        assert _precisions() == chosen
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            moments = of(*rows)
+        assert _precisions() == chosen
+        with module._full_precision(torch.device("cpu")):
+            assert _precisions() == ("highest", "ieee", "ieee")
+    finally:
+        _forget_precisions()
+    assert torch.equal(moments.gram, expected.gram)
+    assert torch.equal(moments.cross, expected.cross)
+
+
+def test_sum_and_complement_are_those_of_the_rows():
+    first, second = drawn(20, seed=1), drawn(33, seed=2)
+    both = tuple(torch.cat(pair) for pair in zip(first, second, strict=True))
+    total = of(*first) + of(*second)
+    assert total.count == 53
+    assert_equal(total, sums(*both))
+    rest = total - of(*second)
+    assert rest.count == 20
+    assert_equal(rest, sums(*first), rtol=1e-11)
+    kept = of(*first)
+    assert_equal(kept, sums(*first))  # neither operand was changed
+
+
+def test_rows_that_ask_for_gradients_leave_none_behind():
+    x, r, t = drawn(8)
+    moments = of(x.requires_grad_(), r, t)
+    assert not moments.gram.requires_grad
+    assert not moments.feature_sum.requires_grad
+
+
+def test_what_is_not_finite_is_noticed():
+    assert of(*drawn(10)).is_finite()
+    for which in range(3):
+        for value in (float("nan"), float("inf"), -float("inf")):
+            rows = drawn(10)
+            rows[which][3, 1, 2] = value
+            assert not of(*rows).is_finite()
+    overflow = drawn(10, dtype=torch.float32)
+    overflow[0][:, 0, 0] = torch.linspace(-1e30, 1e30, 10)
+    assert not of(*overflow).is_finite()
+
+
+def test_rows_that_do_not_fit_are_refused():
+    x, r, t = drawn(6)
+    moments = Moments.zeros(GROUPS, WIDTH, OUTPUTS)
+    with pytest.raises(ValueError, match=r"features are torch.float64 of shape \(6, 2, 4\); accepted: .*\(6, 2, 5\)"):
+        moments.add(x[..., :4], r, t)
+    with pytest.raises(ValueError, match="residuals are"):
+        moments.add(x, r[:5], t)
+    with pytest.raises(ValueError, match="targets are"):
+        moments.add(x, r, t[:, :1])
+    with pytest.raises(ValueError, match=r"torch\.int64"):
+        moments.add(x.long(), r, t)
+    with pytest.raises(ValueError, match=r"weights are torch\.float32"):
+        moments.add(x, r, t, torch.ones(6))
+    with pytest.raises(ValueError, match=r"weights are torch\.bool"):
+        moments.add(x, r, t, torch.ones(5, dtype=torch.bool))
+    assert moments.count == 0
+
+
+def test_one_process_needs_no_reduction():
+    moments = of(*drawn(5))
+    assert moments.reduce_over_processes() is moments
+
+
+def _reduce_in_a_process(rank, port, folder):
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    torch.set_num_threads(1)
+    PartialState._reset_state()  # what the tests before this one have left
+    state = PartialState(cpu=True)
+    own = of(*drawn(10 + 7 * rank, seed=rank))
+    total = own.reduce_over_processes()
+    fields = {name: getattr(total, name) for name in module._SUMS}
+    torch.save((state.num_processes, total.count, own.count, fields), f"{folder}/{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_get_the_sums_over_the_rows_of_both(tmp_path, free_port):
+    # forked: a fresh interpreter would take ten seconds to import torch
+    start_processes(_reduce_in_a_process, (free_port, str(tmp_path)), nprocs=2, start_method="fork")
+    both = tuple(torch.cat(pair) for pair in zip(drawn(10, seed=0), drawn(17, seed=1), strict=True))
+    expected = sums(*both)
+    for rank in range(2):
+        processes, count, own, fields = torch.load(tmp_path / f"{rank}.pt")
+        assert (processes, count, own) == (2, 27, 10 + 7 * rank)
+        assert fields.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(fields[name], torch.tensor(value, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,241 @@
+"""The plan: folds and held-out part are a partition by unit that order, duplicates and processes do not change."""
+
+import json
+from collections import Counter
+
+import plan_run
+import pytest
+import torch
+
+from hf_lgelu.refit.calibration import Batch, read_batches
+from hf_lgelu.refit.plan import plan_calibration
+
+
+def features(count, width=3, seed=0):
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens(lengths):
+    """Sequences of these lengths, all distinct."""
+    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, :length] = row + 1
+    return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+
+def planned(inputs, chunk_size=None, labels=None):
+    return plan_calibration([Batch(inputs, labels)], chunk_size=chunk_size)
+
+
+def rows_of(part):
+    """Every row of a part as a tuple."""
+    return [tuple(row) for chunk in part for row in chunk.inputs.tolist()]
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 7, 100, None])
+@pytest.mark.parametrize("count", [16, 40, 63, 64, 65, 67, 100, 301])
+def test_every_distinct_row_is_in_one_part(count, chunk_size):
+    x = features(count)
+    plan = planned(torch.cat([x, x[:9]]), chunk_size)
+    parts = [rows_of(part) for part in (*plan.folds, plan.held_out)]
+    assert sorted(row for part in parts for row in part) == sorted(map(tuple, x.tolist()))
+    assert (plan.units, plan.distinct_units, plan.rows) == (count + 9, count, count)
+    assert plan.held_out_units == plan.held_out_rows == len(parts[-1])
+    if chunk_size:
+        assert max(len(chunk) for part in (*plan.folds, plan.held_out) for chunk in part) <= chunk_size
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 5, 16, None])
+@pytest.mark.parametrize(("count", "least"), [(64, 16), (65, 16), (128, 16), (203, 26), (1000, 125)])
+def test_four_equal_folds_of_equal_chunks_and_a_held_out_part(count, least, chunk_size):
+    """An eighth is held out, at least 16, and what equal folds and chunks leave over: less than 4 chunks."""
+    plan = planned(features(count), chunk_size)
+    assert len(plan.folds) == 4
+    sizes = {len(chunk) for fold in plan.folds for chunk in fold}
+    assert len(sizes) == 1
+    assert len({len(fold) for fold in plan.folds}) == 1
+    assert least <= plan.held_out_units <= least + 4 * max(sizes)
+    assert {len(chunk) for chunk in plan.held_out[:-1]} <= sizes
+
+
+@pytest.mark.parametrize(("count", "chunk_size", "sizes"), [(16, 16, [16]), (63, None, [63]), (23, 8, [8, 8, 7])])
+def test_under_64_rows_all_are_fitted_on(count, chunk_size, sizes):
+    plan = planned(features(count), chunk_size)
+    assert plan.held_out == ()
+    assert [[len(chunk) for chunk in fold] for fold in plan.folds] == [sizes]
+
+
+@pytest.mark.parametrize("inputs", [features(15), features(15).repeat(9, 1), tokens([3, 5, 7]), features(0)])
+def test_fewer_than_16_distinct_rows_are_refused(inputs):
+    with pytest.raises(ValueError, match=r"at least 16 distinct rows .* got (15|0) in (15|3|0) distinct units"):
+        planned(inputs)
+
+
+def test_nothing_given_is_refused():
+    with pytest.raises(ValueError, match="got 0 in 0 distinct units of 0 given"):
+        plan_calibration(read_batches(iter(())))
+
+
+@pytest.mark.parametrize("count", [30, 150, 1111])
+def test_order_and_duplicates_change_nothing(count):
+    x, labels = features(count), torch.arange(count)
+    expected = plan_run.described(planned(x, 16, labels))
+    for seed in range(3):
+        shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        again = torch.cat([shuffled, shuffled[: 10 * seed]])
+        plan = plan_calibration((Batch(x[part], labels[part]) for part in again.split(13)), chunk_size=16)
+        found = plan_run.described(plan)
+        assert found["parts"] == expected["parts"]
+        assert found["counts"][1:] == expected["counts"][1:]
+
+
+def test_labels_go_with_their_rows():
+    x = features(300)
+    plan = planned({"x": x}, 16, x.prod(1))
+    for part in (*plan.folds, plan.held_out):
+        for chunk in part:
+            torch.testing.assert_close(chunk.labels, chunk.inputs["x"].prod(1))
+
+
+def test_the_parts_are_alike():
+    """Units are sorted by a hash of their content: no part has the small values."""
+    x = torch.arange(4000.0)[:, None]
+    plan = planned(x)
+    means = [torch.cat([chunk.inputs for chunk in part]).mean().item() for part in (*plan.folds, plan.held_out)]
+    # The mean of n uniform values on [0, 4000) has a standard deviation of 1155 / √n: 39 and 52 for 875 and 500.
+    assert means == pytest.approx([2000] * 5, abs=200)
+
+
+def test_at_most_1024_units_are_held_out():
+    plan = planned(features(9000))
+    chunk = len(plan.folds[0][0])
+    assert 1024 <= plan.held_out_units < 1024 + 4 * chunk
+    assert plan.held_out_units < 9000 / 8
+    assert sum(len(chunk) for fold in plan.folds for chunk in fold) == 9000 - plan.held_out_units
+
+
+@pytest.mark.parametrize(
+    "lengths", [[8] * 20, [*range(1, 41)], [3] * 200, [1] * 100 + [30] * 10, [100, *[5] * 40], [16, 16, 16, 16]]
+)
+def test_rows_of_sequences_are_their_tokens(lengths):
+    plan = planned(tokens(lengths))
+    total = sum(lengths)
+    assert (plan.rows, plan.distinct_units) == (total, len(lengths))
+    held = sum(int(chunk.inputs["attention_mask"].sum()) for chunk in plan.held_out)
+    assert plan.held_out_rows == held
+    assert max(16, total / 8) <= held < total / 2
+    assert len(plan.folds) == (4 if len(lengths) - plan.held_out_units >= 4 else 1)
+
+
+@pytest.mark.parametrize("lengths", [[200], [4, 60], [1000, 3, 3, 3]])
+def test_nothing_is_held_out_where_too_little_would_be_left_on_either_side(lengths):
+    plan = planned(tokens(lengths))
+    assert plan.held_out == ()
+    assert plan.held_out_rows == 0
+    assert len(plan.folds) == 1
+    assert sum(len(chunk) for chunk in plan.folds[0]) == len(lengths)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "most"),
+    [
+        (torch.zeros(1, 108), 1024),
+        ({"x": torch.zeros(1, 8), "category": torch.zeros(1, 3, dtype=torch.long)}, 1024),
+        ({"input_ids": torch.zeros(1, 128, dtype=torch.long)}, 16),
+        ({"input_ids": torch.zeros(1, 4096, dtype=torch.long)}, 1),
+        ({"inputs_embeds": torch.zeros(1, 100, 4), "attention_mask": torch.ones(1, 100, dtype=torch.long)}, 20),
+        ({"input_ids": torch.zeros(1, 16, dtype=torch.long), "pixel_values": torch.zeros(1, 3, 8, 8)}, 32),
+        (torch.zeros(1, 3, 8, 8), 32),
+        (torch.zeros(1, 16000), 32),
+        (torch.zeros(1, 9, dtype=torch.long), 32),
+    ],
+)
+def test_default_chunk_sizes(inputs, most):
+    """The largest chunk of enough units of these shapes; each gets a mark of its own."""
+    count = 12 * most + 600
+    named = inputs if isinstance(inputs, dict) else {"": inputs}
+    marked = {}
+    for name, value in named.items():
+        marked[name] = value.repeat(count, *[1] * (value.ndim - 1))
+        if name != "attention_mask":
+            marked[name].flatten(1)[:, 0] = torch.arange(count)
+    plan = planned(marked if isinstance(inputs, dict) else marked[""])
+    largest = max(len(chunk) for fold in plan.folds for chunk in fold)
+    assert most / 2 < largest <= most
+
+
+def test_seeds_belong_to_the_content():
+    x = features(120)
+    seeds = {}
+    for inputs in (x, x.flip(0), torch.cat([x, x])):
+        plan = planned(inputs, 8)
+        for chunk in (chunk for part in (*plan.folds, plan.held_out) for chunk in part):
+            assert len(chunk.seeds) == len(chunk)
+            for seed, row in zip(chunk.seeds, chunk.inputs.tolist(), strict=True):
+                assert seeds.setdefault(tuple(row), seed) == seed
+                torch.Generator().manual_seed(seed)
+    assert len(set(seeds.values())) == 120
+    assert all(0 <= seed < 2**63 for seed in seeds.values())
+    assert max(seeds.values()) > 2**62
+
+
+def test_chunk_sizes_are_positive():
+    with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
+        planned(features(20), 0)
+
+
+@pytest.fixture(scope="module")
+def launched(two_processes):
+    """The reports of two processes."""
+    return [json.loads((two_processes / f"{process}.json").read_text(encoding="utf-8")) for process in range(2)]
+
+
+def alone(case):
+    """The plan of one process that was given what both were."""
+    batches = [batch for process in range(2) for batch in plan_run.given(case, process)]
+    return plan_run.described(plan_calibration(batches, chunk_size=plan_run.CHUNK_SIZE))
+
+
+def units_of(part):
+    """(seed, what belongs to it) of each unit of a part."""
+    found = []
+    for chunk in part:
+        for row, seed in enumerate(chunk["seeds"]):
+            inputs = chunk["inputs"]
+            unit = {name: value[row] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[row]
+            found.append((seed, json.dumps(unit), chunk["labels"] and json.dumps(chunk["labels"][row])))
+    return Counter(found)
+
+
+@pytest.mark.parametrize("case", plan_run.CASES)
+def test_two_processes_share_the_plan_of_one(launched, case):
+    expected, shares = alone(case), [report[case] for report in launched]
+    assert shares[0]["counts"] == shares[1]["counts"] == expected["counts"]
+    assert len(expected["parts"]) == 5
+    for number, part in enumerate(expected["parts"]):
+        together = units_of(shares[0]["parts"][number]) + units_of(shares[1]["parts"][number])
+        assert together == units_of(part)
+        assert len(together) > 0
+
+
+def test_processes_that_hold_everything_take_the_chunks_of_one_in_turn(launched):
+    expected = [chunk for part in alone("all hold all")["parts"] for chunk in part]
+    for process, report in enumerate(launched):
+        assert [chunk for part in report["all hold all"]["parts"] for chunk in part] == expected[process::2]
+
+
+def test_processes_that_share_some_units_both_work(launched):
+    """80 and 80 are held by one process alone; the 40 that both hold are shared out."""
+    counts = [
+        sum(len(chunk["seeds"]) for part in report["overlapping"]["parts"] for chunk in part) for report in launched
+    ]
+    assert sum(counts) == 200
+    assert all(85 <= count <= 115 for count in counts)
+
+
+def test_both_processes_refuse(launched):
+    for report in launched:
+        assert "got 13 in 13 distinct units of 17 given" in report["too few"]
+        assert "float32" in report["of two dtypes"]
+        assert "float64" in report["of two dtypes"]
+        assert "process 0 was given no calibration input" in report["one has none"]

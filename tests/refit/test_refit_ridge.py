@@ -1,0 +1,339 @@
+"""The ridge and its strength, against float64 least squares on the rows themselves."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hf_lgelu.refit import ridge as module
+from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.ridge import STRENGTHS, fit_ridge, solve_ridge
+
+
+def drawn(rows, groups=1, width=6, outputs=3, noise=1.0, seed=0):
+    """Features as behind a ReLU, residuals partly linear in them with a mean, targets; float64 (n, g, ·)."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, groups, width, generator=generator, dtype=torch.float64)
+    x = (x + 0.3).relu() * torch.linspace(0.5, 2, width, dtype=torch.float64)
+    weight = torch.randn(groups, outputs, width, generator=generator, dtype=torch.float64)
+    error = torch.randn(rows, groups, outputs, generator=generator, dtype=torch.float64)
+    r = torch.einsum("ngd,gmd->ngm", x, weight) + noise * error + 2
+    return x, r, r + torch.randn(rows, groups, outputs, generator=generator, dtype=torch.float64) * 3
+
+
+def moments_of(x, r, t):
+    moments = Moments.zeros(x.shape[1], x.shape[2], r.shape[2])
+    moments.add(x, r, t)
+    return moments
+
+
+def folds_of(x, r, t, count=4):
+    return [moments_of(*part) for part in zip(*(rows.tensor_split(count) for rows in (x, r, t)), strict=True)]
+
+
+def least_squares(x, r, strength, intercept):
+    """(Δ (m, d), δb (m,)) of one group from its rows: lstsq on the rows with √(α·s)·I below, s the mean eigenvalue."""
+    x, r = (np.asarray(rows, dtype=np.float64) for rows in (x, r))
+    x_mean, r_mean = (rows.mean(0) if intercept else np.zeros(rows.shape[1]) for rows in (x, r))
+    centred, width = x - x_mean, x.shape[1]
+    scale = np.linalg.svd(centred, compute_uv=False) ** 2
+    below = math.sqrt(strength * scale.sum() / width) * np.eye(width)
+    solution = np.linalg.lstsq(
+        np.vstack([centred, below]), np.vstack([r - r_mean, np.zeros((width, r.shape[1]))]), rcond=None
+    )[0]
+    return solution.T, r_mean - x_mean @ solution
+
+
+def solved_by_hand(x, r, strength, intercept):
+    """The same for (n, g, ·): ((g, m, d), (g, m))."""
+    pairs = [least_squares(x[:, g], r[:, g], strength, intercept) for g in range(x.shape[1])]
+    return tuple(torch.from_numpy(np.stack(part)) for part in zip(*pairs, strict=True))
+
+
+def chosen_by_hand(parts, intercept, held_out_folds):
+    """((choice, strength), error of keeping, error of the choice) by fitting and predicting on rows."""
+    candidates = [("kept", None)] + [("bias only", None)] * intercept
+    candidates += [("refit", strength) for strength in sorted(STRENGTHS, reverse=True)]
+    errors = dict.fromkeys(candidates, 0.0)
+    unseen = torch.cat([parts[k][2] for k in held_out_folds]).flatten(1)
+    for k in held_out_folds:
+        x, r = (torch.cat([part[i] for j, part in enumerate(parts) if j != k]) for i in (0, 1))
+        for choice, strength in candidates:
+            change, bias_change = torch.zeros(x.shape[1], r.shape[2], x.shape[2], dtype=torch.float64), r.mean(0)
+            if choice == "kept":
+                bias_change = torch.zeros_like(bias_change)
+            elif choice == "refit":
+                change, bias_change = solved_by_hand(x, r, strength, intercept)
+            for features, residuals in zip(parts[k][0], parts[k][1], strict=True):
+                for g in range(len(features)):
+                    left = residuals[g] - change[g] @ features[g] - bias_change[g]
+                    errors[choice, strength] += float(left @ left)
+    spread = float((unseen - unseen.mean(0)).square().sum())
+    best = min(candidates, key=errors.get)
+    return best, errors["kept", None] / spread, errors[best] / spread
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("strength", [1e-3, 0.1, 100.0])
+@pytest.mark.parametrize(("rows", "groups"), [(40, 1), (40, 3), (4, 1), (5, 2)])
+def test_the_ridge_is_least_squares_with_rows_below(rows, groups, strength, intercept):
+    """4 and 5 rows are fewer than the width of 6."""
+    x, r, t = drawn(rows, groups)
+    change, bias_change = solve_ridge(moments_of(x, r, t), strength, intercept=intercept)
+    expected_change, expected_bias = solved_by_hand(x, r, strength, intercept)
+    torch.testing.assert_close(change, expected_change, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(bias_change, expected_bias, rtol=1e-9, atol=1e-10)
+    assert intercept or not bias_change.any()
+    assert change.is_contiguous()
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_one_row_moves_no_more_than_the_bias(intercept):
+    x, r, t = drawn(1)
+    change, bias_change = solve_ridge(moments_of(x, r, t), 1e-3, intercept=intercept)
+    if intercept:
+        assert not change.any()
+        torch.testing.assert_close(bias_change, r[0])
+    else:
+        torch.testing.assert_close(change, solved_by_hand(x, r, 1e-3, False)[0])
+
+
+def test_a_solution_in_the_span_is_found_as_the_strength_vanishes():
+    x, _, t = drawn(50, groups=2)
+    weight, bias = torch.randn(2, 3, 6, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    r = torch.stack([x[:, g] @ weight[g].T + bias[g] for g in range(2)], dim=1)
+    moments = moments_of(x, r, t)
+    change, bias_change = solve_ridge(moments, 1e-11, intercept=True)
+    torch.testing.assert_close(change, weight, rtol=0, atol=1e-8)
+    torch.testing.assert_close(bias_change, bias, rtol=0, atol=1e-8)
+    # the least strength shrinks the solution along each axis of the features by e / (e + α·s)
+    change, bias_change = solve_ridge(moments, 1e-3, intercept=True)
+    for g in range(2):
+        deviations = x[:, g] - x[:, g].mean(0)
+        _, singular, axes = torch.linalg.svd(deviations, full_matrices=False)
+        shrunk = weight[g] @ axes.T @ torch.diag(singular**2 / (singular**2 + 1e-3 * (singular**2).mean())) @ axes
+        torch.testing.assert_close(change[g], shrunk, rtol=0, atol=1e-9)
+        torch.testing.assert_close(bias_change[g], r[:, g].mean(0) - shrunk @ x[:, g].mean(0), rtol=0, atol=1e-9)
+
+
+def test_an_infinite_strength_leaves_the_bias():
+    x, r, t = drawn(50)
+    change, bias_change = solve_ridge(moments_of(x, r, t), 1e12, intercept=True)
+    assert change.abs().max() < 1e-9
+    torch.testing.assert_close(bias_change, r.mean(0), rtol=1e-9, atol=1e-9)
+    assert solve_ridge(moments_of(x, r, t), 1e12, intercept=False)[0].abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("strength", STRENGTHS)
+def test_dead_units_keep_their_weights(strength):
+    x, r, t = drawn(40)
+    x[..., 2] = 0
+    change, bias_change = solve_ridge(moments_of(x, r, t), strength, intercept=True)
+    assert not change[..., 2].any()
+    expected_change, expected_bias = solved_by_hand(x, r, strength, True)
+    torch.testing.assert_close(change, expected_change, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(bias_change, expected_bias, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_a_group_without_a_living_unit_keeps_its_weights(intercept):
+    x, r, t = drawn(40, groups=3)
+    x[:, 1] = 0
+    change, bias_change = solve_ridge(moments_of(x, r, t), 1e-3, intercept=intercept)
+    assert not change[1].any()
+    if intercept:
+        torch.testing.assert_close(bias_change[1], r[:, 1].mean(0))
+    expected_change, expected_bias = solved_by_hand(x[:, [0, 2]], r[:, [0, 2]], 1e-3, intercept)
+    torch.testing.assert_close(change[[0, 2]], expected_change, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(bias_change[[0, 2]], expected_bias, rtol=1e-9, atol=1e-10)
+    fit = fit_ridge(folds_of(x, r, t), intercept=intercept)
+    assert fit.choice == "refit"
+    assert not fit.weight_change[1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_features_that_do_not_vary_say_nothing_beyond_the_bias(dtype):
+    _, r, t = drawn(41)
+    x = torch.tensor([0.1, 3.7, 123.456, 1e-3, 9.9, 1e4], dtype=dtype).expand(41, 1, 6)
+    moments = Moments.zeros(1, 6, 3)
+    for part in zip(x.split(7), r.split(7), t.split(7), strict=True):  # sums that round
+        moments.add(*part)
+    change, bias_change = solve_ridge(moments, 1e-3, intercept=True)
+    assert not change.any()
+    torch.testing.assert_close(bias_change, r.mean(0))
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_nothing_but_zeros(intercept):
+    x, r, t = (torch.zeros_like(rows) for rows in drawn(40))
+    fit = fit_ridge(folds_of(x, r, t), intercept=intercept)
+    assert (fit.choice, fit.strength) == ("kept", None)
+    assert not fit.weight_change.any()
+    assert not fit.bias_change.any()
+    assert fit.error_before is None  # there is nothing that an error could be relative to
+    assert fit.error_after is None
+
+
+CASES = {
+    # name: (rows, groups, noise, expected choice where it is plain)
+    "many rows, little noise": (400, 1, 0.1, "refit"),
+    "few rows, much noise": (28, 1, 6.0, None),
+    "rows of four folds fewer than the width": (16, 1, 1.0, None),
+    "groups": (60, 3, 2.0, "refit"),
+    "unequal folds": (49, 2, 3.0, None),
+}
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_the_choice_is_that_of_fitting_and_predicting_on_rows(case, seed, intercept):
+    rows, groups, noise, choice = CASES[case]
+    x, r, t = drawn(rows, groups, noise=noise, seed=seed)
+    parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
+    expected, before, after = chosen_by_hand(parts, intercept, range(4))
+    fit = fit_ridge([moments_of(*part) for part in parts], intercept=intercept)
+    assert (fit.choice, fit.strength) == expected
+    assert choice is None or fit.choice == choice
+    assert fit.error_before == pytest.approx(before, rel=1e-9)
+    assert fit.error_after == pytest.approx(after, rel=1e-9)
+    assert fit.error_after < fit.error_before
+    if fit.choice == "refit":
+        change, bias_change = solved_by_hand(x, r, fit.strength, intercept)
+        torch.testing.assert_close(fit.weight_change, change, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(fit.bias_change, bias_change, rtol=1e-9, atol=1e-10)
+
+
+def test_the_choice_goes_from_no_change_to_the_least_strength_as_the_signal_grows():
+    seen = set()
+    x, r, t = drawn(32, width=4, outputs=2, noise=0.0)
+    noise = torch.randn(32, 1, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    constant = r.mean(0)
+    for linear in (0.0, 0.03, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0, 3.0, 30.0, 100.0):
+        for bias in (0.0, 3.0):
+            residuals = linear * (r - constant) + bias + noise
+            parts = list(zip(*(values.tensor_split(4) for values in (x, residuals, t)), strict=True))
+            expected, _, after = chosen_by_hand(parts, True, range(4))
+            fit = fit_ridge([moments_of(*part) for part in parts], intercept=True)
+            assert (fit.choice, fit.strength) == expected
+            assert fit.error_after == pytest.approx(after, rel=1e-9)
+            seen.add(expected)
+            if fit.choice == "bias only":
+                assert not fit.weight_change.any()
+                torch.testing.assert_close(fit.bias_change, residuals.mean(0))
+            if fit.choice == "kept":
+                assert not fit.weight_change.any()
+                assert not fit.bias_change.any()
+                assert fit.weight_change.shape == (1, 2, 4)
+    assert {("kept", None), ("bias only", None)} <= seen
+    assert {("refit", strength) for strength in (1e-3, 1e-2, 1.0, 10.0)} <= seen
+
+
+def test_of_equal_candidates_the_lesser_change_is_taken():
+    x, r, t = drawn(40)
+    fit = fit_ridge(folds_of(x, torch.zeros_like(r), t), intercept=True)
+    assert fit.choice == "kept"
+    assert fit.error_before == fit.error_after == 0
+    constant = torch.full_like(r, 0.5)  # sums of it do not round
+    dead = torch.zeros_like(x)
+    assert fit_ridge(folds_of(dead, constant, t), intercept=True).choice == "bias only"
+    assert fit_ridge(folds_of(dead, constant, t), intercept=False).choice == "kept"
+
+
+def test_one_fold_takes_the_least_strength_without_errors():
+    x, r, t = drawn(20)
+    fit = fit_ridge([moments_of(x, r, t)], intercept=True)
+    assert (fit.choice, fit.strength, fit.error_before, fit.error_after) == ("refit", 1e-3, None, None)
+    change, bias_change = solved_by_hand(x, r, 1e-3, True)
+    torch.testing.assert_close(fit.weight_change, change, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(fit.bias_change, bias_change, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_a_wide_map_is_scored_on_its_first_fold_and_fitted_on_all(monkeypatch, intercept):
+    x, r, t = drawn(28, noise=4.0)
+    x[:7] *= 1.7  # the first fold is unlike the others
+    parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
+    folds = [moments_of(*part) for part in parts]
+    monkeypatch.setattr(module, "_WIDEST_CROSS_VALIDATED", 6)
+    narrow = fit_ridge(folds, intercept=intercept)
+    assert narrow.error_before == pytest.approx(chosen_by_hand(parts, intercept, range(4))[1], rel=1e-9)
+    monkeypatch.setattr(module, "_WIDEST_CROSS_VALIDATED", 5)
+    wide = fit_ridge(folds, intercept=intercept)
+    expected, before, after = chosen_by_hand(parts, intercept, [0])
+    assert (wide.choice, wide.strength) == expected
+    assert wide.error_before == pytest.approx(before, rel=1e-9)
+    assert wide.error_after == pytest.approx(after, rel=1e-9)
+    assert wide.error_before != pytest.approx(narrow.error_before, rel=1e-3)
+    assert wide.choice == "refit"
+    torch.testing.assert_close(wide.weight_change, solved_by_hand(x, r, wide.strength, intercept)[0])
+
+
+def test_a_wide_map_tries_no_strength_behind_the_first_that_is_worse(monkeypatch):
+    x, r, t = drawn(28, noise=0.1)
+    parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
+    tried, solve = [], module._Deviations.solve
+    monkeypatch.setattr(module, "_WIDEST_CROSS_VALIDATED", 5)
+    monkeypatch.setattr(
+        module._Deviations, "solve", lambda self, strength: (tried.append(strength), solve(self, strength))[1]
+    )
+    fit = fit_ridge([moments_of(*part) for part in parts], intercept=True)
+    assert (fit.choice, fit.strength) == chosen_by_hand(parts, True, [0])[0] == ("refit", 1e-3)
+    assert tried == [1e-3, 1e-2, 1e-3]  # one step up; then the choice on all rows
+
+
+def test_float32_rows_give_the_fit_of_float64_ones():
+    x, r, t = (rows.float() for rows in drawn(600, groups=2, width=20, noise=0.5))
+    fit = fit_ridge(folds_of(x, r, t), intercept=True)
+    exact = fit_ridge(folds_of(x.double(), r.double(), t.double()), intercept=True)
+    assert (fit.choice, fit.strength) == (exact.choice, exact.strength)
+    assert fit.weight_change.dtype == fit.bias_change.dtype == torch.float64
+    torch.testing.assert_close(fit.weight_change, exact.weight_change, rtol=0, atol=3e-6)
+    torch.testing.assert_close(fit.bias_change, exact.bias_change, rtol=0, atol=3e-5)
+    assert fit.error_after == pytest.approx(exact.error_after, rel=1e-5)
+    assert not torch.equal(fit.weight_change, exact.weight_change)  # it did go through float32
+
+
+def test_features_far_from_zero_are_solved_as_those_around_it():
+    x, r, t = drawn(600)
+    far = (x + 1000).float()
+    fit = solve_ridge(moments_of(far, r.float(), t.float()), 1e-3, intercept=True)
+    torch.testing.assert_close(fit[0], solved_by_hand(far, r, 1e-3, True)[0], rtol=0, atol=2e-5)
+
+
+def test_duplicated_rows_change_nothing_in_the_solution():
+    x, r, t = drawn(20)
+    once = solve_ridge(moments_of(x, r, t), 0.1, intercept=True)
+    twice = solve_ridge(moments_of(*(torch.cat((rows, rows)) for rows in (x, r, t))), 0.1, intercept=True)
+    torch.testing.assert_close(twice[0], once[0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(twice[1], once[1], rtol=1e-9, atol=1e-12)
+
+
+def test_folds_are_not_changed():
+    folds = folds_of(*drawn(40))
+    before = [fold.gram.clone() for fold in folds]
+    fit_ridge(folds, intercept=True)
+    assert all(torch.equal(fold.gram, gram) for fold, gram in zip(folds, before, strict=True))
+
+
+def test_what_cannot_be_solved_is_refused():
+    x, r, t = drawn(40)
+    moments = moments_of(x, r, t)
+    for strength in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a finite number above 0"):
+            solve_ridge(moments, strength, intercept=True)
+    with pytest.raises(ValueError, match="no fold"):
+        fit_ridge([], intercept=True)
+    with pytest.raises(ValueError, match="different groups, features and outputs"):
+        fit_ridge([moments, moments_of(x[..., :5], r, t)], intercept=True)
+    with pytest.raises(ValueError, match="at least one row in each"):
+        fit_ridge([moments, Moments.zeros(1, 6, 3)], intercept=True)
+    singular = torch.cat((x, x), dim=-1)
+    with pytest.raises(ValueError, match="strength 1e-300 is too small"):
+        solve_ridge(moments_of(singular, r, t), 1e-300, intercept=True)
+    x[3, 0, 1] = float("nan")
+    with pytest.raises(ValueError, match="not finite"):
+        fit_ridge([moments, moments_of(x, r, t)], intercept=True)
+    with pytest.raises(ValueError, match="not finite"):
+        solve_ridge(moments_of(x, r, t), 1.0, intercept=True)
