@@ -1,13 +1,49 @@
 """Where a benchmark's data comes from: a folder the user names, or the Hugging Face Hub."""
 
-import importlib
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hf_lgelu.extras import require
+
 DATA_DIR_VARIABLE = "LGELU_DATA_DIR"
+_README, _README_CHARACTERS = "README.md", 2000
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What was read, for the record of a run: a copy in a folder need not be what the Hub has.
+
+    Args:
+        source: the Hub id where the Hub's data was read, else the folder or the package in words.
+        copy_of: of a folder, the Hub id in whose place it was read; None elsewhere.
+        folder: the folder's name, without the path to it.
+        files: {file of the folder: its size in bytes}.
+        readme: what the folder's README.md says, its front matter left out; None without one.
+    """
+
+    source: str
+    copy_of: str | None = None
+    folder: str | None = None
+    files: dict[str, int] = field(default_factory=dict)
+    readme: str | None = None
+
+    @classmethod
+    def of_folder(cls, path: Path, hub_id: str) -> "Origin":
+        """Of a local copy."""
+        files = {file.relative_to(path).as_posix(): file.stat().st_size for file in path.rglob("*") if file.is_file()}
+        return cls(f"local folder {path.name}", hub_id, path.name, dict(sorted(files.items())), _read_readme(path))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The splits of a data set, {name: datasets.Dataset}, and where they are from."""
+
+    splits: dict[str, Any]
+    origin: Origin
 
 
 def load_splits(
@@ -19,8 +55,8 @@ def load_splits(
     columns: Sequence[str],
     optional_splits: Sequence[str] = (),
     hub_config: str | None = None,
-) -> dict[str, Any]:
-    """The splits of one data set, {name: datasets.Dataset}, each with the columns asked for.
+) -> Found:
+    """The splits of one data set, each with the columns asked for.
 
     Args:
         folder: name of the data set's folder inside the data directory, or several, of which the first that
@@ -35,16 +71,16 @@ def load_splits(
 
     Raises:
         ImportError: `datasets` is not installed.
-        ValueError: the folder, a split or a column is missing, or the files cannot be read.
+        ValueError: the folder, a split or a column is missing, a split has no rows, or the files cannot be read.
         RuntimeError: the Hub has no such data set or cannot be reached.
     """
-    datasets = require_package("datasets")
+    datasets = require("datasets", "benchmarks")
     directory = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE) or None
     if directory is None:
-        found, source = _load_from_hub(datasets, hub_id, hub_config), f"{hub_id} on the Hub"
+        found, source, origin = _load_from_hub(datasets, hub_id, hub_config), f"{hub_id} on the Hub", Origin(hub_id)
     else:
         path = _first_folder(Path(directory).expanduser(), (folder,) if isinstance(folder, str) else folder)
-        found, source = _load_from_folder(datasets, path, hub_id), str(path)
+        found, source, origin = _load_from_folder(datasets, path, hub_id), str(path), Origin.of_folder(path, hub_id)
     absent = [split for split in splits if split not in found]
     if absent:
         raise ValueError(f"{source} has no split {_listed(absent)}; it has {_listed(found)}")
@@ -55,18 +91,20 @@ def load_splits(
             raise ValueError(
                 f"split {split!r} of {source} has no column {_listed(missing)}; it has {_listed(rows.column_names)}"
             )
-    return wanted
+        if not len(rows):
+            raise ValueError(f"split {split!r} of {source} has no rows")
+    return Found(wanted, origin)
 
 
-def require_package(name: str) -> ModuleType:
-    """Import one of the packages that only benchmarks need, or say how to install them."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"the benchmarks need {name.partition('.')[0]}, which cannot be imported ({error}). "
-            "Install it with: pip install hf-lgelu[benchmarks]"
-        ) from error
+def _read_readme(path: Path) -> str | None:
+    readme = path / _README
+    if not readme.is_file():
+        return None
+    text = readme.read_text(encoding="utf-8", errors="replace")
+    if text.startswith("---\n"):
+        text = text[3:].partition("\n---")[2]
+    text = text.strip()
+    return text if len(text) <= _README_CHARACTERS else text[:_README_CHARACTERS] + " …"
 
 
 def _first_folder(directory: Path, names: Sequence[str]) -> Path:
