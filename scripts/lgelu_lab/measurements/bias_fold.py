@@ -22,7 +22,7 @@ from hf_lgelu.refit.plan import plan_calibration
 from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.ridge import RidgeFit
 from hf_lgelu.refit.weights import has_intercept, write_refit
-from lgelu_lab.benchmarks.table import Benchmark
+from lgelu_lab.benchmarks.benchmark import Benchmark
 
 
 def fold_biases(model: PreTrainedModel, calibration: Any, benchmark: Benchmark) -> PreTrainedModel:
