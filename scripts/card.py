@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hf_lgelu.export.hub.model_card import write_record_card
 from lgelu_lab.studies.records import read_record
 from transformers import HfArgumentParser
-
-from hf_lgelu.export.hub.model_card import write_record_card
 
 
 @dataclass

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hf_lgelu.export.hub.carried_code import attach_model_code
+from hf_lgelu.export.hub.loading_code import with_carried_code, without_hf_lgelu
 from safetensors.torch import load_file
 from transformers import GPT2Config
 
-from hf_lgelu.export.hub.carried_code import attach_model_code
-from hf_lgelu.export.hub.loading_code import with_carried_code, without_hf_lgelu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 # None in sys.modules makes the import fail as if the package were not there.

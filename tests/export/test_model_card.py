@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from hf_lgelu.export.hub.checkpoint_facts import CheckpointFacts, facts_of_folder, facts_of_record
+from hf_lgelu.export.hub.model_card import TEMPLATE, render_card, write_card, write_record_card
 from huggingface_hub import ModelCard
 from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet
 from lgelu_lab.studies.records import EpochRecord, RunRecord
@@ -15,8 +17,6 @@ from safetensors.torch import load_file
 from transformers import TimmWrapperForImageClassification
 
 from hf_lgelu import anneal_hardness
-from hf_lgelu.export.hub.checkpoint_facts import CheckpointFacts, facts_of_folder, facts_of_record
-from hf_lgelu.export.hub.model_card import TEMPLATE, render_card, write_card, write_record_card
 from hf_lgelu.export.relu import export_relu
 from hf_lgelu.models.comparison import OutputChange
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
