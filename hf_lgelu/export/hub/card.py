@@ -60,7 +60,7 @@ def render_card(
             "a card describes a network that was trained with λ-GELU: its facts need hardness (hardness_profile, or "
             "the export's report) and checkpoint (write_card reads it from the folder)"
         )
-    if "```" in facts.loading_code:
+    if any("```" in lines for lines in facts.loading_code.values()):
         raise ValueError("loading_code must be Python alone: ``` would end its block on the card")
     require_card_names(repo_id, facts.license)
     where = repo_id or "FOLDER"
@@ -144,7 +144,6 @@ def _card_data(facts: CardFacts, checkpoint: CheckpointFacts, export: str, repo_
         tags=["lambda-gelu", *(["relu", "relufication"] if export == "relu" else [])],
         base_model=facts.base_model if is_hub_id(facts.base_model) else None,
         datasets=[hub_id] if hub_id else None,
-        model_name=_name(facts, export, repo_id),
     )
     scores = facts.scores
     if scores is None:
@@ -154,6 +153,7 @@ def _card_data(facts: CardFacts, checkpoint: CheckpointFacts, export: str, repo_
     # A ReLU model that was not evaluated has no result, least of all the smooth one's; nor has one that was evaluated
     # on other rows than those of the data set that the Hub has.
     if hub_id and scores.whole_split and value is not None:
+        data.model_name = _name(facts, export, repo_id)
         data.eval_results = [
             EvalResult(
                 task_type=data.pipeline_tag or "other", dataset_type=hub_id, dataset_name=hub_id,
@@ -265,7 +265,7 @@ def _provenance(facts: CardFacts) -> str:
 def _plain_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, where: str) -> str:
     if export == "lambda_gelu":
         return ""
-    return facts.loading_code.strip() or loading.without_hf_lgelu(checkpoint, where, activation=export)
+    return facts.loading_code.get(export, "").strip() or loading.without_hf_lgelu(checkpoint, where, activation=export)
 
 
 def _limits(facts: CardFacts, export: str) -> str:

@@ -92,8 +92,8 @@ class CardFacts:
         change: what the export did to the outputs on example inputs (`ReLUExport.change`).
         input_note: how its inputs are prepared, in a sentence.
         limits: sentences for the card's list of limits.
-        loading_code: Python that loads the exported model without hf_lgelu, where `from_pretrained` of its class does
-            not.
+        loading_code: {"relu" or "gelu": Python that loads the model in that form without hf_lgelu}, where
+            `from_pretrained` of its class does not.
         license: the Hub's short name of it, e.g. "mit"; None says that none was stated.
         base_model: Hub id of the model that it was fine-tuned from.
         checkpoint: how it is loaded; None reads it from the folder's config.json.
@@ -122,7 +122,7 @@ class CardFacts:
     change: OutputChange | None = None
     input_note: str = ""
     limits: tuple[str, ...] = ()
-    loading_code: str = ""
+    loading_code: Mapping[str, str] = field(default_factory=dict)
     license: str | None = None
     base_model: str | None = None
     checkpoint: CheckpointFacts | None = None

@@ -54,10 +54,10 @@ def conversion_card_data(
         pipeline_tag=task,
         tags=["relu", "relufication", "lambda-gelu"],
         base_model=provenance.model if provenance.model_is_on_hub else None,
-        model_name=_title(provenance, repo_id),
     )
     metrics = report.evaluation.refitted.metrics if report.evaluation else {}
     if metrics:
+        data.model_name = _title(provenance, repo_id)
         where = provenance.evaluation or "second set"
         data.metrics = list(metrics)
         data.eval_results = [
@@ -167,8 +167,9 @@ def _recipe(report: ConversionReport, provenance: Provenance) -> str:
     return "\n\n".join(
         (
             what_was_done(report),
-            f"The inputs are {provenance.samples:,} of {plain(provenance.calibration)}, chosen with seed {provenance.seed}; "
-            "nothing else was random. Their labels, where there are any, were used for the scores above alone.",
+            f"The inputs are {provenance.samples:,} of {plain(provenance.calibration)}, chosen with seed "
+            f"{provenance.seed}; nothing else was random. Their labels, where there are any, were used for the scores "
+            "above alone.",
             f"Made on {plain(provenance.created[:10])} {made_with(provenance.hardware, provenance.versions)}",
         )
     )
@@ -215,7 +216,7 @@ def original_licence(name_or_path: str | os.PathLike) -> str | None:
         with card.open(encoding="utf-8") as file:
             text = file.read(_LONGEST_HEADER)
         header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*\n", text, re.DOTALL)
-        fields = yaml.load(header[1], _NoAliases) if header else None  # noqa: S506: a SafeLoader
+        fields = yaml.load(header[1], _NoAliases) if header else None  # a SafeLoader
     except (OSError, UnicodeDecodeError, yaml.YAMLError, HTTPError, HFValidationError):
         return None
     licence = fields.get("license") if isinstance(fields, dict) else None

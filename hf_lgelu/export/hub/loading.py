@@ -1,4 +1,4 @@
-"""How a checkpoint is loaded elsewhere: the lines of Python on its card, and the MLP's own source beside its weights."""
+"""How a checkpoint is loaded elsewhere: the Python on its card, and the MLP's own source beside its weights."""
 
 import json
 import os

@@ -27,6 +27,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy"
 # What Trainer leaves beside a model: the state of a training, not the model. A record may name local paths.
 _TRAINING_STATE = re.compile(
     r"training_args\.bin|optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|record\.json"
+    r"|card_facts\.json"
 )
 
 
@@ -82,8 +83,9 @@ def push_to_hub(
         ) from error
     except (HTTPError, RuntimeError) as error:  # RuntimeError: of a large file, in a thread of the client
         raise ConnectionError(
-            f"the push to {repo_id} was cut off or could not begin ({without_tokens(str(error))}); it is one commit, so the repository has "
-            f"all of it or none. {folder} is complete: push again with push_to_hub({str(folder)!r}, {repo_id!r})"
+            f"the push to {repo_id} was cut off or could not begin ({without_tokens(str(error))}); it is one commit, "
+            f"so the repository has all of it or none. {folder} is complete: push again with "
+            f"push_to_hub({str(folder)!r}, {repo_id!r})"
         ) from error
     logger.info("pushed %d files to %s", len(files), repo_id)
     return commit
@@ -94,7 +96,8 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
 
     Safetensors, ONNX, JSON, text, the card, pictures, and the files of tokenizers and processors; Python files only
     if config.json names them as the model's own code. Left out are hidden files, other folders than `figures` and
-    `chat_templates`, Trainer's state (training_args.bin, optimizer.pt, …) and record.json.
+    `chat_templates`, Trainer's state (training_args.bin, optimizer.pt, …), record.json and
+    card_facts.json.
 
     Raises:
         NotADirectoryError: no folder is there.
