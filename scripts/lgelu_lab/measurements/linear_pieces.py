@@ -102,9 +102,7 @@ def _pieces(network: nn.Module, inputs: Tensor) -> tuple[Any | None, dict[str, A
 
 
 @torch.no_grad()
-def _errors(
-    network: nn.Module, points: Tensor, weight: Tensor, bias: Tensor, pieces: Any | None
-) -> dict[str, Any]:
+def _errors(network: nn.Module, points: Tensor, weight: Tensor, bias: Tensor, pieces: Any | None) -> dict[str, Any]:
     expected = torch.einsum("nki,ni->nk", weight, points.double()) + bias
     narrow = (network(points).logits.double() - expected).abs().amax(1)
     wide = (copy.deepcopy(network).double()(points.double()).logits - expected).abs().amax(1)

@@ -30,6 +30,7 @@ from hf_lgelu import (
     hardness_for_tolerance,
     hardness_profile,
     initialize_hardness,
+    save_card_facts,
     substitute_relu,
 )
 from hf_lgelu.environment import hardware, package_versions
@@ -41,6 +42,7 @@ from lgelu_lab.benchmarks.images import AugmentationCallback
 from lgelu_lab.benchmarks.mlp import register_learnable_swish
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.studies.arguments import ACTIVATION_NAME, RunArguments, data_options, model_options
+from lgelu_lab.studies.cards import card_facts
 from lgelu_lab.studies.experiments import experiment_name
 from lgelu_lab.studies.folder import sole_writer, sweep, whole_checkpoint
 from lgelu_lab.studies.records import (
@@ -165,6 +167,8 @@ def _save(
         if run.save_final_model:
             _save_relu(model_class, processor, folder, hardened=trainer.args.harden)
             record = replace(record, weights=weight_digests(folder))
+            if record.last.hardness:
+                save_card_facts(replace(card_facts(record), checkpoint=None), folder)
         sweep(folder / RECORD_FILE)
         write_record(record, folder)
         (folder / FAILED_FILE).unlink(missing_ok=True)  # of an earlier try
@@ -203,9 +207,7 @@ class _RunGuard(TrainerCallback):
                 "--switch_fraction 0"
             )
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         wrong = _not_finite(kwargs["metrics"])
         if wrong:
             raise DivergedError(

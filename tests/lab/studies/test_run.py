@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.table import BENCHMARKS, DataOptions
+from lgelu_lab.benchmarks.data import DataOptions
+from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recipe
 from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.run import run_benchmark
@@ -15,7 +16,7 @@ from transformers import AutoModel
 from hf_lgelu import hardness_profile
 from hf_lgelu.models.mlp import MLPForClassification
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHORT = {"num_train_epochs": 4, "max_train_samples": 256, "use_cpu": True, "disable_tqdm": True, "log_level": "error"}
 
 
@@ -164,7 +165,7 @@ def test_train_script_in_two_processes_under_accelerate_launch(tmp_path):
         *(str(ROOT / "scripts" / "train.py"), "--benchmark", "mlp-digits", "--harden", "--output_dir", str(tmp_path)),
         *("--use_cpu", "--num_train_epochs", "4", "--disable_tqdm", "true"),
     ]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}"}
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr[-3000:]
     record = read_record(tmp_path)
@@ -193,7 +194,7 @@ def test_a_missing_data_folder_is_named(tmp_path):
 def test_a_record_of_another_schema_is_neither_overwritten_nor_skipped(tmp_path):
     path = tmp_path / "record.json"
     path.write_text('{"schema_version": 99, "epochs": []}')
-    with pytest.raises(ValueError, match="record schema version 99; this version of hf_lgelu reads 1"):
+    with pytest.raises(FileExistsError, match=r"holds a finished run \(record.json\); .* --overwrite"):
         digits(tmp_path)
     assert path.read_text() == '{"schema_version": 99, "epochs": []}'
     assert list(tmp_path.iterdir()) == [path]
