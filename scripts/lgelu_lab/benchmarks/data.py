@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,7 +80,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if self.pretrained is not None and not isinstance(self.pretrained, str):
             raise TypeError(f"pretrained must be a folder, a Hub id or None, got {type(self.pretrained).__name__}")
-        for name in (field.name for field in fields(self) if field.name != "pretrained"):
+        for name in (option.name for option in fields(self) if option.name != "pretrained"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1, "; None takes the benchmark's default")
 
@@ -304,7 +304,7 @@ class BenchmarkData:
     label_names: tuple[str, ...]
     preprocessing: Mapping[str, Any]
     processor: Any = None
-    origin: Origin = Origin("rows in memory")
+    origin: Origin = field(default_factory=lambda: Origin("rows in memory"))
 
     def to(self, device: torch.device) -> "BenchmarkData":
         """The same with every row on `device`, so that no batch has to wait for its way there."""

@@ -122,7 +122,7 @@ def _load_from_folder(datasets: ModuleType, path: Path, hub_id: str) -> Any:
         return datasets.load_dataset(str(path))
     except FileNotFoundError as error:  # datasets' own "no data files" errors are of this kind
         raise ValueError(f"{path} holds no data files that datasets can load: {error}") from error
-    except datasets.exceptions.DatasetGenerationError as error:  # e.g. splits whose columns differ
+    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:  # a split is empty; columns differ
         raise ValueError(f"{path} cannot be read by datasets: {error.__cause__ or error}") from error
 
 

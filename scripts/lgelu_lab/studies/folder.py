@@ -1,4 +1,7 @@
-"""A folder that a run or a measurement writes: one writer at a time, whole files, nothing left behind. No torch here."""
+"""A folder that a run or a measurement writes: one writer at a time, whole files, nothing left behind.
+
+No torch here: records are written and read with it.
+"""
 
 import errno
 import json
@@ -87,8 +90,12 @@ def sweep(target: Path) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Trainer's checkpoints in a folder, oldest first; one that was cut off while it was written is among them."""
-    found = [path for path in folder.glob(f"{CHECKPOINT_PREFIX}*") if path.name.rpartition("-")[2].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+    found = folder.glob(f"{CHECKPOINT_PREFIX}*")
+    return sorted((path for path in found if path.name.rpartition("-")[2].isdecimal()), key=_step)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
@@ -108,15 +115,14 @@ def whole_checkpoint(path: str | os.PathLike) -> Path:
     path = Path(path)
     if _is_whole(path):
         return path
-    if path.name.startswith(CHECKPOINT_PREFIX):
-        print(f"{path} is cut off or missing; going on from the one before it", file=sys.stderr)
-        names = [other.name for other in checkpoints(path.parent)]
-        earlier = checkpoints(path.parent)[: names.index(path.name) if path.name in names else None]
+    if path in checkpoints(path.parent):
+        print(f"{path} is cut off; going on from the one before it", file=sys.stderr)
+        earlier = [other for other in checkpoints(path.parent) if _step(other) < _step(path)]
         found = next((other for other in reversed(earlier) if _is_whole(other)), None)
     else:
         found = last_whole_checkpoint(path)
     if found is None:
-        raise ValueError(f"there is no whole checkpoint at {path}, and none before it; train from the start")
+        raise ValueError(f"there is no whole checkpoint at {path}, nor one before it; train from the start")
     return found
 
 

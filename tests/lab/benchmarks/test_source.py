@@ -106,8 +106,14 @@ def test_an_unreachable_hub_tells_of_the_data_directory(monkeypatch, error):
 
 def test_a_split_without_rows_is_named(write_splits):
     data_dir = write_splits("pets", {"train": table("a", "b.c"), "test": table("a", "b.c").select([])})
-    with pytest.raises(ValueError, match="split 'test' of .*pets has no rows"):
+    with pytest.raises(ValueError, match=r'pets cannot be read by datasets: .*"test" corresponds to no data'):
         load(data_dir, splits=("train", "test"))
+
+
+def test_a_split_of_the_hub_without_rows_is_named(monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": table("a", "b.c").select([])})
+    with pytest.raises(ValueError, match="split 'train' of someone/pets on the Hub has no rows"):
+        load()
 
 
 def test_the_origin_of_a_folder_is_what_was_read_and_not_the_hubs_name(write_splits):

@@ -74,8 +74,7 @@ def test_loss_and_perplexity_are_those_of_the_predicted_tokens(tiny, tmp_path):
 def test_a_training_loss_is_the_mean_over_the_tokens_of_its_update(tiny, tmp_path, monkeypatch, accumulation):
     """At a rate of 0 the network stays; 13 rows are updates of 4 rows or 8, and of what is left."""
     logs = []
-    monkeypatch.setattr("lgelu_lab.studies.run._record", lambda *args: logs.extend(args[2].state.log_history))
-    monkeypatch.setattr("lgelu_lab.studies.run.write_record", lambda *args: None)
+    monkeypatch.setattr("lgelu_lab.studies.run._save", lambda *args: logs.extend(args[2].state.log_history))
     run(
         tiny,
         tmp_path,

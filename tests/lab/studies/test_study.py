@@ -72,7 +72,7 @@ def test_the_grid_crosses_temperature_multiplier_init_mode_and_seed():
     assert "grid/mlp-fmnist/lambda_gelu-uniform-t0.3-c6-seed0" in {run.name for run in mlp}
 
 
-def test_the_torch_free_lists_are_those_of_the_library():
+def test_the_lists_are_those_of_the_library():
     assert tuple(INIT_MODES) == experiments.INIT_MODES
     assert experiments.PAPER_TEMPERATURE == DEFAULT_TEMPERATURE
 
