@@ -32,7 +32,7 @@ RECORD = RunRecord(
         "benchmark": "mlp-adult", "activation": "lambda_gelu", "init_mode": "increasing", "init_hardness": 1.0067,
         "high_hardness": 2.0, "temperature": 0.1, "hardness_lr_multiplier": 9.0, "harden": True,
         "target_hardness": 159.57691216057307, "tolerance": None, "switch_fraction": 0.25,
-        "hardening_schedule": "linear", "hardening_granularity": "epoch", "seed": 3, "optim": "sgd",
+        "hardening_schedule": "linear", "hardening_strategy": "epoch", "seed": 3, "optim": "sgd",
         "optim_args": None, "learning_rate": 0.05, "weight_decay": 1e-4, "lr_scheduler_type": "constant",
         "warmup_steps": 0, "max_grad_norm": 0.0, "num_train_epochs": 2, "max_steps": -1,
         "gradient_accumulation_steps": 1, "bf16": False, "train_batch_size": 512, "validation_fraction": 0.1,

@@ -44,7 +44,7 @@ _HARDENING_RECIPE = {
     "target_hardness": "target λ",
     "switch_fraction": "hardening starts after (fraction of the epochs)",
     "hardening_schedule": "hardening schedule",
-    "hardening_granularity": "λ is set every",
+    "hardening_strategy": "λ is set every",
 }
 
 

@@ -174,7 +174,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     of_run = ("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature")
     of_training = (
         *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
-        *("hardening_schedule", "hardening_granularity", "seed", "optim", "optim_args", "learning_rate"),
+        *("hardening_schedule", "hardening_strategy", "seed", "optim", "optim_args", "learning_rate"),
         *("weight_decay", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "num_train_epochs", "max_steps"),
         *("gradient_accumulation_steps", "bf16", "relufication"),
     )
