@@ -72,10 +72,8 @@ class Rows(NamedTuple):
 class Carrier:
     """Carries every batch of the folds. Use as a context manager; layers are visited once each, in order."""
 
-    def __init__(
-        self, model: nn.Module, converted: nn.Module, sites: Sequence[ActivationSite], folds: Folds
-    ) -> None:
-        """`sites` are those of `model`; `converted` is its copy with other gates there, refitted while it is carried."""
+    def __init__(self, model: nn.Module, converted: nn.Module, sites: Sequence[ActivationSite], folds: Folds) -> None:
+        """`sites` are those of `model`; `converted`, its copy with other gates there, is refitted meanwhile."""
         self._model, self._converted, self._sites, self._folds = model, converted, sites, folds
         self._gates = _gate([site.module for site in sites])
         self._new_gates = _gate([converted.get_submodule(site.name) for site in sites])
@@ -168,9 +166,7 @@ class Carrier:
         groups = layer.maps[0].geometry.groups
         return Moments.zeros(groups, layer.width, len(layer.maps[0].target.scale) // groups, self._device)
 
-    def _rows(
-        self, trace: Trace, batch: FoldBatch, index: int, values: Values, behind: Mapping[Node, Any]
-    ) -> Rows:
+    def _rows(self, trace: Trace, batch: FoldBatch, index: int, values: Values, behind: Mapping[Node, Any]) -> Rows:
         layer = trace.layers.layers[index]
         first, positions = layer.maps[0], self._positions(layer, batch, index)
         original, converted = _wide(values.original[layer.target]), _wide(behind[layer.target])
@@ -270,7 +266,7 @@ def _is_mask(node: Node) -> bool:
 
 
 class CarriedStates:
-    """One state a batch, a dict of tensors (or tuples of them, or numbers): in memory up to a limit, the rest on disk."""
+    """One state a batch, a dict of tensors, tuples or numbers: in memory up to a limit (bytes), the rest on disk."""
 
     def __init__(self, memory_limit: int) -> None:
         self._limit, self._used = memory_limit, 0

@@ -87,9 +87,7 @@ def _counted(batch: Batch, output: Tensor) -> Tensor | None:
     return None
 
 
-def _sums(
-    outputs: Sequence[Tensor], is_logits: bool, counted: Tensor | None, batch: Batch, model_class: str
-) -> Sums:
+def _sums(outputs: Sequence[Tensor], is_logits: bool, counted: Tensor | None, batch: Batch, model_class: str) -> Sums:
     """Of one batch, from the outputs of the three networks."""
     rows = [output.reshape(-1, output.shape[-1]) if counted is None else output[counted] for output in outputs]
     classes = rows[0].shape[-1]

@@ -193,9 +193,7 @@ class Folds:
         return next(batches, FoldBatch(self.units, (own,), self.units.lengths))
 
 
-def deal_folds(
-    batches: Iterable[Batch], *, batch_size: int | None = None, state: PartialState | None = None
-) -> Folds:
+def deal_folds(batches: Iterable[Batch], *, batch_size: int | None = None, state: PartialState | None = None) -> Folds:
     """The distinct units in four folds and a part that is held out.
 
     Args:
@@ -335,7 +333,9 @@ def _row_counts(batch: Batch) -> list[int]:
 def _keys(batch: Batch) -> Iterator[bytes]:
     """Of each unit, from its inputs' names, dtypes, shapes and bytes, without what the attention mask hides."""
     tensors = [(name, value, _mask_of(batch, name)) for name, value in sorted(batch.tensors.items())]
-    header = [(name, str(value.dtype), tuple(value.shape[1:]) if mask is None else None) for name, value, mask in tensors]
+    header = [
+        (name, str(value.dtype), tuple(value.shape[1:]) if mask is None else None) for name, value, mask in tensors
+    ]
     start = blake2b(repr(header).encode(), digest_size=_KEY_BYTES)
     for row in range(len(batch)):
         digest = start.copy()

@@ -164,7 +164,7 @@ def test_a_second_set_that_is_not_finite_is_not_taken_for_one_from_elsewhere():
     net = BY_NAME["mlp"]
     second = net.inputs(seed=9)
     second[0, 0] = float("nan")
-    report = convert_to_relu(net.model(), net.inputs(), evaluation=second).report
+    report = convert_to_relu(net.model(), net.inputs(), evaluation_data=second).report
     assert report.warnings == (
         "on the second set the outputs are not finite: look for NaN or infinities in its inputs",
     )

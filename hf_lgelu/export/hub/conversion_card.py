@@ -10,18 +10,19 @@ from hf_lgelu.export.hub import loading_code
 from hf_lgelu.export.hub.checkpoint_facts import CheckpointFacts, facts_of_folder
 from hf_lgelu.export.hub.model_card import pipeline_tag
 from hf_lgelu.export.hub.push import CARD_FILE
-from hf_lgelu.refit.markdown import (
+from hf_lgelu.refit.report import (
     LAYER_NOTE,
+    ConversionReport,
+    Provenance,
     bullets,
     evaluations,
     gates_in_words,
+    layer_table,
+    score,
     still_smooth,
     what_was_done,
     whole_network,
 )
-from hf_lgelu.refit.provenance import Provenance
-from hf_lgelu.refit.report import ConversionReport
-from hf_lgelu.refit.tables import layer_table, score
 
 TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
@@ -161,7 +162,7 @@ def _recipe(report: ConversionReport, provenance: Provenance) -> str:
     return "\n\n".join(
         (
             what_was_done(report),
-            f"The inputs are {provenance.samples:,} of {provenance.calibration}, chosen with seed {provenance.seed}; "
+            f"The inputs are {provenance.samples:,} of {provenance.data}, chosen with seed {provenance.seed}; "
             "nothing else was random. Their labels, where there are any, were used for the scores above alone.",
             f"Made on {provenance.created[:10]} with {processes} process{'' if processes == 1 else 'es'} on "
             f"{hardware['cpu']} ({hardware['cpu_cores']} cores), {accelerators}. Versions: {versions}.",
