@@ -133,7 +133,7 @@ def test_nothing_but_what_cannot_be_refitted_stays_refused():
 
 def test_a_gate_that_the_inputs_do_not_reach():
     model = wired(lambda net, x: net.head(x), spare=nn.SiLU())
-    with pytest.raises(ConversionRefusedError, match=r"\n  spare: the calibration inputs never reach this gate"):
+    with pytest.raises(ConversionRefusedError, match=r"\n  spare: the inputs never reach this gate"):
         convert_to_relu(model, rows())
     report = convert_to_relu(model, rows(), allow_unrefitted=True).report
     assert [layer.layers for layer in report.layers] == [("spare",), ("head",)]
