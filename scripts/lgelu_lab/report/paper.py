@@ -63,7 +63,7 @@ _HARDENING = {
     "target_hardness": ("target λ", PAPER_TARGET_HARDNESS),
     "switch_fraction": ("switch at", 0.25),
     "hardening_schedule": ("schedule", "linear"),
-    "hardening_granularity": ("hardening by", "epoch"),
+    "hardening_strategy": ("hardening by", "epoch"),
 }
 
 
