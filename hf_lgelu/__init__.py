@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from hf_lgelu.models.rebuild import from_pretrained as from_pretrained
     from hf_lgelu.models.registry import register_activation as register_activation
     from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
+    from hf_lgelu.models.surgery import SurgeryReport as SurgeryReport
     from hf_lgelu.models.surgery import replace_activations as replace_activations
     from hf_lgelu.models.surgery import substitute_relu as substitute_relu
-    from hf_lgelu.models.surgery import SurgeryReport as SurgeryReport
     from hf_lgelu.models.surgery import temporary_relu as temporary_relu
     from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import ConversionRefusedError as ConversionRefusedError
