@@ -172,7 +172,7 @@ def test_averaged_sequence_is_set_to_s_and_nothing_else_is_touched():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for parameter in model.parameters():
         optimizer.state[parameter] = {"z": torch.full_like(parameter, 7.0)}
-    hold_averaged_hardness(optimizer, lambda_gelus(model))
+    hold_averaged_hardness(optimizer, model)
     for name, parameter in model.named_parameters():
         expected = parameter if name.endswith("raw_hardness") else torch.full_like(parameter, 7.0)
         assert torch.equal(optimizer.state[parameter]["z"], expected)
