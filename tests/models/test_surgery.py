@@ -169,9 +169,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"), BAD, ids=[f"{number}-{next(iter(row[0]))}" for number, row in enumerate(BAD)]
-)
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD, ids=range(len(BAD)))
 def test_bad_arguments_leave_the_model_as_it_was(arguments, error, message):
     model = Chain(nn.GELU(), nn.GELU(approximate="tanh")).train()
     model.blocks[1].eval()
