@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hf_lgelu.export.hub.card_facts import CardScores as CardScores
     from hf_lgelu.export.hub.card_facts import load_card_facts as load_card_facts
     from hf_lgelu.export.hub.card_facts import save_card_facts as save_card_facts
+    from hf_lgelu.export.hub.loading import attach_model_code as attach_model_code
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
     from hf_lgelu.export.relu import export_relu as export_relu
@@ -88,6 +89,7 @@ _HOME = {
     "SurgeryReport": "models.surgery",
     "__version__": "version",
     "anneal_hardness": "training.hardening",
+    "attach_model_code": "export.hub.loading",
     "certify_substitution": "analysis.piecewise.certificate",
     "convert_to_relu": "refit.convert",
     "export_gelu": "export.gelu",
@@ -145,6 +147,7 @@ __all__ = [
     "SurgeryReport",
     "__version__",
     "anneal_hardness",
+    "attach_model_code",
     "certify_substitution",
     "convert_to_relu",
     "export_gelu",

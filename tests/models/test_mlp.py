@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.rows import TensorRows, collate_rows
+from lgelu_lab.benchmarks.data import TensorRows, collate_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 from transformers.activations import ACT2FN
