@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
+from hf_lgelu.models.auto_classes import register_auto_classes
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.registry import register_activation
 
 
