@@ -14,9 +14,7 @@ SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 def in_another_process(script):
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    return subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, **options
-    )
+    return subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_folder_has_one_writer_whose_death_frees_it(tmp_path):
