@@ -9,7 +9,7 @@ from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
-from hf_lgelu.cli.inputs.token_blocks import IGNORED, TokenBlocks
+from lgelu_lab.benchmarks.token_blocks import IGNORED, TokenBlocks
 from hf_lgelu.models.profile import initialize_hardness
 from hf_lgelu.models.registry import ACTIVATION_NAME
 from hf_lgelu.models.sites import find_sites

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
+from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.benchmarks.locate import load_splits
 from lgelu_lab.benchmarks.options import DataOptions, ModelOptions

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
-from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
+from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.benchmarks.image_rows import ImageRows
 

@@ -5,7 +5,7 @@ import torch
 from lgelu_lab.benchmarks.rows import collate_rows
 from torch.utils.data import DataLoader
 
-from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
+from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 
 
 def test_blocks_are_contiguous_and_the_rest_is_dropped():
