@@ -110,6 +110,13 @@ _PUBLISHING = (
 )
 
 
+_FACTS = Option(
+    "--facts",
+    "What is known of its training, for the card: a file that hf_lgelu.save_card_facts wrote, or its folder. Left out: "
+    "the one in the checkpoint's folder, if there is one.",
+)
+
+
 def _onnx_is_not_pushed(arguments: argparse.Namespace) -> str | None:
     if arguments.to == "onnx" and arguments.push_to_hub is not None:
         return "--push_to_hub: only checkpoints are pushed with a card; push an ONNX file with `hf upload`"
@@ -179,6 +186,7 @@ _ROWS = (
             _BATCH_SIZE,
             _switch("--allow_soft", "Put ReLU in even where gates are soft. Left out: that is refused."),
             _OVERWRITE,
+            _FACTS,
             *_PUBLISHING,
             _DISABLE_TQDM,
         ),
@@ -224,12 +232,12 @@ _ROWS = (
         run="hf_lgelu.cli.card:card",
         options=(
             _MODEL,
-            Option("--facts", "JSON file of what is known of its training (see docs/export.md). Left out: nothing is."),
+            _FACTS,
             Option("--repo_id", "Hub repository that the card is for, e.g. user/model. Left out: none is named."),
             _LICENSE,
             _switch("--overwrite", "Replace a card that is there. Left out: it is refused."),
         ),
-        examples=("hf-lgelu card out/relu --license mit", "hf-lgelu card runs/tabular --facts facts.json --overwrite"),
+        examples=("hf-lgelu card runs/tabular --license mit", "hf-lgelu card out/relu --facts runs/tabular --overwrite"),
     ),
     Command(
         name="kernels",

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from hf_lgelu.analysis.verification.robustness import verify_robustness as verify_robustness
     from hf_lgelu.export.folding.fold import fold_hardness as fold_hardness
     from hf_lgelu.export.gelu import export_gelu as export_gelu
-    from hf_lgelu.export.hub.model_card import write_card as write_card
+    from hf_lgelu.export.hub.card import write_card as write_card
+    from hf_lgelu.export.hub.card_facts import CardData as CardData
+    from hf_lgelu.export.hub.card_facts import CardFacts as CardFacts
+    from hf_lgelu.export.hub.card_facts import CardScores as CardScores
+    from hf_lgelu.export.hub.card_facts import load_card_facts as load_card_facts
+    from hf_lgelu.export.hub.card_facts import save_card_facts as save_card_facts
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
     from hf_lgelu.export.relu import export_relu as export_relu
@@ -64,6 +69,11 @@ register_auto_classes()
 
 # Where each public name lives, below hf_lgelu.
 _HOME = {
+    "save_card_facts": "export.hub.card_facts",
+    "load_card_facts": "export.hub.card_facts",
+    "CardScores": "export.hub.card_facts",
+    "CardFacts": "export.hub.card_facts",
+    "CardData": "export.hub.card_facts",
     "ConversionRefusedError": "refit.convert",
     "HardeningCallback": "training.callbacks",
     "HardnessLogCallback": "training.callbacks",
@@ -106,10 +116,13 @@ _HOME = {
     "temporary_relu": "models.surgery",
     "use_kernel": "activation.kernels.choice",
     "verify_robustness": "analysis.verification.robustness",
-    "write_card": "export.hub.model_card",
+    "write_card": "export.hub.card",
 }
 
 __all__ = [
+    "CardData",
+    "CardFacts",
+    "CardScores",
     "ConversionRefusedError",
     "HardeningCallback",
     "HardnessLogCallback",
@@ -138,6 +151,7 @@ __all__ = [
     "is_hardened",
     "kernel_report",
     "lambda_gelu",
+    "load_card_facts",
     "local_linear_model",
     "measure_zeros",
     "prune_units",
@@ -147,6 +161,7 @@ __all__ = [
     "release_hardness",
     "remove_dead_units",
     "replace_activations",
+    "save_card_facts",
     "separate_hardness_group",
     "substitute_relu",
     "swap_error_bound",

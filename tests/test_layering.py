@@ -14,7 +14,15 @@ ALLOWED = {
     "models": {"activation"},
     "training": {"activation", "models"},
     "refit": {"activation", "models"},
-    "export": {"activation", "models", "training.hardening", "refit.report", "refit.provenance"},
+    "export": {
+        "activation",
+        "models",
+        "training.hardening",
+        "refit.report",
+        "refit.provenance",
+        "refit.markdown",
+        "refit.tables",
+    },
     "analysis": {"activation", "models", "training.hardening", "export"},
     "cli": {"activation", "models", "training", "refit", "export", "analysis"},
 }

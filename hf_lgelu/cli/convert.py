@@ -14,7 +14,6 @@ from torch import nn
 from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
     hub_id,
-    original_licence,
     push,
     read_checkpoint,
     repository,
@@ -25,7 +24,8 @@ from hf_lgelu.cli.given_checkpoint import (
 from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.environment import hardware, package_versions
-from hf_lgelu.export.hub.conversion_card import write_conversion_card
+from hf_lgelu.export.hub.card_text import shown
+from hf_lgelu.export.hub.conversion_card import original_licence, write_conversion_card
 from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.whole_folder import whole_folder
 from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
@@ -116,7 +116,7 @@ def _converted(
 def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | None, processes: int) -> Provenance:
     on_hub = hub_id(arguments.model)
     return Provenance(
-        model=on_hub or Path(arguments.model).resolve().name,
+        model=on_hub or shown(str(Path(arguments.model).resolve())),
         model_is_on_hub=on_hub is not None,
         calibration=data.description,
         samples=len(data),

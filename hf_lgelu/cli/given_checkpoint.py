@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
-from huggingface_hub import ModelCard
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.cli.named_places import CARD_FILE, CONFIG_FILE, local, require_model_there
+from hf_lgelu.cli.named_places import CONFIG_FILE, local, require_model_there
 from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
 from hf_lgelu.models.example_run import run_example
@@ -149,18 +147,6 @@ def require_fitting_rows(network: nn.Module, name: str, rows: Mapping[str, Tenso
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
         shapes = ", ".join(f"{column} {tuple(tensor.shape)}" for column, tensor in rows.items())
         raise ValueError(f"{name} does not take the rows of {source} ({shapes}): {error}. {advice}") from error
-
-
-def original_licence(name: str) -> str | None:
-    """The licence on the checkpoint's card; None where it has no card or the card states none. Never a guess."""
-    path = local(name)
-    card = None if path is None else path / CARD_FILE
-    if card is not None and not card.is_file():
-        return None
-    try:
-        return ModelCard.load(card or name, ignore_metadata_errors=True).data.license
-    except (EntryNotFoundError, HfHubHTTPError, OSError, ValueError):
-        return None
 
 
 def hub_id(name: str) -> str | None:

@@ -8,7 +8,6 @@ from typing import Any
 from hf_lgelu.cli.compared import compare, in_words
 from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
-    original_licence,
     push,
     read_checkpoint,
     repository,
@@ -18,7 +17,10 @@ from hf_lgelu.cli.given_checkpoint import (
 )
 from hf_lgelu.cli.inputs.chosen import evaluation_set
 from hf_lgelu.cli.inputs.input_set import InputSet
-from hf_lgelu.export.hub.model_card import write_card
+from hf_lgelu.cli.known_facts import known_facts
+from hf_lgelu.export.hub.card import write_card
+from hf_lgelu.export.hub.conversion_card import original_licence
+from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.export.targets import ONNX_FILE, ExportOptions, check_target
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.whole_folder import whole_folder
@@ -57,11 +59,14 @@ def harden(arguments: Namespace) -> Any:
         elif target.name != "onnx":
             print(_compared(arguments, given, new, evaluation, progress))
         if target.name != "onnx":
-            write_card(
-                new, None, export=target.name, repo_id=repository(arguments.push_to_hub, folder),
-                license=arguments.license or original_licence(given.name), hardness=hardness_profile(given.model),
+            facts = replace(
+                known_facts(given.name, arguments.facts),
+                hardness=hardness_profile(given.model),
                 change=report.change,
-            )  # fmt: skip
+                license=arguments.license or original_licence(given.name),
+                checkpoint=facts_of_folder(place),
+            )
+            write_card(new, facts, export=target.name, repo_id=repository(arguments.push_to_hub, folder))
     print(f"Saved in {folder}" + ("" if target.name == "onnx" else ", with the model card README.md"))
     push(folder, repository(arguments.push_to_hub, folder), private=arguments.private, tell=print)
     return report

@@ -7,8 +7,8 @@ import torch
 from huggingface_hub import ModelCard
 from report_by_hand import REPORT, SMALL
 
-from hf_lgelu.export.hub.checkpoint_facts import CheckpointFacts
 from hf_lgelu.export.hub.conversion_card import render_conversion_card, write_conversion_card
+from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit.provenance import Provenance
 
