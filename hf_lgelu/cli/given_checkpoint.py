@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from hf_lgelu.cli.named_places import CONFIG_FILE, local, require_model_there
 from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
-from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
+from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.sentence_embedder import SentenceEmbedder
 from hf_lgelu.models.sites import find_sites
@@ -61,7 +61,8 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
 
     Raises:
         FileNotFoundError: there is none; said at once.
-        ValueError: it is an adapter, or damaged, or of a class that is not known.
+        ValueError: it is an adapter, or damaged, or of a class that is not known, or has a file that is a link to
+            another place.
         ImportError: it is one of sentence-transformers, which is not installed.
         OSError: it cannot be read.
     """
@@ -70,6 +71,8 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
     require_model_there(name)
     _refuse_other_folders(name)
     sentences = find_sentence_folder(name)
+    if Path(name).is_dir():
+        processor_files(Path(name))  # a link among them is refused before the work, not after it
     try:
         network = load_checkpoint(name) if sentences is None else sentences.load()
     except safetensors.SafetensorError as error:

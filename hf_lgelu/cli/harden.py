@@ -59,11 +59,12 @@ def harden(arguments: Namespace) -> Any:
         elif target.name != "onnx":
             print(_compared(arguments, given, new, evaluation, progress))
         if target.name != "onnx":
+            known = known_facts(given.name, arguments.facts)
             facts = replace(
-                known_facts(given.name, arguments.facts),
+                known,
                 hardness=hardness_profile(given.model),
                 change=report.change,
-                license=arguments.license or original_licence(given.name),
+                license=arguments.license or known.license or original_licence(given.name),
                 checkpoint=facts_of_folder(place),
             )
             write_card(new, facts, export=target.name, repo_id=repository(arguments.push_to_hub, folder))

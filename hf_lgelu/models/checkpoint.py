@@ -90,11 +90,17 @@ def copy_processor_files(source: str | os.PathLike, target: str | os.PathLike) -
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(str(source), allow_patterns=list(PROCESSOR_FILES)))
-    files = sorted({path for pattern in PROCESSOR_FILES for path in folder.glob(pattern) if path.is_file()})
-    for file in files:
-        require_inside(file, folder)
+    files = processor_files(folder)
     for file in files:
         copy = Path(target) / file.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
     return [file.relative_to(folder).as_posix() for file in files]
+
+
+def processor_files(folder: Path) -> list[Path]:
+    """The tokenizer's and processor's files in a folder, sorted. Raises ValueError for a link that leads out of it."""
+    files = sorted({path for pattern in PROCESSOR_FILES for path in folder.glob(pattern) if path.is_file()})
+    for file in files:
+        require_inside(file, folder)
+    return files

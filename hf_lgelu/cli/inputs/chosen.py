@@ -20,7 +20,7 @@ def data_set(arguments: Namespace, model: PreTrainedModel, processors: str) -> I
     Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
     there is none.
     """
-    splits = load_splits(arguments.data, arguments.data_config)
+    splits = _splits(arguments, arguments.data, arguments.data_config)
     rows = _split(splits, arguments.data_split, arguments.data, "--data_split")
     name = _dataset_name(arguments, arguments.data, arguments.data_config, arguments.data_split)
     return _rows(arguments, name, rows, model, processors, arguments.max_samples)
@@ -37,7 +37,7 @@ def evaluation_set(arguments: Namespace, model: PreTrainedModel, processors: str
         return None
     if name is None:
         name, config = data, config or arguments.data_config
-    splits = load_splits(name, config)
+    splits = _splits(arguments, name, config)
     same = data is not None and (name, config) == (data, arguments.data_config)
     split = arguments.evaluation_split or _usual_split(splits, taken if same else None)
     if split is None and arguments.evaluation is None:
@@ -50,6 +50,14 @@ def evaluation_set(arguments: Namespace, model: PreTrainedModel, processors: str
     rows = _split(splits, split, name, "--evaluation_split")
     chosen = _dataset_name(arguments, name, config, split)
     return _rows(arguments, chosen, rows, model, processors, arguments.max_eval_samples)
+
+
+def _splits(arguments: Namespace, name: str, config: str | None) -> dict[str, Any]:
+    if arguments.disable_tqdm:
+        import datasets
+
+        datasets.disable_progress_bars()
+    return load_splits(name, config)
 
 
 def _rows(
