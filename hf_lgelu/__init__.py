@@ -1,15 +1,14 @@
 """λ-GELU for the Hugging Face ecosystem.
 
-Importing this package registers the activation "lambda_gelu" with transformers and, where it is
-installed, timm. Everything else is loaded on first use (PEP 562).
+Importing this package registers the activation "lambda_gelu" with transformers and timm: in the moment in which
+either is imported, before or after. Everything else is loaded on first use (PEP 562).
 """
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hf_lgelu.models.loading import extend_from_pretrained
-from hf_lgelu.models.mlp import register_auto_classes
-from hf_lgelu.models.registry import register_activation
+from hf_lgelu.host_imports import when_imported
 from hf_lgelu.version import __version__
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from hf_lgelu.export.hub.card_facts import CardScores as CardScores
     from hf_lgelu.export.hub.card_facts import load_card_facts as load_card_facts
     from hf_lgelu.export.hub.card_facts import save_card_facts as save_card_facts
+    from hf_lgelu.export.hub.loading import attach_model_code as attach_model_code
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
     from hf_lgelu.export.relu import export_relu as export_relu
@@ -48,8 +48,13 @@ if TYPE_CHECKING:
     from hf_lgelu.models.surgery import replace_activations as replace_activations
     from hf_lgelu.models.surgery import substitute_relu as substitute_relu
     from hf_lgelu.models.surgery import temporary_relu as temporary_relu
+    from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import ConversionRefusedError as ConversionRefusedError
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
+    from hf_lgelu.refit.report import ConversionReport as ConversionReport
+    from hf_lgelu.refit.report import Evaluation as Evaluation
+    from hf_lgelu.refit.report import LayerRefit as LayerRefit
+    from hf_lgelu.refit.report import NetChange as NetChange
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
     from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
@@ -63,28 +68,28 @@ if TYPE_CHECKING:
     from hf_lgelu.training.trainer import LambdaGELUTrainer as LambdaGELUTrainer
     from hf_lgelu.version import __version__ as __version__
 
-register_activation()
-extend_from_pretrained()
-register_auto_classes()
-
 # Where each public name lives, below hf_lgelu.
 _HOME = {
-    "save_card_facts": "export.hub.card_facts",
-    "load_card_facts": "export.hub.card_facts",
-    "CardScores": "export.hub.card_facts",
-    "CardFacts": "export.hub.card_facts",
     "CardData": "export.hub.card_facts",
+    "CardFacts": "export.hub.card_facts",
+    "CardScores": "export.hub.card_facts",
+    "Conversion": "refit.convert",
     "ConversionRefusedError": "refit.convert",
+    "ConversionReport": "refit.report",
+    "Evaluation": "refit.report",
     "HardeningCallback": "training.callbacks",
     "HardnessLogCallback": "training.callbacks",
     "LambdaGELU": "activation.module",
     "LambdaGELUTrainer": "training.trainer",
     "LambdaGELUTrainingArguments": "training.arguments",
+    "LayerRefit": "refit.report",
     "MLPConfig": "models.mlp",
     "MLPForClassification": "models.mlp",
+    "NetChange": "refit.report",
     "SurgeryReport": "models.surgery",
     "__version__": "version",
     "anneal_hardness": "training.hardening",
+    "attach_model_code": "export.hub.loading",
     "certify_substitution": "analysis.piecewise.certificate",
     "convert_to_relu": "refit.convert",
     "export_gelu": "export.gelu",
@@ -102,14 +107,17 @@ _HOME = {
     "is_hardened": "training.hardening",
     "kernel_report": "activation.report",
     "lambda_gelu": "activation.functional",
+    "load_card_facts": "export.hub.card_facts",
     "local_linear_model": "analysis.piecewise.linear_pieces",
     "measure_zeros": "analysis.pruning.zeros",
     "prune_units": "analysis.pruning.units",
     "push_to_hub": "export.hub.push",
     "quantize_onnx": "analysis.int8",
+    "register_activation": "models.registry",
     "release_hardness": "training.hardening",
     "remove_dead_units": "analysis.pruning.units",
     "replace_activations": "models.surgery",
+    "save_card_facts": "export.hub.card_facts",
     "separate_hardness_group": "training.optim",
     "substitute_relu": "models.surgery",
     "swap_error_bound": "activation.hardness",
@@ -123,17 +131,23 @@ __all__ = [
     "CardData",
     "CardFacts",
     "CardScores",
+    "Conversion",
     "ConversionRefusedError",
+    "ConversionReport",
+    "Evaluation",
     "HardeningCallback",
     "HardnessLogCallback",
     "LambdaGELU",
     "LambdaGELUTrainer",
     "LambdaGELUTrainingArguments",
+    "LayerRefit",
     "MLPConfig",
     "MLPForClassification",
+    "NetChange",
     "SurgeryReport",
     "__version__",
     "anneal_hardness",
+    "attach_model_code",
     "certify_substitution",
     "convert_to_relu",
     "export_gelu",
@@ -172,6 +186,22 @@ __all__ = [
 ]
 
 
+# What has to be done to a module of a host library: (its name, where the function is, below hf_lgelu, the function).
+_REGISTRATIONS = (
+    ("transformers.activations", "models.registry", "register_in_transformers"),
+    ("timm.layers.create_act", "models.registry", "register_in_timm"),
+    ("transformers.modeling_utils", "models.loading", "extend_from_pretrained"),
+    ("transformers.models.auto.configuration_auto", "models.auto_classes", "register_auto_classes"),
+    ("transformers.models.auto.modeling_auto", "models.auto_classes", "register_auto_classes"),
+    ("transformers.modeling_utils", "models.auto_classes", "register_auto_classes"),
+    ("transformers.modeling_layers", "models.auto_classes", "register_auto_classes"),
+)
+
+
+def _deferred(home: str, name: str) -> Callable[[], None]:
+    return lambda: getattr(importlib.import_module(f"hf_lgelu.{home}"), name)()
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -182,3 +212,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
+
+
+for _module, _home, _function in _REGISTRATIONS:
+    when_imported(_module, _deferred(_home, _function))

@@ -14,19 +14,11 @@ ALLOWED = {
     "models": {"activation"},
     "training": {"activation", "models"},
     "refit": {"activation", "models"},
-    "export": {
-        "activation",
-        "models",
-        "training.hardening",
-        "refit.report",
-        "refit.provenance",
-        "refit.markdown",
-        "refit.tables",
-    },
+    "export": {"activation", "models", "training.hardening", "refit.report"},
     "analysis": {"activation", "models", "training.hardening", "export"},
     "cli": {"activation", "models", "training", "refit", "export", "analysis"},
 }
-ANYWHERE = {"version", "extras", "environment"}
+ANYWHERE = {"version", "extras", "environment", "host_imports"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -30,10 +30,8 @@ from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.whole_folder import whole_folder
 from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion
-from hf_lgelu.refit.markdown import render_markdown, summarize
-from hf_lgelu.refit.processes import known_processes
-from hf_lgelu.refit.provenance import Provenance
-from hf_lgelu.refit.report import ConversionReport
+from hf_lgelu.refit.folds import known_processes
+from hf_lgelu.refit.report import ConversionReport, Provenance, render_markdown, summarize
 
 REPORT_FILE, PAGE_FILE, FIGURE_FILE = "report.json", "report.md", "refit.png"
 
@@ -102,7 +100,7 @@ def _converted(
         return convert_to_relu(
             network,
             data.batches("inputs", progress=progress),
-            evaluation=None if evaluation is None else evaluation.batches("second set", progress=progress),
+            evaluation_data=None if evaluation is None else evaluation.batches("second set", progress=progress),
             batch_size=arguments.batch_size,
             allow_unrefitted=arguments.allow_unrefitted,
             progress=progress,
@@ -118,7 +116,7 @@ def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | Non
     return Provenance(
         model=on_hub or shown(str(Path(arguments.model).resolve())),
         model_is_on_hub=on_hub is not None,
-        calibration=data.description,
+        data=data.description,
         samples=len(data),
         seed=arguments.seed,
         evaluation=None if evaluation is None else evaluation.description,

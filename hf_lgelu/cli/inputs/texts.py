@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_lgelu.cli.inputs.input_set import TensorRows, sample_numbers
-from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 
 LONGEST = 1024
 """Tokens of a sequence where the user names no length and the model takes more."""
