@@ -1,4 +1,4 @@
-"""`hf-lgelu check`: what a checkpoint is, what a swap to ReLU would cost, and what stands in the way. Nothing is written."""
+"""`hf-lgelu check`: what a checkpoint is, what ReLU would cost, and what stands in the way. Nothing is written."""
 
 import copy
 from argparse import Namespace
@@ -61,10 +61,10 @@ class Examined:
 def check(arguments: Namespace) -> None:
     """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
     given = read_checkpoint(arguments.model, progress=not arguments.disable_tqdm)
-    evaluation = evaluation_set(arguments, given.network, given.processors)
+    evaluation = evaluation_set(arguments, given.model, given.processors)
     if evaluation is not None:
         require_fitting_rows(given.network, given.name, evaluation.first(2), evaluation.description, _ADVICE)
-    inputs = random_inputs(given.network) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
+    inputs = random_inputs(given.model) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
     examined = Examined(given, inputs, evaluation, arguments)
     print(f"{given.name}: {type(given.model).__name__}, {gates_in_words(given.network)}")
     for title, lines in (
@@ -186,7 +186,9 @@ def _advice(examined: Examined) -> Iterator[str]:
 
 
 def _frozen(model: nn.Module) -> bool:
-    return any(name.endswith("raw_hardness") and not parameter.requires_grad for name, parameter in model.named_parameters())
+    return any(
+        name.endswith("raw_hardness") and not parameter.requires_grad for name, parameter in model.named_parameters()
+    )
 
 
 def _outputs(output: Any) -> list[str]:

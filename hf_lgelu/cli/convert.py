@@ -59,12 +59,12 @@ def convert(arguments: Namespace) -> ConversionReport:
         with state.main_process_first():  # data sets are prepared once
             given = read_checkpoint(arguments.model, progress=progress)
             require_gates(given)
-            network = given.network.to(state.device)
-            data = data_set(arguments, network, given.processors)
-            evaluation = evaluation_set(arguments, network, given.processors)
+            given.network.to(state.device)
+            data = data_set(arguments, given.model, given.processors)
+            evaluation = evaluation_set(arguments, given.model, given.processors)
         for inputs in filter(None, (data, evaluation)):
-            require_fitting_rows(network, given.name, inputs.first(2), inputs.description, _ADVICE)
-        converted, report = _converted(arguments, network, data, evaluation, tell, progress)
+            require_fitting_rows(given.network, given.name, inputs.first(2), inputs.description, _ADVICE)
+        converted, report = _converted(arguments, given.network, data, evaluation, tell, progress)
         tell(summarize(report))
         if new is not None:
             provenance = _provenance(arguments, data, evaluation, state.num_processes)
@@ -138,7 +138,8 @@ def _write(
 ) -> None:
     """Everything that the output folder holds; the model in it, loaded again, must be the converted one."""
     given.save(converted, folder)
-    reloaded = read_checkpoint(str(folder)).network.to(converted.device)
+    reloaded = read_checkpoint(str(folder), progress=False).network
+    reloaded.to(next(converted.parameters()).device)
     require_same_model(converted, reloaded, data.first(_COMPARED_ROWS))
     document = {"provenance": provenance.as_dict(), "report": report.as_dict()}
     (folder / REPORT_FILE).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

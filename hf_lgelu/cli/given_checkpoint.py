@@ -50,10 +50,10 @@ class GivenCheckpoint:
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """Write `network`, changed, as a checkpoint of the same kind with all that goes along."""
-        if self.sentences is None:
-            save_checkpoint(network, folder, source=self.name)
-        else:
+        if self.sentences is not None and isinstance(network, SentenceEmbedder):
             self.sentences.save(network.encoder, folder)
+        elif isinstance(network, PreTrainedModel):
+            save_checkpoint(network, folder, source=self.name)
 
 
 def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
@@ -76,7 +76,9 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
     try:
         network = load_checkpoint(name) if sentences is None else sentences.load()
     except safetensors.SafetensorError as error:
-        raise ValueError(f"the weights of {name} are damaged: {error}; copy or download the checkpoint again") from error
+        raise ValueError(
+            f"the weights of {name} are damaged: {error}; copy or download the checkpoint again"
+        ) from error
     return GivenCheckpoint(name, network, sentences)
 
 
@@ -126,7 +128,9 @@ def require_gates(given: GivenCheckpoint) -> None:
 def _refuse_gateless(given: GivenCheckpoint) -> None:
     relus = sum(isinstance(module, nn.ReLU | nn.ReLU6 | nn.LeakyReLU) for module in given.network.modules())
     if relus:
-        raise ValueError(f"{given.name} is a ReLU network already ({relus} ReLU modules, no smooth gate): nothing to do")
+        raise ValueError(
+            f"{given.name} is a ReLU network already ({relus} ReLU modules, no smooth gate): nothing to do"
+        )
     raise ValueError(
         f"{given.name} has no gate as a module of a kind that is exchanged here; `hf-lgelu check {given.name}` lists "
         "what it computes smoothly"

@@ -43,7 +43,7 @@ def harden(arguments: Namespace) -> Any:
         given = read_checkpoint(arguments.model, progress=progress)
         require_hardness(given)
         _require_whole(given, target.name)
-        evaluation = evaluation_set(arguments, given.network, given.processors)
+        evaluation = evaluation_set(arguments, given.model, given.processors)
         if evaluation is not None:
             rows = evaluation.first(2)
             require_fitting_rows(given.network, given.name, rows, evaluation.description, _ADVICE)
@@ -89,9 +89,7 @@ def _at_home(report: Any, folder: Path) -> Any:
     return replace(report, path=folder / ONNX_FILE)
 
 
-def _compared(
-    arguments: Namespace, given: GivenCheckpoint, folder: Path, evaluation: InputSet, progress: bool
-) -> str:
+def _compared(arguments: Namespace, given: GivenCheckpoint, folder: Path, evaluation: InputSet, progress: bool) -> str:
     exported = read_checkpoint(str(folder), progress=progress).network
     found = compare(given.network, exported, evaluation, batch_size=arguments.batch_size, progress=progress)
     what = f"{evaluation.description}, {found.units:,} inputs"

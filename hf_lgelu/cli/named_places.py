@@ -1,10 +1,10 @@
-"""What a user names: a folder, a file, or an id of the Hub. Whether it is there is known before any work, in one try."""
+"""What a user names: a folder, a file, or an id of the Hub. Whether it is there is known at once, in one try."""
 
 import difflib
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, HTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 
 CONFIG_FILE = "config.json"
@@ -26,7 +26,9 @@ def require_model_there(name: str) -> None:
     The libraries that load it would try the Hub five times, for half a minute, before they say so.
     """
     if local(name) is None:
-        _require_on_hub(name, "model", isinstance(try_to_load_from_cache(name, CONFIG_FILE), str) if _is_id(name) else False)
+        _require_on_hub(
+            name, "model", isinstance(try_to_load_from_cache(name, CONFIG_FILE), str) if _is_id(name) else False
+        )
 
 
 def require_data_there(name: str) -> None:

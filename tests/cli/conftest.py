@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers.utils import logging
 
+from hf_lgelu.cli.command import main
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.training.hardening import anneal_hardness
-from hf_lgelu_cli import main
 
 FEATURES = 5
 
@@ -60,7 +60,9 @@ def place(tmp_path_factory):
         with (place / f"{name}.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow([*"abcde", "label"])
-            writer.writerows([*row, label] for row, label in zip(rows[part].tolist(), labels[part].tolist(), strict=True))
+            writer.writerows(
+                [*row, label] for row, label in zip(rows[part].tolist(), labels[part].tolist(), strict=True)
+            )
     trained("gelu", rows[:200], labels[:200]).save_pretrained(place / "gelu")
     lambda_gelu = trained("lambda_gelu", rows[:200], labels[:200])
     lambda_gelu.save_pretrained(place / "soft")

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-import hf_lgelu_cli
+from hf_lgelu.cli.command import COMMANDS, Command, main, parser_of
 from hf_lgelu.models.whole_folder import whole_folder
-from hf_lgelu_cli import COMMANDS, Command, main, parser_of
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
@@ -81,18 +80,20 @@ def fail(arguments):
 def write_and_be_killed(arguments):
     with whole_folder(arguments.model) as new:
         (new / "half").write_text("x")
-        os.kill(os.getpid(), hf_lgelu_cli_signal)
+        os.kill(os.getpid(), signal_to_send)
         raise AssertionError("the signal ends this")
 
 
-hf_lgelu_cli_signal = signal.SIGTERM
+signal_to_send = signal.SIGTERM
 
 
 @pytest.fixture
 def fake_command(monkeypatch):
     def add(function):
-        row = Command("fake", "a command of this test", f"{__name__}:{function.__name__}", COMMANDS["check"].options, ("", ""))
-        monkeypatch.setitem(hf_lgelu_cli.COMMANDS, "fake", row)
+        row = Command(
+            "fake", "a command of this test", f"{__name__}:{function.__name__}", COMMANDS["check"].options, ("", "")
+        )
+        monkeypatch.setitem(COMMANDS, "fake", row)
         monkeypatch.setitem(sys.modules, __name__, sys.modules[function.__module__])
 
     return add
@@ -105,7 +106,7 @@ def test_what_failed_is_said_in_one_line(fake_command, call):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signals_leave_nothing_half_written(number, fake_command, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[write_and_be_killed.__module__], "hf_lgelu_cli_signal", number)
+    monkeypatch.setattr(sys.modules[write_and_be_killed.__module__], "signal_to_send", number)
     fake_command(write_and_be_killed)
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
     try:
@@ -119,10 +120,10 @@ def test_signals_leave_nothing_half_written(number, fake_command, tmp_path, monk
 
 LIGHT = """
 import sys
-import hf_lgelu_cli
+from hf_lgelu.cli import command
 for words in (["--help"], ["convert", "--help"], ["convert"], ["--version"]):
-    hf_lgelu_cli.main(words)
-heavy = {"torch", "transformers", "datasets", "numpy", "matplotlib", "hf_lgelu"} & set(sys.modules)
+    command.main(words)
+heavy = {"torch", "transformers", "datasets", "numpy", "matplotlib"} & set(sys.modules)
 print("loaded:", sorted(heavy))
 """
 

@@ -27,7 +27,7 @@ FILES = {"config.json", "model.safetensors", "README.md", "report.json", "report
 @pytest.fixture(scope="module")
 def converted(place, tmp_path_factory):
     """(folder, what was said) of one conversion with a second set."""
-    from hf_lgelu_cli import main
+    from hf_lgelu.cli.command import main
 
     folder = tmp_path_factory.mktemp("out") / "relu"
     words = ["convert", place / "gelu", "--data", place / "rows.csv", "--evaluation", place / "test.csv"]
@@ -147,7 +147,11 @@ def test_a_folder_that_is_taken_is_known_before_any_work(place, converted, monke
         ("gelu", ("--max_samples", 15), "at least 16 distinct rows"),
         ("gelu", ("--data_split", "test"), "has no split 'test'; give --data_split, of train"),
         ("gelu", ("--evaluation", "DATA"), "must be other rows than --data, split 'train'"),
-        ("gelu", ("--evaluation", "EMPTY"), "empty.csv cannot be read as a data set (Instruction \"train\" corresponds to no data!)"),
+        (
+            "gelu",
+            ("--evaluation", "EMPTY"),
+            'empty.csv cannot be read as a data set (Instruction "train" corresponds to no data!)',
+        ),
         ("gleu", (), "(did you mean"),
         ("runs/gelu", (), "the Hub cannot be reached"),
         ("./nothing", (), "there is no folder ./nothing; give the folder of a checkpoint"),
@@ -299,7 +303,9 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
     assert copied <= written
     for name in ("modules.json", "1_Pooling/config.json", "tokenizer.json"):
         assert (tmp_path / "relu" / name).read_bytes() == (model / name).read_bytes()
-    before, after = (sentence_transformers.SentenceTransformer(str(path), device="cpu") for path in (model, tmp_path / "relu"))
+    before, after = (
+        sentence_transformers.SentenceTransformer(str(path), device="cpu") for path in (model, tmp_path / "relu")
+    )
     assert after[1].get_config_dict()["pooling_mode"] == "cls"
     assert {type(layer.intermediate.intermediate_act_fn) for layer in after[0].auto_model.encoder.layer} == {nn.ReLU}
     lines = texts.read_text().splitlines()[:20]
@@ -313,7 +319,7 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
 @pytest.mark.slow
 def test_two_processes_write_one_folder_with_the_same_network(place, converted, tmp_path):
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "hf_lgelu_cli"),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "hf_lgelu.cli"),
         *("convert", place / "gelu", "--data", place / "rows.csv", "--evaluation", place / "test.csv"),
         *("--output_dir", tmp_path / "relu", "--disable_tqdm"),
     ]

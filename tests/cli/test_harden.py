@@ -7,13 +7,13 @@ import torch
 from huggingface_hub import ModelCard
 from torch import nn
 
+from hf_lgelu.cli.command import COMMANDS
 from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.export.targets import EXPORT_TARGETS
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.profile import hardness_profile
-from hf_lgelu_cli import COMMANDS
 
 
 def test_the_commands_targets_are_those_of_the_export():

@@ -124,14 +124,18 @@ def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new(exchange, tmp_path,
     assert steps >= 6  # the folders, the lock, the file, the exchange, the removals
 
 
-def test_who_comes_second_does_not_replace_the_first(tmp_path):
-    target = tmp_path / "b"
-    with pytest.raises(FileExistsError, match="is not empty"), whole_folder(target) as slow:
+def overtaken(target):
+    with whole_folder(target) as slow:
         (slow / "config.json").write_text("slow")
         with whole_folder(target) as quick:
             (quick / "config.json").write_text("quick")
         assert slow.is_dir()  # a living process's folder is not swept
-    assert (target / "config.json").read_text() == "quick"
+
+
+def test_who_comes_second_does_not_replace_the_first(tmp_path):
+    with pytest.raises(FileExistsError, match="is not empty"):
+        overtaken(tmp_path / "b")
+    assert (tmp_path / "b" / "config.json").read_text() == "quick"
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 

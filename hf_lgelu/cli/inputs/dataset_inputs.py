@@ -33,7 +33,7 @@ _BUILDERS = {
 
 @dataclass(frozen=True)
 class DatasetName:
-    """Which rows: a folder, file or Hub id, one of its configurations, a split, and columns where they are not plain."""
+    """Which rows: of a folder, file or Hub id a configuration, a split, and columns where they are not plain."""
 
     name: str
     config: str | None = None

@@ -3,9 +3,8 @@
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import collate_rows
-from torch.utils.data import DataLoader
-
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
+from torch.utils.data import DataLoader
 
 
 def test_blocks_are_contiguous_and_the_rest_is_dropped():

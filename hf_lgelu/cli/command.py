@@ -1,8 +1,7 @@
 """The command `hf-lgelu`: what it offers, in the table COMMANDS, and how a call is read and answered.
 
-A module beside the package and not inside it: importing anything of hf_lgelu registers its activations with
-transformers, which loads torch and takes seconds. Help and the refusal of a wrong call need neither; a command's own
-module is imported when the command runs. Under accelerate: `accelerate launch -m hf_lgelu_cli convert ...`.
+A command's own module, and with it torch, is imported when the command runs: help and the refusal of a wrong call take
+no seconds.
 """
 
 import argparse
@@ -198,7 +197,7 @@ _ROWS = (
     ),
     Command(
         name="check",
-        summary="is a checkpoint piecewise linear, what would a swap to ReLU cost, what stands in the way; writes nothing",
+        summary="is a checkpoint piecewise linear, what would ReLU cost, what stands in the way; nothing is written",
         run="hf_lgelu.cli.check:check",
         options=(
             _MODEL,
@@ -237,7 +236,10 @@ _ROWS = (
             _LICENSE,
             _switch("--overwrite", "Replace a card that is there. Left out: it is refused."),
         ),
-        examples=("hf-lgelu card runs/tabular --license mit", "hf-lgelu card out/relu --facts runs/tabular --overwrite"),
+        examples=(
+            "hf-lgelu card runs/tabular --license mit",
+            "hf-lgelu card out/relu --facts runs/tabular --overwrite",
+        ),
     ),
     Command(
         name="kernels",
@@ -383,7 +385,3 @@ def _signals_as_exceptions() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
