@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import transformers
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -74,9 +75,13 @@ def save_checkpoint(
 ) -> tuple[str, ...]:
     """Save a model with its tokenizer or image processor: the object itself, or the files of a folder or Hub id.
 
-    Returns the names of the files copied from `source`.
+    Returns the names of the files copied from `source`. Raises OSError where they cannot be written, and what
+    `copy_processor_files` raises.
     """
-    model.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder)
+    except safetensors.SafetensorError as error:  # a full disk, say
+        raise OSError(f"the weights cannot be written to {folder}: {error}") from error
     if processor is not None:
         processor.save_pretrained(folder)
     return tuple(copy_processor_files(source, folder)) if source is not None else ()

@@ -1,11 +1,12 @@
 import json
 
 import pytest
+import safetensors
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from hf_lgelu import hardness_profile, initialize_hardness, replace_activations
-from hf_lgelu.models.checkpoint import copy_processor_files, load_checkpoint
+from hf_lgelu.models.checkpoint import copy_processor_files, load_checkpoint, save_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 BERT = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=20)
@@ -86,3 +87,37 @@ def test_processor_files_are_copied_byte_for_byte_and_nothing_else(tmp_path):
     assert sorted(p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()) == wanted
     assert (target / "spiece.model").read_bytes() == b"spiece.model"
     assert copy_processor_files(target / "chat_templates", tmp_path / "c") == []
+
+
+def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "model" / "merges.txt").write_text("own")
+    (tmp_path / "model" / "vocab.txt").symlink_to(tmp_path / "secret")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match=r"vocab\.txt in .* is a link that leads out of the folder"):
+        copy_processor_files(tmp_path / "model", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_hubs_cache_is_links_and_is_copied(tmp_path):
+    """snapshots/REVISION/vocab.txt → ../../blobs/DIGEST."""
+    snapshot = tmp_path / "models--me--bert" / "snapshots" / "123"
+    (tmp_path / "models--me--bert" / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--me--bert" / "blobs" / "abc").write_text("words")
+    (snapshot / "vocab.txt").symlink_to("../../blobs/abc")
+    (tmp_path / "out").mkdir()
+    assert copy_processor_files(snapshot, tmp_path / "out") == ["vocab.txt"]
+    assert not (tmp_path / "out" / "vocab.txt").is_symlink()
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "words"
+
+
+def test_weights_that_cannot_be_written_are_an_error_of_the_system(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    model = MLPForClassification(MLPConfig(num_features=3))
+    monkeypatch.setattr(model, "save_pretrained", full)
+    with pytest.raises(OSError, match=r"the weights cannot be written .*No space left on device"):
+        save_checkpoint(model, tmp_path / "out")
