@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from hf_lgelu.refit.report import Evaluation as Evaluation
     from hf_lgelu.refit.report import LayerRefit as LayerRefit
     from hf_lgelu.refit.report import NetChange as NetChange
+    from hf_lgelu.refit.ridge import NotFiniteError as NotFiniteError
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
     from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
@@ -91,6 +92,7 @@ _HOME = {
     "MLPConfig": "models.mlp",
     "MLPForClassification": "models.mlp",
     "NetChange": "refit.report",
+    "NotFiniteError": "refit.ridge",
     "NotFoldableError": "export.folding.neighbours",
     "NotPiecewiseAffineError": "analysis.piecewise.input_flow",
     "SurgeryReport": "models.surgery",
@@ -154,6 +156,7 @@ __all__ = [
     "MLPConfig",
     "MLPForClassification",
     "NetChange",
+    "NotFiniteError",
     "NotFoldableError",
     "NotPiecewiseAffineError",
     "SurgeryReport",

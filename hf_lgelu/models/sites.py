@@ -71,11 +71,12 @@ class ActivationSite:
 
     def is_in_place(self, model: nn.Module) -> bool:
         """Whether `model`, in which the site was found, still holds `module` where its name says."""
-        place: nn.Module | None = model
+        place = model
         for step in self.name.split("."):  # from the top: a whole block may have been exchanged
-            place = place._modules.get(step)
-            if place is None:
+            child = place._modules.get(step)
+            if child is None:
                 return False
+            place = child
         return place is self.module
 
 

@@ -38,7 +38,8 @@ def hardness_parameter_groups(
     check_rate("weight_decay", weight_decay)
     hardness = _hardness_parameters(model)
     decayed_names = set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY_PATTERNS))
-    decayed, undecayed = [], []
+    decayed: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in hardness:
             (decayed if name in decayed_names else undecayed).append(parameter)
