@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from hf_lgelu.models.profile import initialize_hardness as initialize_hardness
     from hf_lgelu.models.rebuild import from_pretrained as from_pretrained
     from hf_lgelu.models.registry import register_activation as register_activation
+    from hf_lgelu.models.runtimes import RUNTIMES as RUNTIMES
+    from hf_lgelu.models.runtimes import runtime_warnings as runtime_warnings
     from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
     from hf_lgelu.models.surgery import SurgeryReport as SurgeryReport
     from hf_lgelu.models.surgery import replace_activations as replace_activations
@@ -86,6 +88,7 @@ _HOME = {
     "MLPConfig": "models.mlp",
     "MLPForClassification": "models.mlp",
     "NetChange": "refit.report",
+    "RUNTIMES": "models.runtimes",
     "SurgeryReport": "models.surgery",
     "__version__": "version",
     "anneal_hardness": "training.hardening",
@@ -117,6 +120,7 @@ _HOME = {
     "release_hardness": "training.hardening",
     "remove_dead_units": "analysis.pruning.units",
     "replace_activations": "models.surgery",
+    "runtime_warnings": "models.runtimes",
     "save_card_facts": "export.hub.card_facts",
     "separate_hardness_group": "training.optim",
     "substitute_relu": "models.surgery",
@@ -128,6 +132,7 @@ _HOME = {
 }
 
 __all__ = [
+    "RUNTIMES",
     "CardData",
     "CardFacts",
     "CardScores",
@@ -175,6 +180,7 @@ __all__ = [
     "release_hardness",
     "remove_dead_units",
     "replace_activations",
+    "runtime_warnings",
     "save_card_facts",
     "separate_hardness_group",
     "substitute_relu",
