@@ -150,7 +150,7 @@ def _require_lambda_gelu(model: PreTrainedModel) -> None:
             else "it has no smooth gate that a substitution could exchange"
         )
         raise ValueError(
-            f"{type(model).__name__} has no λ-GELU, which export_relu turns into ReLU; {advice}"
+            f"{type(model).__name__} has no λ-GELU for export_relu to replace; {advice}"
         ) from error
 
 

@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
+from hf_lgelu.models.links import require_inside
 from hf_lgelu.models.mlp import MLPForClassification
 from hf_lgelu.models.rebuild import from_pretrained
 from hf_lgelu.models.sites import lambda_gelu_modules
@@ -141,13 +142,12 @@ def save_checkpoint(
 def copy_processor_files(source: str | os.PathLike, target: str | os.PathLike) -> list[str]:
     """Copy the tokenizer's and processor's files of a folder or Hub id, byte for byte; returns their names.
 
-    Raises ValueError for a file that is a link out of the folder: what it leads to was not meant to be published.
+    Raises ValueError for a link that leads out of the folder; nothing has been copied then.
     """
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(str(source), allow_patterns=list(PROCESSOR_FILES)))
-    files = sorted({path for pattern in PROCESSOR_FILES for path in folder.glob(pattern) if path.is_file()})
-    require_no_links_out(folder, files)
+    files = processor_files(folder)
     for file in files:
         copy = Path(target) / file.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -155,16 +155,9 @@ def copy_processor_files(source: str | os.PathLike, target: str | os.PathLike) -
     return [file.relative_to(folder).as_posix() for file in files]
 
 
-def require_no_links_out(folder: Path, files: Iterable[Path]) -> None:
-    """Raise ValueError for files of a folder that are links to somewhere else.
-
-    A snapshot in the Hub's cache is made of links to `blobs` beside it; these are its own.
-    """
-    inside = folder.resolve()
-    places = [inside]
-    if inside.parent.name == "snapshots":
-        places.append(inside.parent.parent / "blobs")
-    strange = [file for file in files if not any(file.resolve().is_relative_to(place) for place in places)]
-    if strange:
-        names = ", ".join(file.relative_to(folder).as_posix() for file in strange[:4])
-        raise ValueError(f"{names} in {folder} is a link that leads out of it; put the file itself there, or remove it")
+def processor_files(folder: Path) -> list[Path]:
+    """The tokenizer's and processor's files in a folder, sorted. Raises ValueError for a link that leads out of it."""
+    files = sorted({path for pattern in PROCESSOR_FILES for path in folder.glob(pattern) if path.is_file()})
+    for file in files:
+        require_inside(file, folder)
+    return files

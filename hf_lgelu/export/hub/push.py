@@ -10,7 +10,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
 from hf_lgelu.export.hub.card_text import holds_token, without_tokens
-from hf_lgelu.models.checkpoint import require_no_links_out
+from hf_lgelu.models.links import require_inside
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,8 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
         if path.suffix.lower() in _SUFFIXES or path.name == LICENSE_FILE or path.name in code
     ]
     _require_complete(folder, names)
-    require_no_links_out(folder, [folder / name for name in names])
+    for name in names:
+        require_inside(folder / name, folder)
     return sorted(names)
 
 
