@@ -149,9 +149,7 @@ def _require_lambda_gelu(model: PreTrainedModel) -> None:
             if smooth
             else "it has no smooth gate that a substitution could exchange"
         )
-        raise ValueError(
-            f"{type(model).__name__} has no λ-GELU for export_relu to replace; {advice}"
-        ) from error
+        raise ValueError(f"{type(model).__name__} has no λ-GELU for export_relu to replace; {advice}") from error
 
 
 @torch.no_grad()
