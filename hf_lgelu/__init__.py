@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from hf_lgelu.models.profile import initialize_hardness as initialize_hardness
     from hf_lgelu.models.rebuild import from_pretrained as from_pretrained
     from hf_lgelu.models.registry import register_activation as register_activation
+    from hf_lgelu.models.runtimes import RUNTIMES as RUNTIMES
+    from hf_lgelu.models.runtimes import runtime_warnings as runtime_warnings
     from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
     from hf_lgelu.models.surgery import SurgeryReport as SurgeryReport
     from hf_lgelu.models.surgery import replace_activations as replace_activations
@@ -95,6 +97,7 @@ _HOME = {
     "NotFiniteError": "refit.ridge",
     "NotFoldableError": "export.folding.neighbours",
     "NotPiecewiseAffineError": "analysis.piecewise.input_flow",
+    "RUNTIMES": "models.runtimes",
     "SurgeryReport": "models.surgery",
     "UnreadableNetworkError": "analysis.verification.marabou",
     "UnsupportedConfigError": "models.config_keys",
@@ -129,6 +132,7 @@ _HOME = {
     "release_hardness": "training.hardening",
     "remove_dead_units": "analysis.pruning.units",
     "replace_activations": "models.surgery",
+    "runtime_warnings": "models.runtimes",
     "save_card_facts": "export.hub.card_facts",
     "separate_hardness_group": "training.optim",
     "substitute_relu": "models.surgery",
@@ -140,6 +144,7 @@ _HOME = {
 }
 
 __all__ = [
+    "RUNTIMES",
     "CardData",
     "CardFacts",
     "CardScores",
@@ -193,6 +198,7 @@ __all__ = [
     "release_hardness",
     "remove_dead_units",
     "replace_activations",
+    "runtime_warnings",
     "save_card_facts",
     "separate_hardness_group",
     "substitute_relu",
