@@ -24,6 +24,7 @@ from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.profile import hardness_profile, smallest_hardness
 from hf_lgelu.models.random_inputs import random_inputs
+from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
@@ -166,6 +167,8 @@ def _notes(examined: Examined) -> Iterator[str]:
             "- A checkpoint of sentence-transformers: pooling and the modules behind it go along unchanged, and "
             "networks are compared by their embeddings."
         )
+    for warning in runtime_warnings(given.model.config):
+        yield f"- With ReLU in its config: {warning}."
     names = _outputs(run_example(given.network, examined.inputs))
     if len(names) > 1:
         yield f"- It gives {', '.join(names)}: networks are compared by {names[0]}. Gates behind the others count too."

@@ -48,6 +48,7 @@ def test_a_relu_network_has_nothing_to_do(tmp_path, call):
     assert status == 0
     assert "Yes, its gates are" in said
     assert "Nothing: it has no gate" in said
+    assert "With ReLU in its config: llama.cpp ignores the activation that the config of a gpt2 names" in said
 
 
 def test_what_cannot_be_refitted_is_named(tmp_path, call):
