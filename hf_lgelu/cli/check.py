@@ -24,6 +24,7 @@ from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.profile import hardness_profile, smallest_hardness
 from hf_lgelu.models.random_inputs import random_inputs
+from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
@@ -161,9 +162,11 @@ def _notes(examined: Examined) -> Iterator[str]:
         yield f"- It gives {', '.join(names)}: networks are compared by {names[0]}. Gates behind the others count too."
     if examined.sites and given.model.main_input_name == "input_ids":
         yield (
-            "- In int8 (quantize_onnx), have padded rows among the inputs: what masks padding is easily destroyed, and "
-            "only such rows show it."
+            "- In int8 (quantize_onnx), have padded rows among the inputs: what masks padding stays in float, and only "
+            "such rows show what int8 changes there."
         )
+    if examined.sites:
+        yield from (f"- As ReLU: {warning}" for warning in runtime_warnings(given.model.config))
     if examined.sites:
         yield (
             f"- A conversion counts as near up to a KL of {FAR_KL} nat a prediction; beyond that, its report and card "
