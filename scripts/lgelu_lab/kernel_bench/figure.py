@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lgelu_lab.kernel_bench.cases import SIZES, SWEEP_SIZES
 from lgelu_lab.kernel_bench.providers import FLOOR, PROVIDERS, REFERENCE
 from lgelu_lab.kernel_bench.results import number_text
-from lgelu_lab.report.figures.drawing import DOTS_PER_INCH, new_figure, style
+from lgelu_lab.report.drawing import DOTS_PER_INCH, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
