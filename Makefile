@@ -1,27 +1,41 @@
-# make test        the environment and the test suite
-# make lint        ruff
-# make quickstart  the environment, then train, harden and substitute on scikit-learn's digits
-# make clean       remove the environment
+# make test          the environment and the test suite, on two processes
+# make test-kernels  Triton's interpreter and the torch.compile matrix
+# make test-slow     minutes, not seconds
+# make lint          ruff, and mypy over the library
+# make quickstart    train, harden and substitute on scikit-learn's digits
+# make report        tables, figures and report.html from the committed records
+# make clean         remove the environment
 
 VENV ?= .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python
+# One torch thread a worker: two workers with two threads each would fight for two cores.
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
+WORKERS ?= 2
 
-.PHONY: test test-slow lint quickstart clean
+.PHONY: test test-kernels test-slow lint quickstart report clean
 
 test: $(VENV)/ready
-	$(RUN) -m pytest
+	$(PYTEST)
+
+test-kernels: $(VENV)/ready
+	$(PYTEST) -m "kernels and not slow and not gpu"
 
 test-slow: $(VENV)/ready
-	$(RUN) -m pytest -m slow
+	$(PYTEST) -m "slow and not gpu"
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy hf_lgelu
 
 quickstart: $(VENV)/ready
 	$(RUN) scripts/study.py --study quickstart --output_dir runs/quickstart
 	$(RUN) scripts/report.py --runs runs/quickstart
+
+report: $(VENV)/ready
+	$(RUN) scripts/report.py --runs model_cards/records --downstream model_cards/downstream \
+	    --output_dir model_cards/report --readme README.md
 
 # A half-made environment has no "ready" and is made anew.
 $(VENV)/ready: pyproject.toml

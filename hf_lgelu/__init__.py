@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from hf_lgelu.analysis.verification.robustness import verify_robustness as verify_robustness
     from hf_lgelu.export.folding.fold import fold_hardness as fold_hardness
     from hf_lgelu.export.gelu import export_gelu as export_gelu
-    from hf_lgelu.export.hub.model_card import write_card as write_card
+    from hf_lgelu.export.hub.card import write_card as write_card
+    from hf_lgelu.export.hub.card_facts import CardData as CardData
+    from hf_lgelu.export.hub.card_facts import CardFacts as CardFacts
+    from hf_lgelu.export.hub.card_facts import CardScores as CardScores
+    from hf_lgelu.export.hub.card_facts import load_card_facts as load_card_facts
+    from hf_lgelu.export.hub.card_facts import save_card_facts as save_card_facts
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
     from hf_lgelu.export.relu import export_relu as export_relu
@@ -43,8 +48,13 @@ if TYPE_CHECKING:
     from hf_lgelu.models.surgery import replace_activations as replace_activations
     from hf_lgelu.models.surgery import substitute_relu as substitute_relu
     from hf_lgelu.models.surgery import temporary_relu as temporary_relu
+    from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import ConversionRefusedError as ConversionRefusedError
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
+    from hf_lgelu.refit.report import ConversionReport as ConversionReport
+    from hf_lgelu.refit.report import Evaluation as Evaluation
+    from hf_lgelu.refit.report import LayerRefit as LayerRefit
+    from hf_lgelu.refit.report import NetChange as NetChange
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
     from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
@@ -64,14 +74,22 @@ register_auto_classes()
 
 # Where each public name lives, below hf_lgelu.
 _HOME = {
+    "CardData": "export.hub.card_facts",
+    "CardFacts": "export.hub.card_facts",
+    "CardScores": "export.hub.card_facts",
+    "Conversion": "refit.convert",
     "ConversionRefusedError": "refit.convert",
+    "ConversionReport": "refit.report",
+    "Evaluation": "refit.report",
     "HardeningCallback": "training.callbacks",
     "HardnessLogCallback": "training.callbacks",
     "LambdaGELU": "activation.module",
     "LambdaGELUTrainer": "training.trainer",
     "LambdaGELUTrainingArguments": "training.arguments",
+    "LayerRefit": "refit.report",
     "MLPConfig": "models.mlp",
     "MLPForClassification": "models.mlp",
+    "NetChange": "refit.report",
     "SurgeryReport": "models.surgery",
     "__version__": "version",
     "anneal_hardness": "training.hardening",
@@ -92,6 +110,7 @@ _HOME = {
     "is_hardened": "training.hardening",
     "kernel_report": "activation.report",
     "lambda_gelu": "activation.functional",
+    "load_card_facts": "export.hub.card_facts",
     "local_linear_model": "analysis.piecewise.linear_pieces",
     "measure_zeros": "analysis.pruning.zeros",
     "prune_units": "analysis.pruning.units",
@@ -100,24 +119,33 @@ _HOME = {
     "release_hardness": "training.hardening",
     "remove_dead_units": "analysis.pruning.units",
     "replace_activations": "models.surgery",
+    "save_card_facts": "export.hub.card_facts",
     "separate_hardness_group": "training.optim",
     "substitute_relu": "models.surgery",
     "swap_error_bound": "activation.hardness",
     "temporary_relu": "models.surgery",
     "use_kernel": "activation.kernels.choice",
     "verify_robustness": "analysis.verification.robustness",
-    "write_card": "export.hub.model_card",
+    "write_card": "export.hub.card",
 }
 
 __all__ = [
+    "CardData",
+    "CardFacts",
+    "CardScores",
+    "Conversion",
     "ConversionRefusedError",
+    "ConversionReport",
+    "Evaluation",
     "HardeningCallback",
     "HardnessLogCallback",
     "LambdaGELU",
     "LambdaGELUTrainer",
     "LambdaGELUTrainingArguments",
+    "LayerRefit",
     "MLPConfig",
     "MLPForClassification",
+    "NetChange",
     "SurgeryReport",
     "__version__",
     "anneal_hardness",
@@ -138,6 +166,7 @@ __all__ = [
     "is_hardened",
     "kernel_report",
     "lambda_gelu",
+    "load_card_facts",
     "local_linear_model",
     "measure_zeros",
     "prune_units",
@@ -147,6 +176,7 @@ __all__ = [
     "release_hardness",
     "remove_dead_units",
     "replace_activations",
+    "save_card_facts",
     "separate_hardness_group",
     "substitute_relu",
     "swap_error_bound",

@@ -15,12 +15,10 @@ import sys
 from dataclasses import dataclass, field
 
 import torch
-from lgelu_lab.kernel_bench.cases import DEVICES, DTYPES, MODES, SIZES, SWEEP_SIZES, Case, parse_size
-from lgelu_lab.kernel_bench.figure import Selection, draw_figure
-from lgelu_lab.kernel_bench.operation import Pace, measure_operation
+from lgelu_lab.kernel_bench.measure import DTYPES, MODES, SIZES, SWEEP_SIZES, Bench, measure_operation, parse_size
 from lgelu_lab.kernel_bench.providers import PROVIDERS, check_providers
-from lgelu_lab.kernel_bench.results import ResultsFile, Row, find_provenance, latest_rows
-from lgelu_lab.kernel_bench.table import markdown_tables
+from lgelu_lab.kernel_bench.results import Cells, ResultsFile, find_provenance, latest_rows
+from lgelu_lab.kernel_bench.shown import draw_figure, markdown_tables
 from lgelu_lab.kernel_bench.training_steps import STEP_MODELS, check_step_models, measure_steps
 from transformers import HfArgumentParser
 from transformers.utils import logging
@@ -57,7 +55,7 @@ class BenchArguments:
         default_factory=lambda: [1.0, 2.0, 20.0, 160.0], metadata={"help": "Values of λ, at least 1."}
     )
     threads: list[int] = field(default_factory=lambda: [1, 2], metadata={"help": "Threads of the CPU, one run each."})
-    device: str = field(default="cpu", metadata={"help": "cpu or cuda.", "choices": list(DEVICES)})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda.", "choices": ["cpu", "cuda"]})
     allocator: str = field(
         default="keep",
         metadata={
@@ -120,30 +118,29 @@ def run(arguments: BenchArguments) -> None:
         if arguments.table:
             print(markdown_tables(rows, arguments.modes, arguments.dtypes, arguments.hardness))
         if arguments.figure:
-            shown = Selection(arguments.dtypes[0], arguments.hardness[0], arguments.threads[0], _allocator(arguments))
-            draw_figure(rows, arguments.figure, shown)
+            shown = {"dtype": arguments.dtypes[0], "hardness": arguments.hardness[0], "threads": arguments.threads[0]}
+            draw_figure(rows, arguments.figure, **shown, allocator=_allocator(arguments))
         return
     if arguments.device == "cpu":
         restart_with(ALLOCATORS[arguments.allocator] | _QUIET_PROFILER)
     logging.set_verbosity_error()
     results = ResultsFile(arguments.csv, find_provenance(arguments.device))
-    pace = Pace(arguments.rounds, arguments.seconds)
     for dtype in arguments.dtypes:
         for threads in arguments.threads if arguments.device == "cpu" else [1]:
-            _measure(arguments, dtype, threads, pace, results)
+            _measure(arguments, dtype, threads, results)
 
 
-def _measure(arguments: BenchArguments, dtype: str, threads: int, pace: Pace, results: ResultsFile) -> None:
+def _measure(arguments: BenchArguments, dtype: str, threads: int, results: ResultsFile) -> None:
     allocator = _allocator(arguments)
+    bench = Bench(arguments.device, threads, allocator, arguments.rounds, arguments.seconds, results)
     if arguments.step:
         for model in check_step_models(arguments.models, arguments.device):
-            for row in measure_steps(model, dtype, threads, arguments.device, allocator, pace, results):
+            for row in measure_steps(model, dtype, bench):
                 _say(row)
         return
     providers = check_providers(arguments.providers)
-    for text in SWEEP_SIZES if arguments.sweep else arguments.sizes:
-        case = Case(parse_size(text), dtype, threads, arguments.device)
-        for row in measure_operation(case, providers, arguments.hardness, arguments.modes, allocator, pace, results):
+    for size in SWEEP_SIZES if arguments.sweep else arguments.sizes:
+        for row in measure_operation(size, dtype, providers, arguments.hardness, arguments.modes, bench):
             _say(row)
 
 
@@ -160,13 +157,13 @@ def restart_with(settings: dict[str, str]) -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
-def _say(row: Row) -> None:
-    words = (row.mode, row.size, row.memory_format, row.dtype, f"{row.threads} threads", row.allocator)
-    what = " ".join(word for word in words if word)
-    name = f"{row.provider} λ={row.hardness}" if row.hardness else row.provider
+def _say(row: Cells) -> None:
+    names = ("mode", "size", "memory_format", "dtype")
+    words = (*(row[name] for name in names), f"{row['threads']} threads", row["allocator"])
+    provider = f"{row['provider']} λ={row['hardness']}" if row["hardness"] else row["provider"]
     print(
-        f"{what}: {name} ({row.kernel}) {row.milliseconds_median} ms, {row.ratio_median} of GELU "
-        f"({row.ratio_q20} to {row.ratio_q80})",
+        f"{' '.join(word for word in words if word)}: {provider} ({row['kernel']}) {row['milliseconds_median']} ms, "
+        f"{row['ratio_median']} of GELU ({row['ratio_q20']} to {row['ratio_q80']})",
         flush=True,
     )
 

@@ -129,9 +129,7 @@ MODES = {
     "LambdaGELUTrainer, gelu": _Mode(LambdaGELUTrainer, "gelu", {"require_lambda_gelu": False}),
     "λ-GELU, learning": _Mode(LambdaGELUTrainer, "lambda_gelu", {"log_hardness": True}),
     "λ-GELU, hardening by epoch": _Mode(LambdaGELUTrainer, "lambda_gelu", _HARDENING),
-    "λ-GELU, hardening by step": _Mode(
-        LambdaGELUTrainer, "lambda_gelu", {**_HARDENING, "hardening_granularity": "step"}
-    ),
+    "λ-GELU, hardening by step": _Mode(LambdaGELUTrainer, "lambda_gelu", {**_HARDENING, "hardening_strategy": "steps"}),
 }
 """What --overhead compares; the first is the denominator, and the second shows how far to trust a ratio."""
 

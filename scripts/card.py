@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lgelu_lab.studies.cards import write_record_card
 from lgelu_lab.studies.records import read_record
 from transformers import HfArgumentParser
-
-from hf_lgelu.export.hub.model_card import write_record_card
 
 
 @dataclass
@@ -17,7 +16,7 @@ class CardArguments:
     output: str = field(metadata={"help": "The card; its picture goes to figures/ beside it."})
     export: str = field(default="relu", metadata={"help": "The form described: relu, gelu or lambda_gelu."})
     repo_id: str | None = field(default=None, metadata={"help": "Hub repository of the model, user/name."})
-    license: str = field(default="apache-2.0", metadata={"help": "Licence on the card, as the Hub spells it."})
+    license: str | None = field(default=None, metadata={"help": "Licence on the card, as the Hub spells it."})
 
 
 def main() -> None:

@@ -110,7 +110,7 @@ def swap_error_bound(hardness: float) -> float:
 class InitMode:
     """A way to spread initial hardness over depth.
 
-    `profile` maps (number of sites, low, high) to one λ per site, in the order in which they run.
+    `profile` maps (number of sites, init_hardness, high_hardness) to one λ per site, in the order in which they run.
     """
 
     name: str
@@ -127,26 +127,32 @@ def _linear_profile(count: int, first: float, last: float) -> list[float]:
 INIT_MODES: dict[str, InitMode] = {
     mode.name: mode
     for mode in (
-        InitMode("uniform", "every λ = low", lambda n, low, high: [low] * n),
-        InitMode("increasing", "linear from low to high", _linear_profile),
-        InitMode("decreasing", "linear from high to low", lambda n, low, high: _linear_profile(n, high, low)),
+        InitMode("uniform", "every λ = init_hardness", lambda n, low, high: [low] * n),
+        InitMode("increasing", "linear from init_hardness to high_hardness", _linear_profile),
+        InitMode(
+            "decreasing",
+            "linear from high_hardness to init_hardness",
+            lambda n, low, high: _linear_profile(n, high, low),
+        ),
     )
 }
 
 
-def init_profile(mode: str, count: int, low: float, high: float) -> list[float]:
+def init_profile(init_mode: str, count: int, init_hardness: float, high_hardness: float) -> list[float]:
     """One initial λ for each of `count` activations in depth order (the paper's three init modes).
 
-    Raises ValueError if `mode` is unknown, `count` < 1, `low` ≤ 1 or `low` > `high`.
+    Raises ValueError if `init_mode` is unknown, `count` < 1, `init_hardness` ≤ 1 or `init_hardness` > `high_hardness`.
     """
-    if mode not in INIT_MODES:
-        raise ValueError(f"unknown init mode {mode!r}; accepted: {', '.join(INIT_MODES)}")
+    if init_mode not in INIT_MODES:
+        raise ValueError(f"unknown init mode {init_mode!r}; accepted: {', '.join(INIT_MODES)}")
     if count < 1:
         raise ValueError(f"count must be at least 1 activation, got {count}")
-    low, high = check_init_hardness(low), check_init_hardness(high)
-    if low > high and mode != "uniform":  # which has no high end
-        raise ValueError(f"low must not exceed high, got low={low} and high={high}")
-    return INIT_MODES[mode].profile(count, low, high)
+    low, high = check_init_hardness(init_hardness), check_init_hardness(high_hardness)
+    if low > high and init_mode != "uniform":  # which has no high end
+        raise ValueError(
+            f"init_hardness must not exceed high_hardness, got init_hardness={low} and high_hardness={high}"
+        )
+    return INIT_MODES[init_mode].profile(count, low, high)
 
 
 @dataclass(frozen=True)

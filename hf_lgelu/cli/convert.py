@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from accelerate import PartialState
-from huggingface_hub import ModelCard
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from transformers import PreTrainedModel
 
 from hf_lgelu.cli.convert_arguments import ConvertArguments
@@ -17,8 +15,8 @@ from hf_lgelu.cli.given_checkpoint import require_fitting_rows, require_other_fo
 from hf_lgelu.cli.inputs.chosen import input_sets
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.environment import hardware, package_versions
-from hf_lgelu.export.hub.card_tables import shown
-from hf_lgelu.export.hub.conversion_card import write_conversion_card
+from hf_lgelu.export.hub.card_text import shown
+from hf_lgelu.export.hub.conversion_card import original_licence, write_conversion_card
 from hf_lgelu.export.hub.push import CARD_FILE, push_to_hub
 from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
@@ -26,10 +24,8 @@ from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.whole_folder import whole_folder
 from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion
-from hf_lgelu.refit.markdown import render_markdown, summarize
-from hf_lgelu.refit.processes import known_processes
-from hf_lgelu.refit.provenance import Provenance
-from hf_lgelu.refit.report import ConversionReport
+from hf_lgelu.refit.folds import known_processes
+from hf_lgelu.refit.report import ConversionReport, Provenance, render_markdown, summarize
 
 REPORT_FILE, PAGE_FILE, FIGURE_FILE = "report.json", "report.md", "refit.png"
 
@@ -105,7 +101,7 @@ def _converted(
         return convert_to_relu(
             model,
             calibration.batches(),
-            evaluation=None if evaluation is None else evaluation.batches(),
+            evaluation_data=None if evaluation is None else evaluation.batches(),
             batch_size=arguments.batch_size,
             allow_unrefitted=arguments.allow_unrefitted,
             progress=not arguments.disable_tqdm,
@@ -123,7 +119,7 @@ def _provenance(
     return Provenance(
         model=arguments.model if on_hub else shown(str(Path(arguments.model).resolve())),
         model_is_on_hub=on_hub,
-        calibration=calibration.description,
+        data=calibration.description,
         samples=len(calibration),
         seed=arguments.seed,
         evaluation=None if evaluation is None else evaluation.description,
@@ -153,23 +149,12 @@ def _write(
     write_conversion_card(
         folder, report, provenance, figure=FIGURE_FILE,
         repo_id=None if arguments.push_to_hub is None else _repo_id(arguments),
-        license=arguments.license or _original_licence(arguments.model),
+        license=arguments.license or original_licence(arguments.model),
     )  # fmt: skip
 
 
 def _repo_id(arguments: ConvertArguments) -> str:
     return arguments.push_to_hub or Path(arguments.output_dir).resolve().name
-
-
-def _original_licence(model: str) -> str | None:
-    """The licence on the original's card; None where it has no card or states none."""
-    card = Path(model) / CARD_FILE
-    if Path(model).exists() and not card.is_file():
-        return None
-    try:
-        return ModelCard.load(card if card.is_file() else model, ignore_metadata_errors=True).data.license
-    except (EntryNotFoundError, HfHubHTTPError, OSError):
-        return None
 
 
 def _say_nothing(_: str) -> None:

@@ -1,7 +1,7 @@
 """From a trained checkpoint to one that needs nothing of this package: export, evaluate, card, push."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,11 @@ from lgelu_lab.benchmarks.options import DataOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS, BenchmarkData
 from lgelu_lab.measurements.evaluate import evaluate
 from lgelu_lab.studies.arguments import check_benchmark
-from lgelu_lab.studies.records import RECORD_FILE, RunRecord, read_record
 from transformers import PreTrainedModel
 
 from hf_lgelu.cli.given_checkpoint import require_fitting_rows, require_other_folder
-from hf_lgelu.export.hub.model_card import write_card
+from hf_lgelu.export.hub.card import write_card
+from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE, CardFacts, load_card_facts
 from hf_lgelu.export.hub.push import push_to_hub
 from hf_lgelu.export.targets import EXPORT_TARGETS, ExportOptions, check_target
 from hf_lgelu.extras import require
@@ -50,7 +50,7 @@ class HardenArguments:
         default=None, metadata={"help": "Push the folder with its card to this Hub repository, e.g. user/model."}
     )
     private: bool = field(default=False, metadata={"help": "Make a new Hub repository a private one."})
-    license: str = field(default="apache-2.0", metadata={"help": "Licence on the card, as the Hub spells it."})
+    license: str | None = field(default=None, metadata={"help": "Licence on the card, as the Hub spells it."})
 
 
 def harden(arguments: HardenArguments, say: Callable[[str], None] = print) -> Any:
@@ -85,8 +85,12 @@ def harden(arguments: HardenArguments, say: Callable[[str], None] = print) -> An
             say(f"{arguments.eval}, {data.eval_split}, {len(data.eval):,} rows: {_both(after)} exported")
     if target.name != "onnx":
         card = write_card(
-            folder, _record(arguments.model), export=target.name, repo_id=arguments.push_to_hub,
-            license=arguments.license, hardness=hardness_profile(model), change=report.change,
+            folder,
+            replace(
+                _card_facts(arguments.model), hardness=hardness_profile(model), change=report.change,
+                license=arguments.license,
+            ),
+            export=target.name, repo_id=arguments.push_to_hub,
         )  # fmt: skip
         say(f"Model card: {card}")
     if arguments.push_to_hub is not None:
@@ -129,5 +133,6 @@ def _first_rows(arguments: HardenArguments, data: BenchmarkData) -> dict[str, An
     return {name: tensor for name, tensor in batch.items() if name != "labels"}
 
 
-def _record(model: str) -> RunRecord | None:
-    return read_record(model) if (Path(model) / RECORD_FILE).exists() else None
+def _card_facts(model: str) -> CardFacts:
+    """What was written beside the checkpoint when it was trained; nothing where there is no such file."""
+    return load_card_facts(model) if (Path(model) / CARD_FACTS_FILE).exists() else CardFacts()

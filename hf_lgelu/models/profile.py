@@ -52,20 +52,23 @@ def smallest_hardness(model: nn.Module) -> float:
 @torch.no_grad()
 def initialize_hardness(
     model: nn.Module,
-    mode: str = "uniform",
-    low: float = DEFAULT_INIT_HARDNESS,
-    high: float = 2.0,
+    init_mode: str = "uniform",
+    init_hardness: float = DEFAULT_INIT_HARDNESS,
+    high_hardness: float = 2.0,
     *,
     temperature: float | None = None,
     inputs: Inputs | None = None,
 ) -> dict[str, float]:
     """Set the initial λ of every site by one of the paper's init modes, and lift any hardening override.
 
+    Changes `model` in place.
+
     Args:
         model: has λ-GELU sites.
-        mode: "uniform" (every λ = `low`), "increasing" (linear in λ from `low` at the first site to
-            `high` at the last) or "decreasing" (the reverse).
-        low, high: λ above 1; "uniform" has no use for `high`.
+        init_mode: "uniform" (every λ = `init_hardness`), "increasing" (linear in λ from `init_hardness` at the
+            first site to `high_hardness` at the last) or "decreasing" (the reverse).
+        init_hardness: λ₀, above 1.
+        high_hardness: the high end of the other two modes; "uniform" has no use for it.
         temperature: t of every site from now on; None keeps each one's own.
         inputs: run once to learn in which order the activations are called. Without them the
             order is that of registration, which is the same in nearly every published architecture.
@@ -78,7 +81,7 @@ def initialize_hardness(
             site. No λ has then changed.
     """
     owners = _in_execution_order(model, inputs)
-    values = init_profile(mode, len(owners), low, high)
+    values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
     for (_, module), value in zip(owners, values, strict=True):
         if temperature is not None:
             torch.nn.init.constant_(module.temperature, check_temperature(temperature))

@@ -40,6 +40,9 @@ _KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...
 SMOOTH_KINDS: tuple[str, ...] = tuple(_KIND_CLASSES)
 """The kinds of smooth gates that become ReLU when they harden."""
 
+LEARNED_KINDS: tuple[str, ...] = ("lambda_gelu",)
+"""Those with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
+
 
 @dataclass(frozen=True)
 class ActivationSite:

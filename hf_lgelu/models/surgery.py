@@ -22,7 +22,7 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.registry import ACTIVATION_NAME
-from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites, uncompiled_name
+from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, check_kinds, find_sites, uncompiled_name
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ def replace_activations(
 ) -> SurgeryReport:
     """Put a λ-GELU, each with its own λ, in the place of every activation module of the given kinds.
 
-    For models that ignore the activation string, or for more than one λ per layer.
+    Changes `model` in place. For models that ignore the activation string, or for more than one λ per layer.
 
     Args:
-        model: any module tree, changed in place. A model wrapped by torch.compile is operated on inside. Give
+        model: any module tree. A model wrapped by torch.compile is operated on inside. Give
             the outermost PreTrainedModel: a part does not know the config that the whole is saved with.
         kinds: rows of `SMOOTH_KINDS`: "gelu" (erf, tanh and sigmoid forms of torch, transformers and
             timm), "silu", "mish".
@@ -108,15 +108,15 @@ def replace_activations(
 
 
 def substitute_relu(
-    model: nn.Module, *, kinds: Sequence[str] = ("lambda_gelu",), rewrite_config: bool = True
+    model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_config: bool = True
 ) -> SurgeryReport:
     """Put `nn.ReLU` in the place of every λ-GELU: same weights, a plain ReLU network.
 
-    The largest change at any activation is 0.16997 / λ per unit of its input, so harden first. What
+    Changes `model` in place. The largest change at any activation is 0.16997 / λ, so harden first. What
     else the network computes smoothly is seen by `find_smooth_calls`.
 
     Args:
-        model: any module tree, changed in place; as for `replace_activations`.
+        model: any module tree; as for `replace_activations`.
         kinds: rows of `SMOOTH_KINDS`. ("gelu",) is the direct GELU → ReLU swap.
         rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
             loads the saved model.
@@ -138,12 +138,12 @@ def substitute_relu(
 
 
 @contextmanager
-def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> Iterator[SurgeryReport]:
-    """ReLU at every smooth gate inside the block; after it, also after an error, the model as it was.
+def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> Iterator[SurgeryReport]:
+    """`substitute_relu` for the length of a block; after it, also after an error, the model as it was.
 
-    Weights and config are untouched. Of a model wrapped for distributed training, pass the inner module, and
-    call that one too: DistributedDataParallel broadcasts buffers at each forward and fails where all that the
-    model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
+    Changes `model` in place. Weights and config are untouched. Of a model wrapped for distributed training, pass
+    the inner module, and call that one too: DistributedDataParallel broadcasts buffers at each forward and fails
+    where all that the model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
     """
     with TemporaryRelu(model, kinds=kinds).applied() as report:
         yield report
@@ -152,7 +152,7 @@ def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> 
 class TemporaryRelu:
     """`temporary_relu` for a model that goes to and fro, batch by batch: sites are looked for once."""
 
-    def __init__(self, model: nn.Module, *, kinds: Sequence[str] = SMOOTH_KINDS) -> None:
+    def __init__(self, model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> None:
         self._model, self._inside = model, operable_module(model, temporarily=True)
         self._sites = _found(self._inside, check_kinds(kinds), None)
         self._relus = [nn.ReLU() for _ in self._sites]

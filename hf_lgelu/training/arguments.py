@@ -36,9 +36,9 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         default="linear",
         metadata={"help": f"Shape of the way to the target: {', '.join(SCHEDULES)}."},
     )
-    hardening_granularity: str = field(
+    hardening_strategy: str = field(
         default="epoch",
-        metadata={"help": "Move λ once per epoch ('epoch', the paper) or per optimizer step ('step')."},
+        metadata={"help": "Move λ once per epoch ('epoch', the paper) or per optimizer step ('steps')."},
     )
     relufication: bool = field(
         default=False,

@@ -32,6 +32,9 @@ from hf_lgelu.training.schedules import (
 
 logger = logging.get_logger(__name__)
 
+STRATEGIES = ("epoch", "steps")
+"""How often λ moves while it hardens, in the words of TrainingArguments."""
+
 
 class HardeningCallback(TrainerCallback):
     """Algorithm 1 of the paper: learn λ, then freeze s and move every λ to a target while the weights train on.
@@ -44,7 +47,7 @@ class HardeningCallback(TrainerCallback):
         tolerance: ε, with the target 2/(ε√(2π)); 5e-3 if neither is given.
         switch_fraction: share of training in which λ is learned, in [0, 1).
         schedule: a row of SCHEDULES; "linear" is the paper's.
-        granularity: "epoch" (the paper's), or "step": the same with optimizer steps for epochs.
+        strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
 
     Use it with `LambdaGELUTrainer`, which selects best checkpoints among hardened epochs only. In a
     plain Trainer it works as well, except together with `load_best_model_at_end` or
@@ -60,15 +63,15 @@ class HardeningCallback(TrainerCallback):
         tolerance: float | None = None,
         switch_fraction: float = DEFAULT_SWITCH_FRACTION,
         schedule: str = "linear",
-        granularity: str = "epoch",
+        strategy: str = "epoch",
     ) -> None:
-        if granularity not in ("epoch", "step"):
-            raise ValueError(f"unknown granularity {granularity!r} of hardening; accepted: epoch, step")
+        if strategy not in STRATEGIES:
+            raise ValueError(f"unknown strategy {strategy!r} of hardening; accepted: {', '.join(STRATEGIES)}")
         switch_position(1, switch_fraction)  # raises on a fraction out of range
         self.target_hardness = resolve_target_hardness(target_hardness, tolerance)
         self.switch_fraction = switch_fraction
         self.schedule = check_schedule(schedule).name
-        self.granularity = granularity
+        self.strategy = strategy
         self._known = KnownSites()
 
     def on_train_begin(
@@ -76,17 +79,18 @@ class HardeningCallback(TrainerCallback):
     ) -> None:
         self._known.forget()
         require_lambda_gelu(model)
-        if self.granularity == "epoch" and state.num_train_epochs >= sys.maxsize:
+        if self.strategy == "epoch" and state.num_train_epochs >= sys.maxsize:
             raise ValueError(
-                "the training data has no length, so epochs cannot be counted; harden with granularity='step'"
+                "the training data has no length, so epochs cannot be counted; harden with strategy='steps'"
             )
         if not self.selects_hardened_checkpoints:
             _refuse_best_checkpoints(args)
-        total = state.max_steps if self.granularity == "step" else state.num_train_epochs
+        total = state.max_steps if self.strategy == "steps" else state.num_train_epochs
         if self.switch_fraction > 0 and switch_position(total, self.switch_fraction) == 0:
+            unit = "epochs" if self.strategy == "epoch" else "steps"
             logger.warning(
-                f"With {total} {self.granularity}s, ⌊{self.switch_fraction}·{total}⌋ = 0: hardening begins at once and "
-                "λ is never learned. Train longer, or harden with granularity='step'"
+                f"With {total} {unit}, ⌊{self.switch_fraction}·{total}⌋ = 0: hardening begins at once and "
+                "λ is never learned. Train longer, or harden with strategy='steps'"
             )
 
     def on_epoch_begin(
@@ -99,7 +103,7 @@ class HardeningCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         self._known.forget()
-        if self.granularity == "epoch":
+        if self.strategy == "epoch":
             self._set_hardness(model, optimizer, state)
 
     def on_step_begin(
@@ -111,7 +115,7 @@ class HardeningCallback(TrainerCallback):
         optimizer: Any,
         **kwargs: Any,
     ) -> None:
-        if self.granularity == "step":
+        if self.strategy == "steps":
             self._set_hardness(model, optimizer, state)
 
     def on_pre_optimizer_step(
@@ -127,7 +131,7 @@ class HardeningCallback(TrainerCallback):
 
     def progress(self, state: TrainerState) -> float | None:
         """How far hardening has come at the trainer's position, in [0, 1]; None while λ is learned."""
-        if self.granularity == "epoch":
+        if self.strategy == "epoch":
             return epoch_progress(state, self.switch_fraction)
         return hardening_progress(min(state.global_step + 1, state.max_steps), state.max_steps, self.switch_fraction)
 

@@ -22,9 +22,9 @@ def anneal_hardness(
 ) -> None:
     """Set every λ to its place on the way from λ(s) to the target; s itself keeps its value.
 
-    λ(e) follows from s, `progress` and the schedule alone, so a resumed run needs nothing else.
-    From the first call on λ no longer follows s, whose gradient is exactly 0: call `freeze_hardness`
-    before each optimizer step.
+    Changes `model` in place. λ(e) follows from s, `progress` and the schedule alone, so a resumed run needs
+    nothing else. From the first call on λ no longer follows s, whose gradient is exactly 0: call
+    `freeze_hardness` before each optimizer step.
 
     Args:
         model: has λ-GELU sites; unwrapped.
@@ -57,8 +57,9 @@ def anneal_modules(modules: Sequence[LambdaGELU], progress: float, target: float
 def freeze_hardness(model: nn.Module) -> None:
     """Keep the optimizer off every s: call it between backward and the optimizer step.
 
-    A gradient of exactly 0 is not enough, since momentum would go on moving s; without a gradient an
-    optimizer skips a parameter. `requires_grad` stays True, because DDP's reducer waits for s.
+    Changes `model` in place (the gradients of s). A gradient of exactly 0 is not enough, since momentum would go
+    on moving s; without a gradient an optimizer skips a parameter. `requires_grad` stays True, because DDP's
+    reducer waits for s.
     Raises ValueError for a model without λ-GELU.
     """
     freeze_modules(module for _, module in require_lambda_gelu(model))
@@ -71,7 +72,7 @@ def freeze_modules(modules: Iterable[LambdaGELU]) -> None:
 
 
 def release_hardness(model: nn.Module) -> None:
-    """Let λ follow s again. Raises ValueError for a model without λ-GELU."""
+    """Let λ follow s again. Changes `model` in place. Raises ValueError for a model without λ-GELU."""
     release_modules(module for _, module in require_lambda_gelu(model))
 
 
@@ -81,13 +82,23 @@ def release_modules(modules: Iterable[LambdaGELU]) -> None:
     torch._foreach_zero_([module.hardness_override for module in modules])
 
 
-def is_hardened(model: nn.Module, target_hardness: float | None = None) -> bool:
-    """Whether every site's λ has reached half the target, from where a substitution counts as safe.
+def is_hardened(model: nn.Module, target_hardness: float | None = None, *, fraction: float = HARDENED_FRACTION) -> bool:
+    """Whether every λ has reached `fraction` of the target.
 
-    Raises ValueError for a model without λ-GELU or a target that is not a finite number above 1.
+    Half the target is enough for a substitution that costs next to nothing; `fraction=1` asks for all of it.
+
+    Args:
+        model: has λ-GELU sites.
+        target_hardness: default `hardness_for_tolerance()`, 159.577.
+        fraction: in (0, 1].
+
+    Raises ValueError for a model without λ-GELU, a target that is not a finite number above 1 or a fraction
+    outside (0, 1].
     """
     target = check_target_hardness(target_hardness)
-    return smallest_hardness(model) >= HARDENED_FRACTION * target
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
+    return smallest_hardness(model) >= fraction * target
 
 
 def resolve_target_hardness(target_hardness: float | None, tolerance: float | None) -> float:

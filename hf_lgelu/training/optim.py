@@ -67,8 +67,8 @@ def separate_hardness_group(
 ) -> None:
     """Move s out of an optimizer's groups into one of its own, with c times their learning rate and no decay.
 
-    For optimizers that somebody else built, before their first step and before their scheduler.
-    Raises RuntimeError where the optimizer cannot give s a learning rate of its own: it does not hold
+    Changes `optimizer` in place. For optimizers that somebody else built, before their first step and before
+    their scheduler. Raises RuntimeError where the optimizer cannot give s a learning rate of its own: it does not hold
     every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates
     (LOMO), or has a hardness group already; ValueError for a model without λ-GELU or a bad multiplier.
     """

@@ -177,7 +177,7 @@ def _hardening_callback(args: LambdaGELUTrainingArguments) -> HardeningCallback:
         tolerance=args.tolerance,
         switch_fraction=args.switch_fraction,
         schedule=args.hardening_schedule,
-        granularity=args.hardening_granularity,
+        strategy=args.hardening_strategy,
     )
 
 

@@ -17,6 +17,8 @@ from hf_lgelu import anneal_hardness, freeze_hardness, release_hardness
 from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.module import LambdaGELU
 
+pytestmark = pytest.mark.kernels
+
 HARDNESSES = (1.0, 2.0, 20.0, 160.0)
 
 

@@ -229,7 +229,7 @@ def test_uniform_takes_a_low_end_above_the_default_high_end():
         (("uniform", 0, 1.1, 2.0), "count must be at least 1 activation, got 0"),
         (("uniform", 2, 1.0, 2.0), "a learnable hardness λ must be a finite number > 1"),
         (("uniform", 2, 1.1, math.inf), "a learnable hardness λ must be a finite number > 1"),
-        (("increasing", 2, 2.0, 1.1), r"low must not exceed high, got low=2\.0 and high=1\.1"),
+        (("increasing", 2, 2.0, 1.1), r"init_hardness must not exceed high_hardness, got init_hardness=2"),
     ],
 )
 def test_init_profile_refuses(arguments, message):

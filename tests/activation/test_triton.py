@@ -29,6 +29,7 @@ def python(*arguments, environment):
     return run.stdout
 
 
+@pytest.mark.kernels
 def test_the_kernels_in_the_interpreter(environment):
     """In a process of its own: the interpreter has to be chosen before Triton is imported."""
     pytest.importorskip("triton")
@@ -40,6 +41,7 @@ def test_the_kernels_in_the_interpreter(environment):
     assert int(re.search(r"(\d+) passed", output)[1]) > 200
 
 
+@pytest.mark.kernels
 def test_a_compiler_for_real_devices_takes_the_kernels(environment, tmp_path):
     """The interpreter checks no types. Compiling needs no device: Triton brings LLVM along."""
     pytest.importorskip("triton")

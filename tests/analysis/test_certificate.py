@@ -253,7 +253,7 @@ def test_one_hardness_for_the_network_counts_at_every_gate():
     config = MLPConfig(num_features=4, hidden_size=5, num_hidden_layers=2, num_labels=2, hidden_act="gelu")
     model = MLPForClassification(config)
     replace_activations(model, granularity="network")
-    initialize_hardness(model, low=8.0)
+    initialize_hardness(model, init_hardness=8.0)
     found = certify_substitution(model, torch.randn(20, 4))
     inner, last = (m.weight.detach().double().abs() for m in (model.layers[1].linear, model.classifier))
     expected = last @ (inner.sum(1) + 1) * KAPPA / 8

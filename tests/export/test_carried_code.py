@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config
 
-from hf_lgelu.export.hub.carried_code import attach_model_code
-from hf_lgelu.export.hub.loading_code import with_carried_code, without_hf_lgelu
+from hf_lgelu.export.hub.loading import CheckpointFacts, attach_model_code, with_carried_code, without_hf_lgelu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 # None in sys.modules makes the import fail as if the package were not there.
@@ -52,9 +51,7 @@ def test_both_ways_give_the_logits_without_hf_lgelu(folder, tmp_path):
     assert code == folder / "mlp.py"
     features = torch.randn(20, 5)
     torch.save(features, tmp_path / "features.pt")
-    plain = without_hf_lgelu(
-        "MLPForClassification", str(folder), activation="relu", architecture=None, layers=3, classes=4
-    )
+    plain = without_hf_lgelu(CheckpointFacts("MLPForClassification", layers=3), str(folder), activation="relu")
     source = _ELSEWHERE.format(
         features=str(tmp_path / "features.pt"), plain=plain, carried=with_carried_code(str(folder)),
         logits=str(tmp_path / "logits.pt"),

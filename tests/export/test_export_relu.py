@@ -90,11 +90,11 @@ def test_soft_gates_are_refused_with_their_numbers(mlp, tmp_path):
 
 def test_the_limit_is_half_the_target(mlp, tmp_path):
     assert pytest.approx(KAPPA / (0.5 * 2 / (5e-3 * math.sqrt(2 * math.pi)))) == MAX_SWAP_ERROR
-    initialize_hardness(mlp, low=79.0)
+    initialize_hardness(mlp, init_hardness=79.0)
     with pytest.raises(ValueError, match="3 of 3 gates"):
         export_relu(mlp, tmp_path / "a")
     export_relu(mlp, tmp_path / "b", max_swap_error=KAPPA / 78.9)
-    initialize_hardness(mlp, low=80.0)
+    initialize_hardness(mlp, init_hardness=80.0)
     export_relu(mlp, tmp_path / "c")
 
 
@@ -105,7 +105,7 @@ def test_one_soft_channel_counts(tmp_path):
 
     mlp = MLPForClassification(MLPConfig(num_features=6, hidden_size=8, num_hidden_layers=1, hidden_act="gelu"))
     replace_activations(mlp, granularity="channel", inputs={"features": torch.randn(2, 6)})
-    initialize_hardness(mlp, low=160.0)
+    initialize_hardness(mlp, init_hardness=160.0)
     with torch.no_grad():
         nn.init.constant_(mlp.layers[0].activation.raw_hardness[3], 0.0)  # λ = 1 + ln 2
     with pytest.raises(ValueError, match=r"layers\.0\.activation: λ = 1\.693"):

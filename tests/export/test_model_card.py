@@ -1,95 +1,90 @@
 """Model cards: a whole one against expected_card.md, and what each says of its network."""
 
 import dataclasses
+import json
+import os
 import struct
 import tomllib
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from huggingface_hub import ModelCard
-from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet
-from lgelu_lab.studies.records import EpochRecord, RunRecord
-from safetensors.torch import load_file
-from transformers import TimmWrapperForImageClassification
 
-from hf_lgelu import anneal_hardness
-from hf_lgelu.export.hub.checkpoint_facts import CheckpointFacts, facts_of_folder, facts_of_record
-from hf_lgelu.export.hub.model_card import TEMPLATE, render_card, write_card, write_record_card
-from hf_lgelu.export.relu import export_relu
+from hf_lgelu import (
+    CardData,
+    CardFacts,
+    CardScores,
+    MLPConfig,
+    MLPForClassification,
+    anneal_hardness,
+    export_relu,
+    load_card_facts,
+    save_card_facts,
+    write_card,
+)
+from hf_lgelu.export.hub.card import TEMPLATE, render_card
+from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.models.comparison import OutputChange
-from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 ROOT = Path(__file__).parents[2]
 SECRET = "/home/alice/private/hf_models/gpt2-ours"
+TOKEN = "hf_" + "abcdefghijklm"
 
-RECORD = RunRecord(
-    name="study/mlp-adult/lambda_gelu-increasing-hardened-seed3",
-    created="2026-03-04T05:06:07+00:00",
-    seconds=1234.5,
-    config={
-        "benchmark": "mlp-adult", "activation": "lambda_gelu", "init_mode": "increasing", "init_hardness": 1.0067,
-        "high_hardness": 2.0, "temperature": 0.1, "hardness_lr_multiplier": 9.0, "harden": True,
-        "target_hardness": 159.57691216057307, "tolerance": None, "switch_fraction": 0.25,
-        "hardening_schedule": "linear", "hardening_granularity": "epoch", "seed": 3, "optim": "sgd",
-        "optim_args": None, "learning_rate": 0.05, "weight_decay": 1e-4, "lr_scheduler_type": "constant",
-        "warmup_steps": 0, "max_grad_norm": 0.0, "num_train_epochs": 2, "max_steps": -1,
-        "gradient_accumulation_steps": 1, "bf16": False, "train_batch_size": 512, "validation_fraction": 0.1,
-        "max_train_samples": 20000, "max_eval_samples": None, "pretrained": None,
+FACTS = CardFacts(
+    name="letters",
+    trained_on="the letters of our archive",
+    hardness={"layers.0.activation": 159.57691, "layers.1.activation": 80.0},
+    hardened=True,
+    earlier_hardness={
+        "before training": {"layers.0.activation": 1.0067, "layers.1.activation": 2.0},
+        "as learned": {"layers.1.activation": 3.5},
     },
-    data={
-        "train_samples": 20000, "eval_samples": 3256, "eval_split": "validation (held out of train)",
-        "source": "scikit-learn/adult-census-income", "classes": 2,
-    },
-    model={"class": "MLPForClassification", "parameters": 225796, "activation_sites": 2},
-    metric="accuracy",
-    greater_is_better=True,
-    initial_hardness={"layers.0.activation": 1.0067, "layers.1.activation": 2.0},
-    epochs=(
-        EpochRecord(1.0, 0.9, 0.2, 0.8, 0.3, 5.0, 0.5, {"layers.0.activation": 1.5, "layers.1.activation": 2.5}),
-        EpochRecord(
-            2.0, 0.85678, 0.31234, 0.85647, 0.31239, 0.00246, 0.99996,
-            {"layers.0.activation": 159.57691, "layers.1.activation": 80.0},
-        ),
+    scores=CardScores(
+        "accuracy", 0.85678, loss=0.31234, relu_score=0.85647, relu_loss=0.31239, relu_max_logit_change=0.00246,
+        relu_unchanged_predictions=0.99996, epoch=2, seed=3, whole_split=True,
     ),
+    data=CardData("someone/letters", 3256, "test", 20000, hub_id="someone/letters", limits=("half of it was used",)),
+    recipe={"parameters": "225,796", "optimizer": "sgd", "learning rate": 0.05, "autocast": False},
+    seconds=1234.5,
+    created="2026-03-04T05:06:07+00:00",
     versions={"python": "3.11.7", "torch": "2.15.0"},
     hardware={
         "cpu": "AMD EPYC", "cpu_cores": 2, "accelerators": ["NVIDIA X"], "processes": 2, "threads_per_process": 1,
         "platform": "Linux-6.1.0-alices-laptop-x86_64-with-glibc2.36",
     },
+    change=OutputChange(max_change=0.00123, largest_output=4.5, unchanged_predictions=1.0, rows=64),
+    input_note="Pixels are divided by 255.",
+    limits=("The numbers are of one run.",),
+    license="mit",
+    checkpoint=CheckpointFacts("MLPForClassification", layers=2),
 )  # fmt: skip
 
 
-def with_config(**changes):
-    return dataclasses.replace(RECORD, config={**RECORD.config, **changes})
+def with_facts(**changes):
+    return dataclasses.replace(FACTS, **changes)
 
 
 def test_whole_card():
-    card = render_card(
-        RECORD, figure="hardness.png", repo_id="someone/adult-relu", license="apache-2.0",
-        change=OutputChange(max_change=0.00123, largest_output=4.5, unchanged_predictions=1.0, rows=64),
-    )  # fmt: skip
+    card = render_card(FACTS, figure="hardness.png", repo_id="someone/letters-relu")
     expected = (Path(__file__).parent / "expected_card.md").read_text(encoding="utf-8")
     assert f"{card}\n" == expected
 
 
 @pytest.mark.parametrize("export", ["relu", "gelu", "lambda_gelu"])
 def test_header_survives_huggingface_hub(export):
-    card = render_card(RECORD, export=export, repo_id="someone/adult", license="mit", base_model="a/b")
+    card = render_card(with_facts(base_model="a/b"), export=export, repo_id="someone/letters")
     data = ModelCard(str(card)).data
-    assert data.license == "mit"
-    assert data.base_model == "a/b"
-    assert data.datasets == ["scikit-learn/adult-census-income"]
+    assert (data.license, data.base_model, data.datasets) == ("mit", "a/b", ["someone/letters"])
     assert data.pipeline_tag == "tabular-classification"
     (result,) = data.eval_results
     assert result.metric_value == {"relu": 0.8565, "gelu": 0.8568, "lambda_gelu": 0.8568}[export]
-    assert (result.metric_type, result.dataset_split, data.model_name) == ("accuracy", "validation", "adult")
+    assert (result.metric_type, result.dataset_split, data.model_name) == ("accuracy", "test", "letters")
     assert ("relu" in data.tags) == (export == "relu")
 
 
 def test_each_form_says_what_it_is():
-    relu, gelu, soft = (render_card(RECORD, export=export).text for export in ("relu", "gelu", "lambda_gelu"))
+    relu, gelu, soft = (render_card(FACTS, export=export).text for export in ("relu", "gelu", "lambda_gelu"))
     assert "has ReLU in the place of each gate" in relu
     assert "torch.nn.ReLU()" in relu
     assert "plain GELU computes the same function" in gelu
@@ -97,80 +92,104 @@ def test_each_form_says_what_it_is():
     assert "Without hf_lgelu" not in soft
     assert "| λ-GELU, as trained (this model) | 0.8568 |" in soft
     assert "mlp.py" not in relu
-    facts = dataclasses.replace(facts_of_record(RECORD), own_code=True)
-    assert "trust_remote_code=True" in render_card(RECORD, checkpoint=facts).text
+    carried = with_facts(checkpoint=dataclasses.replace(FACTS.checkpoint, own_code=True))
+    assert "trust_remote_code=True" in render_card(carried).text
 
 
 @pytest.mark.parametrize("path", [SECRET, "./alice/gpt2-ours", "~/alice/gpt2-ours", "C:\\alice\\gpt2-ours"])
 def test_of_a_path_only_its_last_part_is_shown(path):
-    text = str(render_card(with_config(pretrained=path, output_dir=SECRET, hub_token="hf_abcdefghijkl")))
+    text = str(render_card(with_facts(recipe={"started from": path}, base_model=path)))
     assert "| started from | gpt2-ours |" in text
     assert "alice" not in text
-    assert "hf_abcdefghijkl" not in text
     assert "base_model" not in text
 
 
 def test_an_address_is_shown_without_what_is_secret():
-    text = str(render_card(with_config(pretrained="https://alice:hf_abcdefghijklm@hub.local/a/gpt2?token=x")))
+    address = f"https://alice:{TOKEN}@hub.local/a/gpt2?token=x"
+    text = str(render_card(with_facts(recipe={"started from": address}, base_model=address)))
     assert "| started from | gpt2 |" in text
     assert "alice" not in text
     assert "hub.local" not in text
 
 
 def test_a_local_folder_that_looks_like_a_hub_id(tmp_path, monkeypatch):
+    def card_of(model):
+        return render_card(with_facts(recipe={"started from": model}, base_model=model))
+
     monkeypatch.chdir(tmp_path)
     (tmp_path / "alice" / "gpt2").mkdir(parents=True)
-    assert "alice" not in str(render_card(with_config(pretrained="alice/gpt2")))
+    assert "alice" not in str(card_of("alice/gpt2"))
     (tmp_path / "ours").mkdir()
-    assert render_card(with_config(pretrained="ours")).data.base_model is None
-    card = render_card(with_config(pretrained="bob/gpt2"))
-    assert "| started from | bob/gpt2 |" in card.text
-    assert card.data.base_model == "bob/gpt2"
+    assert card_of("ours").data.base_model is None
+    assert "| started from | bob/gpt2 |" in card_of("bob/gpt2").text
+    assert card_of("bob/gpt2").data.base_model == "bob/gpt2"
 
 
-def test_a_token_that_would_be_shown_stops_the_card():
+@pytest.mark.parametrize(
+    "leaking",
+    [{"recipe": {"started from": TOKEN}}, {"input_note": f"Log in with {TOKEN}."}, {"trained_on": TOKEN}],
+    ids=lambda leaking: next(iter(leaking)),
+)
+def test_a_token_that_would_be_shown_stops_the_card(leaking):
     with pytest.raises(ValueError, match="access token") as refusal:
-        render_card(with_config(pretrained="hf_abcdefghijklm"))
+        render_card(with_facts(**leaking))
     assert "abcdef" not in str(refusal.value)
 
 
+HOSTILE = "x\n# Title\n- item ![a](b) <b> | `c` *d*"
+
+
+def test_texts_of_others_are_text_on_the_card():
+    facts = with_facts(
+        name=HOSTILE, trained_on=HOSTILE, input_note=HOSTILE, limits=(HOSTILE,), recipe={HOSTILE: HOSTILE},
+        data=CardData(HOSTILE, 3, HOSTILE, 4, limits=(HOSTILE,)), versions={HOSTILE: HOSTILE},
+        hardware={"cpu": HOSTILE}, created=HOSTILE, hardness={"act` ![x](y) |": 160.0}, earlier_hardness={},
+        scores=dataclasses.replace(FACTS.scores, metric=HOSTILE),
+    )  # fmt: skip
+    card = ModelCard(str(render_card(facts)))
+    headings = [line for line in card.text.splitlines() if line.startswith("#")]
+    expected = [line for line in render_card(FACTS).text.splitlines() if line.startswith("#")]
+    assert headings[1:] == expected[1:]
+    assert "\n- item" not in card.text
+    assert "![a]" not in card.text
+    assert "| `act' ![x](y) \\|` | 160 |" in card.text
+    assert " <b>" not in card.text
+    assert len({line.count("|") - line.count("\\|") for line in card.text.splitlines() if line.startswith("| x")}) == 1
+
+
+@pytest.mark.parametrize("licence", ["mit\nbase_model: evil/model", "mit`", "", "a" * 99, "[mit](x)"])
+def test_a_licence_is_a_name(licence):
+    with pytest.raises(ValueError, match="short name"):
+        render_card(with_facts(license=licence))
+    assert "None was stated" in render_card(with_facts(license=None)).text
+    assert "license" not in str(render_card(with_facts(license=None)).data)
+
+
+def test_a_repository_is_named_as_the_hub_names_it():
+    with pytest.raises(ValueError, match="Repo id"):
+        render_card(FACTS, repo_id='x")\nimport os  # ')
+
+
 def test_a_relu_model_that_was_not_evaluated_has_no_result():
-    last = dataclasses.replace(
-        RECORD.last, relu_score=None, relu_loss=None, relu_max_logit_change=None, relu_unchanged_predictions=None
-    )
-    card = render_card(dataclasses.replace(RECORD, epochs=(last,)), repo_id="someone/adult-relu")
+    facts = with_facts(scores=CardScores("accuracy", 0.85678, whole_split=True))
+    card = render_card(facts, repo_id="someone/letters-relu")
     assert ModelCard(str(card)).data.eval_results is None
     assert "| λ-GELU, as trained | 0.8568 |" in card.text
     assert "(this model)" not in card.text
 
 
-def test_perplexity_and_limits():
-    record = dataclasses.replace(
-        with_config(
-            benchmark="gpt2-wikitext2", max_train_samples=None, max_eval_samples=300, validation_fraction=0.0,
-            num_layers=4, context_length=128,
-        ),
-        metric="perplexity", greater_is_better=False, model={**RECORD.model, "class": "GPT2LMHeadModel"},
-        data={**RECORD.data, "source": "Salesforce/wikitext"},
-        epochs=(dataclasses.replace(RECORD.last, score=105.64053, relu_score=105.64123),),
-    )  # fmt: skip
-    text = render_card(record).text
-    assert "perplexity (lower is better)" in text
-    assert "| ReLU, the same weights (this model) | 105.64 |" in text
-    assert "evaluation was limited to 300 samples." in text
-    assert "training was limited" not in text
-    assert "| context (tokens) | 128 |" in text
-    assert "GPT2LMHeadModel.from_pretrained" in text
-    assert "no limit was set" in render_card(with_config(max_train_samples=None, validation_fraction=0.0)).text
-
-
-def test_data_set_that_is_not_on_the_hub():
-    record = dataclasses.replace(
-        with_config(benchmark="mlp-digits"), data={**RECORD.data, "source": "scikit-learn", "classes": 10}
-    )
-    data = render_card(record).data
-    assert data.datasets is None
-    assert (data.eval_results[0].dataset_name, data.eval_results[0].dataset_type) == ("digits", "scikit-learn")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": dataclasses.replace(FACTS.scores, whole_split=False)},
+        {"data": dataclasses.replace(FACTS.data, hub_id=None)},
+    ],
+    ids=["a part of the split", "other data"],
+)
+def test_shortened_data_are_no_result_on_the_hubs_data_set(changes):
+    data = render_card(with_facts(**changes)).data
+    assert data.eval_results is None
+    assert "model-index" not in data.to_yaml()
 
 
 def test_folder_gets_card_and_picture(tmp_path):
@@ -178,98 +197,85 @@ def test_folder_gets_card_and_picture(tmp_path):
     model = MLPForClassification(MLPConfig(num_features=5, hidden_size=8, num_hidden_layers=2))
     anneal_hardness(model, 1.0)
     report = export_relu(model, tmp_path / "relu")
-    path = write_card(tmp_path / "relu", None, hardness=report.hardness, change=report.change, license="mit")
+    elsewhere = tmp_path / "elsewhere.md"
+    elsewhere.write_text("mine")
+    (tmp_path / "relu" / "README.md").symlink_to(elsewhere)
+    (tmp_path / "relu" / "hardness.png").symlink_to(elsewhere)
+    path = write_card(tmp_path / "relu", CardFacts(report.hardness, change=report.change, license="mit"))
+    assert elsewhere.read_text() == "mine"
     text = path.read_text(encoding="utf-8")
     assert "## Training" not in text
     assert "There is no record of its training" in text
-    assert "| `layers.1.activation` | – | 159.6 | 0.0011 |" in text
+    assert "| `layers.1.activation` | 159.6 | 0.0011 |" in text
     assert f"largest change {report.change.max_change:.3g}" in text
     assert "![Hardness λ of each gate](hardness.png)" in text
     assert str(tmp_path) not in text
     picture = (tmp_path / "relu" / "hardness.png").read_bytes()
     width, height = struct.unpack(">II", picture[16:24])
     assert (picture[:8], width, height) == (b"\x89PNG\r\n\x1a\n", 720, 312)
-    assert facts_of_folder(tmp_path / "relu") == CheckpointFacts("MLPForClassification", None, 2, None)
+    assert facts_of_folder(tmp_path / "relu") == CheckpointFacts("MLPForClassification", 2)
     ModelCard.load(path)
-
-
-def test_card_of_the_small_resnet_says_how_timm_loads_it(tmp_path, monkeypatch):
-    torch.manual_seed(0)
-    model = new_cifar_resnet("lambda_gelu", [str(i) for i in range(7)], [0.5] * 3, [0.2] * 3).eval()
-    anneal_hardness(model, 1.0)
-    report = export_relu(model, tmp_path / "relu", inputs={"pixel_values": torch.randn(2, 3, 32, 32)})
-    text = write_card(tmp_path / "relu", None, hardness=report.hardness).read_text(encoding="utf-8")
-    code = text.partition("Without hf_lgelu:\n\n```python\n")[2].partition("```")[0]
-    monkeypatch.chdir(tmp_path / "relu")
-    names = {}
-    exec(code, names)
-    assert isinstance(names["model"], timm.models.ResNet)
-    expected = TimmWrapperForImageClassification.from_pretrained(tmp_path / "relu")
-    pixels = torch.randn(3, 3, 32, 32)
-    with torch.no_grad():
-        torch.testing.assert_close(names["model"](pixels), expected(pixel_values=pixels).logits, rtol=0, atol=1e-6)
-    assert len(load_file(tmp_path / "relu" / "model.safetensors")) == len(names["model"].state_dict())
-
-
-@pytest.mark.parametrize(("benchmark", "classes"), [("resnet18-cifar10", 10), ("resnet18-cifar100", 100)])
-def test_early_records_know_their_classes(benchmark, classes):
-    record = dataclasses.replace(
-        with_config(benchmark=benchmark),
-        data={name: value for name, value in RECORD.data.items() if name != "classes"},
-        model={**RECORD.model, "class": "TimmWrapperForImageClassification"},
-    )
-    assert f'timm.create_model("resnet18", num_classes={classes})' in render_card(record).text
-
-
-def test_record_card_has_its_picture_beside_it(tmp_path):
-    path = write_record_card(RECORD, tmp_path / "adult.md", license="mit")
-    assert "![Hardness λ of each gate](figures/adult.png)" in path.read_text(encoding="utf-8")
-    assert (tmp_path / "figures" / "adult.png").stat().st_size > 2000
-    first = (tmp_path / "figures" / "adult.png").read_bytes()
-    write_record_card(RECORD, tmp_path / "adult.md", license="mit")
-    assert (tmp_path / "figures" / "adult.png").read_bytes() == first
 
 
 def test_bad_input():
     with pytest.raises(ValueError, match="unknown export 'onnx'; accepted: relu, gelu, lambda_gelu"):
-        render_card(RECORD, export="onnx")
-    with pytest.raises(ValueError, match="without a run's record, give checkpoint"):
-        render_card(None)
-    gelu = dataclasses.replace(RECORD, epochs=(dataclasses.replace(RECORD.last, hardness={}),))
-    with pytest.raises(ValueError, match="there is no λ"):
-        render_card(gelu)
-    assert "None was stated" in render_card(RECORD).text
+        render_card(FACTS, export="onnx")
+    with pytest.raises(ValueError, match="its facts need hardness"):
+        render_card(with_facts(hardness={}))
+    with pytest.raises(ValueError, match="its facts need hardness"):
+        render_card(with_facts(checkpoint=None))
+    with pytest.raises(ValueError, match="``` would end its block"):
+        render_card(with_facts(loading_code={"relu": "```\n# mine"}))
 
 
 def test_matplotlib_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"hf-lgelu\[benchmarks\]"):
-        write_record_card(RECORD, tmp_path / "adult.md")
-    assert not (tmp_path / "adult.md").exists()
+        write_card(tmp_path, FACTS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_facts_travel_as_json(tmp_path):
+    path = save_card_facts(FACTS, tmp_path)
+    # JSON knows lists alone: those of hardware come back as they can be told apart from none.
+    again = load_card_facts(path)
+    assert str(render_card(again)) == str(render_card(FACTS))
+    assert dataclasses.replace(again, hardware={}) == dataclasses.replace(FACTS, hardware={})
+    assert load_card_facts(tmp_path) == again
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hardness": {"act": "160"}}, "hardness must be"),
+        ({"hardness": None}, "hardness must be"),
+        ({"scores": {"metric": "accuracy"}}, "scores lacks score"),
+        ({"scores": {"metric": "accuracy", "score": "0.9"}}, "scores: score must be"),
+        ({"scores": {"metric": "accuracy", "score": True}}, "scores: score must be"),
+        ({"data": []}, "data must be an object"),
+        ({"seconds": "long"}, "seconds must be"),
+        ({"limits": [1]}, "limits must be"),
+        ({"other": 1}, "must be an object with the keys hardness"),
+    ],
+)
+def test_facts_that_are_none_are_refused_by_name(tmp_path, change, named):
+    (tmp_path / "card_facts.json").write_text(json.dumps({"hardness": {"act": 160.0}} | change))
+    with pytest.raises(ValueError, match=named):
+        load_card_facts(tmp_path)
+
+
+def test_a_file_that_is_no_json_is_refused_by_its_path(tmp_path):
+    for content in (b"{", b"\xff\xfe"):
+        (tmp_path / "card_facts.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"card_facts\.json holds no facts"):
+            load_card_facts(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        load_card_facts(tmp_path / os.devnull.strip("/"))
 
 
 def test_the_template_is_one_and_travels_with_the_package():
     assert (ROOT / "model_cards" / "template.md").read_text(encoding="utf-8") == TEMPLATE.read_text(encoding="utf-8")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert "deploy/hub/model_card_template.md" in settings["tool"]["setuptools"]["package-data"]["hf_lgelu"]
+    assert "export/hub/model_card_template.md" in settings["tool"]["setuptools"]["package-data"]["hf_lgelu"]
     citation = TEMPLATE.read_text(encoding="utf-8").partition("```bibtex\n")[2].partition("```")[0]
     assert citation in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_a_hardened_run_shows_what_its_gates_had_learned():
-    gate, other = "layers.0.activation", "layers.1.activation"
-    path = [
-        {gate: 1.25, other: 2.5},
-        {gate: 3.25, other: 7.125},
-        {gate: 80.0, other: 90.0},
-        {gate: 160.0, other: 160.0},
-    ]
-    epochs = tuple(
-        dataclasses.replace(RECORD.last, epoch=i + 1.0, hardness=hardness) for i, hardness in enumerate(path)
-    )
-    config = {**RECORD.config, "num_train_epochs": 4, "switch_fraction": 0.5}
-    record = dataclasses.replace(RECORD, epochs=epochs, config=config)
-    text = render_card(record).text
-    assert "| gate | λ before training | λ as learned, before hardening | λ | κ/λ |" in text
-    assert f"| `{other}` | 2.0000 | 7.1250 | 160 | 0.0011 |" in text
-    assert "as learned" not in render_card(dataclasses.replace(record, config={**config, "harden": False})).text

@@ -127,9 +127,9 @@ def test_initializing_keeps_parameters_their_gradient_and_their_identity():
 
 
 ERRORS = [
-    ({"mode": "rising"}, "rising"),
-    ({"low": 1.0}, "1.0"),
-    ({"mode": "increasing", "low": 3.0, "high": 2.0}, "low"),
+    ({"init_mode": "rising"}, "rising"),
+    ({"init_hardness": 1.0}, "1.0"),
+    ({"init_mode": "increasing", "init_hardness": 3.0, "high_hardness": 2.0}, "init_hardness must not exceed"),
     ({"temperature": -1.0}, "temperature"),
 ]
 

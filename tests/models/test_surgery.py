@@ -169,7 +169,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD, ids=[str(row[0])[:40] for row in BAD])
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD, ids=range(len(BAD)))
 def test_bad_arguments_leave_the_model_as_it_was(arguments, error, message):
     model = Chain(nn.GELU(), nn.GELU(approximate="tanh")).train()
     model.blocks[1].eval()
@@ -346,7 +346,7 @@ def test_torchs_encoder_layer_is_given_back_as_it_was():
     x = torch.randn(2, 3, 8)
     with torch.no_grad():
         before = layer(x)
-        with temporary_relu(layer):
+        with temporary_relu(layer, kinds=("gelu",)):
             inside = layer(x)
         after = layer(x)
     assert torch.equal(after, before)

@@ -31,7 +31,7 @@ RUNS = {
     "step": {
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": True},
-        "hardening_granularity": "step",
+        "hardening_strategy": "steps",
     },
     "without checkpointing": {"ddp_find_unused_parameters": False},
 }

@@ -9,7 +9,7 @@ from hf_lgelu import initialize_hardness
 def path(folder, temperature, multiplier, optimizer="sgd"):
     """λ of both layers at each of 60 steps, from λ = 1.5 and 2.5."""
     model = tiny_model()
-    initialize_hardness(model, "increasing", low=1.5, high=2.5, temperature=temperature)
+    initialize_hardness(model, "increasing", init_hardness=1.5, high_hardness=2.5, temperature=temperature)
     trainer = tiny_trainer(
         folder,
         model,

@@ -36,8 +36,8 @@ FLOAT32 = 2**-23  # one unit in the last place of a float32, relative
 def model():
     """Two sites with hardness and temperature of their own."""
     model = tiny_model()
-    initialize_hardness(model, "increasing", low=1.02, high=7.0)
-    initialize_hardness(model.activations[1], low=7.0, high=7.0, temperature=0.3)
+    initialize_hardness(model, "increasing", init_hardness=1.02, high_hardness=7.0)
+    initialize_hardness(model.activations[1], init_hardness=7.0, high_hardness=7.0, temperature=0.3)
     return model
 
 
@@ -110,7 +110,7 @@ def test_the_rest_of_the_gradient_is_that_of_the_annealed_hardness(model):
     other = copy.deepcopy(model)
     anneal_hardness(model, 0.5)
     for module, annealed in zip(lambda_gelus(other), hardness_values(model), strict=True):
-        initialize_hardness(module, low=annealed, high=annealed)
+        initialize_hardness(module, init_hardness=annealed, high_hardness=annealed)
     for each in (model, other):
         each(**batch(rows(8))).loss.backward()
     for (name, parameter), twin in zip(model.named_parameters(), other.parameters(), strict=True):

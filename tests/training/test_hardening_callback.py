@@ -64,24 +64,24 @@ def test_options_of_the_arguments(tmp_path, caplog, option, switch, end):
     assert not caplog.records  # switch_fraction=0 was asked for
 
 
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
 @pytest.mark.parametrize("schedule", SCHEDULE_FORMS)
-def test_every_schedule_and_granularity(tmp_path, schedule, granularity):
+def test_every_schedule_and_strategy(tmp_path, schedule, strategy):
     trainer, seen = run(
         tmp_path,
         num_train_epochs=5,
         hardening_schedule=schedule,
-        hardening_granularity=granularity,
+        hardening_strategy=strategy,
         eval_strategy="epoch",
         eval_dataset=rows(4, seed=1),
     )
-    position_of = epochs(5, 3) if granularity == "epoch" else list(range(1, 16))
+    position_of = epochs(5, 3) if strategy == "epoch" else list(range(1, 16))
     check_path(trainer.model, seen, position_of, position_of[-1], schedule=schedule)
     assert seen.evaluated[1:] == seen.trained[5::3]  # from the epoch of the switch on
 
 
 def test_callback_takes_the_same_options(tmp_path):
-    hardening = {"target_hardness": 50.0, "switch_fraction": 0.4, "schedule": "inverse", "granularity": "step"}
+    hardening = {"target_hardness": 50.0, "switch_fraction": 0.4, "schedule": "inverse", "strategy": "steps"}
     trainer, seen = run(tmp_path, plain=True, hardening=hardening, num_train_epochs=5)
     check_path(trainer.model, seen, list(range(1, 16)), 15, switch=6, end=50.0, schedule="inverse")
 
@@ -104,7 +104,7 @@ def test_target_and_tolerance_together_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"granularity": "batch"}, "unknown granularity 'batch' of hardening; accepted: epoch, step"),
+        ({"strategy": "batch"}, "unknown strategy 'batch' of hardening; accepted: epoch, steps"),
         ({"schedule": "steep"}, "unknown schedule 'steep'; accepted: linear"),
         ({"switch_fraction": 1.0}, r"switch_fraction must lie in \[0, 1\), got 1.0"),
         ({"target_hardness": 1.0}, "target_hardness must be a finite number > 1, got 1.0"),
@@ -114,7 +114,7 @@ def test_target_and_tolerance_together_are_refused(tmp_path):
 def test_wrong_options_are_refused_before_training(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         HardeningCallback(**options)
-    of_arguments = {"granularity": "hardening_granularity", "schedule": "hardening_schedule"}
+    of_arguments = {"strategy": "hardening_strategy", "schedule": "hardening_schedule"}
     with pytest.raises(ValueError, match=message):
         tiny_trainer(tmp_path, harden=True, **{of_arguments.get(name, name): value for name, value in options.items()})
 
@@ -129,12 +129,12 @@ def test_a_model_without_lambda_gelu_is_refused(tmp_path, plain):
 def test_default_target_and_options():
     callback = HardeningCallback()
     assert callback.target_hardness == pytest.approx(TARGET, rel=1e-15)
-    assert (callback.switch_fraction, callback.schedule, callback.granularity) == (0.25, "linear", "epoch")
+    assert (callback.switch_fraction, callback.schedule, callback.strategy) == (0.25, "linear", "epoch")
 
 
 def test_progress_is_the_position_of_the_trainer():
     """Stateless: epoch fractions, as after a resume in the middle of an epoch, count as the epoch they are in."""
-    by_epoch, by_step = HardeningCallback(), HardeningCallback(granularity="step")
+    by_epoch, by_step = HardeningCallback(), HardeningCallback(strategy="steps")
 
     def at(epoch, step=0, total_epochs=8, total_steps=80):
         return SimpleNamespace(epoch=epoch, global_step=step, num_train_epochs=total_epochs, max_steps=total_steps)

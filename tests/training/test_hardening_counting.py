@@ -16,30 +16,30 @@ from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
-def test_accumulation_with_an_odd_number_of_batches(tmp_path, granularity):
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+def test_accumulation_with_an_odd_number_of_batches(tmp_path, strategy):
     """5 batches, 2 per update: updates of 2, 2 and 1 batches; λ moves between updates only."""
     trainer, seen = run(
         tmp_path,
         train=rows(20),
         num_train_epochs=8,
         gradient_accumulation_steps=2,
-        hardening_granularity=granularity,
+        hardening_strategy=strategy,
     )
     assert trainer.state.global_step == 24
-    if granularity == "epoch":
+    if strategy == "epoch":
         check_path(trainer.model, seen, epochs(8, 5), 8)
     else:
         updates = [3 * epoch + update for epoch in range(8) for update in (1, 1, 2, 2, 3)]
         check_path(trainer.model, seen, updates, 24)
 
 
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
 @pytest.mark.parametrize(("max_steps", "total"), [(15, 5), (13, 5), (10, 4), (12, 4), (2, 1)])
-def test_max_steps(tmp_path, max_steps, total, granularity):
+def test_max_steps(tmp_path, max_steps, total, strategy):
     """3 steps an epoch: T is the number of epochs begun, whole or not; num_train_epochs does not count."""
-    trainer, seen = run(tmp_path, max_steps=max_steps, num_train_epochs=77, hardening_granularity=granularity)
-    if granularity == "epoch":
+    trainer, seen = run(tmp_path, max_steps=max_steps, num_train_epochs=77, hardening_strategy=strategy)
+    if strategy == "epoch":
         check_path(trainer.model, seen, epochs(total, 3)[:max_steps], total)
     else:
         check_path(trainer.model, seen, list(range(1, max_steps + 1)), max_steps)
@@ -51,13 +51,13 @@ def test_fractional_epochs(tmp_path, fraction, steps, total):
     check_path(trainer.model, seen, epochs(total, 3)[:steps], total)
 
 
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
-def test_evaluation_in_the_middle_of_an_epoch_sees_the_current_hardness(tmp_path, granularity):
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+def test_evaluation_in_the_middle_of_an_epoch_sees_the_current_hardness(tmp_path, strategy):
     """Evaluated after every second of 3 steps; comparing the substitution does not disturb the run."""
-    options = {"num_train_epochs": 5, "hardening_granularity": granularity, "train": rows(12)}
+    options = {"num_train_epochs": 5, "hardening_strategy": strategy, "train": rows(12)}
     evaluation = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": rows(4, seed=1)}
     trainer, seen = run(tmp_path, **options, **evaluation, model=tiny_model(dropout=0.2))
-    positions = epochs(5, 3) if granularity == "epoch" else list(range(1, 16))
+    positions = epochs(5, 3) if strategy == "epoch" else list(range(1, 16))
     check_path(trainer.model, seen, positions, positions[-1])
     evaluated = [2, 4, 6, 8, 10, 12, 14, 15]
     assert len(seen.evaluated) == len(evaluated)
@@ -105,11 +105,11 @@ def transformer(family):
     return BertForSequenceClassification(BertConfig(hidden_act="lambda_gelu", vocab_size=11, **sizes))
 
 
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
-def test_bfloat16_autocast(tmp_path, granularity):
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+def test_bfloat16_autocast(tmp_path, strategy):
     """λ and s stay float32, to the last bit of the formula."""
-    trainer, seen = run(tmp_path, num_train_epochs=4, bf16=True, hardening_granularity=granularity)
-    positions = epochs(4, 3) if granularity == "epoch" else list(range(1, 13))
+    trainer, seen = run(tmp_path, num_train_epochs=4, bf16=True, hardening_strategy=strategy)
+    positions = epochs(4, 3) if strategy == "epoch" else list(range(1, 13))
     check_path(trainer.model, seen, positions, positions[-1])
     assert trainer.accelerator.mixed_precision == "bf16"
 
@@ -122,9 +122,9 @@ class Stream(IterableDataset):
 
 
 def test_data_without_a_length_hardens_by_step_and_is_refused_by_epoch(tmp_path):
-    trainer, seen = run(tmp_path, train=Stream(), max_steps=9, hardening_granularity="step")
+    trainer, seen = run(tmp_path, train=Stream(), max_steps=9, hardening_strategy="steps")
     check_path(trainer.model, seen, list(range(1, 10)), 9)
-    with pytest.raises(ValueError, match="has no length, so epochs cannot be counted; harden with granularity='step'"):
+    with pytest.raises(ValueError, match="has no length, so epochs cannot be counted; harden with strategy='steps'"):
         run(tmp_path, train=Stream(), max_steps=9)
 
 

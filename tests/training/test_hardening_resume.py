@@ -28,12 +28,12 @@ EVALUATION = {"eval_strategy": "epoch", "eval_dataset": rows(6, seed=1)}
 FORWARDS_BEFORE = [0, 2, 4, 5]  # forward passes of 0, 1, 2, 3 updates of an epoch
 
 
-def run(folder, granularity, plain=False, checkpoint=None, seed=0, dropout=0.2, **options):
+def run(folder, strategy, plain=False, checkpoint=None, seed=0, dropout=0.2, **options):
     """Dropout makes the run depend on the random state as well."""
     if plain:
-        options["callbacks"] = [HardeningCallback(granularity=granularity)]
+        options["callbacks"] = [HardeningCallback(strategy=strategy)]
     else:
-        options |= {"harden": True, "hardening_granularity": granularity}
+        options |= {"harden": True, "hardening_strategy": strategy}
     model = tiny_model(dropout=dropout, seed=seed)
     trainer = tiny_trainer(folder, model, plain=plain, **RUN, **options)
     with watched(model) as seen:
@@ -49,23 +49,23 @@ def optimizer_state(trainer):
 
 
 @pytest.mark.parametrize(
-    ("granularity", "options"),
+    ("strategy", "options"),
     [
         ("epoch", {}),
-        ("step", {}),
+        ("steps", {}),
         ("epoch", {"plain": True}),
         # The last step of an epoch is saved before its evaluation, which draws a random number that a resumed run
         # does not draw (with any activation, in transformers' Trainer as well): so without dropout.
         ("epoch", {**EVALUATION, "dropout": 0.0}),
     ],
 )
-def test_resuming_from_every_checkpoint(tmp_path, granularity, options):
-    whole, seen = run(tmp_path, granularity, save_strategy="steps", save_steps=1, **options)
+def test_resuming_from_every_checkpoint(tmp_path, strategy, options):
+    whole, seen = run(tmp_path, strategy, save_strategy="steps", save_steps=1, **options)
     assert len(seen.trained) == 25
-    assert len({tuple(values) for values in seen.trained}) == 3 + (4 if granularity == "epoch" else 12)
+    assert len({tuple(values) for values in seen.trained}) == 3 + (4 if strategy == "epoch" else 12)
     for step in range(1, 15):
         folder = str(tmp_path / f"checkpoint-{step}")
-        resumed, tail = run(tmp_path / "resumed", granularity, checkpoint=folder, seed=99, **options)
+        resumed, tail = run(tmp_path / "resumed", strategy, checkpoint=folder, seed=99, **options)
         assert resumed.state.global_step == 15
         before = 5 * (step // 3) + FORWARDS_BEFORE[step % 3]
         assert tail.trained == seen.trained[before:], step
@@ -73,12 +73,12 @@ def test_resuming_from_every_checkpoint(tmp_path, granularity, options):
         assert_same_end(resumed, whole)
 
 
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
-def test_resuming_from_every_epoch(tmp_path, granularity):
-    whole, _ = run(tmp_path, granularity, save_strategy="epoch", **EVALUATION)
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+def test_resuming_from_every_epoch(tmp_path, strategy):
+    whole, _ = run(tmp_path, strategy, save_strategy="epoch", **EVALUATION)
     for step in (3, 6, 9, 12):
         folder = str(tmp_path / f"checkpoint-{step}")
-        resumed, _ = run(tmp_path / "resumed", granularity, checkpoint=folder, seed=99, **EVALUATION)
+        resumed, _ = run(tmp_path / "resumed", strategy, checkpoint=folder, seed=99, **EVALUATION)
         assert_same_end(resumed, whole)
 
 
@@ -93,7 +93,7 @@ def assert_same_end(trainer, other):
 
 def test_a_checkpoint_of_the_middle_of_hardening_evaluates_as_the_run_did(tmp_path):
     """Without a trainer: what hardening has done is in the state dict."""
-    trainer, seen = run(tmp_path, "step", save_strategy="steps", save_steps=1)
+    trainer, seen = run(tmp_path, "steps", save_strategy="steps", save_steps=1)
     loaded = type(trainer.model).from_pretrained(tmp_path / "checkpoint-8")
     assert hardness_values(loaded) == seen.trained[5 * 2 + FORWARDS_BEFORE[2] - 1]
     assert 20 < hardness_values(loaded)[0] < 159

@@ -116,7 +116,7 @@ def run(build, activation, seed, *, hardness=None, bfloat16=False):
     """The curve, and how far each s has moved."""
     model, batches = build(activation, seed)
     if hardness is not None:
-        initialize_hardness(model, low=hardness)
+        initialize_hardness(model, init_hardness=hardness)
     start = [module.raw_hardness.item() for module in lambda_gelus(model)]
     losses = curve(model, batches, bfloat16=bfloat16)
     moved = [module.raw_hardness.item() - s for module, s in zip(lambda_gelus(model), start, strict=True)]

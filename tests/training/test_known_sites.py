@@ -54,7 +54,7 @@ def test_an_activation_put_in_within_an_epoch_is_hardened_from_the_next_step_on(
         def on_optimizer_step(self, args, state, control, model, **kwargs):
             seen.append(hardness_values(model))
 
-    options = {"harden": True, "hardening_granularity": "step", "num_train_epochs": 4, "switch_fraction": 0.0}
+    options = {"harden": True, "hardening_strategy": "steps", "num_train_epochs": 4, "switch_fraction": 0.0}
     # In front of everything, so that hardening acts on what it has put in.
     trainer = tiny_trainer(tmp_path, model, **options, callbacks=[Reader()])
     trainer.callback_handler.callbacks.insert(0, At(act))
@@ -69,8 +69,8 @@ def test_an_activation_put_in_within_an_epoch_is_hardened_from_the_next_step_on(
     assert new.raw_hardness.grad is None
 
 
-@pytest.mark.parametrize("granularity", ["epoch", "step"])
-def test_what_is_put_elsewhere_by_hand_is_known_from_the_next_epoch_on(tmp_path, granularity):
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+def test_what_is_put_elsewhere_by_hand_is_known_from_the_next_epoch_on(tmp_path, strategy):
     model = tiny_model("gelu")
     replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
 
@@ -79,7 +79,7 @@ def test_what_is_put_elsewhere_by_hand_is_known_from_the_next_epoch_on(tmp_path,
             if state.epoch == 2:
                 by_hand(model)
 
-    options = {"harden": True, "hardening_granularity": granularity, "switch_fraction": 0.0, "num_train_epochs": 4}
+    options = {"harden": True, "hardening_strategy": strategy, "switch_fraction": 0.0, "num_train_epochs": 4}
     trainer = tiny_trainer(tmp_path, model, **options, logging_strategy="steps", logging_steps=1, callbacks=[Adds()])
     trainer.train()
     assert hardness_values(model) == pytest.approx([159.577] * 2, rel=1e-5)

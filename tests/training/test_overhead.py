@@ -26,7 +26,7 @@ EPOCHS, STEPS = 4, 120
 HARDENING = {
     "learning": {},
     "epoch": {"harden": True},
-    "step": {"harden": True, "hardening_granularity": "step"},
+    "step": {"harden": True, "hardening_strategy": "steps"},
 }
 
 

@@ -155,7 +155,7 @@ def test_arguments_from_the_command_line(tmp_path):
     parser = HfArgumentParser(LambdaGELUTrainingArguments)
     given = (
         f"--output_dir {tmp_path} --use_cpu --hardness_lr_multiplier 3 --harden --tolerance 0.01 --switch_fraction 0.5 "
-        "--hardening_schedule geometric --hardening_granularity step --log_hardness false --report_substitution false "
+        "--hardening_schedule geometric --hardening_strategy steps --log_hardness false --report_substitution false "
         "--require_lambda_gelu false --relufication"
     )
     (args,) = parser.parse_args_into_dataclasses(given.split())
@@ -167,7 +167,7 @@ def test_arguments_from_the_command_line(tmp_path):
         "tolerance": 0.01,
         "switch_fraction": 0.5,
         "hardening_schedule": "geometric",
-        "hardening_granularity": "step",
+        "hardening_strategy": "steps",
         "relufication": True,
         "log_hardness": False,
         "report_substitution": False,
@@ -180,9 +180,9 @@ def test_default_arguments_are_the_papers():
     args = LambdaGELUTrainingArguments()
     assert args.hardness_lr_multiplier == 9
     assert not args.harden
-    assert (args.switch_fraction, args.hardening_schedule, args.hardening_granularity) == (0.25, "linear", "epoch")
+    assert (args.switch_fraction, args.hardening_schedule, args.hardening_strategy) == (0.25, "linear", "epoch")
     callback = HardeningCallback()
-    assert (callback.switch_fraction, callback.schedule, callback.granularity) == (0.25, "linear", "epoch")
+    assert (callback.switch_fraction, callback.schedule, callback.strategy) == (0.25, "linear", "epoch")
     assert callback.target_hardness == pytest.approx(159.577, abs=5e-4)
 
 
@@ -193,11 +193,11 @@ def test_arguments_reach_the_callback(tmp_path):
         target_hardness=77.0,
         switch_fraction=0.5,
         hardening_schedule="cosine",
-        hardening_granularity="step",
+        hardening_strategy="steps",
     )
     (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, HardeningCallback)]
     assert (callback.target_hardness, callback.switch_fraction) == (77.0, 0.5)
-    assert (callback.schedule, callback.granularity) == ("cosine", "step")
+    assert (callback.schedule, callback.strategy) == ("cosine", "steps")
 
 
 def test_without_harden_nothing_hardens(tmp_path):

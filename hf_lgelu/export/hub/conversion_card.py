@@ -4,27 +4,39 @@ import os
 import re
 from pathlib import Path
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub.errors import HFValidationError, HTTPError
 
-from hf_lgelu.export.hub import loading_code
-from hf_lgelu.export.hub.checkpoint_facts import CheckpointFacts, facts_of_folder
-from hf_lgelu.export.hub.model_card import pipeline_tag
+from hf_lgelu.export.hub import loading
+from hf_lgelu.export.hub.card_text import (
+    code,
+    is_licence,
+    made_with,
+    pipeline_tag,
+    plain,
+    require_card_names,
+    require_no_token,
+)
+from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.export.hub.push import CARD_FILE
-from hf_lgelu.refit.markdown import (
+from hf_lgelu.models.whole_file import whole_file
+from hf_lgelu.refit.report import (
     LAYER_NOTE,
+    ConversionReport,
+    Provenance,
     bullets,
     evaluations,
     gates_in_words,
+    layer_table,
+    score,
     still_smooth,
     what_was_done,
     whole_network,
 )
-from hf_lgelu.refit.provenance import Provenance
-from hf_lgelu.refit.report import ConversionReport
-from hf_lgelu.refit.tables import layer_table, score
 
+_LONGEST_HEADER = 65536  # characters
 TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
 
 
 def conversion_card_data(
@@ -43,10 +55,10 @@ def conversion_card_data(
         pipeline_tag=task,
         tags=["relu", "relufication", "lambda-gelu"],
         base_model=provenance.model if provenance.model_is_on_hub else None,
-        model_name=_title(provenance, repo_id),
     )
     metrics = report.evaluation.refitted.metrics if report.evaluation else {}
     if metrics:
+        data.model_name = _title(provenance, repo_id)
         where = provenance.evaluation or "second set"
         data.metrics = list(metrics)
         data.eval_results = [
@@ -78,14 +90,16 @@ def render_conversion_card(
         repo_id: on the Hub, "user/name".
         license: of the original, which holds for this model too; the Hub's short name of it.
 
-    Raises ValueError if the card would show an access token.
+    Raises ValueError for a licence or repository that is not named as the Hub names it, or if the card would show an
+    access token.
     """
+    require_card_names(repo_id, license)
     where = repo_id or "FOLDER"
     name = checkpoint.model_class
     card = ModelCard.from_template(
         conversion_card_data(report, provenance, model_class=name, repo_id=repo_id, license=license),
         template_path=str(TEMPLATE),
-        title=_title(provenance, repo_id),
+        title=plain(_title(provenance, repo_id)),
         summary=_summary(report, provenance, checkpoint),
         results=_results(report, provenance),
         figure=figure,
@@ -93,17 +107,13 @@ def render_conversion_card(
         warnings=bullets(report.warnings),
         layers=layer_table(report.layers),
         layer_note=LAYER_NOTE,
-        plain_code=loading_code.without_hf_lgelu(
-            name, where, activation="relu", architecture=checkpoint.architecture, layers=checkpoint.layers,
-            classes=checkpoint.classes,
-        ),
-        carried_code=loading_code.with_carried_code(where) if checkpoint.own_code else "",
-        lgelu_code=loading_code.with_hf_lgelu(name, where),
+        plain_code=loading.without_hf_lgelu(checkpoint, where, activation="relu"),
+        carried_code=loading.with_carried_code(where) if checkpoint.own_code else "",
+        lgelu_code=loading.with_hf_lgelu(name, where),
         limits=_limits(report),
         licence=_licence(license),
     )  # fmt: skip
-    if _TOKEN.search(card.content):
-        raise ValueError("the card would show what looks like an access token; take it out of the arguments")
+    require_no_token(card)
     return card
 
 
@@ -121,7 +131,8 @@ def write_conversion_card(
         report, provenance, facts_of_folder(folder), figure=figure, repo_id=repo_id, license=license
     )
     path = Path(folder) / CARD_FILE
-    path.write_text(f"{str(card).rstrip()}\n", encoding="utf-8")
+    with whole_file(path, overwrite=True) as new:
+        new.write_text(f"{str(card).rstrip()}\n", encoding="utf-8")
     return path
 
 
@@ -132,12 +143,12 @@ def _title(provenance: Provenance, repo_id: str | None) -> str:
 def _original(provenance: Provenance) -> str:
     if provenance.model_is_on_hub:
         return f"[{provenance.model}](https://huggingface.co/{provenance.model})"
-    return f"`{provenance.model}`"
+    return code(provenance.model)
 
 
 def _summary(report: ConversionReport, provenance: Provenance, checkpoint: CheckpointFacts) -> str:
     return (
-        f"A network of class `{checkpoint.model_class}`: {_original(provenance)} with ReLU in the place of its "
+        f"A network of class {code(checkpoint.model_class)}: {_original(provenance)} with ReLU in the place of its "
         f"{gates_in_words(report)}. It was not trained for that: the linear maps behind the gates were refitted to "
         "what the original computes, on inputs without labels. All other weights are the original's."
     )
@@ -149,22 +160,18 @@ def _results(report: ConversionReport, provenance: Provenance) -> str:
     if "perplexity" in scores:
         parts.append("Of perplexity, lower is better.")
     if provenance.evaluation:
-        parts.append(f"The second set is {provenance.evaluation}. Nothing was fitted or chosen on it.")
+        parts.append(f"The second set is {plain(provenance.evaluation)}. Nothing was fitted or chosen on it.")
     return "\n\n".join(parts)
 
 
 def _recipe(report: ConversionReport, provenance: Provenance) -> str:
-    versions = ", ".join(f"{package} {version}" for package, version in provenance.versions.items())
-    hardware = provenance.hardware
-    processes = hardware["processes"]
-    accelerators = ", ".join(hardware["accelerators"]) or "no accelerator"
     return "\n\n".join(
         (
             what_was_done(report),
-            f"The inputs are {provenance.samples:,} of {provenance.calibration}, chosen with seed {provenance.seed}; "
-            "nothing else was random. Their labels, where there are any, were used for the scores above alone.",
-            f"Made on {provenance.created[:10]} with {processes} process{'' if processes == 1 else 'es'} on "
-            f"{hardware['cpu']} ({hardware['cpu_cores']} cores), {accelerators}. Versions: {versions}.",
+            f"The inputs are {provenance.samples:,} of {plain(provenance.data)}, chosen with seed "
+            f"{provenance.seed}; nothing else was random. Their labels, where there are any, were used for the scores "
+            "above alone.",
+            f"Made on {plain(provenance.created[:10])} {made_with(provenance.hardware, provenance.versions)}",
         )
     )
 
@@ -188,3 +195,30 @@ def _licence(license: str | None) -> str:
     if license:
         return f"`{license}`, the original's."
     return "The original's, which is not known here: ask who made it before you use or publish this model."
+
+
+class _NoAliases(yaml.SafeLoader):
+    """YAML without references, with which a few lines can grow to billions."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("a card's header holds no aliases")
+        return super().compose_node(parent, index)
+
+
+def original_licence(name_or_path: str | os.PathLike) -> str | None:
+    """The licence that the card of a folder or Hub id states; None where there is no card, or none that states one."""
+    card = Path(name_or_path) / CARD_FILE
+    try:
+        if not card.is_file():
+            if Path(name_or_path).exists():
+                return None
+            card = Path(hf_hub_download(str(name_or_path), CARD_FILE))
+        with card.open(encoding="utf-8") as file:
+            text = file.read(_LONGEST_HEADER)
+        header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*\n", text, re.DOTALL)
+        fields = yaml.load(header[1], _NoAliases) if header else None  # a SafeLoader
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, HTTPError, HFValidationError):
+        return None
+    licence = fields.get("license") if isinstance(fields, dict) else None
+    return licence if isinstance(licence, str) and is_licence(licence) else None

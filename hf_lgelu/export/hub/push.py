@@ -9,6 +9,8 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
+from hf_lgelu.export.hub.card_text import holds_token, without_tokens
+
 logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
@@ -25,8 +27,8 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy"
 # What Trainer leaves beside a model: the state of a training, not the model. A record may name local paths.
 _TRAINING_STATE = re.compile(
     r"training_args\.bin|optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|record\.json"
+    r"|card_facts\.json"
 )
-_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{20,}")
 
 
 def push_to_hub(
@@ -81,8 +83,9 @@ def push_to_hub(
         ) from error
     except (HTTPError, RuntimeError) as error:  # RuntimeError: of a large file, in a thread of the client
         raise ConnectionError(
-            f"the push to {repo_id} was cut off or could not begin ({error}); it is one commit, so the repository has "
-            f"all of it or none. {folder} is complete: push again with push_to_hub({str(folder)!r}, {repo_id!r})"
+            f"the push to {repo_id} was cut off or could not begin ({without_tokens(str(error))}); it is one commit, "
+            f"so the repository has all of it or none. {folder} is complete: push again with "
+            f"push_to_hub({str(folder)!r}, {repo_id!r})"
         ) from error
     logger.info("pushed %d files to %s", len(files), repo_id)
     return commit
@@ -93,7 +96,8 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
 
     Safetensors, ONNX, JSON, text, the card, pictures, and the files of tokenizers and processors; Python files only
     if config.json names them as the model's own code. Left out are hidden files, other folders than `figures` and
-    `chat_templates`, Trainer's state (training_args.bin, optimizer.pt, …) and record.json.
+    `chat_templates`, Trainer's state (training_args.bin, optimizer.pt, …), record.json and
+    card_facts.json.
 
     Raises:
         NotADirectoryError: no folder is there.
@@ -129,7 +133,7 @@ def _require_complete(folder: Path, names: list[str]) -> None:
     if missing:
         raise ValueError(
             f"{folder} has no {', no '.join(missing)}; export_relu or save_pretrained writes the model, and "
-            "hf_lgelu.export.hub.model_card.write_card the card"
+            "hf_lgelu.write_card the card"
         )
 
 
@@ -147,6 +151,5 @@ def _refuse_tokens(folder: Path, names: list[str], token: str | None) -> None:
     for name in names:
         if not name.endswith(_TEXT_SUFFIXES) and name != LICENSE_FILE:
             continue
-        content = (folder / name).read_bytes()
-        if _TOKEN.search(content) or (token and token.encode() in content):
+        if holds_token((folder / name).read_text(encoding="utf-8", errors="replace"), token):
             raise ValueError(f"{name} holds what looks like an access token; take it out (and revoke it) before a push")

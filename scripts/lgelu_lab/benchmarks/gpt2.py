@@ -85,7 +85,7 @@ def losses_after_exchange(
         for site in find_sites(exchanged):
             site.put(ACT2FN[activation])
         if activation == ACTIVATION_NAME:
-            initialize_hardness(exchanged, low=init_hardness)
+            initialize_hardness(exchanged, init_hardness=init_hardness)
         losses[activation] = _mean_loss(exchanged, blocks, batch_size)
     return losses
 

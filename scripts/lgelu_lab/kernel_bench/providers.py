@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import logging
+from transformers.activations import XIELUActivation
 
 import hf_lgelu
 from hf_lgelu.activation.kernels import KERNELS
@@ -15,7 +15,6 @@ from lgelu_lab.benchmarks.swish import LearnableSwish
 
 REFERENCE = "gelu"
 FLOOR = "copy"
-
 _SMALLEST_LEARNED = 1.000001  # a learnable λ is above 1
 
 
@@ -26,19 +25,20 @@ class Provider:
     Attributes:
         name: key in PROVIDERS.
         label: in the figure and the table.
-        build: (input, λ) → a module; those without a λ ignore it. Raises ImportError or RuntimeError, with the
-            reason, where it is unavailable.
+        build: (input, λ) → a module. Raises RuntimeError, with the reason, where it is unavailable.
+        kernel: what computes it: "torch", "inductor", a row of KERNELS, or "automatic" for the choice among them.
         has_hardness: whether λ matters; then it is measured at each.
-        compiled: whether torch.compile makes it.
-        kernel: the row of KERNELS that is asked for, or None.
     """
 
     name: str
     label: str
     build: Callable[[Tensor, float], nn.Module]
+    kernel: str = "torch"
     has_hardness: bool = False
-    compiled: bool = False
-    kernel: str | None = None
+
+    def kernel_taken(self, module: nn.Module, x: Tensor) -> str:
+        """`kernel`, with the automatic choice made."""
+        return choose_kernel(x, module.hardness).name if self.kernel == "automatic" else self.kernel
 
 
 class Copy(nn.Module):
@@ -56,20 +56,10 @@ class NamedKernel(nn.Module):
 
     def __init__(self, kernel: str, hardness: float) -> None:
         super().__init__()
-        self.kernel = kernel
-        self.hardness = nn.Parameter(torch.tensor([hardness]))
+        self.kernel, self.hardness = kernel, nn.Parameter(torch.tensor([hardness]))
 
     def forward(self, x: Tensor) -> Tensor:
         return hf_lgelu.lambda_gelu(x, self.hardness, kernel=self.kernel)
-
-
-def kernel_taken(provider: Provider, module: nn.Module, x: Tensor) -> str:
-    """The row of KERNELS that computes it, "inductor" for compiled code, "torch" for what torch itself has."""
-    if provider.compiled:
-        return "inductor"
-    if not provider.has_hardness:
-        return "torch"
-    return choose_kernel(x, module.hardness, provider.kernel).name
 
 
 def check_providers(names: list[str]) -> list[Provider]:
@@ -77,11 +67,9 @@ def check_providers(names: list[str]) -> list[Provider]:
 
     Raises ValueError for an unknown name.
     """
-    unknown = sorted(set(names) - set(PROVIDERS))
-    if unknown:
+    if unknown := sorted(set(names) - set(PROVIDERS)):
         raise ValueError(f"unknown providers: {', '.join(unknown)}; accepted: {', '.join(PROVIDERS)}")
-    chosen = set(names or PROVIDERS) | {REFERENCE}
-    return [provider for name, provider in PROVIDERS.items() if name in chosen]
+    return [row for name, row in PROVIDERS.items() if not names or name in {*names, REFERENCE}]
 
 
 def _plain(build: Callable[[], nn.Module]) -> Callable[[Tensor, float], nn.Module]:
@@ -98,13 +86,13 @@ def _frozen(x: Tensor, hardness: float) -> nn.Module:
     return module
 
 
-def _named(kernel: str) -> Callable[[Tensor, float], nn.Module]:
+def _named(kernel: str) -> Provider:
     def build(x: Tensor, hardness: float) -> nn.Module:
         module = NamedKernel(kernel, hardness).to(x.device)
         choose_kernel(x, module.hardness, kernel)
         return module
 
-    return build
+    return Provider(f"lambda_gelu:{kernel}", f"λ-GELU, kernel {kernel}", build, kernel, True)
 
 
 def _compiled(build: Callable[[Tensor, float], nn.Module]) -> Callable[[Tensor, float], nn.Module]:
@@ -117,35 +105,21 @@ def _compiled(build: Callable[[Tensor, float], nn.Module]) -> Callable[[Tensor, 
     return compile_it
 
 
-def _xielu(x: Tensor, hardness: float) -> nn.Module:
-    from transformers.activations import XIELUActivation
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it warns that its CUDA package is not installed
-    try:
-        return XIELUActivation(dtype=x.dtype).to(x.device)
-    finally:
-        logging.set_verbosity(verbosity)
-
-
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
         Provider(REFERENCE, "GELU (erf)", _plain(nn.GELU)),
-        Provider("lambda_gelu", "λ-GELU", _learning, has_hardness=True),
-        Provider("lambda_gelu_frozen", "λ-GELU, λ frozen", _frozen, has_hardness=True),
-        *(
-            Provider(f"lambda_gelu:{name}", f"λ-GELU, kernel {name}", _named(name), has_hardness=True, kernel=name)
-            for name in KERNELS
-        ),
+        Provider("lambda_gelu", "λ-GELU", _learning, "automatic", True),
+        Provider("lambda_gelu_frozen", "λ-GELU, λ frozen", _frozen, "automatic", True),
+        *map(_named, KERNELS),
         Provider("gelu_tanh", "GELU (tanh)", _plain(lambda: nn.GELU(approximate="tanh"))),
         Provider("relu", "ReLU", _plain(nn.ReLU)),
         Provider("silu", "SiLU", _plain(nn.SiLU)),
         Provider("prelu", "PReLU", _plain(nn.PReLU)),
         Provider("swish_beta", "Swish, learnable β", _plain(LearnableSwish)),
-        Provider("xielu", "xIELU (transformers)", _xielu),
-        Provider("gelu_compiled", "GELU, compiled", _compiled(_plain(nn.GELU)), compiled=True),
-        Provider("lambda_gelu_compiled", "λ-GELU, compiled", _compiled(_learning), has_hardness=True, compiled=True),
+        Provider("xielu", "xIELU (transformers)", lambda x, _: XIELUActivation(dtype=x.dtype).to(x.device)),
+        Provider("gelu_compiled", "GELU, compiled", _compiled(_plain(nn.GELU)), "inductor"),
+        Provider("lambda_gelu_compiled", "λ-GELU, compiled", _compiled(_learning), "inductor", True),
         Provider(FLOOR, "copy (floor)", lambda x, hardness: Copy()),
     )
 }

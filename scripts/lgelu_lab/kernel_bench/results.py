@@ -6,175 +6,103 @@ import io
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+import pandas
 import torch
 
 from hf_lgelu.environment import hardware, package_versions
 
-UNKNOWN = "unknown"
-_MEASURED_SOURCE = "hf_lgelu/activation"
+Cells = dict[str, str]
+
+_SOURCE = ("--", ":/hf_lgelu/activation")  # from the top of the checkout
+
+CASE = ("provider", "mode", "size", "memory_format", "elements", "dtype", "hardness", "threads", "allocator")
+"""What was asked for: one provider in one mode on one input, or one model's training step (mode "step", the model's
+name as size, its parameters as elements). `hardness` is λ, empty where there is none; `allocator` is "keep" or "stock"
+(see the script's help), "torch" on a GPU."""
+
+PROVENANCE = ("device", "torch", "triton", "transformers", "hf_lgelu", "commit")
+"""On what, and with which software. `commit` is the last one that changed the activation's source, with "-dirty" where
+the source differs from it."""
+
+NUMBERS = (
+    *("milliseconds_q20", "milliseconds_median", "milliseconds_q80", "ratio_q20", "ratio_median", "ratio_q80"),
+    *("rounds", "repetitions", "gigabytes_per_second", "saved_bytes_per_element", "peak_bytes", "peak_ratio"),
+)
+"""Quantiles over the rounds of the time of a call, and of that time over the reference's in the same round; calls in
+one timed stretch; the bytes that a fused kernel has to move (two tensors forward, three backward) over the median time,
+empty for a step; bytes kept for the backward pass; the most held within a call, of a step with weights and optimizer,
+and that over the reference's."""
+
+COLUMNS = ("provider", "kernel", *CASE[1:], "clock", *NUMBERS, *PROVENANCE)
+"""`kernel` is what computed it: a row of KERNELS, "torch" or "inductor"; `clock` a key of CLOCKS."""
+
+_KEY = [name for name in COLUMNS if name not in NUMBERS]
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """On what, and with which software, a row was measured.
-
-    `commit` is the last one that changed the activation's source, with "-dirty" where the source differs from it.
-    """
-
-    device: str
-    torch: str
-    triton: str
-    transformers: str
-    hf_lgelu: str
-    commit: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """One provider in one mode on one input, or one model's training step (mode "step", its name as size).
-
-    Attributes:
-        provider: a key of PROVIDERS, or of ACTIVATIONS for a step.
-        kernel: what computed it: a row of KERNELS, "torch" or "inductor".
-        elements: of the input; of a step, the model's parameters.
-        hardness: λ, empty where there is none.
-        allocator: "keep" or "stock" (see the script's help), "torch" on a GPU.
-        clock: a key of CLOCKS.
-        milliseconds_q20 to milliseconds_q80: quantiles over the rounds of the time of one call.
-        ratio_q20 to ratio_q80: quantiles over the rounds of that time over the reference's in the same round.
-        repetitions: calls in one timed stretch.
-        gigabytes_per_second: the bytes that a fused kernel has to move (two tensors forward, three backward) over
-            the median time; empty for a step.
-        saved_bytes_per_element: kept for the backward pass; empty in mode "backward" and for a step.
-        peak_bytes: the most held within a call, in modes "both" and "step"; of a step with weights and optimizer.
-        peak_ratio: over the reference's.
-    """
-
-    provider: str
-    kernel: str
-    mode: str
-    size: str
-    memory_format: str
-    elements: str
-    dtype: str
-    hardness: str
-    threads: str
-    allocator: str
-    clock: str
-    milliseconds_q20: str = ""
-    milliseconds_median: str = ""
-    milliseconds_q80: str = ""
-    ratio_q20: str = ""
-    ratio_median: str = ""
-    ratio_q80: str = ""
-    rounds: str = ""
-    repetitions: str = ""
-    gigabytes_per_second: str = ""
-    saved_bytes_per_element: str = ""
-    peak_bytes: str = ""
-    peak_ratio: str = ""
-
-    def with_numbers(self, numbers: Mapping[str, float | int | None]) -> "Row":
-        """This row with measured numbers: six digits, whole ones for integers, empty for None."""
-        return replace(self, **{name: number_text(value) for name, value in numbers.items()})
-
-
-COLUMNS = tuple(field.name for kind in (Row, Provenance) for field in fields(kind))
-_CASE = ("mode", "size", "memory_format", "elements", "dtype", "hardness", "threads", "allocator")
-_KEY = ("provider", "kernel", *_CASE, "clock", *(field.name for field in fields(Provenance)))
-
-
-def number_text(value: float | int | None) -> str:
-    """As it stands in the file."""
-    if value is None:
-        return ""
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+def number_text(value: float) -> str:
+    """As it stands in the file: six digits, whole numbers as they are, nothing for NaN."""
+    return "" if value != value else str(int(value)) if value == int(value) else f"{value:.6g}"
 
 
 class ResultsFile:
-    """A CSV file that rows are appended to as they are measured.
+    """A CSV file that rows are appended to as they are measured; ValueError where it exists with other columns."""
 
-    Raises ValueError where the file exists with other columns.
-    """
+    def __init__(self, path: str | os.PathLike, provenance: Mapping[str, str]) -> None:
+        self.path, self.provenance = Path(path), dict(provenance)
+        self._keys = set(read_rows(self.path)[_KEY].itertuples(index=False, name=None)) if self.path.exists() else set()
 
-    def __init__(self, path: str | os.PathLike, provenance: Provenance) -> None:
-        self.path = Path(path)
-        self.provenance = asdict(provenance)
-        self._keys = {_key(row) for row in read_rows(self.path)} if self.path.exists() else set()
+    def __contains__(self, row: Mapping[str, str]) -> bool:
+        return self._key(row) in self._keys
 
-    def __contains__(self, row: Row) -> bool:
-        return _key(asdict(row) | self.provenance) in self._keys
-
-    def append(self, row: Row) -> None:
+    def append(self, row: Mapping[str, str]) -> None:
         """Write it at once, so that an interruption loses nothing."""
-        cells = asdict(row) | self.provenance
-        new = not self.path.exists() or self.path.stat().st_size == 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(cells)
-        self._keys.add(_key(cells))
+        is_new = not self.path.exists() or self.path.stat().st_size == 0
+        frame = pandas.DataFrame([{**row, **self.provenance}]).reindex(columns=list(COLUMNS), fill_value="")
+        frame.to_csv(self.path, mode="a", header=is_new, index=False, lineterminator="\n")
+        self._keys.add(self._key(row))
+
+    def _key(self, row: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple({**row, **self.provenance}[name] for name in _KEY)
 
 
-def read_rows(path: str | os.PathLike) -> list[dict[str, str]]:
-    """The file's rows as texts; raise ValueError where it is no file of this script."""
+def read_rows(path: str | os.PathLike) -> pandas.DataFrame:
+    """The file's rows, all cells as texts; raise ValueError where it is no file of this script."""
     text = Path(path).read_text(encoding="utf-8")
-    reader = csv.DictReader(io.StringIO(text))
-    rows = list(reader)
-    if reader.fieldnames is not None and tuple(reader.fieldnames) != COLUMNS:
+    header, *body = list(csv.reader(io.StringIO(text))) or [list(COLUMNS)]
+    if tuple(header) != COLUMNS:
         raise ValueError(f"{path} has other columns than {', '.join(COLUMNS)}; name another file with --csv")
     # Without its end a line may lack part of its last cell, and the next row would be written behind it.
-    if (text and not text.endswith("\n")) or any(None in row or None in row.values() for row in rows):
+    if (text and not text.endswith("\n")) or any(len(cells) != len(COLUMNS) for cells in body):
         raise ValueError(f"{path} holds a line that is cut off or too long; remove it and run again")
-    return rows
+    return pandas.DataFrame(body, columns=list(COLUMNS), dtype=str)
 
 
-def latest_rows(path: str | os.PathLike) -> list[dict[str, str]]:
-    """Of rows that measure the same with other software, the last that was written."""
-    latest = {tuple(row[name] for name in ("provider", *_CASE, "device")): row for row in read_rows(path)}
-    return list(latest.values())
+def latest_rows(path: str | os.PathLike) -> pandas.DataFrame:
+    """Of rows that measure the same with other software, the last that was written; numbers as numbers."""
+    rows = read_rows(path).drop_duplicates([*CASE, "device"], keep="last")
+    return rows.assign(**{name: pandas.to_numeric(rows[name]) for name in ("elements", *NUMBERS)})
 
 
-def find_provenance(device: str) -> Provenance:
-    """What this process would measure on; `device` is one of DEVICES."""
+def find_provenance(device: str) -> Cells:
+    """What this process would measure on; `device` is "cpu" or "cuda"."""
     versions = package_versions()
-    return Provenance(
-        device=torch.cuda.get_device_name() if device == "cuda" else hardware(processes=1)["cpu"],
-        torch=versions["torch"],
-        triton=_version_of("triton"),
-        transformers=versions["transformers"],
-        hf_lgelu=versions.get("hf-lgelu", UNKNOWN),
-        commit=_find_commit(),
-    )
-
-
-def _key(cells: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(cells[name] for name in _KEY)
-
-
-def _version_of(package: str) -> str:
+    name = torch.cuda.get_device_name() if device == "cuda" else hardware(processes=1)["cpu"]
     try:
-        return importlib.metadata.version(package)
+        triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _find_commit() -> str:
-    commit = _git("log", "-1", "--format=%h", "--", _MEASURED_SOURCE)
-    if not commit:
-        return UNKNOWN
-    return f"{commit}-dirty" if _git("status", "--porcelain", "--", _MEASURED_SOURCE) else commit
+        triton = ""
+    commit = _git("log", "-1", "--format=%h", *_SOURCE) or "unknown"
+    commit += "-dirty" if _git("status", "--porcelain", *_SOURCE) else ""
+    found = (name, versions["torch"], triton, versions["transformers"], versions.get("hf-lgelu", "unknown"), commit)
+    return dict(zip(PROVENANCE, found, strict=True))
 
 
 def _git(*words: str) -> str:
-    root = Path(__file__).parents[2]
     try:
-        done = subprocess.run(("git", *words), cwd=root, capture_output=True, text=True, check=True)
+        done = subprocess.run(("git", *words), cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
     return done.stdout.strip()

@@ -1,20 +1,22 @@
-"""Times of several calls that take turns, round by round, in one process."""
+"""Times of several calls that take turns, round by round, in one process, and what they hold in memory."""
 
 import gc
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
 
-import numpy
+import pandas
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 
 Call = Callable[[], Any]
 Clock = Callable[[Call, int], float]
 """(call, repetitions) → seconds of one call, as a mean over the repetitions."""
 
-QUANTILES = (0.2, 0.5, 0.8)
+QUANTILES = {"q20": 0.2, "median": 0.5, "q80": 0.8}
 MIN_ROUNDS = 5
 SHORTEST_SECONDS = 2e-3
 """A timed stretch repeats its call until it lasts this long, so that the clock's own cost does not count."""
@@ -22,72 +24,40 @@ SHORTEST_SECONDS = 2e-3
 LONG_SECONDS = 0.1
 """A call that takes this long fills the caches itself and gets no warm-up of its own."""
 
-_FLUSHED_BYTES = 256 * 2**20  # more than the L2 cache of any GPU
 _MOST_REPETITIONS = 10_000
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds per call of one entry, a number a round, and how often each stretch repeated it."""
+def _clock_of(now: Callable[[], float]) -> Clock:
+    def seconds(call: Call, repetitions: int) -> float:
+        started = now()
+        for _ in range(repetitions):
+            call()
+        return (now() - started) / repetitions
 
-    seconds: tuple[float, ...]
-    repetitions: int
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Quantiles (QUANTILES) of seconds per call, and of the per-round ratios to the reference."""
-
-    seconds: tuple[float, float, float]
-    ratios: tuple[float, float, float]
-    rounds: int
-    repetitions: int
+    return seconds
 
 
-def thread_seconds(call: Call, repetitions: int) -> float:
-    """CPU time of this thread: what others do on the machine does not count. For one thread only."""
-    started = time.thread_time()
-    for _ in range(repetitions):
-        call()
-    return (time.thread_time() - started) / repetitions
+def _cuda_seconds(call: Call, repetitions: int) -> float:
+    from triton.testing import do_bench  # events, with the second-level cache flushed before each call
 
-
-def wall_seconds(call: Call, repetitions: int) -> float:
-    """Time on the wall, for several threads."""
-    started = time.perf_counter()
-    for _ in range(repetitions):
-        call()
-    return (time.perf_counter() - started) / repetitions
-
-
-def cuda_seconds(call: Call, repetitions: int) -> float:
-    """Time between CUDA events, the L2 cache flushed before each call, as triton.testing.do_bench does it."""
-    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device="cuda")
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(repetitions)] for _ in range(2)]
-    for started, ended in zip(*events, strict=True):
-        flushed.zero_()
-        started.record()
-        call()
-        ended.record()
-    torch.cuda.synchronize()
-    return sum(a.elapsed_time(b) for a, b in zip(*events, strict=True)) / repetitions / 1e3
+    return do_bench(call, warmup=0, rep=1e3 * SHORTEST_SECONDS, return_mode="mean") / 1e3
 
 
 CLOCKS: dict[str, Clock] = {
-    "thread_time": thread_seconds,
-    "perf_counter": wall_seconds,
-    "cuda_event": cuda_seconds,
+    "thread_time": _clock_of(time.thread_time),  # what others do on the machine does not count
+    "perf_counter": _clock_of(time.perf_counter),  # on the wall, for several threads
+    "cuda_event": _cuda_seconds,
 }
 
 
 def clock_name(device: str, threads: int) -> str:
     """The key of CLOCKS for this device and so many threads."""
-    if device == "cuda":
-        return "cuda_event"
-    return "thread_time" if threads == 1 else "perf_counter"
+    return "cuda_event" if device == "cuda" else "thread_time" if threads == 1 else "perf_counter"
 
 
-def interleave(calls: Mapping[str, Call], clock: Clock, rounds: int, budget_seconds: float) -> dict[str, Times]:
+def interleave(
+    calls: Mapping[str, Call], clock: Clock, rounds: int, budget_seconds: float
+) -> tuple[pandas.DataFrame, pandas.Series]:
     """Time each call once a round; each round begins with another of them.
 
     Args:
@@ -95,12 +65,14 @@ def interleave(calls: Mapping[str, Call], clock: Clock, rounds: int, budget_seco
         clock: a value of CLOCKS.
         rounds: at most so many, and at least min(rounds, MIN_ROUNDS).
         budget_seconds: no further round once so much time on the wall has gone by.
+
+    Returns:
+        Seconds per call, a row a round and a column a call; and how often each call's stretch repeated it.
     """
-    once = {name: _seconds_once(call, clock) for name, call in calls.items()}
-    repetitions = {name: _repetitions(taken) for name, taken in once.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
-    collects = gc.isenabled()
+    once = pandas.Series({name: _seconds_once(call, clock) for name, call in calls.items()}, dtype=float)
+    repetitions = (SHORTEST_SECONDS / once.clip(lower=1e-9)).round().clip(1, _MOST_REPETITIONS).astype(int)
+    seconds: list[dict[str, float]] = []
+    names, collects = list(calls), gc.isenabled()
     gc.collect()
     gc.disable()
     try:
@@ -108,34 +80,26 @@ def interleave(calls: Mapping[str, Call], clock: Clock, rounds: int, budget_seco
         for turn in count():
             if turn >= rounds or (turn >= MIN_ROUNDS and time.perf_counter() > deadline):
                 break
-            first = turn % len(names) if names else 0
+            first = turn % len(names)
+            seconds.append({})
             for name in names[first:] + names[:first]:
                 if once[name] < LONG_SECONDS:
                     calls[name]()
-                seconds[name].append(clock(calls[name], repetitions[name]))
+                seconds[-1][name] = clock(calls[name], int(repetitions[name]))
     finally:
         if collects:
             gc.enable()
-    return {name: Times(tuple(seconds[name]), repetitions[name]) for name in names}
+    return pandas.DataFrame(seconds, columns=names), repetitions
 
 
-def summarize(times: Mapping[str, Times], reference: str) -> dict[str, Summary]:
-    """Quantiles of each entry's times, and of its ratio to the reference in the same round."""
-    base = numpy.array(times[reference].seconds)
-    return {
-        name: Summary(
-            _quantiles(numpy.array(entry.seconds)),
-            _quantiles(numpy.array(entry.seconds) / base),
-            len(entry.seconds),
-            entry.repetitions,
-        )
-        for name, entry in times.items()
-    }
-
-
-def _quantiles(values: numpy.ndarray) -> tuple[float, float, float]:
-    low, median, high = (float(value) for value in numpy.quantile(values, QUANTILES))
-    return low, median, high
+def summarize(seconds: pandas.DataFrame, reference: str) -> pandas.DataFrame:
+    """A row a column: quantiles of its times, and of its ratios to the reference in the same round."""
+    frames = {"milliseconds": 1e3 * seconds, "ratio": seconds.div(seconds[reference], axis="index")}
+    parts = [
+        frame.quantile(list(QUANTILES.values())).set_axis([f"{what}_{name}" for name in QUANTILES]).T
+        for what, frame in frames.items()
+    ]
+    return pandas.concat(parts, axis=1).assign(rounds=len(seconds))
 
 
 def _seconds_once(call: Call, clock: Clock) -> float:
@@ -144,6 +108,35 @@ def _seconds_once(call: Call, clock: Clock) -> float:
     return taken if taken >= LONG_SECONDS else clock(call, 1)
 
 
-def _repetitions(seconds_once: float) -> int:
-    wanted = SHORTEST_SECONDS / max(seconds_once, 1e-9)
-    return min(_MOST_REPETITIONS, max(1, round(wanted)))
+def saved_bytes(forward: Callable[[], Tensor]) -> int:
+    """Bytes of the distinct storages that `forward` leaves for its backward pass."""
+    saved: list[Tensor] = []
+    with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        y = forward()  # held until the sum is made: a freed storage's address could be given out again
+    total = resident_bytes(saved)
+    del y
+    return total
+
+
+def peak_bytes(call: Call, device: str) -> int:
+    """The most bytes that tensors made within `call` hold at one time, above what was held before it.
+
+    On a CPU from the allocations that torch.profiler records, in their order. A TorchDispatchMode would see them too,
+    but keeps λ-GELU's own kernels from running.
+    """
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    # The public list puts the allocations within an operation to that operation, so their order is lost in it.
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = pandas.Series([0, *(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))])
+    return int(held.cumsum().max())
+
+
+def resident_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the distinct storages under `tensors`."""
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())

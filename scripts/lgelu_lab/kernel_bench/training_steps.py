@@ -2,34 +2,24 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
+import pandas
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, freeze_hardness, hardness_parameter_groups
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, hardness_for_tolerance
+import hf_lgelu
 from hf_lgelu.activation.kernels.choice import choose_kernel
-from hf_lgelu.models.sites import lambda_gelu_modules
 from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet
 from lgelu_lab.benchmarks.wikitext import CONTEXT_LENGTH, VOCABULARY_SIZE
-from lgelu_lab.kernel_bench.cases import DTYPES
-from lgelu_lab.kernel_bench.memory import peak_bytes, resident_bytes
-from lgelu_lab.kernel_bench.operation import Pace, summary_numbers
+from lgelu_lab.kernel_bench.measure import DTYPES, Bench
 from lgelu_lab.kernel_bench.providers import REFERENCE
-from lgelu_lab.kernel_bench.results import ResultsFile, Row, number_text
-from lgelu_lab.kernel_bench.timing import CLOCKS, Call, clock_name, interleave, summarize
+from lgelu_lab.kernel_bench.results import Cells, number_text
+from lgelu_lab.kernel_bench.timing import Call, peak_bytes, resident_bytes
 
 STEP_MODE = "step"
-LEARNING, HARDENED = "lambda_gelu", "lambda_gelu_hardened"
-ACTIVATIONS = {
-    REFERENCE: "gelu",
-    LEARNING: "lambda_gelu",
-    HARDENED: "lambda_gelu",
-    "relu": "relu",
-    "silu": "silu",
-}
+HARDENED = "lambda_gelu_hardened"
+ACTIVATIONS = {name: name.removesuffix("_hardened") for name in (REFERENCE, "lambda_gelu", HARDENED, "relu", "silu")}
 """Provider → the activation's name in transformers and timm. Hardened: λ overridden by its target, s frozen."""
 
 _CLASSES = 10
@@ -57,164 +47,121 @@ class StepModel:
     learning_rate: float
 
 
-@dataclass(frozen=True)
-class Training:
-    """One provider's model, its optimizer and the call that trains it for a step."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    step: Call
-
-
 def check_step_models(names: list[str], device: str) -> list[StepModel]:
-    """The rows of STEP_MODELS of these names; for none, all that are meant for the device.
-
-    Raises ValueError for an unknown name.
-    """
-    unknown = sorted(set(names) - set(STEP_MODELS))
-    if unknown:
+    """The rows of STEP_MODELS of these names, for none all that are meant for the device; ValueError for others."""
+    if unknown := sorted(set(names) - set(STEP_MODELS)):
         raise ValueError(f"unknown models: {', '.join(unknown)}; accepted: {', '.join(STEP_MODELS)}")
     return [row for row in STEP_MODELS.values() if (row.name in names if names else device in row.devices)]
 
 
-def measure_steps(
-    row: StepModel, dtype: str, threads: int, device: str, allocator: str, pace: Pace, results: ResultsFile
-) -> Iterator[Row]:
+def measure_steps(row: StepModel, dtype: str, bench: Bench) -> Iterator[Cells]:
     """Steps of every row of ACTIVATIONS in turn, if the results lack one; yield each row after it is written."""
-    torch.set_num_threads(threads)
-    batch = row.new_batch(device)
-    trainings = {provider: new_training(row, provider, batch, dtype, device) for provider in ACTIVATIONS}
+    torch.set_num_threads(bench.threads)
+    batch = row.new_batch(bench.device)
+    trainings = {provider: new_training(row, provider, batch, dtype, bench.device) for provider in ACTIVATIONS}
+    case = {"mode": STEP_MODE, "size": row.name, "memory_format": "", "dtype": dtype}
     blanks = {
-        provider: Row(
-            provider=provider,
-            kernel=_kernel_of(training.model, dtype),
-            mode=STEP_MODE,
-            size=row.name,
-            memory_format="",
-            elements=str(sum(p.numel() for p in training.model.parameters())),
-            dtype=dtype,
-            hardness=_HARDNESS.get(provider, ""),
-            threads=str(threads),
-            allocator=allocator,
-            clock=clock_name(device, threads),
-        )
-        for provider, training in trainings.items()
+        provider: bench.cells | case | {"provider": provider} | _model_cells(model, dtype)
+        for provider, (model, _, _) in trainings.items()
     }
-    if all(blank in results for blank in blanks.values()):
-        return
-    calls = {provider: training.step for provider, training in trainings.items()}
-    clock = CLOCKS[clock_name(device, threads)]
-    summaries = summarize(interleave(calls, clock, pace.rounds, pace.seconds), REFERENCE)
-    peaks = {provider: _peak_bytes(training, batch, device) for provider, training in trainings.items()}
-    for provider, blank in blanks.items():
-        if blank not in results:
-            memory = {"peak_bytes": peaks[provider], "peak_ratio": peaks[provider] / peaks[REFERENCE]}
-            measured = blank.with_numbers(summary_numbers(summaries[provider]) | memory)
-            results.append(measured)
-            yield measured
+
+    def add_columns(summary: pandas.DataFrame) -> None:
+        peaks = {name: _peak_bytes(*training, batch, bench.device) for name, training in trainings.items()}
+        summary["peak_bytes"] = pandas.Series(peaks)
+
+    yield from bench.written_rows(blanks, {name: step for name, (_, _, step) in trainings.items()}, add_columns)
 
 
-def new_training(row: StepModel, provider: str, batch: dict[str, Tensor], dtype: str, device: str) -> Training:
-    """The model with the provider's activation; bfloat16 and float16 by autocast, as Trainer has it."""
+def new_training(
+    row: StepModel, provider: str, batch: dict[str, Tensor], dtype: str, device: str
+) -> tuple[nn.Module, torch.optim.Optimizer, Call]:
+    """A model with the provider's activation, its optimizer, and a step; narrow dtypes by autocast, as in Trainer."""
     torch.manual_seed(0)
     model = row.build(ACTIVATIONS[provider]).train().to(device)
-    hardened = provider == HARDENED
-    if hardened:
-        anneal_hardness(model, 1.0)
-    groups = _parameter_groups(model, row.learning_rate)
-    optimizer = row.optimizer(groups, lr=row.learning_rate)
+    if provider == HARDENED:
+        hf_lgelu.anneal_hardness(model, 1.0)
+    optimizer = row.optimizer(_parameter_groups(model, row.learning_rate), lr=row.learning_rate)
 
     def step() -> None:
         with torch.autocast(device, DTYPES[dtype], enabled=dtype != "float32"):
             loss = model(**batch).loss
         loss.backward()
-        if hardened:
-            freeze_hardness(model)
+        if provider == HARDENED:
+            hf_lgelu.freeze_hardness(model)
         optimizer.step()
         optimizer.zero_grad()
 
-    return Training(model, optimizer, step)
+    return model, optimizer, step
 
 
-def _parameter_groups(model: nn.Module, learning_rate: float) -> list[dict[str, Any]]:
+def _parameter_groups(model: nn.Module, learning_rate: float) -> list[dict]:
     """Decayed weights, undecayed vectors and, if the model has any, s."""
-    if lambda_gelu_modules(model):
-        return hardness_parameter_groups(model, learning_rate, weight_decay=_WEIGHT_DECAY)
+    if _gates(model):
+        return hf_lgelu.hardness_parameter_groups(model, learning_rate, weight_decay=_WEIGHT_DECAY)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     return [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
 
 
-def _kernel_of(model: nn.Module, dtype: str) -> str:
-    modules = [module for _, module in lambda_gelu_modules(model)]
-    if not modules:
-        return "torch"
-    hardness = modules[0].hardness
-    return choose_kernel(torch.zeros(8, dtype=DTYPES[dtype], device=hardness.device), hardness).name
+def _gates(model: nn.Module) -> list[hf_lgelu.LambdaGELU]:
+    return [module for module in model.modules() if isinstance(module, hf_lgelu.LambdaGELU)]
 
 
-def _peak_bytes(training: Training, batch: dict[str, Tensor], device: str) -> int:
+def _model_cells(model: nn.Module, dtype: str) -> Cells:
+    cells = {"elements": str(sum(parameter.numel() for parameter in model.parameters()))}
+    if not (gates := _gates(model)):
+        return cells | {"kernel": "torch", "hardness": ""}
+    hardness = gates[0].hardness.detach()
+    x = torch.zeros(8, dtype=DTYPES[dtype], device=hardness.device)
+    return cells | {"kernel": choose_kernel(x, hardness).name, "hardness": number_text(hardness.item())}
+
+
+def _peak_bytes(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: Call, batch: dict[str, Tensor], device: str
+) -> int:
     """Of one step, with what stays from step to step: weights, buffers, the optimizer's state and the batch."""
-    training.step()
-    state = [value for values in training.optimizer.state.values() for value in values.values()]
-    tensors = [*training.model.parameters(), *training.model.buffers(), *batch.values()]
-    tensors += [value for value in state if isinstance(value, Tensor)]
-    return resident_bytes(tensors) + peak_bytes(training.step, device)
+    step()
+    state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    return resident_bytes([*model.parameters(), *model.buffers(), *batch.values(), *state]) + peak_bytes(step, device)
 
 
 def _new_mlp(activation: str) -> nn.Module:
-    return MLPForClassification(MLPConfig(num_features=784, num_labels=_CLASSES, hidden_act=activation))
-
-
-def _mlp_batch(device: str) -> dict[str, Tensor]:
-    return {"features": torch.randn(256, 784, device=device), "labels": _labels(256, device)}
+    config = hf_lgelu.MLPConfig(num_features=784, num_labels=_CLASSES, hidden_act=activation)
+    return hf_lgelu.MLPForClassification(config)
 
 
 def _new_resnet(activation: str) -> nn.Module:
     return new_cifar_resnet(activation, [str(label) for label in range(_CLASSES)], (0.0,) * 3, (1.0,) * 3)
 
 
-def _image_batch(device: str) -> dict[str, Tensor]:
-    size = 64 if device == "cpu" else 256
-    return {"pixel_values": torch.randn(size, 3, 32, 32, device=device), "labels": _labels(size, device)}
-
-
 def _new_gpt2(**sizes: int) -> Callable[[str], nn.Module]:
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    special = {"bos_token_id": 0, "eos_token_id": 0}
-    return lambda activation: GPT2LMHeadModel(
-        GPT2Config(**sizes, **dropout, **special, activation_function=activation, use_cache=False)
-    )
+    fixed = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False} | sizes
+    return lambda name: GPT2LMHeadModel(GPT2Config(**fixed, bos_token_id=0, eos_token_id=0, activation_function=name))
 
 
-def _token_batch(sequences: int, length: int, vocabulary: int) -> Callable[[str], dict[str, Tensor]]:
-    def new_batch(device: str) -> dict[str, Tensor]:
-        tokens = torch.randint(vocabulary, (sequences, length), device=device)
-        return {"input_ids": tokens, "labels": tokens}
-
-    return new_batch
+def _rows(device: str, key: str, *shape: int) -> dict[str, Tensor]:
+    return {key: torch.randn(shape, device=device), "labels": torch.randint(_CLASSES, shape[:1], device=device)}
 
 
-def _labels(count: int, device: str) -> Tensor:
-    return torch.randint(_CLASSES, (count,), device=device)
+def _tokens(device: str, vocabulary: int, *shape: int) -> dict[str, Tensor]:
+    tokens = torch.randint(vocabulary, shape, device=device)
+    return {"input_ids": tokens, "labels": tokens}
 
 
-_HARDNESS = {LEARNING: number_text(DEFAULT_INIT_HARDNESS), HARDENED: number_text(hardness_for_tolerance())}
+_SMALL = {"n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": CONTEXT_LENGTH, "vocab_size": VOCABULARY_SIZE}
+_BATCHES: dict[str, Callable[[str], dict[str, Tensor]]] = {
+    "mlp-4x256": lambda device: _rows(device, "features", 256, 784),
+    "gpt2-4x256": lambda device: _tokens(device, VOCABULARY_SIZE, 8, CONTEXT_LENGTH),
+    "resnet18-cifar": lambda device: _rows(device, "pixel_values", 64 if device == "cpu" else 256, 3, 32, 32),
+    "gpt2-small": lambda device: _tokens(device, 50257, 8, 1024),
+}
 
 STEP_MODELS: dict[str, StepModel] = {
-    row.name: row
-    for row in (
-        StepModel("mlp-4x256", ("cpu", "cuda"), _new_mlp, _mlp_batch, torch.optim.SGD, 5e-2),
-        StepModel(
-            "gpt2-4x256",
-            ("cpu",),
-            _new_gpt2(n_layer=4, n_embd=256, n_head=4, n_positions=CONTEXT_LENGTH, vocab_size=VOCABULARY_SIZE),
-            _token_batch(8, CONTEXT_LENGTH, VOCABULARY_SIZE),
-            torch.optim.AdamW,
-            5e-4,
-        ),
-        StepModel("resnet18-cifar", ("cpu", "cuda"), _new_resnet, _image_batch, torch.optim.AdamW, 5e-4),
-        StepModel("gpt2-small", ("cuda",), _new_gpt2(), _token_batch(8, 1024, 50257), torch.optim.AdamW, 5e-4),
+    name: StepModel(name, devices, build, _BATCHES[name], optimizer, learning_rate)
+    for name, devices, build, optimizer, learning_rate in (
+        ("mlp-4x256", ("cpu", "cuda"), _new_mlp, torch.optim.SGD, 5e-2),
+        ("gpt2-4x256", ("cpu",), _new_gpt2(**_SMALL), torch.optim.AdamW, 5e-4),
+        ("resnet18-cifar", ("cpu", "cuda"), _new_resnet, torch.optim.AdamW, 5e-4),
+        ("gpt2-small", ("cuda",), _new_gpt2(), torch.optim.AdamW, 5e-4),
     )
 }
-"""Batches: 256 rows; 8 sequences of 128 tokens; 64 images (256 on a GPU); 8 sequences of 1024 tokens."""

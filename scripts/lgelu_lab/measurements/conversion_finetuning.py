@@ -41,7 +41,7 @@ _SCHEDULES: dict[str, tuple[Mapping[str, Any], tuple[float, ...]]] = {
 _ANNEALING = {
     "harden": True,
     "hardening_schedule": "geometric",
-    "hardening_granularity": "step",
+    "hardening_strategy": "steps",
     "switch_fraction": 0.0,
     "log_hardness": False,
 }

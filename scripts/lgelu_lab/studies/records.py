@@ -6,7 +6,7 @@ Schema, version 1 (`SCHEMA_VERSION`); every key is present, null where it does n
   evaluation; of a resumed run since it was resumed)
 - config: benchmark, activation, init_mode, init_hardness, high_hardness, temperature,
   hardness_lr_multiplier, harden, target_hardness, switch_fraction, hardening_schedule,
-  hardening_granularity, seed, and the training recipe (optimizer, learning_rate, weight_decay,
+  hardening_strategy, seed, and the training recipe (optimizer, learning_rate, weight_decay,
   train_batch_size over all processes, num_train_epochs, lr_scheduler_type, ...)
 - data: train_samples, eval_samples, eval_split (what the metric was measured on), source, and classes
   (null for text; absent in the earliest records)
@@ -153,8 +153,15 @@ def read_record(path: str | os.PathLike) -> RunRecord:
         raise ValueError(
             f"{path} is not a run record: missing {sorted(names - raw.keys())}, unknown {sorted(raw.keys() - names)}"
         )
+    _rename_old_keys(raw["config"])
     epochs = tuple(EpochRecord(**epoch) for epoch in raw.pop("epochs"))
     return RunRecord(epochs=epochs, **raw)
+
+
+def _rename_old_keys(config: dict[str, Any]) -> None:
+    """Records written before 0.2.0 call how often λ moves its granularity, "epoch" or "step"."""
+    if "hardening_granularity" in config:
+        config["hardening_strategy"] = {"step": "steps"}.get(*[config.pop("hardening_granularity")] * 2)
 
 
 def read_records(folder: str | os.PathLike) -> list[RunRecord]:

@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel, PrinterCallback, set_seed
 from transformers.activations import ACT2FN
 
+from hf_lgelu import save_card_facts
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.profile import hardness_profile, initialize_hardness
@@ -25,6 +26,7 @@ from lgelu_lab.benchmarks.swish import register_learnable_swish
 from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.studies.arguments import RunArguments, check_benchmark, data_options, model_options
 from lgelu_lab.studies.augmentation import AugmentationCallback
+from lgelu_lab.studies.cards import card_facts
 from lgelu_lab.studies.experiments import experiment_name
 from lgelu_lab.studies.records import RECORD_FILE, EpochRecord, RunRecord, read_record, write_record
 
@@ -89,6 +91,8 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments, *, l
         if run.save_final_model:
             _save_relu(type(model), data.processor, Path(training.output_dir), hardened=training.harden)
         write_record(record, training.output_dir)
+        if record.last.hardness:
+            save_card_facts(replace(card_facts(record), checkpoint=None), training.output_dir)
     trainer.accelerator.wait_for_everyone()
     return record
 
@@ -174,7 +178,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     of_run = ("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature")
     of_training = (
         *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
-        *("hardening_schedule", "hardening_granularity", "seed", "optim", "optim_args", "learning_rate"),
+        *("hardening_schedule", "hardening_strategy", "seed", "optim", "optim_args", "learning_rate"),
         *("weight_decay", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "num_train_epochs", "max_steps"),
         *("gradient_accumulation_steps", "bf16", "relufication"),
     )

@@ -1,12 +1,7 @@
-"""Puts scripts/ on the path, as `python scripts/bench_activation.py` does."""
-
-import sys
-from pathlib import Path
+"""Threads stay as they were."""
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 
 @pytest.fixture(autouse=True)

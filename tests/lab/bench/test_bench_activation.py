@@ -84,4 +84,4 @@ def test_the_command_runs_with_both_allocators_in_one_file(tmp_path):
     words = [sys.executable, bench_activation.__file__, "--csv", str(path), *SMALL, "--rounds", "1"]
     for allocator in bench_activation.ALLOCATORS:
         subprocess.run([*words, "--providers", "gelu", "--allocator", allocator], check=True, capture_output=True)
-    assert [row["allocator"] for row in results.read_rows(path)] == list(bench_activation.ALLOCATORS)
+    assert results.read_rows(path)["allocator"].to_list() == list(bench_activation.ALLOCATORS)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lgelu_lab.kernel_bench import memory
+from lgelu_lab.kernel_bench import timing
 from torch import nn
 
 
@@ -18,7 +18,7 @@ from torch import nn
 )
 def test_saved_bytes_of_known_operations(module, bytes_per_element):
     x = torch.randn(1000, requires_grad=True)
-    assert memory.saved_bytes(lambda: module(x)) == 1000 * bytes_per_element
+    assert timing.saved_bytes(lambda: module(x)) == 1000 * bytes_per_element
 
 
 def test_peak_counts_what_is_held_at_one_time():
@@ -29,9 +29,9 @@ def test_peak_counts_what_is_held_at_one_time():
         third = torch.ones(250)  # 2000 + 1000 are held now, less than before
         return second.numel() + third.numel()
 
-    assert memory.peak_bytes(call, "cpu") == 6000
+    assert timing.peak_bytes(call, "cpu") == 6000
 
 
 def test_resident_bytes_count_a_shared_storage_once():
     base = torch.zeros(100)
-    assert memory.resident_bytes([base, base.view(10, 10), base[5:], torch.zeros(3)]) == 412
+    assert timing.resident_bytes([base, base.view(10, 10), base[5:], torch.zeros(3)]) == 412

@@ -1,19 +1,18 @@
 """Rows of a measurement and the file that a rerun continues."""
 
 import csv
-from dataclasses import replace
 
 import pytest
 import torch
-from bench_rows import PROVENANCE, measure, row_of
+from bench_rows import PROVENANCE, cells_of, frame_of, measured
 from lgelu_lab.kernel_bench import providers, results
 from torch import nn
 
 
 def test_rows_have_all_columns_and_a_rerun_measures_nothing(tmp_path):
     path = tmp_path / "a" / "bench.csv"
-    rows = measure(path)
-    assert [(row.provider, row.mode) for row in rows] == [
+    rows = measured(path)
+    assert [(row["provider"], row["mode"]) for row in rows] == [
         *(("gelu", "forward"), ("relu", "forward"), ("gelu", "both"), ("relu", "both"))
     ]
     with path.open(encoding="utf-8", newline="") as file:
@@ -34,41 +33,39 @@ def test_rows_have_all_columns_and_a_rerun_measures_nothing(tmp_path):
         moved / float(relu["milliseconds_median"]) / 1e6, rel=1e-4
     )
     assert [cells["ratio_median"] for cells in written if cells["provider"] == "gelu"] == ["1", "1"]
-    assert measure(path) == []
+    assert measured(path) == []
     assert path.read_text(encoding="utf-8").count("\n") == 5
 
 
 def test_a_rerun_adds_what_is_missing(tmp_path):
     path = tmp_path / "bench.csv"
-    measure(path, modes=("forward",))
-    more = measure(path, names=("relu", "lambda_gelu:eager"), hardness=(1.0, 20.0), modes=("forward",))
-    assert [(row.provider, row.hardness, row.kernel) for row in more] == [
+    measured(path, modes=("forward",))
+    more = measured(path, names=("relu", "lambda_gelu:eager"), hardness=(1.0, 20.0), modes=("forward",))
+    assert [(row["provider"], row["hardness"], row["kernel"]) for row in more] == [
         *(("lambda_gelu:eager", "1", "eager"), ("lambda_gelu:eager", "20", "eager"))
     ]
-    other = results.Provenance("abacus", "1", "", "2", "3", "def")
-    assert len(measure(path, modes=("forward",), provenance=other)) == 2  # of another commit
+    other = PROVENANCE | {"commit": "def"}
+    assert len(measured(path, modes=("forward",), provenance=other)) == 2  # of another commit
 
 
 def test_what_cannot_run_is_left_out_with_a_line_that_says_why(tmp_path, monkeypatch, capsys):
     def unavailable(x, hardness):
-        raise ImportError("no such package\nand more")
+        raise RuntimeError("no such package\nand more")
 
     broken = providers.Provider("relu", "ReLU", unavailable)
     monkeypatch.setitem(providers.PROVIDERS, "relu", broken)
-    rows = measure(tmp_path / "bench.csv")
-    assert [row.provider for row in rows] == ["gelu", "gelu"]
+    rows = measured(tmp_path / "bench.csv")
+    assert [row["provider"] for row in rows] == ["gelu", "gelu"]
     assert capsys.readouterr().out == "relu is left out: no such package\n"
 
 
 def test_a_row_is_held_once_it_is_written(tmp_path):
     file = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
-    cells = row_of()
-    row = results.Row(**{name: value for name, value in cells.items() if name in results.Row.__annotations__})
+    row = cells_of()
     assert row not in file
     file.append(row)
     assert row in file
-    assert replace(row, ratio_median="7") in file  # numbers are no part of what was measured
-    assert replace(row, hardness="2") not in file
+    assert row | {"ratio_median": "7"} in file  # numbers are no part of what was measured
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
@@ -82,60 +79,49 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 
 def test_the_latest_row_of_a_case_counts(tmp_path):
-    path = tmp_path / "bench.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, results.COLUMNS)
-        writer.writeheader()
-        writer.writerows([row_of(commit="old", ratio_median="5"), row_of(commit="new"), row_of(threads="2")])
-    assert [(row["commit"], row["threads"]) for row in results.latest_rows(path)] == [("new", "1"), ("", "2")]
+    rows = [cells_of(ratio_median="5") | {"commit": "old"}, cells_of() | {"commit": "new"}, cells_of(threads="2")]
+    found = frame_of(tmp_path / "bench.csv", rows)
+    assert found[["commit", "threads", "ratio_median"]].to_numpy().tolist() == [["new", "1", 1.0], ["", "2", 1.0]]
 
 
 def test_provenance_names_the_software():
     found = results.find_provenance("cpu")
-    assert found.torch == torch.__version__.partition("+")[0]
-    assert found.device
-    assert found.commit
-    assert found.hf_lgelu
+    assert found["torch"] == torch.__version__.partition("+")[0]
+    assert all(found[name] for name in ("device", "commit", "hf_lgelu"))
 
 
 def test_a_file_whose_last_line_has_no_end_is_refused_and_left_as_it_is(tmp_path):
     path = tmp_path / "bench.csv"
-    measure(path)
+    measured(path)
     whole = path.read_text(encoding="utf-8")
     for missing in (1, 2, 40):  # the line's end, a letter of the commit, some cells
         path.write_text(whole[:-missing], encoding="utf-8")
         with pytest.raises(ValueError, match="cut off"):
-            measure(path, names=("silu",))
+            measured(path, names=("silu",))
         assert path.read_text(encoding="utf-8") == whole[:-missing]
     path.write_text("", encoding="utf-8")
-    assert len(measure(path)) == 4  # an empty file is a new one
+    assert len(measured(path)) == 4  # an empty file is a new one
 
 
 @pytest.mark.parametrize("column", ["kernel", "size", "memory_format", "dtype", "threads", "allocator", "clock"])
 def test_a_row_measured_otherwise_is_not_the_same(tmp_path, column):
-    file = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
-    row = results.Row(**{name: value for name, value in row_of().items() if name in results.Row.__annotations__})
-    file.append(row)
+    results.ResultsFile(tmp_path / "bench.csv", PROVENANCE).append(cells_of())
     reread = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
-    assert row in reread
-    assert replace(row, **{column: "another"}) not in reread
+    assert cells_of() in reread
+    assert cells_of(**{column: "another"}) not in reread
 
 
-@pytest.mark.parametrize("column", results.Provenance.__annotations__)
+@pytest.mark.parametrize("column", results.PROVENANCE)
 def test_a_row_of_another_machine_or_software_is_measured_again(tmp_path, column):
     path = tmp_path / "bench.csv"
-    measure(path, modes=("forward",))
-    assert measure(path, modes=("forward",)) == []
-    assert len(measure(path, modes=("forward",), provenance=replace(PROVENANCE, **{column: "another"}))) == 2
+    measured(path, modes=("forward",))
+    assert measured(path, modes=("forward",)) == []
+    assert len(measured(path, modes=("forward",), provenance=PROVENANCE | {column: "another"})) == 2
 
 
 def test_the_latest_rows_hold_each_allocator_and_device(tmp_path):
-    path = tmp_path / "bench.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, results.COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows([row_of(), row_of(allocator="stock"), row_of(device="slide rule"), row_of(hardness="2")])
-    assert len(results.latest_rows(path)) == 4
+    rows = [cells_of(), cells_of(allocator="stock"), cells_of(device="slide rule"), cells_of(hardness="2")]
+    assert len(frame_of(tmp_path / "bench.csv", rows)) == 4
 
 
 class Spy(nn.Module):
@@ -155,6 +141,6 @@ def test_the_activation_is_timed_with_the_threads_of_its_row(tmp_path, monkeypat
     torch.set_num_threads(3 - threads)
     spy = Spy()
     monkeypatch.setitem(providers.PROVIDERS, "relu", providers.Provider("relu", "ReLU", lambda x, hardness: spy))
-    rows = measure(tmp_path / "bench.csv", modes=("both",), threads=threads)
+    rows = measured(tmp_path / "bench.csv", modes=("both",), threads=threads)
     assert spy.threads == {threads}
-    assert {row.threads for row in rows} == {str(threads)}
+    assert {row["threads"] for row in rows} == {str(threads)}

@@ -2,20 +2,21 @@
 
 import numpy
 import pytest
-from bench_rows import row_of
-from lgelu_lab.kernel_bench import table
+from bench_rows import cells_of, frame_of
+from lgelu_lab.kernel_bench import shown
+from PIL import Image
 
 
-def test_table_has_providers_down_and_sizes_across():
+def test_table_has_providers_down_and_sizes_across(tmp_path):
     rows = [
-        row_of(provider="gelu", saved_bytes_per_element="4"),
-        row_of(provider="gelu", size="32x64x32x32", memory_format="channels_last"),
-        row_of(provider="lambda_gelu", kernel="cpu", hardness="2", ratio_median="0.456"),
-        row_of(provider="lambda_gelu", kernel="cpu", hardness="20", ratio_median="0.7"),
-        row_of(provider="lambda_gelu", kernel="cpu", hardness="2", size="4096", ratio_median="9"),
-        row_of(provider="relu", mode="forward"),
+        cells_of(provider="gelu", saved_bytes_per_element="4"),
+        cells_of(provider="gelu", size="32x64x32x32", memory_format="channels_last"),
+        cells_of(provider="lambda_gelu", kernel="cpu", hardness="2", ratio_median="0.456"),
+        cells_of(provider="lambda_gelu", kernel="cpu", hardness="20", ratio_median="0.7"),
+        cells_of(provider="lambda_gelu", kernel="cpu", hardness="2", size="4096", ratio_median="9"),
+        cells_of(provider="relu", mode="forward"),
     ]
-    text = table.markdown_tables(rows, ["both"], ["float32"], [2.0])
+    text = shown.markdown_tables(frame_of(tmp_path / "bench.csv", rows), ["both"], ["float32"], [2.0])
     lines = text.splitlines()
     assert lines[0] == "**Forward and backward, float32, 1 thread, allocator keep**"
     assert lines[4:] == [
@@ -25,13 +26,13 @@ def test_table_has_providers_down_and_sizes_across():
         "| λ-GELU, kernel cpu (automatic), λ = 2 |  | 0.46 |  |",
     ]
     with pytest.raises(ValueError, match="no row"):
-        table.markdown_tables(rows, ["backward"], ["float32"], [2.0])
+        shown.markdown_tables(frame_of(tmp_path / "bench.csv", rows), ["backward"], ["float32"], [2.0])
 
 
-def test_table_of_steps_gives_the_range_of_memory():
+def test_table_of_steps_gives_the_range_of_memory(tmp_path):
     peaks = {"mlp-4x256": "1", "gpt2-4x256": "0.7741", "resnet18-cifar": "0.9"}
-    rows = [row_of(mode="step", size=size, memory_format="", peak_ratio=peak) for size, peak in peaks.items()]
-    text = table.markdown_tables(rows, ["both"], ["float32"], [2.0])
+    rows = [cells_of(mode="step", size=size, memory_format="", peak_ratio=peak) for size, peak in peaks.items()]
+    text = shown.markdown_tables(frame_of(tmp_path / "bench.csv", rows), ["both"], ["float32"], [2.0])
     assert text.splitlines()[-1] == "| ReLU | 1.00 | 1.00 | 1.00 | 0.774 to 1.000 |"
 
 
@@ -42,41 +43,44 @@ def swept_rows():
             elements = int(numpy.prod([int(n) for n in size.split("x")]))
             times = {f"milliseconds_{q}": f"{factor * elements * 1e-6 * by:g}" for q, by in QUANTILES}
             ratios = {f"ratio_{q}": f"{factor * by:g}" for q, by in QUANTILES}
-            yield row_of(provider=provider, size=size, elements=str(elements), hardness=hardness, **times, **ratios)
+            yield cells_of(provider=provider, size=size, elements=str(elements), hardness=hardness, **times, **ratios)
 
 
 QUANTILES = (("q20", 0.9), ("median", 1.0), ("q80", 1.1))
 
 
+SELECTION = {"dtype": "float32", "hardness": 2.0, "threads": 1, "allocator": "keep"}
+
+
+def colours_drawn(path):
+    """For each half of the picture, the colours of LOOKS in it."""
+    pixels = numpy.asarray(Image.open(path).convert("RGB"))
+    halves = (pixels[:, : pixels.shape[1] // 2], pixels[:, pixels.shape[1] // 2 :])
+    rgb = {name: [int(colour[i : i + 2], 16) for i in (1, 3, 5)] for name, (colour, _) in shown.LOOKS.items()}
+    return [{name for name, value in rgb.items() if (half == value).all(axis=-1).any()} for half in halves]
+
+
 def test_figure_shows_the_rows(tmp_path):
-    figure = pytest.importorskip("lgelu_lab.kernel_bench.figure")
-    pytest.importorskip("matplotlib")
-    image = pytest.importorskip("PIL.Image")
-    path = tmp_path / "bench.png"
-    rows = list(swept_rows())
-    chosen = figure.Selection("float32", 2.0, 1, "keep")
-    figure.draw_figure(rows, path, chosen)
-    pixels = numpy.asarray(image.open(path).convert("RGB"))
-    for provider in ("lambda_gelu", "copy"):
-        colour = figure.LOOKS[provider][0].lstrip("#")
-        drawn = (pixels == [int(colour[i : i + 2], 16) for i in (0, 2, 4)]).all(axis=-1)
-        # On the left its line, on the right its mark: both halves hold the colour.
-        assert drawn[:, : drawn.shape[1] // 2].any()
-        assert drawn[:, drawn.shape[1] // 2 :].any()
-    for absent in (figure.Selection("bfloat16", 2.0, 1, "keep"), figure.Selection("float32", 3.0, 1, "keep")):
+    path, rows = tmp_path / "bench.png", list(swept_rows())
+    frame = frame_of(tmp_path / "bench.csv", rows)
+    shown.draw_figure(frame, path, **SELECTION)
+    for drawn in colours_drawn(path):
+        assert {"lambda_gelu", "copy"} <= drawn
+    for absent in ({"dtype": "bfloat16"}, {"hardness": 3.0}):
         # A picture of GELU alone would be titled by the λ.
         with pytest.raises(ValueError, match=r"no row of λ-GELU \((bfloat16|float32), λ = [23]"):
-            figure.draw_figure(rows, path, absent)
+            shown.draw_figure(frame, path, **SELECTION | absent)
+    other = frame_of(tmp_path / "bench.csv", [*rows, cells_of(provider="gelu", device="other")])
     with pytest.raises(ValueError, match="several devices"):
-        figure.draw_figure([*rows, row_of(provider="gelu", device="other")], path, chosen)
+        shown.draw_figure(other, path, **SELECTION)
 
 
-def test_table_keeps_allocators_and_threads_apart():
+def test_table_keeps_allocators_and_threads_apart(tmp_path):
     rows = [
-        row_of(provider="relu", allocator=allocator, threads=threads, ratio_median=ratio)
+        cells_of(provider="relu", allocator=allocator, threads=threads, ratio_median=ratio)
         for allocator, threads, ratio in (("keep", "1", "0.1"), ("stock", "1", "0.2"), ("keep", "2", "0.3"))
     ]
-    lines = table.markdown_tables(rows, ["both"], ["float32"], [2.0]).splitlines()
+    lines = shown.markdown_tables(frame_of(tmp_path / "bench.csv", rows), ["both"], ["float32"], [2.0]).splitlines()
     assert [line for line in lines if line.startswith(("**", "| ReLU"))] == [
         *("**Forward and backward, float32, 1 thread, allocator keep**", "| ReLU | 0.10 |  |"),
         *("**Forward and backward, float32, 1 thread, allocator stock**", "| ReLU | 0.20 |  |"),
@@ -88,9 +92,7 @@ def test_table_keeps_allocators_and_threads_apart():
     ("column", "other"),
     [("dtype", "bfloat16"), ("hardness", "20"), ("threads", "2"), ("allocator", "stock"), ("mode", "forward")],
 )
-def test_figure_shows_no_row_of_another_kind(column, other):
-    figure = pytest.importorskip("lgelu_lab.kernel_bench.figure")
-    chosen = figure.Selection("float32", 2.0, 1, "keep")
-    row = row_of(provider="lambda_gelu", hardness="2")
-    assert chosen.holds(row)
-    assert not chosen.holds(row | {column: other})
+def test_figure_shows_no_row_of_another_kind(tmp_path, column, other):
+    rows = [cells_of(provider="lambda_gelu", hardness="2") | {column: other}, cells_of()]
+    with pytest.raises(ValueError, match="no row of λ-GELU"):
+        shown.draw_figure(frame_of(tmp_path / "bench.csv", rows), tmp_path / "bench.png", **SELECTION)

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from bench_rows import PACE, PROVENANCE
-from lgelu_lab.kernel_bench import results, training_steps
+from bench_rows import bench_into
+from lgelu_lab.kernel_bench import training_steps
 
 
 @pytest.fixture(scope="module")
@@ -21,32 +21,31 @@ def small_model():
 
 def test_steps_train_every_provider_and_are_measured_once(small_model, tmp_path):
     path = tmp_path / "bench.csv"
-    file = results.ResultsFile(path, PROVENANCE)
-    rows = list(training_steps.measure_steps(small_model, "float32", 1, "cpu", "stock", PACE, file))
-    assert [row.provider for row in rows] == list(training_steps.ACTIVATIONS)
-    assert [row.hardness for row in rows] == ["", "1.05", "159.577", "", ""]
+    rows = list(training_steps.measure_steps(small_model, "float32", bench_into(path)))
+    assert [row["provider"] for row in rows] == list(training_steps.ACTIVATIONS)
+    assert [row["hardness"] for row in rows] == ["", "1.05", "159.577", "", ""]
     parameters = 785 * 256 + 3 * 257 * 256 + 257 * 10
-    assert [int(row.elements) - parameters for row in rows] == [0, 4, 4, 0, 0]  # a λ at each of four sites
+    assert [int(row["elements"]) - parameters for row in rows] == [0, 4, 4, 0, 0]  # a λ at each of four sites
     # Weights and their gradients are held at once, whatever the activation.
-    assert all(int(row.peak_bytes) > 2 * 4 * parameters for row in rows)
-    assert float(rows[0].peak_ratio) == 1
-    again = results.ResultsFile(path, PROVENANCE)
-    assert list(training_steps.measure_steps(small_model, "float32", 1, "cpu", "stock", PACE, again)) == []
+    assert all(int(row["peak_bytes"]) > 2 * 4 * parameters for row in rows)
+    assert float(rows[0]["peak_ratio"]) == 1
+    assert list(training_steps.measure_steps(small_model, "float32", bench_into(path))) == []
 
 
 @pytest.mark.parametrize("provider", training_steps.ACTIVATIONS)
 def test_a_step_moves_weights_and_only_a_learning_hardness(small_model, provider):
-    training = training_steps.new_training(small_model, provider, small_model.new_batch("cpu"), "float32", "cpu")
-    before = {name: value.detach().clone() for name, value in training.model.named_parameters()}
-    training.step()
-    moved = {name for name, value in training.model.named_parameters() if not torch.equal(value, before[name])}
+    batch = small_model.new_batch("cpu")
+    model, optimizer, step = training_steps.new_training(small_model, provider, batch, "float32", "cpu")
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    step()
+    moved = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
     learned = {name for name in before if name.endswith("raw_hardness")}
     assert before.keys() - learned == moved - learned
     assert len(learned) == (4 if provider.startswith("lambda_gelu") else 0)
     assert moved & learned == (learned if provider == "lambda_gelu" else set())
     # A frozen s reaches the optimizer without a gradient, so that no momentum is kept for it.
-    held = {id(parameter) for parameter in training.optimizer.state}
-    assert {name for name, value in training.model.named_parameters() if id(value) in held} == moved
+    held = {id(parameter) for parameter in optimizer.state}
+    assert {name for name, value in model.named_parameters() if id(value) in held} == moved
 
 
 def test_models_for_a_device_and_by_name():
@@ -60,12 +59,12 @@ def test_models_for_a_device_and_by_name():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_narrow_steps_run_under_autocast_with_float32_weights(small_model, dtype):
-    training = training_steps.new_training(small_model, "gelu", small_model.new_batch("cpu"), dtype, "cpu")
+    model, _, step = training_steps.new_training(small_model, "gelu", small_model.new_batch("cpu"), dtype, "cpu")
     seen = set()
-    linears = [module for module in training.model.modules() if isinstance(module, torch.nn.Linear)]
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     for linear in linears:
         linear.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-    training.step()
+    step()
     assert seen == {getattr(torch, dtype)}
     assert {linear.weight.dtype for linear in linears} == {torch.float32}
 
@@ -77,7 +76,7 @@ def test_steps_have_the_threads_of_their_row_before_a_model_is_built(small_model
     def build(activation):
         raise RuntimeError(f"built with {torch.get_num_threads()} threads")
 
-    file = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
-    rows = training_steps.measure_steps(replace(small_model, build=build), "float32", threads, "cpu", "", PACE, file)
+    bench = bench_into(tmp_path / "bench.csv", threads=threads)
+    rows = training_steps.measure_steps(replace(small_model, build=build), "float32", bench)
     with pytest.raises(RuntimeError, match=f"built with {threads} threads"):
         next(rows)

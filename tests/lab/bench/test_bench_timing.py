@@ -1,5 +1,6 @@
 """The order of turns, repetitions and quantiles, against numbers by hand."""
 
+import pandas
 import pytest
 from lgelu_lab.kernel_bench import timing
 
@@ -15,11 +16,11 @@ def test_each_round_begins_with_another_call_and_warms_each_just_before_its_time
         call()
         return 1e-2
 
-    times = timing.interleave(calls, clock, rounds=4, budget_seconds=60.0)
+    seconds, repetitions = timing.interleave(calls, clock, rounds=4, budget_seconds=60.0)
     order = "abc bca cab abc".replace(" ", "")
     assert seen[-len(order) * 3 :] == [word for name in order for word in (name, "timed", name)]
-    assert {name: entry.repetitions for name, entry in times.items()} == dict.fromkeys(names, 1)
-    assert {len(entry.seconds) for entry in times.values()} == {4}
+    assert repetitions.to_dict() == dict.fromkeys(names, 1)
+    assert seconds.shape == (4, 3)
 
 
 def test_a_long_call_gets_no_warm_up_of_its_own():
@@ -44,28 +45,28 @@ def test_a_long_call_gets_no_warm_up_of_its_own():
 
 
 def test_a_short_call_is_repeated_until_the_stretch_is_long_enough():
-    times = timing.interleave({"a": lambda: None}, lambda call, n: 1e-5, rounds=1, budget_seconds=1.0)
-    assert times["a"].repetitions == 200  # 2 ms of 10 µs each
+    _, repetitions = timing.interleave({"a": lambda: None}, lambda call, n: 1e-5, rounds=1, budget_seconds=1.0)
+    assert repetitions["a"] == 200  # 2 ms of 10 µs each
 
 
 def test_the_budget_ends_the_rounds_but_never_before_the_fifth():
     calls = {"a": lambda: None}
-    spent = timing.interleave(calls, lambda call, n: 1.0, rounds=50, budget_seconds=0.0)
-    assert len(spent["a"].seconds) == 5
-    assert len(timing.interleave(calls, lambda call, n: 1.0, rounds=3, budget_seconds=0.0)["a"].seconds) == 3
+    spent, _ = timing.interleave(calls, lambda call, n: 1.0, rounds=50, budget_seconds=0.0)
+    assert len(spent) == 5
+    assert len(timing.interleave(calls, lambda call, n: 1.0, rounds=3, budget_seconds=0.0)[0]) == 3
 
 
 def test_ratios_are_taken_within_a_round():
-    times = {
-        "gelu": timing.Times((1.0, 2.0, 4.0), 1),
-        "other": timing.Times((3.0, 1.0, 4.0), 7),
-    }
-    summary = timing.summarize(times, "gelu")["other"]
+    seconds = pandas.DataFrame({"gelu": [1.0, 2.0, 4.0], "other": [3.0, 1.0, 4.0]})
+    summary = timing.summarize(seconds, "gelu")
+    other = summary.loc["other"]
     # Rounds give 3, 0.5 and 1; sorted 0.5, 1, 3. A fifth of the way from first to last lies at 0.4 of the first gap.
-    assert summary.ratios == pytest.approx((0.5 + 0.4 * 0.5, 1.0, 1.0 + 0.6 * 2.0))
-    assert summary.seconds == pytest.approx((1.0 + 0.4 * 2.0, 3.0, 3.0 + 0.6 * 1.0))
-    assert (summary.rounds, summary.repetitions) == (3, 7)
-    assert timing.summarize(times, "gelu")["gelu"].ratios == (1.0, 1.0, 1.0)
+    ratios = (0.5 + 0.4 * 0.5, 1.0, 1.0 + 0.6 * 2.0)
+    assert [other[f"ratio_{name}"] for name in timing.QUANTILES] == pytest.approx(ratios)
+    times = (1e3 * (1.0 + 0.4 * 2.0), 3e3, 1e3 * (3.0 + 0.6 * 1.0))
+    assert [other[f"milliseconds_{name}"] for name in timing.QUANTILES] == pytest.approx(times)
+    assert other["rounds"] == 3
+    assert {summary.loc["gelu", f"ratio_{name}"] for name in timing.QUANTILES} == {1.0}
 
 
 @pytest.mark.parametrize("name", ["thread_time", "perf_counter"])

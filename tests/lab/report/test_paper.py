@@ -22,7 +22,7 @@ def test_the_papers_own_settings_are_no_difference(faithful):
     hardened = {"activation": "lambda_gelu", "harden": True, "temperature": 0.1, "hardness_lr_multiplier": 9.0}
     hardening = {"target_hardness": PAPER_TARGET_HARDNESS, "switch_fraction": 0.25, "hardening_schedule": "linear"}
     assert differences(faithful()) == ()
-    assert differences(faithful(**hardened, **hardening, hardening_granularity="epoch")) == ()
+    assert differences(faithful(**hardened, **hardening, hardening_strategy="epoch")) == ()
     assert pytest.approx(159.57691216057307) == PAPER_TARGET_HARDNESS
 
 
@@ -40,7 +40,7 @@ def test_the_papers_own_settings_are_no_difference(faithful):
         ({"activation": "lambda_gelu", "hardness_lr_multiplier": 1.0}, "c 1, not 9"),
         ({"harden": True, "target_hardness": 40.0}, "target λ 40, not 159.6"),
         ({"harden": True, "hardening_schedule": "geometric"}, "schedule geometric, not linear"),
-        ({"harden": True, "hardening_granularity": "step"}, "hardening by step, not epoch"),
+        ({"harden": True, "hardening_strategy": "steps"}, "hardening by steps, not epoch"),
         ({"relufication": True, "switch_fraction": 0.5}, "switch at 0.5, not 0.25"),
     ],
 )

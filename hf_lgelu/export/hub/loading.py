@@ -1,0 +1,130 @@
+"""How a checkpoint is loaded elsewhere: the Python on its card, and the MLP's own source beside its weights."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_lgelu.models import mlp
+from hf_lgelu.models.whole_file import whole_file
+
+CODE_FILE = "mlp.py"
+_MLP_CLASS = mlp.MLPForClassification.__name__
+_AUTO_MAP = {"AutoConfig": f"mlp.{mlp.MLPConfig.__name__}", "AutoModel": f"mlp.{_MLP_CLASS}"}
+
+_MLP = """\
+import torch
+from safetensors.torch import load_file
+
+weights = load_file("model.safetensors")
+modules = []
+for name in [*(f"layers.{{i}}.linear" for i in range({layers})), "classifier"]:
+    linear = torch.nn.Linear(*weights[f"{{name}}.weight"].T.shape)
+    linear.load_state_dict({{part: weights[f"{{name}}.{{part}}"] for part in ("weight", "bias")}})
+    modules += [linear, torch.nn.{activation}()]
+model = torch.nn.Sequential(*modules[:-1]).eval()"""
+
+_TRANSFORMERS = """\
+from transformers import {model_class}
+
+model = {model_class}.from_pretrained("{where}")"""
+
+_CARRIED = """\
+from transformers import AutoModel
+
+model = AutoModel.from_pretrained("{where}", trust_remote_code=True)  # runs mlp.py: read it first"""
+
+_HF_LGELU = """\
+import hf_lgelu
+from {package} import {model_class}
+
+model = hf_lgelu.from_pretrained({model_class}, "{where}")"""
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What decides how a checkpoint is loaded.
+
+    `layers` are the hidden layers of an `MLPForClassification`; `own_code` says that mlp.py lies beside the weights
+    (`attach_model_code`).
+    """
+
+    model_class: str
+    layers: int | None = None
+    own_code: bool = False
+
+
+def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
+    """The facts of a saved model, from its config.json. Raises FileNotFoundError, or ValueError for no class in it."""
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    names = config.get("architectures")
+    if not names:
+        raise ValueError(f"{folder}/config.json names no architectures; save the model with save_pretrained")
+    if not str(names[0]).isidentifier():
+        raise ValueError(f"{folder}/config.json names the class {str(names[0])[:80]!r}, which is no name in Python")
+    return CheckpointFacts(
+        model_class=names[0],
+        layers=config.get("num_hidden_layers") if names[0] == _MLP_CLASS else None,
+        own_code="auto_map" in config,
+    )
+
+
+def with_hf_lgelu(model_class: str, where: str) -> str:
+    """How a checkpoint is loaded where this package is installed; `where` is a folder or Hub id."""
+    package = "hf_lgelu" if model_class == _MLP_CLASS else "transformers"
+    return _HF_LGELU.format(package=package, model_class=model_class, where=where)
+
+
+def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str) -> str:
+    """How a checkpoint with the activation "relu" or "gelu" is loaded where this package is not installed.
+
+    `where` is a folder or Hub id.
+    """
+    if checkpoint.model_class == _MLP_CLASS:
+        return _MLP.format(layers=checkpoint.layers, activation={"relu": "ReLU", "gelu": "GELU"}[activation])
+    return _TRANSFORMERS.format(model_class=checkpoint.model_class, where=where)
+
+
+def with_carried_code(where: str) -> str:
+    """How an MLP with its own source (`attach_model_code`) is loaded; `where` is a folder or Hub id."""
+    return _CARRIED.format(where=where)
+
+
+def attach_model_code(folder: str | os.PathLike) -> Path:
+    """Put mlp.py, which needs torch and transformers alone, into an MLP's folder, and name it in config.json.
+
+    Who loads the folder without hf_lgelu says so: `AutoModel.from_pretrained(folder, trust_remote_code=True)` runs
+    that file. With hf_lgelu the installed class is taken and nothing is run; nor is anything needed to read the
+    tensors into `torch.nn.Sequential`, as the model card shows. Transformers' `register_for_auto_class` would do the
+    same to every MLP that this process saves from then on.
+
+    Args:
+        folder: an `MLPForClassification` checkpoint with an activation of transformers, such as ReLU.
+
+    Returns:
+        The path of the copied file.
+
+    Raises:
+        ValueError: another model, or one with λ-GELU, which the file alone cannot build.
+        FileNotFoundError: there is no config.json.
+    """
+    folder = Path(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.get("model_type") != mlp.MLPConfig.model_type:
+        raise ValueError(
+            f"{folder} holds a model of type {config.get('model_type')!r}; only {mlp.MLPConfig.model_type!r} has code "
+            "to carry, the others are in transformers or timm"
+        )
+    if config["hidden_act"] == "lambda_gelu":
+        raise ValueError(
+            f"{folder} has hidden_act 'lambda_gelu', which is built by hf_lgelu; export the model with export_relu or "
+            "export_gelu first"
+        )
+    config["auto_map"] = _AUTO_MAP
+    with whole_file(folder / CODE_FILE, overwrite=True) as new:
+        shutil.copyfile(mlp.__file__, new)
+    with whole_file(path, overwrite=True) as new:
+        new.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return folder / CODE_FILE

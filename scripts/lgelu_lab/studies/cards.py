@@ -1,0 +1,199 @@
+"""The model card of a benchmark's run: its record as facts, and the cards of this repository."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hf_lgelu import CardData, CardFacts, CardScores, write_card
+from hf_lgelu.export.hub.loading import CheckpointFacts
+from lgelu_lab.studies.records import RunRecord, read_record
+
+_OF_CIFAR = "resnet18-cifar"
+
+# What a card shows of a record's config, in this order; a key that is not here is not shown.
+_RECIPE = {
+    "pretrained": "started from",
+    "optim": "optimizer",
+    "learning_rate": "learning rate",
+    "weight_decay": "weight decay",
+    "lr_scheduler_type": "learning-rate schedule",
+    "warmup_steps": "warm-up (steps, or below 1 a fraction)",
+    "max_grad_norm": "largest gradient norm (0: not clipped)",
+    "train_batch_size": "batch size",
+    "gradient_accumulation_steps": "gradient accumulation steps",
+    "num_train_epochs": "epochs",
+    "bf16": "bfloat16 autocast",
+    "seed": "seed",
+    "image_size": "image side (pixels)",
+    "patch_size": "patch side (pixels)",
+    "num_layers": "layers",
+    "width": "width",
+    "num_heads": "attention heads",
+    "context_length": "context (tokens)",
+    "vocabulary_size": "vocabulary (tokens)",
+}
+_HARDNESS_RECIPE = {
+    "temperature": "temperature t",
+    "hardness_lr_multiplier": "learning-rate multiplier of λ, c",
+    "init_mode": "initial λ over depth",
+    "init_hardness": "initial λ₀",
+}
+_HARDENING_RECIPE = {
+    "target_hardness": "target λ",
+    "switch_fraction": "hardening starts after (fraction of the epochs)",
+    "hardening_schedule": "hardening schedule",
+    "hardening_strategy": "λ is set every",
+}
+
+_CIFAR_RESNET = """\
+import timm
+import torch
+from safetensors.torch import load_file
+
+model = timm.create_model("resnet18", num_classes={classes}{act_layer})
+model.conv1 = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False)
+model.maxpool = torch.nn.Identity()
+weights = load_file("model.safetensors")
+model.load_state_dict({{name.removeprefix("timm_model."): tensor for name, tensor in weights.items()}})
+model.eval()"""
+
+# Of each card of model_cards/: the run that it describes.
+COMMITTED_CARDS = {
+    "deit-tiny-imagenet": "downstream/runs/deit-tiny-imagenet/lambda_gelu-uniform-hardened-seed0",
+    "gpt2-wikitext2": "downstream/runs/gpt2-wikitext2/lambda_gelu-uniform-hardened-seed0",
+    "mlp-adult": "downstream/runs/mlp-adult/lambda_gelu-uniform-hardened-seed0",
+    "mlp-digits": "downstream/runs/mlp-digits/lambda_gelu-uniform-hardened-seed0",
+    "mlp-fmnist": "downstream/runs/mlp-fmnist/lambda_gelu-uniform-hardened-seed0",
+    "resnet18-cifar10": "downstream/runs/resnet18-cifar10/lambda_gelu-uniform-hardened-seed0",
+    "resnet18-cifar100": "records/resnet18-cifar100/lambda_gelu-uniform-hardened-seed0",
+}
+
+
+def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
+    """What a card says of the network of a run."""
+    last, benchmark = record.last, record.config["benchmark"]
+    return CardFacts(
+        hardness=last.hardness,
+        name=benchmark,
+        trained_on=f"the benchmark {benchmark} of hf_lgelu",
+        hardened=bool(record.config["harden"]),
+        earlier_hardness=_earlier_hardness(record),
+        scores=CardScores(
+            metric=record.metric, score=last.score, greater_is_better=record.greater_is_better, loss=last.loss,
+            relu_score=last.relu_score, relu_loss=last.relu_loss, relu_max_logit_change=last.relu_max_logit_change,
+            relu_unchanged_predictions=last.relu_unchanged_predictions, epoch=last.epoch, seed=record.config["seed"],
+            whole_split=_whole_split(record),
+        ),
+        data=_data(record),
+        recipe=_recipe(record),
+        seconds=record.seconds,
+        created=record.created,
+        versions=record.versions,
+        hardware=record.hardware,
+        input_note=_input_note(record),
+        limits=(
+            "A network of a benchmark, made to measure activations; it was not examined for any other use.",
+            "The numbers are of one run; another seed gives others.",
+        ),
+        loading_code=_loading_code(record),
+        license=license,
+        base_model=record.config.get("pretrained"),
+        checkpoint=CheckpointFacts(
+            record.model["class"],
+            layers=record.model["activation_sites"] if record.model["class"] == "MLPForClassification" else None,
+        ),
+    )  # fmt: skip
+
+
+def write_record_card(
+    record: RunRecord,
+    path: str | os.PathLike,
+    *,
+    export: str = "relu",
+    repo_id: str | None = None,
+    license: str | None = None,
+) -> Path:
+    """Write a card where no model is, with its picture as figures/<name of the card>.png beside it."""
+    path = Path(path)
+    return write_card(
+        path.parent, card_facts(record, license=license), export=export, repo_id=repo_id,
+        name=path.name, figure=f"figures/{path.stem}.png",
+    )  # fmt: skip
+
+
+def write_committed_cards(source: str | os.PathLike, target: str | os.PathLike) -> list[Path]:
+    """Render the cards of model_cards/, whose records lie below `source`, into `target`."""
+    return [
+        write_record_card(read_record(Path(source) / run), Path(target) / f"{name}.md", license="apache-2.0")
+        for name, run in COMMITTED_CARDS.items()
+    ]
+
+
+def _earlier_hardness(record: RunRecord) -> dict[str, Any]:
+    stages = {"before training": record.initial_hardness}
+    if record.as_learned is not None:
+        stages["as learned, before hardening"] = record.as_learned.hardness
+    return stages
+
+
+def _whole_split(record: RunRecord) -> bool:
+    """Whether the last evaluation saw all of the Hub's split; the earliest records do not say."""
+    config = record.config
+    return "max_eval_samples" in config and config["max_eval_samples"] is None and not config.get("validation_fraction")
+
+
+def _data(record: RunRecord) -> CardData:
+    data, config = record.data, record.config
+    limits = []
+    if config.get("max_train_samples") is not None:
+        limits.append(f"training was limited to {config['max_train_samples']:,} samples")
+    if config.get("validation_fraction"):
+        limits.append(f"{config['validation_fraction']:.0%} of the training split was held out")
+    if (config.get("max_steps") or -1) > 0:
+        limits.append(f"training was limited to {config['max_steps']:,} steps")
+    if config.get("max_eval_samples") is not None:
+        limits.append(f"evaluation was limited to {config['max_eval_samples']:,} samples")
+    if limits and "max_eval_samples" not in config:
+        limits.append("the record, an early one, does not say whether evaluation was")
+    return CardData(
+        name=data["source"],
+        eval_rows=data["eval_samples"],
+        eval_split=data["eval_split"],
+        train_rows=data["train_samples"],
+        hub_id=data["source"] if "/" in data["source"] else None,
+        limits=tuple(limits),
+    )
+
+
+def _recipe(record: RunRecord) -> dict[str, Any]:
+    config = record.config
+    names = dict(_RECIPE)
+    if config["activation"] == "lambda_gelu":
+        names |= _HARDNESS_RECIPE
+        if config["init_mode"] != "uniform":
+            names["high_hardness"] = "largest initial λ"
+        if config["harden"]:
+            names |= _HARDENING_RECIPE
+    parameters = f"{record.model['parameters']:,}" + (" (the λ among them)" if record.initial_hardness else "")
+    shown = {label: config[key] for key, label in names.items() if config.get(key) is not None}
+    return {"parameters": parameters, **shown}
+
+
+def _loading_code(record: RunRecord) -> dict[str, str]:
+    """timm's own ResNet-18 with another stem: `from_pretrained` would look for the benchmark's architecture."""
+    _, small_resnet, classes = record.config["benchmark"].partition(_OF_CIFAR)
+    if not small_resnet:
+        return {}
+    # The earliest records do not say how many classes there are; CIFAR-10 and CIFAR-100 do.
+    classes = record.data.get("classes") or int(classes)
+    forms = {"relu": "", "gelu": ', act_layer="gelu"'}
+    return {form: _CIFAR_RESNET.format(classes=classes, act_layer=act_layer) for form, act_layer in forms.items()}
+
+
+def _input_note(record: RunRecord) -> str:
+    note = f"Inputs are prepared as hf_lgelu's benchmark {record.config['benchmark']} does"
+    if record.model["class"] == "MLPForClassification":
+        return f"{note}: rows of features, standardized by the training rows; the statistics are not in the checkpoint."
+    if record.config["benchmark"].startswith(_OF_CIFAR):
+        return f"{note}: pixels divided by 255, then normalized by mean and std of config.json's pretrained_cfg."
+    return f"{note}; the tokenizer or image processor is beside the weights."

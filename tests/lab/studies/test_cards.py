@@ -1,0 +1,164 @@
+"""A benchmark's record as the facts of a card, and the cards of this repository from their records."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet
+from lgelu_lab.studies.cards import card_facts, write_committed_cards, write_record_card
+from lgelu_lab.studies.records import EpochRecord, RunRecord
+from safetensors.torch import load_file
+from transformers import TimmWrapperForImageClassification
+
+from hf_lgelu import CardFacts, anneal_hardness, export_relu, write_card
+
+CARDS = Path(__file__).parents[3] / "model_cards"
+
+RECORD = RunRecord(
+    name="study/mlp-adult/lambda_gelu-increasing-hardened-seed3",
+    created="2026-03-04T05:06:07+00:00",
+    seconds=1234.5,
+    config={
+        "benchmark": "mlp-adult", "activation": "lambda_gelu", "init_mode": "increasing", "init_hardness": 1.0067,
+        "high_hardness": 2.0, "temperature": 0.1, "hardness_lr_multiplier": 9.0, "harden": True,
+        "target_hardness": 159.57691216057307, "tolerance": None, "switch_fraction": 0.25,
+        "hardening_schedule": "linear", "hardening_strategy": "epoch", "seed": 3, "optim": "sgd",
+        "optim_args": None, "learning_rate": 0.05, "weight_decay": 1e-4, "lr_scheduler_type": "constant",
+        "warmup_steps": 0, "max_grad_norm": 0.0, "num_train_epochs": 2, "max_steps": -1,
+        "gradient_accumulation_steps": 1, "bf16": False, "train_batch_size": 512, "validation_fraction": 0.1,
+        "max_train_samples": 20000, "max_eval_samples": None, "pretrained": None,
+    },
+    data={
+        "train_samples": 20000, "eval_samples": 3256, "eval_split": "validation (held out of train)",
+        "source": "scikit-learn/adult-census-income", "classes": 2,
+    },
+    model={"class": "MLPForClassification", "parameters": 225796, "activation_sites": 2},
+    metric="accuracy",
+    greater_is_better=True,
+    initial_hardness={"layers.0.activation": 1.0067, "layers.1.activation": 2.0},
+    epochs=(
+        EpochRecord(1.0, 0.9, 0.2, 0.8, 0.3, 5.0, 0.5, {"layers.0.activation": 1.5, "layers.1.activation": 2.5}),
+        EpochRecord(
+            2.0, 0.85678, 0.31234, 0.85647, 0.31239, 0.00246, 0.99996,
+            {"layers.0.activation": 159.57691, "layers.1.activation": 80.0},
+        ),
+    ),
+    versions={"python": "3.11.7", "torch": "2.15.0"},
+    hardware={
+        "cpu": "AMD EPYC", "cpu_cores": 2, "accelerators": ["NVIDIA X"], "processes": 2, "threads_per_process": 1,
+        "platform": "Linux-6.1.0-alices-laptop-x86_64-with-glibc2.36",
+    },
+)  # fmt: skip
+
+
+def with_config(**changes):
+    return dataclasses.replace(RECORD, config={**RECORD.config, **changes})
+
+
+def card_of(record, tmp_path, **options):
+    return write_record_card(record, tmp_path / "card.md", **options).read_text(encoding="utf-8")
+
+
+def test_whole_card(tmp_path):
+    card = card_of(RECORD, tmp_path, repo_id="someone/adult-relu", license="apache-2.0")
+    expected = (Path(__file__).parent / "expected_card.md").read_text(encoding="utf-8")
+    assert card == expected
+    picture = tmp_path / "figures" / "card.png"
+    first = picture.read_bytes()
+    assert len(first) > 2000
+    card_of(RECORD, tmp_path)
+    assert picture.read_bytes() == first
+
+
+def test_the_committed_cards_are_those_of_their_records(tmp_path):
+    names = {path.name for path in write_committed_cards(CARDS, tmp_path)}
+    assert names == {path.name for path in CARDS.glob("*.md")} - {"template.md"}
+    for name in names:
+        assert (tmp_path / name).read_text(encoding="utf-8") == (CARDS / name).read_text(encoding="utf-8"), name
+
+
+def test_only_a_whole_split_is_a_result_on_the_hubs_data_set():
+    whole = with_config(validation_fraction=0.0)
+    assert card_facts(whole).scores.whole_split
+    assert not card_facts(RECORD).scores.whole_split
+    assert not card_facts(with_config(validation_fraction=0.0, max_eval_samples=300)).scores.whole_split
+    early = dataclasses.replace(
+        whole, config={name: value for name, value in whole.config.items() if name != "max_eval_samples"}
+    )
+    assert not card_facts(early).scores.whole_split
+    digits = dataclasses.replace(whole, data={**RECORD.data, "source": "scikit-learn", "classes": 10})
+    assert card_facts(digits).data.hub_id is None
+
+
+def test_perplexity_and_limits(tmp_path):
+    record = dataclasses.replace(
+        with_config(
+            benchmark="gpt2-wikitext2", max_train_samples=None, max_eval_samples=300, validation_fraction=0.0,
+            num_layers=4, context_length=128,
+        ),
+        metric="perplexity", greater_is_better=False, model={**RECORD.model, "class": "GPT2LMHeadModel"},
+        data={**RECORD.data, "source": "Salesforce/wikitext"},
+        epochs=(dataclasses.replace(RECORD.last, score=105.64053, relu_score=105.64123),),
+    )  # fmt: skip
+    text = card_of(record, tmp_path)
+    assert "perplexity (lower is better)" in text
+    assert "| ReLU, the same weights (this model) | 105.64 |" in text
+    assert "evaluation was limited to 300 samples." in text
+    assert "training was limited" not in text
+    assert "| context (tokens) | 128 |" in text
+    assert "GPT2LMHeadModel.from_pretrained" in text
+    assert "no limit was set" in card_of(with_config(max_train_samples=None, validation_fraction=0.0), tmp_path)
+
+
+OF_CIFAR = dataclasses.replace(with_config(benchmark="resnet18-cifar10"), data={**RECORD.data, "classes": 7})
+
+
+def test_card_of_the_small_resnet_says_how_timm_loads_it(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = new_cifar_resnet("lambda_gelu", [str(i) for i in range(7)], [0.5] * 3, [0.2] * 3).eval()
+    anneal_hardness(model, 1.0)
+    report = export_relu(model, tmp_path / "relu", inputs={"pixel_values": torch.randn(2, 3, 32, 32)})
+    facts = CardFacts(report.hardness, loading_code=card_facts(OF_CIFAR).loading_code)
+    text = write_card(tmp_path / "relu", facts).read_text(encoding="utf-8")
+    code = text.partition("Without hf_lgelu:\n\n```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path / "relu")
+    names = {}
+    exec(code, names)
+    assert isinstance(names["model"], timm.models.ResNet)
+    expected = TimmWrapperForImageClassification.from_pretrained(tmp_path / "relu")
+    pixels = torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(names["model"](pixels), expected(pixel_values=pixels).logits, rtol=0, atol=1e-6)
+    assert len(load_file(tmp_path / "relu" / "model.safetensors")) == len(names["model"].state_dict())
+
+
+@pytest.mark.parametrize(("benchmark", "classes"), [("resnet18-cifar10", 10), ("resnet18-cifar100", 100)])
+def test_early_records_know_their_classes(benchmark, classes):
+    record = dataclasses.replace(
+        with_config(benchmark=benchmark),
+        data={name: value for name, value in RECORD.data.items() if name != "classes"},
+        model={**RECORD.model, "class": "TimmWrapperForImageClassification"},
+    )
+    assert ', act_layer="gelu")' in card_facts(record).loading_code["gelu"]
+    assert f'timm.create_model("resnet18", num_classes={classes})' in card_facts(record).loading_code["relu"]
+
+
+def test_a_hardened_run_shows_what_its_gates_had_learned(tmp_path):
+    gate, other = "layers.0.activation", "layers.1.activation"
+    path = [
+        {gate: 1.25, other: 2.5},
+        {gate: 3.25, other: 7.125},
+        {gate: 80.0, other: 90.0},
+        {gate: 160.0, other: 160.0},
+    ]
+    epochs = tuple(
+        dataclasses.replace(RECORD.last, epoch=i + 1.0, hardness=hardness) for i, hardness in enumerate(path)
+    )
+    config = {**RECORD.config, "num_train_epochs": 4, "switch_fraction": 0.5}
+    record = dataclasses.replace(RECORD, epochs=epochs, config=config)
+    text = card_of(record, tmp_path)
+    assert "| gate | λ before training | λ as learned, before hardening | λ | κ/λ |" in text
+    assert f"| `{other}` | 2.0000 | 7.1250 | 160 | 0.0011 |" in text
+    assert "as learned" not in card_of(dataclasses.replace(record, config={**config, "harden": False}), tmp_path)
