@@ -34,7 +34,7 @@ MODEL_LABELS = {
 _RECIPE = (
     *("optim", "learning_rate", "weight_decay", "lr_scheduler_type", "train_batch_size", "num_train_epochs"),
     *("max_steps", "bf16", "validation_fraction", "pretrained", "image_size", "patch_size", "num_layers", "width"),
-    *("num_heads", "context_length", "vocabulary_size"),
+    *("num_heads", "context_length", "vocabulary_size", "recipe"),
 )
 
 
@@ -220,19 +220,19 @@ def rows_by(frame: pd.DataFrame, *keys: str) -> dict[tuple, pd.DataFrame]:
 
     Raises ValueError where there is no such column, or a record has two rows with the same values.
     """
-    absent = [key for key in keys if key not in frame or not frame[key].notna().any()]
-    if len(frame) and absent and "model" in absent:
+    absent = [key for key in keys if key not in frame]
+    if absent and len(frame):
         raise ValueError(f"the rows of {frame['measurement'].iloc[0]} have no {', '.join(absent)}")
     found: dict[tuple, list] = {}
-    for index, *values in frame[list(keys)].itertuples():
-        found.setdefault(tuple(None if pd.isna(value) else value for value in values), []).append(index)
-    groups = {values: frame.loc[indices] for values, indices in found.items()}
-    for values, group in groups.items():
-        if group.duplicated(["measurement", "benchmark", "seed"]).any():
-            first = group.iloc[0]
+    seen = set()
+    for index, benchmark, seed, *raw in frame[["benchmark", "seed", *keys]].itertuples():
+        values = tuple(None if pd.isna(value) else value for value in raw)
+        if (benchmark, seed, values) in seen:
             pairs = ", ".join(f"{key} = {value!r}" for key, value in zip(keys, values, strict=True))
-            raise ValueError(f"{first['measurement']} of {first['benchmark']}: two rows of a seed with {pairs}")
-    return groups
+            raise ValueError(f"{frame['measurement'].iloc[0]} of {benchmark}, seed {seed}: two rows with {pairs}")
+        seen.add((benchmark, seed, values))
+        found.setdefault(values, []).append(index)
+    return {values: frame.loc[indices] for values, indices in found.items()}
 
 
 def of_measurement(data: ReportData, name: str) -> dict[str, pd.DataFrame]:

@@ -169,8 +169,9 @@ def _int8_rows(data: ReportData) -> Iterator[Group]:
 
 
 def _batch_sizes(data: ReportData, benchmark: str | None = None) -> list[int]:
-    frame = data.measured[data.measured["measurement"] == "int8"]
-    return sorted(set(frame.loc[frame["benchmark"].eq(benchmark) if benchmark else frame.index, "batch_size"]))
+    found = of_measurement(data, "int8")
+    frames = [frame for name, frame in found.items() if benchmark in (None, name)]
+    return sorted({size for frame in frames for size in frame["batch_size"]})
 
 
 def _latency(size: int) -> Column:
@@ -303,7 +304,7 @@ def _settings(seeds: Sequence[Any], notes: Notes) -> str:
     def setting(value: Any) -> str:
         if isinstance(value, list):
             return listed([setting(entry) for entry in value]) or "of the benchmark"
-        return f"{value:g}" if isinstance(value, float) else str(value)
+        return NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
     return either(
         ["; ".join(f"{name.replace('_', ' ')} {setting(v)}" for name, v in r.settings.items()) for r in seeds]

@@ -71,17 +71,27 @@ _HARDENING = {
 }
 
 DATA_READ: dict[str, str] = {
-    "gpt2-wikitext2": "WikiText-2's test split served as training split, its validation split for evaluation",
-    "deit-tiny-imagenet": "40 of 200 classes",
+    "wikitext2_small": "WikiText-2's test split served as training split, its validation split for evaluation",
+    "tiny_imagenet_40": "40 of 200 classes",
 }
-"""What the earliest records do not say of the data they were made on: shortened copies of the Hub's data sets."""
+"""{folder that was read: how it differs from the Hub's data set}, of shortened copies."""
+
+_READ_EARLIER = {"gpt2-wikitext2": "wikitext2_small", "deit-tiny-imagenet": "tiny_imagenet_40"}
+"""{benchmark: the folder read} of records from before 0.2.0, which name the Hub id whatever was read."""
+
+
+def data_folder(record: RunRecord) -> str | None:
+    """The name of the folder that a run's data was read from; None for the Hub's, or where the record does not say."""
+    if "copy_of" in record.data:
+        return record.data.get("folder")
+    return _READ_EARLIER.get(record.config["benchmark"])
 
 
 def data_read(record: RunRecord) -> str:
-    """What is to be known of a run's data, in words: as the record says, or from DATA_READ for one that does not."""
-    if "folder" in record.data or "provenance" in record.data:
-        return str(record.data.get("provenance") or "")
-    return DATA_READ.get(record.config["benchmark"], "")
+    """What a run read, in words: "wikitext2_small, a local copy of Salesforce/wikitext", or the Hub id."""
+    folder = data_folder(record)
+    hub = record.data.get("copy_of") or record.data.get("source", "")
+    return f"{folder}, a local copy of {hub}" if folder else str(hub)
 
 
 def differences(record: RunRecord) -> tuple[str, ...]:
@@ -103,7 +113,7 @@ def _shortened(record: RunRecord, recipe: PaperRecipe) -> list[str]:
         if whole is not None and record.data[name] != whole:
             what = "training" if name == "train_samples" else "evaluation"
             found.append(f"{count(record.data[name])} of {count(whole)} {what} samples")
-    read, classes = data_read(record), record.data.get("classes", recipe.classes)
+    read, classes = DATA_READ.get(data_folder(record) or "", ""), record.data.get("classes", recipe.classes)
     if recipe.classes is not None and classes != recipe.classes and "classes" not in read:
         found.append(f"{classes} of {recipe.classes} classes")
     found += [read] * bool(read)

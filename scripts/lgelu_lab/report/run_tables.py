@@ -37,6 +37,7 @@ from lgelu_lab.report.numbers import (
 from lgelu_lab.report.paper import (
     PAPER_RECIPES,
     Notes,
+    data_read,
     differences,
     marked,
     model_size,
@@ -488,6 +489,8 @@ def _basis_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     told = [name for name in _VERSIONS if any(name in found for found in versions)]
     shown = [f"{name} {either([found[name] for found in versions if name in found])}" for name in told]
     yield f"Versions: {listed(shown)}. ± is the sample standard deviation over seeds."
+    if any("copy_of" not in record.data for record in data.runs["record"]):
+        yield "Data read: records from before 0.2.0 name the Hub id also where a whole local copy was read."
 
 
 TABLES: dict[str, TableSpec] = {
@@ -592,12 +595,13 @@ TABLES: dict[str, TableSpec] = {
             Column("Epochs", lambda runs, notes: either([f"{epoch:g}" for epoch in runs["last_epoch"]])),
             Column("Training samples", lambda runs, notes: either(runs["train_samples"].map(count))),
             Column("Evaluated on", _evaluated_on),
+            Column("Data read", lambda runs, notes: either([data_read(record) for record in runs["record"]])),
             Column("Recipe", _recipe),
             Column("Machine", lambda runs, notes: either([machine_of(record.hardware) for record in runs["record"]])),
         ),
         notes=_basis_notes,
-        text_columns=9,
-        wide_columns=(1, 6, 7, 8),
+        text_columns=10,
+        wide_columns=(1, 6, 7, 8, 9),
         in_groups=False,
     ),
 }

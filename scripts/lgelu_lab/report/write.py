@@ -175,16 +175,17 @@ class Section:
     tables: tuple[Table, ...]
 
 
-def build_sections(data: ReportData, *, draw: bool = True) -> list[Section]:
-    """Every section, those without runs too; without figures where `draw` says so."""
+def build_sections(data: ReportData, only: Sequence[str] = tuple(SECTIONS)) -> list[Section]:
+    """The sections, those without runs too."""
     made = []
-    for key, spec in SECTIONS.items():
+    for key in only:
+        spec = SECTIONS[key]
         if spec.measured and not data.measurements and not len(data.part("downstream")):
             continue
         tables = [build_table(name, ALL_TABLES[name], data) for name in spec.tables]
-        drawings = [drawing for name in spec.figures if draw for drawing in draw_all(name, ALL_FIGURES[name], data)]
+        drawings = [drawing for name in spec.figures for drawing in draw_all(name, ALL_FIGURES[name], data)]
         tables = [table for table in tables if table.rows]
-        text = spec.text if tables or drawings or not draw else f"{spec.text} {NONE_THERE}"
+        text = spec.text if tables or drawings else f"{spec.text} {NONE_THERE}"
         made.append(Section(key, spec.title, text, tuple(drawings), tuple(tables)))
     return made
 
