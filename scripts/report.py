@@ -5,7 +5,8 @@ from pathlib import Path
 
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.paper import PAPER_VALUES_FILE, read_paper_values
-from lgelu_lab.report.write import failed_runs, put_results, read_downstream, readme_results, replace_text, write_report
+from lgelu_lab.report.write import failed_runs, put_results, read_downstream, readme_results, write_report
+from lgelu_lab.studies.folder import write_whole
 from lgelu_lab.studies.records import read_records
 
 
@@ -36,7 +37,8 @@ def main() -> None:
     folder = Path(arguments.output_dir or arguments.runs)
     written = write_report(data, folder)
     if arguments.readme:
-        replace_text(arguments.readme, put_results(Path(arguments.readme).read_text(encoding="utf-8"), results))
+        readme = Path(arguments.readme).resolve()  # a link stays one
+        write_whole(readme, put_results(readme.read_text(encoding="utf-8"), results))
     print(results)
     figures = sum(path.suffix == ".png" for path in written)
     print(f"\nWritten to {folder}: tables.md, tables.tex, report.html, and {figures} figures in figures/")

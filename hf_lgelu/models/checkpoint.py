@@ -9,6 +9,7 @@ import transformers
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from hf_lgelu.models.links import require_inside
 from hf_lgelu.models.mlp import MLPForClassification
 from hf_lgelu.models.rebuild import from_pretrained
 
@@ -82,13 +83,24 @@ def save_checkpoint(
 
 
 def copy_processor_files(source: str | os.PathLike, target: str | os.PathLike) -> list[str]:
-    """Copy the tokenizer's and processor's files of a folder or Hub id, byte for byte; returns their names."""
+    """Copy the tokenizer's and processor's files of a folder or Hub id, byte for byte; returns their names.
+
+    Raises ValueError for a link that leads out of the folder; nothing has been copied then.
+    """
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(str(source), allow_patterns=list(PROCESSOR_FILES)))
-    files = sorted({path for pattern in PROCESSOR_FILES for path in folder.glob(pattern) if path.is_file()})
+    files = processor_files(folder)
     for file in files:
         copy = Path(target) / file.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
     return [file.relative_to(folder).as_posix() for file in files]
+
+
+def processor_files(folder: Path) -> list[Path]:
+    """The tokenizer's and processor's files in a folder, sorted. Raises ValueError for a link that leads out of it."""
+    files = sorted({path for pattern in PROCESSOR_FILES for path in folder.glob(pattern) if path.is_file()})
+    for file in files:
+        require_inside(file, folder)
+    return files

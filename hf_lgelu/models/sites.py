@@ -1,6 +1,6 @@
 """Activation sites: where in a module tree an activation sits, and of what kind it is."""
 
-import importlib.util
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +14,7 @@ LAMBDA_GELU_CLASSES = (LambdaGELU, SharedLambdaGELU)
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 
-_exchanges = 0
+_TIMM_LAYERS = "timm.layers"
 
 # kind → (torch classes, names in transformers.activations, names in timm.layers)
 _KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...]]] = {
@@ -56,8 +56,6 @@ class ActivationSite:
 
     def put(self, module: nn.Module) -> None:
         """Place `module` at this site, in the training mode of what was there."""
-        global _exchanges
-        _exchanges += 1
         setattr(self.parent, self.attribute, module.train(self.module.training))
         # torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). It runs in eval mode
         # without looking at the module, so the code it goes by has to follow; 0 keeps it off.
@@ -74,22 +72,19 @@ class ActivationSite:
         return place is self.module
 
 
-def exchange_count() -> int:
-    """How often `ActivationSite.put` has run in this process: who remembers sites sees by it when to look again."""
-    return _exchanges
+def kind_classes(kind: str) -> tuple[type, ...]:
+    """The module classes of a kind, as far as the imported libraries have them."""
+    if kind not in _KIND_CLASSES:
+        raise ValueError(f"unknown activation kind {kind!r}; accepted: {', '.join(SMOOTH_KINDS)}")
+    return _classes(kind, _TIMM_LAYERS in sys.modules)  # a model with one of timm's layers has imported them
 
 
 @cache
-def kind_classes(kind: str) -> tuple[type, ...]:
-    """The module classes of a kind, as far as the installed libraries have them."""
-    if kind not in _KIND_CLASSES:
-        raise ValueError(f"unknown activation kind {kind!r}; accepted: {', '.join(SMOOTH_KINDS)}")
+def _classes(kind: str, with_timm: bool) -> tuple[type, ...]:
     torch_classes, hf_names, timm_names = _KIND_CLASSES[kind]
     found = [*torch_classes, *(getattr(hf_activations, name, None) for name in hf_names)]
-    if timm_names and importlib.util.find_spec("timm") is not None:
-        from timm import layers as timm_layers
-
-        found += [getattr(timm_layers, name, None) for name in timm_names]
+    if with_timm:
+        found += [getattr(sys.modules[_TIMM_LAYERS], name, None) for name in timm_names]
     return tuple(dict.fromkeys(cls for cls in found if cls is not None))
 
 

@@ -159,7 +159,9 @@ CLAIMS: dict[str, Claim] = {
         "the swap in the last epoch changes accuracy by at most 0.001, perplexity by at most 0.1 %",
         _saves_the_swap,
     ),
-    "gpt2": Claim("GPT-2 cannot be swapped, hardened or not", "the same, not met", _cannot_be_swapped, ("gpt2-wikitext2",)),
+    "gpt2": Claim(
+        "GPT-2 cannot be swapped, hardened or not", "the same, not met", _cannot_be_swapped, ("gpt2-wikitext2",)
+    ),
     "grid": Claim(
         "Smaller t and larger c move the gates more",
         "so for every pair of settings that differ in one of them",

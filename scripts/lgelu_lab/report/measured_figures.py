@@ -23,7 +23,11 @@ _OUTCOMES = {
     "refuted": (PALETTE["converted"], ("refuted",)),
     "left open": ("#c9ced4", ("timeout", "unknown", "unconfirmed")),
 }
-_PRECISION_COLOURS = {"float32": "#8c959f", "int8-layers": PALETTE["λ-GELU uniform"], INT8: PALETTE["hardened, swapped"]}
+_PRECISION_COLOURS = {
+    "float32": "#8c959f",
+    "int8-layers": PALETTE["λ-GELU uniform"],
+    INT8: PALETTE["hardened, swapped"],
+}
 _DASHED, _DOTTED = (0, (4, 2)), (0, (1, 1.2))
 
 
@@ -223,7 +227,12 @@ def _tuning_panel(axis: "Axes", benchmark: str, frame: pd.DataFrame) -> None:
             scores = _scores_by_step(runs, start, rate)
             at = [places[steps] + _APART * (index - (len(_START_COLOURS) - 1) / 2) for steps in scores]
             means, spreads = ([score[part] for score in scores.values()] for part in (0, 1))
-            look = {"color": colour, "linestyle": _RATE_DASHES[line % len(_RATE_DASHES)], "linewidth": 1.5, "capsize": 2}
+            look = {
+                "color": colour,
+                "linestyle": _RATE_DASHES[line % len(_RATE_DASHES)],
+                "linewidth": 1.5,
+                "capsize": 2,
+            }
             look |= {"marker": "o", "markersize": 4.5, "markerfacecolor": "white" if line else colour, "elinewidth": 1}
             axis.errorbar(at, means, spreads, **look)
             near = start in ("refit", "gelu")
@@ -235,7 +244,9 @@ def _tuning_panel(axis: "Axes", benchmark: str, frame: pd.DataFrame) -> None:
         fit_scores(axis, shown, others, metric)
 
 
-def _scores_by_step(runs: Mapping[tuple, pd.DataFrame], start: str, rate: float | None) -> dict[int, tuple[float, float]]:
+def _scores_by_step(
+    runs: Mapping[tuple, pd.DataFrame], start: str, rate: float | None
+) -> dict[int, tuple[float, float]]:
     found = {
         steps: mean_and_spread(seeds)
         for (name, steps, tried), seeds in runs.items()
@@ -244,7 +255,9 @@ def _scores_by_step(runs: Mapping[tuple, pd.DataFrame], start: str, rate: float 
     return {steps: found[steps] for steps in sorted(found) if found[steps]}
 
 
-def _figure(title: str, name: str, panel: Panel, caption: Sequence[str], height: object, colours: object = None) -> FigureSpec:
+def _figure(
+    title: str, name: str, panel: Panel, caption: Sequence[str], height: object, colours: object = None
+) -> FigureSpec:
     return FigureSpec(
         title, partial(_draw, name=name, panel=panel, caption=" ".join(caption), height=height, colours=colours)
     )

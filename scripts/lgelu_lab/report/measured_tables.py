@@ -52,7 +52,7 @@ MEASURED_ON: dict[str, tuple[str, ...]] = {
     "conversion": _ALL_BUT_CIFAR100,
     "conversion-finetuning": ("mlp-digits", "mlp-adult", "mlp-fmnist", "gpt2-wikitext2"),
 }
-"""{measurement: what it can be made on}: those of `measurements.table.MEASUREMENTS`, which needs torch."""
+"""{measurement: what it can be made on}: those of `measurements.run.MEASUREMENTS`, which needs torch."""
 
 INT8 = "int8-all"
 PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "int8"}
@@ -83,7 +83,9 @@ _TRANSFORMERS = ("deit-tiny-imagenet", "gpt2-wikitext2")
 def wanted_benchmarks(data: ReportData, name: str) -> list[str]:
     """Those that a measurement was made on, or could have been beside others that were."""
     found = of_measurement(data, name)
-    return [benchmark for benchmark in measured_benchmarks(data) if benchmark in MEASURED_ON[name] or benchmark in found]
+    return [
+        benchmark for benchmark in measured_benchmarks(data) if benchmark in MEASURED_ON[name] or benchmark in found
+    ]
 
 
 def _rows(data: ReportData, name: str, keys: Sequence[str]) -> Iterator[Group]:
@@ -485,7 +487,9 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         rows=partial(_rows, name="verification", keys=("epsilon",)),
         head=_NETWORK,
         columns=(
-            Column("ε", lambda s, notes: _refused(s, "refused") if s["refusal"].iloc[0] else f"{s['epsilon'].iloc[0]:g}"),
+            Column(
+                "ε", lambda s, notes: _refused(s, "refused") if s["refusal"].iloc[0] else f"{s['epsilon'].iloc[0]:g}"
+            ),
             _constant("Images", "points"),
             _quantity("Proved", "proved", amount),
             _quantity("by bounds alone", "proved_by_bounds", amount),
@@ -557,7 +561,9 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         rows=partial(_rows, name="linear_pieces", keys=("perturbation",)),
         head=_NETWORK,
         columns=(
-            Column("Linear model", lambda s, notes: _refused(s, "first order" if s["refusal"].iloc[0] else "exact piece")),
+            Column(
+                "Linear model", lambda s, notes: _refused(s, "first order" if s["refusal"].iloc[0] else "exact piece")
+            ),
             _constant("Step, L2", "perturbation", lambda value: f"{value:g}"),
             _quantity("Still inside the region, %", "inside", percentage),
             _largest("Largest error, float64", "max_error_float64"),

@@ -217,7 +217,9 @@ class PaperValues:
     def text(self, benchmark: str, key: str, quantity: str) -> str:
         """ "mean ± std" with the paper's own digits; a dash where it has none."""
         found = self.value(benchmark, key, quantity)
-        return NONE if found is None else " ± ".join(f"{part:g}".replace("e-", "e−") for part in found if part is not None)
+        return (
+            NONE if found is None else " ± ".join(f"{part:g}".replace("e-", "e−") for part in found if part is not None)
+        )
 
     def has(self, benchmarks: Sequence[str], quantity: str) -> bool:
         """Whether any configuration of these benchmarks has this quantity."""

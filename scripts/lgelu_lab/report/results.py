@@ -225,7 +225,9 @@ def _draw_hero(axis: "Axes", panel: HeroPanel, ways: dict[str, pd.DataFrame]) ->
         right = mean > smooth if abs(mean - smooth) > 0.01 * room else not greater
         at = max([smooth, *seeds]) if right else min([smooth, *seeds])
         look = {"xytext": (6 if right else -6, 0), "textcoords": "offset points", "ha": "left" if right else "right"}
-        axis.annotate(_hero_text(mean, smooth, first["metric"]), (at, height), va="center", fontsize=10, color=colour, **look)
+        axis.annotate(
+            _hero_text(mean, smooth, first["metric"]), (at, height), va="center", fontsize=10, color=colour, **look
+        )
     axis.axvline(smooth, color=PALETTE["GELU"], linewidth=2, zorder=3)
     axis.set_xlim(ends[0] - (0.5 if greater else 0.05) * room, ends[1] + (0.42 if greater else 0.5) * room)
     digits = 3 if greater else 1

@@ -95,7 +95,11 @@ def draw_glance(data: ReportData) -> Drawn:
         for height, name in enumerate(reversed(names)):
             _draw_distances(axis, distances(data, name), height)
         axis.axvline(0, color="black", linewidth=1)
-        better = "in points of 100 (further right is better)" if first["greater_is_better"] else "in per cent (further left is better)"
+        better = (
+            "in points of 100 (further right is better)"
+            if first["greater_is_better"]
+            else "in per cent (further left is better)"
+        )
         style(axis, x=f"{first['metric']} against GELU's, {better}")
         label_rows(axis, names)
     figure.suptitle("Distance of each ReLU network from the smooth GELU network, last epoch", fontsize=11.5)
@@ -116,7 +120,10 @@ def _draw_distances(axis: "Axes", found: Mapping[str, list[float]], height: int)
             axis.plot(sum(values) / len(values), level, **look)
     missing = [way for way, values in found.items() if not values]
     if missing:
-        text, look = f"{MISSING}, or of another recipe: {listed(missing)}", {"fontsize": 9, "color": GREY, "style": "italic"}
+        text, look = (
+            f"{MISSING}, or of another recipe: {listed(missing)}",
+            {"fontsize": 9, "color": GREY, "style": "italic"},
+        )
         axis.text(0.0, height - 0.46, text, transform=axis.get_yaxis_transform(), **look)
 
 
@@ -341,7 +348,11 @@ def _exchange_legend(early: bool, own: bool) -> dict[str, dict]:
     if own:
         marks["trained on with ReLU"] = {"marker": "s", "color": _SWAPPED}
     if early:
-        marks["hollow: gates not hard, or ReLU not in yet"] = {"marker": "o", "markerfacecolor": "white", "color": _AS_IS}
+        marks["hollow: gates not hard, or ReLU not in yet"] = {
+            "marker": "o",
+            "markerfacecolor": "white",
+            "color": _AS_IS,
+        }
     return {text: {"linestyle": " ", "markersize": 6, **look} for text, look in marks.items()}
 
 
@@ -408,7 +419,11 @@ def _draw_cell(axis: "Axes", cell: pd.DataFrame, place: tuple[int, int], ends: t
     axis.add_patch(Rectangle(corner, 0.97, 0.97, facecolor=colour, linewidth=0))
     luminance = sum(w * part**2.2 for w, part in zip((0.2126, 0.7152, 0.0722), colour, strict=False))
     gain = cell["gain"].mean()
-    text = "no baseline" if math.isnan(gain) else mean_and_deviation([gain], digits_of(cell["metric"].iloc[0]), signed=True)
+    text = (
+        "no baseline"
+        if math.isnan(gain)
+        else mean_and_deviation([gain], digits_of(cell["metric"].iloc[0]), signed=True)
+    )
     text += f"\n{len(cell)} of {EXPECTED_RUNS} runs" if len(cell) < EXPECTED_RUNS else ""
     look = {"fontsize": 10.5, "color": "black" if luminance > 0.36 else "white", "linespacing": 1.25}
     axis.text(x, y, text, ha="center", va="center", **look)

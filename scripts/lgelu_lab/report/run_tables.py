@@ -10,7 +10,6 @@ import pandas as pd
 from lgelu_lab.report.frames import (
     EVALUATIONS,
     ReportData,
-    by_label,
     evaluations,
     hardness_path,
     of_label,
@@ -358,7 +357,11 @@ def grid_cells(data: ReportData, benchmark: str) -> dict[tuple[float, float], pd
     learned = learned.assign(gain=learned["name"].map(gains))
     study = STUDIES["grid"]
     planned = study.build((benchmark,)) if benchmark in study.benchmarks else []
-    points = {(e.arguments["temperature"], e.arguments["hardness_lr_multiplier"]) for e in planned if "temperature" in e.arguments}
+    points = {
+        (e.arguments["temperature"], e.arguments["hardness_lr_multiplier"])
+        for e in planned
+        if "temperature" in e.arguments
+    }
     points |= set(zip(learned["temperature"], learned["multiplier"], strict=True))
     temperatures, multipliers = (sorted(set(values)) for values in zip(*points, strict=True))
     return {

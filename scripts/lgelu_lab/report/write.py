@@ -2,7 +2,6 @@
 
 import base64
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from lgelu_lab.report.numbers import listed
 from lgelu_lab.report.results import PATH, RESULTS, conclusions
 from lgelu_lab.report.run_figures import FIGURES
 from lgelu_lab.report.run_tables import TABLES
+from lgelu_lab.studies.folder import write_whole
 from lgelu_lab.studies.records import RECORD_FILE, RunRecord, read_records
 
 TITLE = "λ-GELU: what the gates learn, and what ReLU costs in their place"
@@ -208,7 +208,7 @@ def write_report(data: ReportData, folder: str | os.PathLike) -> list[Path]:
         "report.html": _page(data, sections, hero, saved),
     }
     for name, text in texts.items():
-        replace_text(folder / name, text)
+        write_whole(folder / name, text)
     return [*(folder / name for name in texts), *saved.values()]
 
 
@@ -262,21 +262,6 @@ def put_results(readme: str, results: str) -> str:
         )
     before, after = readme.partition(START)[0], readme.partition(END)[2]
     return f"{before}{START}\n\n{results}\n\n{END}{after}"
-
-
-def replace_text(path: str | os.PathLike, text: str) -> None:
-    """Write a text file whole or not at all: beside it, then renamed, so that a killed process leaves the old one."""
-    path = Path(path).resolve()
-    mode = path.stat().st_mode if path.exists() else 0o644
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def read_downstream(

@@ -123,7 +123,9 @@ def test_one_panel_has_a_title_that_is_not_cut_off(record_of, drawings_of):
 def test_captions_speak_of_what_is_drawn(record_of, drawings_of):
     (one,) = drawings_of("trajectories", [record_of()])
     assert one.caption == "One seed a line."
-    (two,) = drawings_of("trajectories", [learned(record_of, mode, seed=seed) for mode in ("uniform", "increasing") for seed in (0, 1)])
+    (two,) = drawings_of(
+        "trajectories", [learned(record_of, mode, seed=seed) for mode in ("uniform", "increasing") for seed in (0, 1)]
+    )
     assert "thin lines the seeds" in two.caption
     assert "Spearman" in two.caption
     assert "second half" not in two.caption
@@ -151,9 +153,11 @@ def test_the_heatmap_writes_gains_and_names_what_is_missing(record_of, drawings_
 
 
 def test_the_main_picture_reaches_from_the_smooth_line_to_each_networks_score(record_of, measurement_of, drawings_of):
-    adult = [
-        record_of(scores=(0.5, 0.5, 0.85), relu_scores=(0.5, 0.5, 0.80), seed=seed) for seed in (0, 1)
-    ] + [record_of(activation="lambda_gelu", harden=True, hardness=HARD, scores=(0.1, 0.1, 0.9), relu_scores=(0.1, 0.1, 0.9))]
+    adult = [record_of(scores=(0.5, 0.5, 0.85), relu_scores=(0.5, 0.5, 0.80), seed=seed) for seed in (0, 1)] + [
+        record_of(
+            activation="lambda_gelu", harden=True, hardness=HARD, scores=(0.1, 0.1, 0.9), relu_scores=(0.1, 0.1, 0.9)
+        )
+    ]
     refit = converted("refit", 0.84, 64) | {"original_score": 0.85}
     (drawing,) = drawings_of("path", adult, [measurement_of("conversion", [refit], benchmark="mlp-adult")])
     (axis,) = drawing.figure.axes
@@ -239,6 +243,8 @@ ROWS = {
         ),
     ],
 }
+
+
 @pytest.fixture
 def measurements(measurement_of):
     return [measurement_of(name, rows, models={}) for name, rows in ROWS.items()]
@@ -314,5 +320,3 @@ def test_pruned_points_are_means_of_the_seeds_that_were_pruned(measurement_of, d
     rows = of_measurement(data_of(measurements=records), "pruning")["mlp-digits"]
     assert pruned_points(rows, "relu", "apoz") == [(80.0, 0.5, 0.75), (50.0, 0.5, 0.75)]
     assert pruned_points(rows, "gelu", "apoz") == []
-
-

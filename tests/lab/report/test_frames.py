@@ -76,7 +76,9 @@ def test_runs_keep_benchmarks_apart_and_put_baselines_first(record_of):
 def test_a_seed_that_is_there_twice_is_refused_unless_it_belongs_to_another_study(record_of):
     with pytest.raises(ValueError, match=r"mlp-adult, GELU: more than one record of a seed \(1, 1\)"):
         run_frame([record_of(seed=1), record_of(seed=1)])
-    parts = run_frame([record_of(), record_of(name="grid/mlp-adult/gelu-seed0"), record_of(name="downstream/x")])["part"]
+    parts = run_frame([record_of(), record_of(name="grid/mlp-adult/gelu-seed0"), record_of(name="downstream/x")])[
+        "part"
+    ]
     assert list(parts) == ["", "grid", "downstream"]
 
 
@@ -187,8 +189,12 @@ def test_the_rank_correlation_against_ranks_by_hand_with_ties(record_of):
 
 def test_the_curve_has_a_column_per_shared_seed_and_a_gap_where_it_is_undefined(record_of):
     up, down, mixed, flat = (1, 2, 3), (3, 2, 1), (1, 3, 2), (2, 2, 2)
-    first = run_frame([run(record_of, [up, flat], seed=0), run(record_of, [up, up], seed=1), run(record_of, [up], seed=5)])
-    second = run_frame([run(record_of, [up, up], seed=0, initial=up), run(record_of, [down, mixed], seed=1, initial=down)])
+    first = run_frame(
+        [run(record_of, [up, flat], seed=0), run(record_of, [up, up], seed=1), run(record_of, [up], seed=5)]
+    )
+    second = run_frame(
+        [run(record_of, [up, up], seed=0, initial=up), run(record_of, [down, mixed], seed=1, initial=down)]
+    )
     curve = correlation_curve(first, second)
     assert list(curve.columns) == [0, 1], "seed 5 has no partner"
     assert curve.loc[0.0].isna().all(), "every λ is equal at a uniform start"
@@ -202,7 +208,7 @@ def test_the_curve_has_a_column_per_shared_seed_and_a_gap_where_it_is_undefined(
 
 
 def test_every_measurement_has_a_table_and_the_benchmarks_that_it_can_be_made_on():
-    from lgelu_lab.measurements.table import MEASUREMENTS
+    from lgelu_lab.measurements.run import MEASUREMENTS
 
     for name, measurement in MEASUREMENTS.items():
         assert set(MEASURED_ON[name]) == set(measurement.benchmarks), name

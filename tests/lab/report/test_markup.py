@@ -34,7 +34,10 @@ def table():
 
 
 def markdown_cells(line):
-    return [html.unescape(cell.strip().replace("\\|", "|").replace("\\\\", "\\")) for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    return [
+        html.unescape(cell.strip().replace("\\|", "|").replace("\\\\", "\\"))
+        for cell in re.split(r"(?<!\\)\|", line)[1:-1]
+    ]
 
 
 def test_markdown_comes_apart_into_the_same_cells(table):

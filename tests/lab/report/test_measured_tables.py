@@ -11,6 +11,7 @@ from lgelu_lab.measurements.linear_pieces import LINEAR_PIECES_COLUMNS
 from lgelu_lab.measurements.pruning import PRUNING_COLUMNS
 from lgelu_lab.measurements.zeros import ZEROS_COLUMNS
 
+
 def cells(table):
     """{(benchmark, network, third cell): {heading: text}}."""
     return {tuple(row[:3]): dict(zip(table.header, row, strict=True)) for row in table.texts}
@@ -95,10 +96,14 @@ def test_proofs_by_hand(measurement_of, table_of):
 
 def test_another_number_of_images_is_not_hidden(measurement_of, table_of):
     records = [measurement_of("verification", [verified("relu", 0.1, points=p)], seed=p) for p in (20, 5)]
-    assert cells(table_of("verification", measurements=records))["mlp-digits", "ReLU from the start", "0.1"]["Images"] == "5 or 20"
+    assert (
+        cells(table_of("verification", measurements=records))["mlp-digits", "ReLU from the start", "0.1"]["Images"]
+        == "5 or 20"
+    )
 
 
 # Zeros, pruning, int8, linear pieces, certificates
+
 
 def timed(model, precision, batch_size, median, **fields):
     row = dict.fromkeys(INT8_COLUMNS, 0) | {"file_bytes": 1_250_000, "score": 0.5, "max_logit_difference": 0.00025}
@@ -167,7 +172,9 @@ def test_a_batch_size_that_was_not_timed_is_a_dash(measurement_of, table_of):
 
 def test_zeros_by_hand(measurement_of, table_of):
     rows = [zeros("relu", "layers.0", apoz=0.25, off_fraction=0.25, near_zero_fraction=0.5, dead_units=3)]
-    found = only(table_of("zeros", measurements=[measurement_of("zeros", rows)]), "mlp-digits", "ReLU from the start", "layers.0")
+    found = only(
+        table_of("zeros", measurements=[measurement_of("zeros", rows)]), "mlp-digits", "ReLU from the start", "layers.0"
+    )
     assert list(found.values())[3:] == ["256", "25.0", "25.0", "50.0", "0.500", "0", "3", "10,000", "1 of 3"]
 
 
@@ -201,7 +208,9 @@ def test_linear_pieces_show_the_largest_error_and_the_mean_share_inside(measurem
 
 def test_certificates_by_hand(measurement_of, table_of):
     row = dict.fromkeys(CERTIFICATE_COLUMNS, 0.5) | {"model": "hardened", "rows": 359, "bound": 13.748, "ratio": 5587.6}
-    found = only(table_of("certificate", measurements=[measurement_of("certificate", [row])]), "mlp-digits", "λ-GELU hardened")
+    found = only(
+        table_of("certificate", measurements=[measurement_of("certificate", [row])]), "mlp-digits", "λ-GELU hardened"
+    )
     assert list(found.values())[2:] == [
         *("359", "0.5", "0.5", "13.7", "0.500", "0.500", "5588", "0.50", "50.0", "50.0", "1 of 3"),
     ]
@@ -238,7 +247,9 @@ def test_the_overview_shows_a_transformer_with_its_products_alone_in_int8(measur
     medians = {"float32": 8.0, "int8-layers": 4.0, "int8-all": 2.0}
     rows = [timed("gelu", precision, 64, median) for precision, median in medians.items()]
     shown = {
-        benchmark: table_of("downstream", measurements=[measurement_of("int8", rows, benchmark=benchmark)]).texts[0][1:3]
+        benchmark: table_of("downstream", measurements=[measurement_of("int8", rows, benchmark=benchmark)]).texts[0][
+            1:3
+        ]
         for benchmark in ("gpt2-wikitext2", "deit-tiny-imagenet", "resnet18-cifar10")
     }
     products = ["float32 → int8 products: score; batch of 64", "0.5000 → 0.5000; 8 → 4 ms"]
@@ -249,6 +260,7 @@ def test_the_overview_shows_a_transformer_with_its_products_alone_in_int8(measur
 
 
 # Conversion
+
 
 def converted(method, score, rows=None, *, original=0.75, model="gelu", **fields):
     row = dict.fromkeys(CONVERSION_COLUMNS) | {"kl": 0.0125, "agreement": 0.875, "max_logit_change": 2.0}
@@ -309,10 +321,14 @@ def test_a_refusal_is_a_dash_of_its_seed_and_a_note(conversions, table_of):
     assert alone["Score"] == alone["Against the original"] == "–"
 
 
-def test_perplexity_is_compared_in_per_cent_and_a_change_that_rounds_to_nothing_has_no_sign(measurement_of, summaries, table_of):
+def test_perplexity_is_compared_in_per_cent_and_a_change_that_rounds_to_nothing_has_no_sign(
+    measurement_of, summaries, table_of
+):
     models = {"gelu": summaries["gelu"] | {"metric": "perplexity"}}
     rows = [converted("refit", 101.5, 64, original=100.0), converted("direct", 99.999, original=100.0)]
-    table = table_of("conversion", measurements=[measurement_of("conversion", rows, benchmark="gpt2-wikitext2", models=models)])
+    table = table_of(
+        "conversion", measurements=[measurement_of("conversion", rows, benchmark="gpt2-wikitext2", models=models)]
+    )
     assert [row[4:6] for row in table.texts] == [["101.50", "+1.50 %"], ["100.00", "0.00 %"]]
 
 

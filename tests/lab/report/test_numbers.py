@@ -86,4 +86,6 @@ def test_the_interval_of_one_seed_is_wilsons(share, samples):
 def test_only_one_seeds_accuracy_has_an_interval():
     assert interval("accuracy", [0.33], 500) == "0.290 to 0.372"
     assert interval("perplexity", [30.0], 500) == ""
-    assert interval("accuracy", [0.3, 0.4], 500) == interval("accuracy", [0.3], None) == interval("accuracy", [], 5) == ""
+    assert (
+        interval("accuracy", [0.3, 0.4], 500) == interval("accuracy", [0.3], None) == interval("accuracy", [], 5) == ""
+    )

@@ -85,9 +85,7 @@ def test_the_page_as_it_is_says_nothing_on_the_console(page, tmp_path):
 
 def test_a_broken_page_would_be_noticed(page, tmp_path):
     broken = page.read_text(encoding="utf-8")
-    broken = re.sub(
-        r'src="data:image/png;base64,[^"]{100}', 'src="data:image/png;base64,AAAA', broken, count=1
-    )
+    broken = re.sub(r'src="data:image/png;base64,[^"]{100}', 'src="data:image/png;base64,AAAA', broken, count=1)
     broken = broken.replace("</main>", '<img alt="" src="http://127.0.0.1:9/x.png"></main>')
     path = tmp_path / "broken.html"
     path.write_text(broken, encoding="utf-8")

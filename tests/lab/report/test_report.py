@@ -25,7 +25,6 @@ from lgelu_lab.report.write import (
     put_results,
     read_downstream,
     readme_results,
-    replace_text,
     summarize,
     write_report,
 )
@@ -174,9 +173,9 @@ def test_without_torch_a_killed_writer_leaves_a_whole_readme(tmp_path):
     path = tmp_path / "README.md"
     path.write_text("a" * 20_000_000)
     program = (
-        "import sys, lgelu_lab.studies.records, lgelu_lab.measurements.records, lgelu_lab.report.write as report\n"
+        "import pathlib, sys, lgelu_lab.studies.folder as folder, lgelu_lab.studies.records, lgelu_lab.measurements.records, lgelu_lab.report.write\n"
         "print(*{'torch', 'transformers', 'timm', 'datasets', 'matplotlib'} & set(sys.modules), flush=True)\n"
-        f"while True:\n    for letter in 'ab':\n        report.replace_text({str(path)!r}, letter * 20_000_000)"
+        f"while True:\n    for letter in 'ab':\n        folder.write_whole(pathlib.Path({str(path)!r}), letter * 20_000_000)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as writer:
@@ -215,20 +214,6 @@ def test_a_record_cannot_end_the_readmes_results(record_of, data_of):
     text = put_results(f"{START}{END}", readme_results(data_of([hostile])))
     assert text.count(END) == 1
     assert "\n# mine" not in text
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    path, link = tmp_path / "README.md", tmp_path / "link.md"
-    path.write_text("old")
-    path.chmod(0o640)
-    link.symlink_to(path)
-    replace_text(link, "new")
-    assert (path.read_text(), oct(path.stat().st_mode)[-3:]) == ("new", "640")
-    assert link.is_symlink()
-    with pytest.raises(UnicodeEncodeError):
-        replace_text(path, "half\udc00")
-    assert path.read_text() == "new"
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["README.md", "link.md"]
 
 
 def test_failed_runs_are_found_with_the_last_line_of_their_error(tmp_path):
@@ -275,12 +260,14 @@ def test_the_script_writes_report_and_readme_and_prints_the_results(
     write_measurement(measurement_of("zeros", [row]), measured)
     name = "downstream/mlp-digits/gelu-seed0"
     write_record(record_of(benchmark="mlp-digits", name=name), measured / "runs" / name)
-    readme.write_text(f"# Mine\n{START}{END}\n")
+    (tmp_path / "real.md").write_text(f"# Mine\n{START}{END}\n")
+    readme.symlink_to(tmp_path / "real.md")
     script("--output_dir", tmp_path / "out", "--downstream", measured, "--readme", readme)
     printed = capsys.readouterr().out
     assert "| mlp-adult [a] | 0.8500 ± 0.0000 (2 of 3 seeds) |" in printed
     assert f"Written to {tmp_path / 'out'}" in printed
     assert "| mlp-adult [a] | 0.8500 ± 0.0000 (2 of 3 seeds) |" in readme.read_text()
+    assert readme.is_symlink()
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "OSError: no such luck" in page
     assert 'id="downstream-zeros"' in page

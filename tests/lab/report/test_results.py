@@ -16,7 +16,9 @@ def converted(measurement_of, score, original, *, rows=64, seed=0, metric="accur
     models = {"gelu": {"run": "g", "metric": metric, "score": original, "relu_score": 0.5, "target_hardness": None}}
     row = {"model": "gelu", "method": "refit", "original_score": original, "refusal": None}
     more = {**row, "rows": 2 * rows, "score": score}
-    return measurement_of("conversion", [{**row, "rows": rows, "score": 0.1}, more], seed=seed, models=models, benchmark=benchmark)
+    return measurement_of(
+        "conversion", [{**row, "rows": rows, "score": 0.1}, more], seed=seed, models=models, benchmark=benchmark
+    )
 
 
 def test_a_row_has_every_way_and_the_refit_on_the_most_rows(record_of, measurement_of, table_of, relufied):
@@ -25,7 +27,14 @@ def test_a_row_has_every_way_and_the_refit_on_the_most_rows(record_of, measureme
     table = table_of("results", runs, [converted(measurement_of, 0.8125, 0.85)], paper=paper)
     (row,) = table.texts
     assert row[0] == "mlp-adult [a]"
-    assert [text.partition(" (")[0] for text in row[1:7]] == ["0.8500", "0.7000", "0.8125", "0.8500", "0.8500", "0.8500"]
+    assert [text.partition(" (")[0] for text in row[1:7]] == [
+        "0.8500",
+        "0.7000",
+        "0.8125",
+        "0.8500",
+        "0.8500",
+        "0.8500",
+    ]
     assert row[7] == "0.85, 0.8, –"
     assert table.notes[0].startswith("Paper: cited")
 
@@ -36,7 +45,9 @@ def test_what_is_not_there_is_called_missing_and_not_measured_is_a_dash(record_o
 
 
 @pytest.mark.parametrize(("seed", "original"), [(1, 0.85), (0, 0.83)])
-def test_converted_networks_that_are_not_those_of_the_row_are_marked(record_of, measurement_of, table_of, seed, original):
+def test_converted_networks_that_are_not_those_of_the_row_are_marked(
+    record_of, measurement_of, table_of, seed, original
+):
     table = table_of("results", [record_of()], [converted(measurement_of, 0.8125, original, seed=seed)])
     assert table.texts[0][3].endswith("‡")
     assert f"that score, smooth: mlp-adult {original:.4f}." in table.notes[0]

@@ -98,7 +98,13 @@ def test_glance_reads_the_relu_network_that_each_way_ends_with(table_of, record_
     ]
     ((benchmark, *scores),) = table_of("glance", runs).texts
     assert benchmark == "mlp-adult [a]"
-    assert [score.split(" (1 of 3 seeds; ")[0] for score in scores] == ["0.8000", "0.7000", "0.7700", "0.6600", "missing"]
+    assert [score.split(" (1 of 3 seeds; ")[0] for score in scores] == [
+        "0.8000",
+        "0.7000",
+        "0.7700",
+        "0.6600",
+        "missing",
+    ]
     assert scores[0] == "0.8000 (1 of 3 seeds; 0.670 to 0.888)"  # 40 of 50 samples
 
 
@@ -152,7 +158,9 @@ def test_the_basis_names_seeds_epochs_samples_recipe_machine_and_differences(tab
 def test_the_basis_names_accelerators_and_processes(table_of, record_of, hardware, words):
     run = record_of()
     run.hardware.update(hardware)
-    assert dict(zip(table_of("basis", [run]).header, table_of("basis", [run]).texts[0], strict=True))["Machine"] == words
+    assert (
+        dict(zip(table_of("basis", [run]).header, table_of("basis", [run]).texts[0], strict=True))["Machine"] == words
+    )
 
 
 def test_the_correlation_table_says_undefined_never_nan_or_zero(table_of, record_of):
