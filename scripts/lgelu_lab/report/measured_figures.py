@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Panel = Callable[["Axes", str, pd.DataFrame], None]
+Height = Callable[[Mapping[str, pd.DataFrame]], float]
 _OUTCOMES = {
     "proved": (PALETTE["hardened, swapped"], ("proved",)),
     "refuted": (PALETTE["converted"], ("refuted",)),
@@ -49,7 +50,7 @@ def _draw(
     name: str,
     panel: Panel,
     caption: str,
-    height: float | Callable[[Mapping[str, pd.DataFrame]], float],
+    height: float | Height,
     colours: Mapping[str, str] | None = None,
 ) -> "tuple[Figure, str, str] | None":
     """A panel per benchmark of one measurement; None where nothing was measured."""
@@ -233,8 +234,8 @@ def _tuning_panel(axis: "Axes", benchmark: str, frame: pd.DataFrame) -> None:
                 "linewidth": 1.5,
                 "capsize": 2,
             }
-            look |= {"marker": "o", "markersize": 4.5, "markerfacecolor": "white" if line else colour, "elinewidth": 1}
-            axis.errorbar(at, means, spreads, **look)
+            look |= {"marker": "o", "markersize": 4.5, "markerfacecolor": "white" if line else colour}
+            axis.errorbar(at, means, spreads, elinewidth=1, **look)
             near = start in ("refit", "gelu")
             shown += [score for steps, score in scores.items() if near or steps > _FEW_STEPS]
             others |= {"direct swap": scores[0][0]} if not near and 0 in scores else {}
@@ -256,11 +257,9 @@ def _scores_by_step(
 
 
 def _figure(
-    title: str, name: str, panel: Panel, caption: Sequence[str], height: object, colours: object = None
+    title: str, name: str, panel: Panel, caption: str, height: float | Height, colours: Mapping[str, str] | None = None
 ) -> FigureSpec:
-    return FigureSpec(
-        title, partial(_draw, name=name, panel=panel, caption=" ".join(caption), height=height, colours=colours)
-    )
+    return FigureSpec(title, partial(_draw, name=name, panel=panel, caption=caption, height=height, colours=colours))
 
 
 MEASURED_FIGURES: dict[str, FigureSpec] = {
@@ -268,10 +267,8 @@ MEASURED_FIGURES: dict[str, FigureSpec] = {
         "Latency and score in float32 and int8",
         "int8",
         _int8_panel,
-        (
-            "Time of one call of onnxruntime at the largest batch measured, on one thread: bars are the median over the",
-            "rounds, thin lines the quartiles, numbers the score. Mean over seeds. Shorter is better.",
-        ),
+        "Time of one call of onnxruntime at the largest batch measured, on one thread: bars are the median over "
+        "the rounds, thin lines the quartiles, numbers the score. Mean over seeds. Shorter is better.",
         3.4,
         {PRECISIONS[name]: colour for name, colour in _PRECISION_COLOURS.items()},
     ),
@@ -279,11 +276,9 @@ MEASURED_FIGURES: dict[str, FigureSpec] = {
         "Images proved, refuted and left open",
         "verification",
         _verification_panel,
-        (
-            "Local robustness asked of Marabou for each ε, a share of the pixels' range: how many images it proves,",
-            "refutes with a counterexample that torch confirms, or leaves open in the time given. Mean over seeds. The",
-            "networks that it refuses to read are named.",
-        ),
+        "Local robustness asked of Marabou for each ε, a share of the pixels' range: how many images it proves, "
+        "refutes with a counterexample that torch confirms, or leaves open in the time given. Mean over seeds. "
+        "The networks that it refuses to read are named.",
         _verification_height,
         {outcome: colour for outcome, (colour, _) in _OUTCOMES.items()},
     ),
@@ -291,45 +286,37 @@ MEASURED_FIGURES: dict[str, FigureSpec] = {
         "Outputs of the activations that are not positive, per layer",
         "zeros",
         _zeros_panel,
-        (
-            "Of ReLU networks (solid, filled marks) these are exact zeros; of smooth ones (dashed, hollow marks) small",
-            "negative numbers. Mean over units, training rows and seeds; layers from input to output.",
-        ),
+        "Of ReLU networks (solid, filled marks) these are exact zeros; of smooth ones (dashed, hollow marks) "
+        "small negative numbers. Mean over units, training rows and seeds; layers from input to output.",
         3.0,
     ),
     "downstream-pruning": _figure(
         "Score over the parameters left",
         "pruning",
         _pruning_panel,
-        (
-            "Circles: units with the most zeros removed (APoZ); squares: those with the smallest weights (magnitude).",
-            "Hollow and dashed before fine-tuning, filled and solid after it; crosses: only dead units removed, before",
-            "fine-tuning. Mean over seeds.",
-        ),
+        "Circles: units with the most zeros removed (APoZ); squares: those with the smallest weights (magnitude). "
+        "Hollow and dashed before fine-tuning, filled and solid after it; crosses: only dead units removed, "
+        "before fine-tuning. Mean over seeds.",
         3.8,
     ),
     "downstream-linear-pieces": _figure(
         "Error of the linear model around an input",
         "linear_pieces",
         _pieces_panel,
-        (
-            "Largest error over test rows, scores and seeds, in float64. Solid, filled marks: an exact piece, over the",
-            "steps that stay in the row's region; a gap where none stays. Dashed, hollow marks: the first-order model of",
-            "a smooth network, over all steps. Lower is better; both scales are logarithmic.",
-        ),
+        "Largest error over test rows, scores and seeds, in float64. Solid, filled marks: an exact piece, over "
+        "the steps that stay in the row's region; a gap where none stays. Dashed, hollow marks: the first-order "
+        "model of a smooth network, over all steps. Lower is better; both scales are logarithmic.",
         3.4,
     ),
     "downstream-conversion": _figure(
         "Score of the refit over the calibration rows",
         "conversion",
         _conversion_panel,
-        (
-            "Points: the refit on so many unlabelled training rows, of text tokens; bars are the sample standard",
-            "deviation over seeds, which is mostly that of the GELU networks: the table has the differences seed by",
-            "seed. Lines, means over seeds: the GELU network (solid), the hardened network (long dashes), the bias fold",
-            "on the most rows (dots) and the direct swap (dashes); what is too far away is written at the edge. Accuracy",
-            "is better above, perplexity below.",
-        ),
+        "Points: the refit on so many unlabelled training rows, of text tokens; bars are the sample standard "
+        "deviation over seeds, which is mostly that of the GELU networks: the table has the differences seed by "
+        "seed. Lines, means over seeds: the GELU network (solid), the hardened network (long dashes), the bias "
+        "fold on the most rows (dots) and the direct swap (dashes); what is too far away is written at the edge. "
+        "Accuracy is better above, perplexity below.",
         3.2,
         {METHODS["refit"]: PALETTE["converted"]} | {METHODS[name]: colour for name, (colour, _) in _LINES.items()},
     ),
@@ -337,11 +324,9 @@ MEASURED_FIGURES: dict[str, FigureSpec] = {
         "Score over the training steps around the swap",
         "conversion-finetuning",
         _tuning_panel,
-        (
-            "Every point is a run of its own. Solid and filled: the higher learning rate; dashed and hollow: the lower",
-            "one. Bars are the sample standard deviation over seeds. What is far away with few steps leaves the panel;",
-            "its score without a step is written at the edge. Accuracy is better above, perplexity below.",
-        ),
+        "Every point is a run of its own. Solid and filled: the higher learning rate; dashed and hollow: the "
+        "lower one. Bars are the sample standard deviation over seeds. What is far away with few steps leaves the "
+        "panel; its score without a step is written at the edge. Accuracy is better above, perplexity below.",
         3.6,
         {STARTS[name]: colour for name, colour in _START_COLOURS.items()},
     ),

@@ -202,6 +202,15 @@ def _int8_columns(data: ReportData) -> tuple[Column, ...]:
     )
 
 
+def _epsilon(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+    first = seeds.iloc[0]
+    return _refused(seeds, "refused") if first["refusal"] else f"{first['epsilon']:g}"
+
+
+def _linear_model(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+    return _refused(seeds, "first order" if seeds["refusal"].iloc[0] else "exact piece")
+
+
 def parameters_left(seeds: pd.DataFrame) -> list[float | None]:
     """Share of the parameters of each seed; None where nothing was pruned."""
     pairs = zip(seeds["parameters"], seeds["parameters_before"], strict=True)

@@ -201,9 +201,9 @@ def draw_path(data: ReportData) -> "tuple[Figure, str, str] | None":
     axes[0].set_yticks(range(len(names)), names)
     figure.suptitle("From a smooth network to a ReLU network: what each way costs", fontsize=13, fontweight="bold")
     caption = (
-        "The line is the smooth GELU network in its last epoch; a bar reaches from it to the score of the ReLU network, mean "
-        "over seeds; thin lines reach from the lowest to the highest seed. Converted: the linear maps behind the gates are refitted on unlabelled rows. Hardened: trained "
-        "with λ-GELU while every λ grows to about 160."
+        "The line is the smooth GELU network in its last epoch; a bar reaches from it to the ReLU network's score, "
+        "mean over seeds; thin lines reach from the lowest to the highest seed. Converted: the linear maps behind the "
+        "gates are refitted on unlabelled rows. Hardened: trained with λ-GELU while every λ grows to about 160."
     )
     return figure, caption, ""
 

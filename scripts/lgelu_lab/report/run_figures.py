@@ -22,8 +22,8 @@ from lgelu_lab.report.numbers import (
     MISSING,
     digits_of,
     listed,
-    mean_and_deviation,
     metric_with_direction,
+    number,
 )
 from lgelu_lab.report.run_tables import (
     EXPECTED_RUNS,
@@ -105,9 +105,9 @@ def draw_glance(data: ReportData) -> Drawn:
     figure.suptitle("Distance of each ReLU network from the smooth GELU network, last epoch", fontsize=11.5)
     legend_below(figure, _WAY_LOOKS, 2)
     caption = (
-        "Each mark is the mean over seeds of the ReLU network's score minus that of the GELU run with the same seed and "
-        "recipe, in the last epoch; the line reaches from the lowest to the highest seed. On the black line nothing "
-        "was lost."
+        "Each mark is the mean over seeds of the ReLU network's score minus that of the GELU run with the same seed "
+        "and recipe, in the last epoch; the line reaches from the lowest to the highest seed. On the black line "
+        "nothing was lost."
     )
     return figure, caption, ""
 
@@ -168,10 +168,10 @@ def _trajectory_caption(several: bool, zoomed: bool, curves: Mapping) -> str:
     parts += ["The second panel enlarges the second half."] * zoomed
     if curves:
         parts.append(
-            "Below, Spearman's ρ between the λ of the layers under two init modes: mean over seeds, with a band from the "
-            "lowest to the highest. 1 means that the layers come in the same order of hardness. Where every layer has "
-            "the same λ, as at a uniform start, ρ is undefined and the line has a gap; where they hardly differ yet, it "
-            "ranks differences that mean little."
+            "Below, Spearman's ρ between the λ of the layers under two init modes: mean over seeds, with a band from "
+            "the lowest to the highest. 1 means that the layers come in the same order of hardness. Where every layer "
+            "has the same λ, as at a uniform start, ρ is undefined and the line has a gap; where they hardly differ "
+            "yet, it ranks differences that mean little."
         )
     return " ".join(parts)
 
@@ -236,8 +236,8 @@ def draw_hardness(data: ReportData, benchmark: str) -> Drawn:
     _bar(figure, axes[0, :], "viridis", (0, last), "epoch")
     _bar(figure, axes[1, :], "plasma", (1, layers), "layer")
     caption = (
-        "Above, λ over depth: a line per epoch, from dark (before training) to light (last). Below, the same λ over the "
-        "epochs: a line per layer, from dark (next to the input) to light (next to the output). λ = 1 is GELU."
+        "Above, λ over depth: a line per epoch, from dark (before training) to light (last). Below, the same λ over "
+        "the epochs: a line per layer, from dark (next to the input) to light (next to the output). λ = 1 is GELU."
     )
     return figure, caption, _missing(LEARNED_LABELS, found)
 
@@ -419,11 +419,7 @@ def _draw_cell(axis: "Axes", cell: pd.DataFrame, place: tuple[int, int], ends: t
     axis.add_patch(Rectangle(corner, 0.97, 0.97, facecolor=colour, linewidth=0))
     luminance = sum(w * part**2.2 for w, part in zip((0.2126, 0.7152, 0.0722), colour, strict=False))
     gain = cell["gain"].mean()
-    text = (
-        "no baseline"
-        if math.isnan(gain)
-        else mean_and_deviation([gain], digits_of(cell["metric"].iloc[0]), signed=True)
-    )
+    text = "no baseline" if math.isnan(gain) else number(gain, digits_of(cell["metric"].iloc[0]), signed=True)
     text += f"\n{len(cell)} of {EXPECTED_RUNS} runs" if len(cell) < EXPECTED_RUNS else ""
     look = {"fontsize": 10.5, "color": "black" if luminance > 0.36 else "white", "linespacing": 1.25}
     axis.text(x, y, text, ha="center", va="center", **look)

@@ -274,7 +274,8 @@ def read_downstream(
     measurements = read_measurements(folder)
     if not measurements:
         raise FileNotFoundError(
-            f"no measurement below {folder}; make them with: python scripts/measure.py --runs RUNS --output_dir {folder}"
+            f"no measurement below {folder}; make them with: python scripts/measure.py --runs RUNS "
+            f"--output_dir {folder}"
         )
     networks = read_records(folder) if any(Path(folder).rglob(RECORD_FILE)) else []
     return [*records, *(record for record in networks if record not in records)], measurements

@@ -41,7 +41,7 @@ def summaries():
 
 @pytest.fixture(scope="session")
 def data_of(record_of):
-    """Records and measurements → the frames of a report; a run of a downstream network stands in where there is none."""
+    """Records and measurements → the frames of a report; a downstream run stands in where there is no record."""
 
     def build(records=(), measurements=(), **options):
         name = "downstream/mlp-digits/gelu-seed0"

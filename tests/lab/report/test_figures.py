@@ -123,9 +123,8 @@ def test_one_panel_has_a_title_that_is_not_cut_off(record_of, drawings_of):
 def test_captions_speak_of_what_is_drawn(record_of, drawings_of):
     (one,) = drawings_of("trajectories", [record_of()])
     assert one.caption == "One seed a line."
-    (two,) = drawings_of(
-        "trajectories", [learned(record_of, mode, seed=seed) for mode in ("uniform", "increasing") for seed in (0, 1)]
-    )
+    runs = [learned(record_of, mode, seed=seed) for mode in ("uniform", "increasing") for seed in (0, 1)]
+    (two,) = drawings_of("trajectories", runs)
     assert "thin lines the seeds" in two.caption
     assert "Spearman" in two.caption
     assert "second half" not in two.caption

@@ -173,9 +173,10 @@ def test_without_torch_a_killed_writer_leaves_a_whole_readme(tmp_path):
     path = tmp_path / "README.md"
     path.write_text("a" * 20_000_000)
     program = (
-        "import pathlib, sys, lgelu_lab.studies.folder as folder, lgelu_lab.studies.records, lgelu_lab.measurements.records, lgelu_lab.report.write\n"
+        "import pathlib, sys, lgelu_lab.studies.records, lgelu_lab.measurements.records, lgelu_lab.report.write\n"
+        "from lgelu_lab.studies.folder import write_whole\n"
         "print(*{'torch', 'transformers', 'timm', 'datasets', 'matplotlib'} & set(sys.modules), flush=True)\n"
-        f"while True:\n    for letter in 'ab':\n        folder.write_whole(pathlib.Path({str(path)!r}), letter * 20_000_000)"
+        f"while True:\n    for letter in 'ab':\n        write_whole(pathlib.Path({str(path)!r}), letter * 20_000_000)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as writer:
