@@ -190,9 +190,11 @@ def _notes(examined: Examined) -> Iterator[str]:
         yield f"- It gives {', '.join(names)}: networks are compared by {names[0]}. Gates behind the others count too."
     if examined.sites and given.model.main_input_name == "input_ids":
         yield (
-            "- In int8 (quantize_onnx), have padded rows among the inputs: what masks padding is easily destroyed, and "
-            "only such rows show it."
+            "- In int8 (quantize_onnx), have padded rows among the inputs: what masks padding stays in float, and only "
+            "such rows show what int8 changes there."
         )
+    if examined.sites:
+        yield from (f"- As ReLU: {warning}" for warning in runtime_warnings(given.model.config))
     if examined.sites:
         yield (
             f"- A conversion counts as near up to a KL of {FAR_KL} nat a prediction; beyond that, its report and card "
