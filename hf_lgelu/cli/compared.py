@@ -30,7 +30,9 @@ def compare(
     """
     size = batch_size or _at_once(inputs.first(1))
     batches = inputs.batches("evaluation", progress=progress, batch_size=size)
-    found = evaluate_conversion(network, other, TemporaryRelu(network, kinds=SMOOTH_KINDS), read_batches(batches), outputs)
+    found = evaluate_conversion(
+        network, other, TemporaryRelu(network, kinds=SMOOTH_KINDS), read_batches(batches), outputs
+    )
     if found is None:
         raise ValueError(f"{inputs.description} holds no rows to evaluate on")
     return found

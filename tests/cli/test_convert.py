@@ -329,6 +329,10 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
     cosine = nn.functional.cosine_similarity(old, new, dim=-1)
     assert cosine.min() > 0.99
     assert "relative error" in said  # of the embeddings
+    assert {"1_Pooling/config.json", "modules.json", "model.safetensors"} <= set(files_to_push(tmp_path / "relu"))
+    card = ModelCard.load(tmp_path / "relu" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
+    assert "from sentence_transformers import SentenceTransformer" in card.text
     assert report_of(tmp_path / "relu")["report"]["held_out"]["rows"] <= 20  # an embedding a text, not a token
 
 
