@@ -109,6 +109,7 @@ def test_what_is_far_from_the_original_is_refused_where_that_is_asked_for(place,
     words = ("convert", place / "gelu", "--data", place / "rows.csv", "--max_kl", 1e-9, "--disable_tqdm")
     status, _, errors = call(*words, "--output_dir", tmp_path / "strict", "--strict")
     assert status == 1
+    assert "max_kl = 1e-09" in errors
     assert not (tmp_path / "strict").exists()
     status, said, _ = call(*words, "--output_dir", tmp_path / "relu")
     assert status == 0

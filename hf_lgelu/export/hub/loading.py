@@ -54,7 +54,8 @@ class CheckpointFacts:
     """What decides how a checkpoint is loaded.
 
     `layers` are the hidden layers of an `MLPForClassification`; `own_code` says that mlp.py lies beside the weights
-    (`attach_model_code`). A checkpoint of sentence-transformers is of the class SentenceTransformer, whatever its encoder.
+    (`attach_model_code`). A checkpoint of sentence-transformers is of the class SentenceTransformer, whatever its
+    encoder.
     """
 
     model_class: str

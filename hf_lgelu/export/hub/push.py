@@ -103,8 +103,8 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
 
     Safetensors, ONNX, JSON, text, the card, pictures, and the files of tokenizers and processors; Python files only
     if config.json names them as the model's own code. Left out are hidden files, other folders than `figures`,
-    `chat_templates` and the modules of sentence-transformers, Trainer's state (training_args.bin, optimizer.pt, …), record.json and
-    card_facts.json.
+    `chat_templates` and the modules of sentence-transformers, Trainer's state (training_args.bin, optimizer.pt, …),
+    record.json and card_facts.json.
 
     Raises:
         NotADirectoryError: no folder is there.
