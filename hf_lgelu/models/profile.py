@@ -1,6 +1,5 @@
 """The hardness of a whole model: reading it as a profile over depth, and setting it."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, check_temperature, init_profile, raw_from_hardness
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
-from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, ActivationSite, find_sites, require_lambda_gelu
+from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, ActivationSite, find_sites, raw_parameters, require_lambda_gelu
 
 
 @torch.no_grad()
@@ -22,14 +21,9 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     require_lambda_gelu(model)
     if isinstance(model, LambdaGELU):
         return {"": _mean(model.hardness).item()}
-    return read_profile(find_sites(model, ("lambda_gelu",)))
-
-
-@torch.no_grad()
-def read_profile(sites: Sequence[ActivationSite]) -> dict[str, float]:
-    """`hardness_profile` of λ-GELU sites that were found before: one transfer from each device, not one per site."""
+    sites = find_sites(model, ("lambda_gelu",))
     owners = {id(owner): owner for owner in map(_owner, sites)}
-    by_device: dict[torch.device, dict[int, Tensor]] = {}
+    by_device: dict[torch.device, dict[int, Tensor]] = {}  # one transfer from each device, not one per site
     for key, owner in owners.items():
         mean = _mean(owner.hardness)
         by_device.setdefault(mean.device, {})[key] = mean
@@ -86,7 +80,10 @@ def initialize_hardness(
         if temperature is not None:
             torch.nn.init.constant_(module.temperature, check_temperature(temperature))
         raw_hardness = raw_from_hardness(value, float(module.temperature))
-        torch.nn.init.constant_(module.raw_hardness, raw_hardness)
+        if raw_parameters(module)[0] is module.raw_hardness:
+            torch.nn.init.constant_(module.raw_hardness, raw_hardness)
+        else:  # parametrized: assigned, it goes back through the parametrization
+            module.raw_hardness = torch.full_like(module.raw_hardness, raw_hardness)
         torch.nn.init.zeros_(module.hardness_override)
     return {name: value for (name, _), value in zip(owners, values, strict=True)}
 

@@ -1,6 +1,8 @@
 """The name "lambda_gelu" in transformers' and timm's activation tables."""
 
+import importlib
 import importlib.util
+import sys
 from collections.abc import MutableMapping
 
 from transformers.activations import ACT2CLS, ACT2FN
@@ -9,33 +11,55 @@ from hf_lgelu.activation.module import LambdaGELU
 
 ACTIVATION_NAME = "lambda_gelu"
 
+_TIMM = "timm.layers.create_act"
+
 
 def register_activation() -> None:
     """Make "lambda_gelu" an activation string of transformers configs and a timm `act_layer`.
 
-    Idempotent; `import hf_lgelu` calls it. Raises RuntimeError if another class has the name in one of the
-    tables; all are then left as they were.
+    Idempotent. `import hf_lgelu` has both done when transformers and timm are imported, before it or after.
+    Raises RuntimeError if another class has the name in one of the tables; all are then left as they were.
     """
-    # ACT2FN is a copy of ACT2CLS made at import, and some models read the one, some the other.
-    tables = {"transformers.activations.ACT2CLS": ACT2CLS, "transformers.activations.ACT2FN": ACT2FN}
-    timm_table = timm_activation_classes()
-    if timm_table is not None:
-        tables["timm.layers.create_act"] = timm_table
+    if importlib.util.find_spec("timm") is not None:
+        importlib.import_module(_TIMM)
+    _register({**_transformers_tables(), **_timm_tables()})
+
+
+def register_in_transformers() -> None:
+    """`register_activation` for transformers' tables alone."""
+    _register(_transformers_tables())
+
+
+def register_in_timm() -> None:
+    """`register_activation` for timm's table alone; timm has been imported."""
+    _register(_timm_tables())
+
+
+def _register(tables: dict[str, MutableMapping[str, type]]) -> None:
     for table_name, table in tables.items():
         _check_free(table, table_name)
     for table in tables.values():
         table[ACTIVATION_NAME] = LambdaGELU
 
 
+def _transformers_tables() -> dict[str, MutableMapping[str, type]]:
+    # ACT2FN is a copy of ACT2CLS made at import, and some models read the one, some the other.
+    return {"transformers.activations.ACT2CLS": ACT2CLS, "transformers.activations.ACT2FN": ACT2FN}
+
+
+def _timm_tables() -> dict[str, MutableMapping[str, type]]:
+    table = timm_activation_classes()
+    return {} if table is None else {_TIMM: table}
+
+
 def timm_activation_classes() -> MutableMapping[str, type] | None:
-    """timm's name → activation class table, or None where timm is not installed.
+    """timm's name → activation class table, or None where timm has not been imported: no model has a layer of it.
 
     timm has no call to register an activation, so this is a private dict of its factory.
     """
-    if importlib.util.find_spec("timm") is None:
+    create_act = sys.modules.get(_TIMM)
+    if create_act is None:
         return None
-    from timm.layers import create_act
-
     table = getattr(create_act, "_ACT_LAYER_DEFAULT", None)
     if table is None:
         raise RuntimeError(

@@ -20,9 +20,10 @@ from tqdm.auto import tqdm
 
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.surgery import TemporaryRelu, operable_module, substitute_relu
+from hf_lgelu.models.surgery import SurgeryReport, TemporaryRelu, operable_module, substitute_relu
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.carry import Carrier
@@ -170,7 +171,7 @@ def convert_to_relu(
         outputs=compared,
         config_changes=tuple(changes),
         smooth_calls=tuple(map(str, find_smooth_calls(converted, folds.first.load()[:1].inputs))),
-        warnings=tuple(_warnings(folds, layers, held_out, evaluation, max_kl)),
+        warnings=(*_warnings(folds, layers, held_out, evaluation, max_kl), *_elsewhere(model, surgery)),
     )
     _require_better(report)
     if strict:
@@ -269,6 +270,11 @@ def _notes(layer: Layer, rows: int) -> Iterator[str]:
         yield "no bias: only its weights were refitted"
     if rows < ENOUGH_ROWS * layer.width:
         yield f"starved: {rows:,} rows for {layer.width:,} features"
+
+
+def _elsewhere(model: nn.Module, surgery: SurgeryReport) -> tuple[str, ...]:
+    """What other programs make of a config that now says ReLU."""
+    return runtime_warnings(getattr(model, "config", None)) if surgery.config_changes else ()
 
 
 def _warnings(

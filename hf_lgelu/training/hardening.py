@@ -1,14 +1,12 @@
 """Hardening as functions of the model: the callback calls them, and so can any training loop."""
 
-from collections.abc import Iterable, Sequence
-
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hf_lgelu.activation.hardness import hardness_for_tolerance, hardness_from_raw
+from hf_lgelu.activation.hardness import LARGEST_HARDNESS, hardness_for_tolerance, hardness_from_raw
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.profile import smallest_hardness, whole_tensor
-from hf_lgelu.models.sites import require_lambda_gelu
+from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
 
 HARDENED_FRACTION = 0.5
@@ -35,23 +33,32 @@ def anneal_hardness(
     Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
     """
     target = check_target_hardness(target_hardness)
-    anneal_modules([module for _, module in require_lambda_gelu(model)], progress, target, schedule)
-
-
-@torch.no_grad()
-def anneal_modules(modules: Sequence[LambdaGELU], progress: float, target: float, schedule: str) -> None:
-    """`anneal_hardness` of modules that were found before: a few operations for all that share a device."""
     by_device: dict[torch.device, list[LambdaGELU]] = {}
-    for module in modules:
+    for _, module in require_lambda_gelu(model):
         by_device.setdefault(module.hardness_override.device, []).append(module)
     for neighbours in by_device.values():
         raw = [whole_tensor(module.raw_hardness).flatten() for module in neighbours]
         sizes = [s.numel() for s in raw]
-        temperature = torch.cat([m.temperature.expand(size) for m, size in zip(neighbours, sizes, strict=True)])
-        start = hardness_from_raw(torch.cat(raw).double(), temperature.double())
+        temperatures = [whole_tensor(module.temperature).expand(n) for module, n in zip(neighbours, sizes, strict=True)]
+        start = hardness_from_raw(torch.cat(raw).double(), torch.cat(temperatures).double())
         annealed = scheduled_hardness(schedule, start, target, progress).split(sizes)
         overrides = [module.hardness_override for module in neighbours]
-        torch._foreach_copy_(overrides, [new.view_as(old) for new, old in zip(annealed, overrides, strict=True)])
+        _write(overrides, [new.view(old.shape) for new, old in zip(annealed, overrides, strict=True)])
+
+
+def _write(buffers: list[Tensor], values: list[Tensor]) -> None:
+    """Copy whole values into buffers, in one operation but for those that tensor parallelism has distributed."""
+    plain = [not hasattr(buffer, "full_tensor") for buffer in buffers]
+    torch._foreach_copy_(
+        [buffer for buffer, is_plain in zip(buffers, plain, strict=True) if is_plain],
+        [value for value, is_plain in zip(values, plain, strict=True) if is_plain],
+    )
+    for buffer, value, is_plain in zip(buffers, values, plain, strict=True):
+        if not is_plain:
+            from torch.distributed.tensor import distribute_tensor
+
+            value = value.to(buffer.dtype)
+            buffer.copy_(distribute_tensor(value, buffer.device_mesh, buffer.placements, src_data_rank=None))
 
 
 def freeze_hardness(model: nn.Module) -> None:
@@ -62,24 +69,16 @@ def freeze_hardness(model: nn.Module) -> None:
     reducer waits for s.
     Raises ValueError for a model without λ-GELU.
     """
-    freeze_modules(module for _, module in require_lambda_gelu(model))
-
-
-def freeze_modules(modules: Iterable[LambdaGELU]) -> None:
-    """`freeze_hardness` of modules that were found before."""
-    for module in modules:
-        module.raw_hardness.grad = None
-
-
-def release_hardness(model: nn.Module) -> None:
-    """Let λ follow s again. Changes `model` in place. Raises ValueError for a model without λ-GELU."""
-    release_modules(module for _, module in require_lambda_gelu(model))
+    for _, module in require_lambda_gelu(model):
+        for parameter in raw_parameters(module):
+            parameter.grad = None
 
 
 @torch.no_grad()
-def release_modules(modules: Iterable[LambdaGELU]) -> None:
-    """`release_hardness` of modules that were found before."""
-    torch._foreach_zero_([module.hardness_override for module in modules])
+def release_hardness(model: nn.Module) -> None:
+    """Let λ follow s again. Changes `model` in place. Raises ValueError for a model without λ-GELU."""
+    for _, module in require_lambda_gelu(model):
+        module.hardness_override.zero_()
 
 
 def is_hardened(model: nn.Module, target_hardness: float | None = None, *, fraction: float = HARDENED_FRACTION) -> bool:
@@ -115,9 +114,10 @@ def check_target_hardness(target_hardness: float | None) -> float:
     """Return the target, `hardness_for_tolerance()` for None; raise if it is not a finite number above 1."""
     if target_hardness is None:
         return hardness_for_tolerance()
-    if not isinstance(target_hardness, int | float) or not 1 < target_hardness < float("inf"):
+    is_number = isinstance(target_hardness, int | float) and not isinstance(target_hardness, bool)
+    if not is_number or not 1 < target_hardness <= LARGEST_HARDNESS:
         raise ValueError(
-            f"target_hardness must be a finite number > 1, got {target_hardness!r}; "
+            f"target_hardness must be a finite number > 1 within float32's range, got {target_hardness!r}; "
             "hardness_for_tolerance(tolerance) gives it"
         )
     return float(target_hardness)

@@ -12,8 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 import hf_lgelu
 from hf_lgelu.environment import hardware, package_versions
-from lgelu_lab.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData, DataOptions
-from lgelu_lab.measurements.evaluate import evaluate
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.measurements.networks import evaluate
 
 _SEQUENCES = 64  # of 128 tokens: 8,192
 _HIDDEN = 344  # 8/3 of the width, as in LLaMA

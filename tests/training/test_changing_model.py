@@ -1,0 +1,134 @@
+"""What changes in a model in the middle of its training does not escape the callbacks."""
+
+import gc
+import weakref
+
+import pytest
+from tiny_training import hardness_values, lambda_gelus, rows, tiny_model, tiny_trainer
+from torch import nn
+from transformers import TrainerCallback
+
+from hf_lgelu import HardeningCallback, LambdaGELU, anneal_hardness, replace_activations
+
+
+class At(TrainerCallback):
+    """Does something when an epoch's second step begins."""
+
+    def __init__(self, action):
+        self.action = action
+
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        if state.global_step % 3 == 1:
+            self.action(model, state)
+
+
+def by_hand(model):
+    model.activations[1] = LambdaGELU()
+
+
+def with_the_block_around_it(model):
+    model.activations = nn.ModuleList([model.activations[0], LambdaGELU()])
+
+
+def by_surgery(model):
+    replace_activations(model, rewrite_config=False)
+
+
+@pytest.mark.parametrize("replace", [by_hand, with_the_block_around_it, by_surgery])
+def test_an_activation_put_in_within_an_epoch_is_hardened_from_the_next_step_on(tmp_path, replace):
+    model = tiny_model("gelu")
+    replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
+    if replace is not by_surgery:  # a λ-GELU in the place of another
+        replace_activations(model, rewrite_config=False)
+    old = lambda_gelus(model)[-1]
+    seen = []
+
+    def act(model, state):
+        if state.global_step == 4:
+            replace(model)
+
+    class Reader(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, model, **kwargs):
+            seen.append(hardness_values(model))
+
+    options = {"harden": True, "hardening_strategy": "steps", "num_train_epochs": 4, "switch_fraction": 0.0}
+    # In front of everything, so that hardening acts on what it has put in.
+    trainer = tiny_trainer(tmp_path, model, **options, callbacks=[Reader()])
+    trainer.callback_handler.callbacks.insert(0, At(act))
+    trainer.train()
+    assert len(lambda_gelus(model)) == 2
+    new = lambda_gelus(model)[1]
+    assert new is not old or replace is by_surgery
+    assert [len(values) for values in seen[3:6]] == ([1, 2, 2] if replace is by_surgery else [2, 2, 2])
+    for step in (4, 5, 11):
+        # Both stand at λ(s) + (step + 1)/12·(target − λ(s)), with nearly the same s.
+        assert seen[step] == pytest.approx([1.05 + (step + 1) / 12 * (159.577 - 1.05)] * 2, rel=1e-2)
+    assert new.raw_hardness.grad is None
+
+
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+def test_what_is_put_elsewhere_by_hand_is_hardened_and_logged(tmp_path, strategy):
+    model = tiny_model("gelu")
+    replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
+
+    class Adds(TrainerCallback):
+        def on_epoch_end(self, args, state, control, **kwargs):
+            if state.epoch == 2:
+                by_hand(model)
+
+    options = {"harden": True, "hardening_strategy": strategy, "switch_fraction": 0.0, "num_train_epochs": 4}
+    trainer = tiny_trainer(tmp_path, model, **options, logging_strategy="steps", logging_steps=1, callbacks=[Adds()])
+    trainer.train()
+    assert hardness_values(model) == pytest.approx([159.577] * 2, rel=1e-5)
+    logged = ["hardness/activations.1" in entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [False] * 6 + [True] * 6
+
+
+def test_another_model_and_a_second_training_are_looked_at_anew(tmp_path):
+    first, second = tiny_model(), tiny_model(seed=1)
+    trainer = tiny_trainer(tmp_path, first, harden=True, switch_fraction=0.0)
+    trainer.train()
+    assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
+    first.activations[0] = LambdaGELU()  # in place of one that the first training knew
+    trainer.optimizer = trainer.lr_scheduler = None
+    trainer.train()
+    assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
+    again = tiny_trainer(tmp_path, second, callbacks=[HardeningCallback(switch_fraction=0.0)])
+    again.callback_handler.callbacks = trainer.callback_handler.callbacks  # the same callbacks
+    again.train()
+    assert hardness_values(second) == pytest.approx([159.577] * 2, rel=1e-5)
+
+
+def test_the_log_reads_a_model_that_the_training_did_not_know(tmp_path):
+    def act(model):
+        with_the_block_around_it(model)
+        anneal_hardness(model, 1.0, target_hardness=7.0)
+
+    trainer = tiny_trainer(tmp_path, tiny_model(), logging_strategy="steps", logging_steps=1)
+    trainer.callback_handler.callbacks.insert(0, At(lambda model, state: state.global_step == 1 and act(model)))
+    trainer.train()
+    logged = [entry["hardness/mean"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged[0] < 2
+    assert logged[1:] == pytest.approx([7.0] * (len(logged) - 1), rel=1e-6)
+
+
+def test_an_evaluation_outside_of_training_keeps_no_model_alive(tmp_path):
+    model = tiny_model()
+    trainer = tiny_trainer(tmp_path, model, eval_dataset=rows(4))
+    callbacks = trainer.callback_handler.callbacks
+    trainer.evaluate()
+    alive = weakref.ref(model)
+    del trainer, model
+    gc.collect()
+    assert callbacks
+    assert alive() is None
+
+
+def test_callbacks_do_not_keep_a_model_alive(tmp_path):
+    callback, model = HardeningCallback(switch_fraction=0.0), tiny_model()
+    trainer = tiny_trainer(tmp_path, model, callbacks=[callback], train=rows(4))
+    trainer.train()
+    alive = weakref.ref(model)
+    del trainer, model
+    gc.collect()
+    assert alive() is None
