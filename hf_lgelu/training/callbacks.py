@@ -55,7 +55,7 @@ class HardeningCallback(TrainerCallback):
     """
 
     selects_hardened_checkpoints = False
-    """Set by LambdaGELUTrainer."""
+    """LambdaGELUTrainer sets it while it trains."""
 
     def __init__(
         self,
