@@ -84,6 +84,14 @@ def from_pretrained(model_class: type, pretrained_model_name_or_path: str | os.P
     Raises:
         TypeError: `model_class` is neither.
         ValueError: the model has none of the places where the checkpoint has λ-GELU.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, hidden_act="gelu"))
+    >>> _ = hf_lgelu.replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4))
+    >>> model.save_pretrained("soft")
+    >>> loaded = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, "soft")
+    >>> loaded.layers[0].activation.hardness.shape
+    torch.Size([8])
     """
     config = _config(model_class, pretrained_model_name_or_path, kwargs)
     if not any(True for _ in _records(config, ())):

@@ -19,6 +19,12 @@ def register_activation() -> None:
 
     Idempotent. `import hf_lgelu` has both done when transformers and timm are imported, before it or after.
     Raises RuntimeError if another class has the name in one of the tables; all are then left as they were.
+
+    >>> import hf_lgelu
+    >>> hf_lgelu.register_activation()
+    >>> from transformers.activations import ACT2FN
+    >>> ACT2FN["lambda_gelu"]
+    LambdaGELU(granularity='layer', raw_shape=(1,), init_hardness=1.05)
     """
     if importlib.util.find_spec("timm") is not None:
         importlib.import_module(_TIMM)

@@ -65,6 +65,13 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     these; softmax, normalization and products of activations (attention) are not gates and are not
     listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) and what runs outside torch.
     Raises TypeError for example inputs of another kind than `Inputs`.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> for call in hf_lgelu.find_smooth_calls(nn.Sequential(nn.GELU(), nn.ReLU(), nn.Tanh()), torch.zeros(1, 4)):
+    ...     print(call)
+    0 (GELU): gelu × 1, activation module
+    2 (Tanh): tanh × 1, activation module that surgery leaves alone
     """
     model = getattr(
         checked_module(model), "_orig_mod", model

@@ -44,7 +44,17 @@ class ReplacedSite:
 
 @dataclass(frozen=True)
 class SurgeryReport:
-    """What surgery did: the sites it exchanged and the config keys it rewrote."""
+    """What surgery did: the sites it exchanged and the config keys it rewrote.
+
+    >>> import hf_lgelu
+    >>> from torch import nn
+    >>> report = hf_lgelu.replace_activations(nn.Sequential(nn.Linear(4, 8), nn.GELU()))
+    >>> print(report)
+    1 activations replaced
+      1: GELU → LambdaGELU
+    >>> len(report), report.sites[0].name, report.config_changes
+    (1, '1', ())
+    """
 
     sites: tuple[ReplacedSite, ...]
     config_changes: tuple[ConfigChange, ...] = ()
@@ -100,6 +110,14 @@ def replace_activations(
         ValueError: nothing to replace, or an argument is wrong.
         RuntimeError: the model is wrapped for distributed training or by PEFT, or scripted; or the optimizer cannot
             take up a hardness. After every error model and optimizer are unchanged.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    >>> len(hf_lgelu.replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4)))
+    1
+    >>> model[1].raw_hardness.shape
+    torch.Size([8])
     """
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, hardness_lr_multiplier)
@@ -151,6 +169,14 @@ def substitute_relu(
         RuntimeError: a model wrapped for distributed training or by PEFT (merge_and_unload it first), or scripted;
             or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every error
             model and optimizer are unchanged.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> print(hf_lgelu.substitute_relu(model))
+    2 activations replaced
+      layers.0.activation: LambdaGELU → ReLU
+      layers.1.activation: LambdaGELU → ReLU
+      config hidden_act: 'lambda_gelu' → 'relu'
     """
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
@@ -171,6 +197,14 @@ def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) ->
     Changes `model` in place. Weights and config are untouched. Of a model wrapped for distributed training, pass
     the inner module, and call that one too: DistributedDataParallel broadcasts buffers at each forward and fails
     where all that the model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> with hf_lgelu.temporary_relu(model):
+    ...     print(type(model.layers[0].activation).__name__)
+    ReLU
+    >>> print(type(model.layers[0].activation).__name__)
+    LambdaGELU
     """
     with TemporaryRelu(model, kinds=kinds).applied() as report:
         yield report
