@@ -48,8 +48,13 @@ if TYPE_CHECKING:
     from hf_lgelu.models.surgery import replace_activations as replace_activations
     from hf_lgelu.models.surgery import substitute_relu as substitute_relu
     from hf_lgelu.models.surgery import temporary_relu as temporary_relu
+    from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import ConversionRefusedError as ConversionRefusedError
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
+    from hf_lgelu.refit.report import ConversionReport as ConversionReport
+    from hf_lgelu.refit.report import Evaluation as Evaluation
+    from hf_lgelu.refit.report import LayerRefit as LayerRefit
+    from hf_lgelu.refit.report import NetChange as NetChange
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
     from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
@@ -69,19 +74,22 @@ register_auto_classes()
 
 # Where each public name lives, below hf_lgelu.
 _HOME = {
-    "save_card_facts": "export.hub.card_facts",
-    "load_card_facts": "export.hub.card_facts",
-    "CardScores": "export.hub.card_facts",
-    "CardFacts": "export.hub.card_facts",
     "CardData": "export.hub.card_facts",
+    "CardFacts": "export.hub.card_facts",
+    "CardScores": "export.hub.card_facts",
+    "Conversion": "refit.convert",
     "ConversionRefusedError": "refit.convert",
+    "ConversionReport": "refit.report",
+    "Evaluation": "refit.report",
     "HardeningCallback": "training.callbacks",
     "HardnessLogCallback": "training.callbacks",
     "LambdaGELU": "activation.module",
     "LambdaGELUTrainer": "training.trainer",
     "LambdaGELUTrainingArguments": "training.arguments",
+    "LayerRefit": "refit.report",
     "MLPConfig": "models.mlp",
     "MLPForClassification": "models.mlp",
+    "NetChange": "refit.report",
     "SurgeryReport": "models.surgery",
     "__version__": "version",
     "anneal_hardness": "training.hardening",
@@ -102,6 +110,7 @@ _HOME = {
     "is_hardened": "training.hardening",
     "kernel_report": "activation.report",
     "lambda_gelu": "activation.functional",
+    "load_card_facts": "export.hub.card_facts",
     "local_linear_model": "analysis.piecewise.linear_pieces",
     "measure_zeros": "analysis.pruning.zeros",
     "prune_units": "analysis.pruning.units",
@@ -110,6 +119,7 @@ _HOME = {
     "release_hardness": "training.hardening",
     "remove_dead_units": "analysis.pruning.units",
     "replace_activations": "models.surgery",
+    "save_card_facts": "export.hub.card_facts",
     "separate_hardness_group": "training.optim",
     "substitute_relu": "models.surgery",
     "swap_error_bound": "activation.hardness",
@@ -123,14 +133,19 @@ __all__ = [
     "CardData",
     "CardFacts",
     "CardScores",
+    "Conversion",
     "ConversionRefusedError",
+    "ConversionReport",
+    "Evaluation",
     "HardeningCallback",
     "HardnessLogCallback",
     "LambdaGELU",
     "LambdaGELUTrainer",
     "LambdaGELUTrainingArguments",
+    "LayerRefit",
     "MLPConfig",
     "MLPForClassification",
+    "NetChange",
     "SurgeryReport",
     "__version__",
     "anneal_hardness",

@@ -14,15 +14,7 @@ ALLOWED = {
     "models": {"activation"},
     "training": {"activation", "models"},
     "refit": {"activation", "models"},
-    "export": {
-        "activation",
-        "models",
-        "training.hardening",
-        "refit.report",
-        "refit.provenance",
-        "refit.markdown",
-        "refit.tables",
-    },
+    "export": {"activation", "models", "training.hardening", "refit.report"},
     "analysis": {"activation", "models", "training.hardening", "export"},
     "cli": {"activation", "models", "training", "refit", "export", "analysis"},
 }

@@ -24,10 +24,8 @@ from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.whole_folder import whole_folder
 from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion
-from hf_lgelu.refit.markdown import render_markdown, summarize
-from hf_lgelu.refit.processes import known_processes
-from hf_lgelu.refit.provenance import Provenance
-from hf_lgelu.refit.report import ConversionReport
+from hf_lgelu.refit.folds import known_processes
+from hf_lgelu.refit.report import ConversionReport, Provenance, render_markdown, summarize
 
 REPORT_FILE, PAGE_FILE, FIGURE_FILE = "report.json", "report.md", "refit.png"
 
@@ -103,7 +101,7 @@ def _converted(
         return convert_to_relu(
             model,
             calibration.batches(),
-            evaluation=None if evaluation is None else evaluation.batches(),
+            evaluation_data=None if evaluation is None else evaluation.batches(),
             batch_size=arguments.batch_size,
             allow_unrefitted=arguments.allow_unrefitted,
             progress=not arguments.disable_tqdm,
@@ -121,7 +119,7 @@ def _provenance(
     return Provenance(
         model=arguments.model if on_hub else shown(str(Path(arguments.model).resolve())),
         model_is_on_hub=on_hub,
-        calibration=calibration.description,
+        data=calibration.description,
         samples=len(calibration),
         seed=arguments.seed,
         evaluation=None if evaluation is None else evaluation.description,

@@ -1,30 +1,34 @@
-"""The original and the ReLU network carried forward side by side, chunk by chunk, from layer to layer.
+"""The original and the converted network carried forward side by side, batch by batch, from layer to layer.
 
 Each stops at every layer; so one pass of each is enough for all layers, where looking from outside would take one a
 layer.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.sites import ActivationSite
-from hf_lgelu.refit.features import choose_positions, convolution_rows, linear_rows, output_rows
-from hf_lgelu.refit.layers import Layer, Layers, LinearMap, find_layers
+from hf_lgelu.refit.features import choose_positions
+from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.order import Stage, differing_nodes, plan_stages
-from hf_lgelu.refit.plan import CalibrationPlan, Chunk
-from hf_lgelu.refit.program import Program, upstream
-from hf_lgelu.refit.states import CarriedStates
+from hf_lgelu.refit.program import Gate, Program, Stage, differing_nodes, plan_stages, upstream
 
 ROWS_PER_FEATURE = 16
 """Positions of feature maps that a convolution is fitted on, per feature. A ResNet-18's layers had errors 8 % to 26 %
 larger with 8 than with 32."""
+
+MEMORY_LIMIT = 2 * 2**30
+"""Bytes of carried values that stay in memory; what is beyond goes to the folder for temporary files."""
 
 _ROWS_AT_ONCE = 4096
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
@@ -40,38 +44,50 @@ class Trace:
     stages: list[Stage]
     differing: frozenset[Node]
     original: Mapping[Node, Any]
-    student: Mapping[Node, Any]
+    converted: Mapping[Node, Any]
     masks: list[Node | None]
 
 
 @dataclass(frozen=True)
-class _Values:
-    """What a chunk's nodes hold: where both networks agree, in the original, in the student."""
+class Values:
+    """What a batch's nodes hold: where both networks agree, in the original, in the converted one."""
 
-    same: dict[Node, Any]
-    original: dict[Node, Any]
-    student: dict[Node, Any]
+    same: dict[Node, Any] = field(default_factory=dict)
+    original: dict[Node, Any] = field(default_factory=dict)
+    converted: dict[Node, Any] = field(default_factory=dict)
+
+
+class Rows(NamedTuple):
+    """Of one layer on one batch: features (n, g, d); residuals and targets (n, g, m); which rows count, None for all.
+
+    Targets are what the original has at the layer's target, residuals what the converted network lacks of it.
+    """
+
+    features: Tensor
+    residuals: Tensor
+    targets: Tensor
+    counted: Tensor | None
 
 
 class Carrier:
-    """Carries every chunk of the folds. Use as a context manager; layers are visited once each, in order."""
+    """Carries every batch of the folds. Use as a context manager; layers are visited once each, in order."""
 
-    def __init__(
-        self, model: nn.Module, student: nn.Module, sites: Sequence[ActivationSite], plan: CalibrationPlan
-    ) -> None:
-        """`sites` are those of `model`; `student` is its copy with ReLU at them, refitted while it is carried."""
-        self._model, self._student, self._sites, self._plan = model, student, sites, plan
-        self._images = plan.distinct_units - plan.held_out_units
+    def __init__(self, model: nn.Module, converted: nn.Module, sites: Sequence[ActivationSite], folds: Folds) -> None:
+        """`sites` are those of `model`; `converted`, its copy with other gates there, is refitted meanwhile."""
+        self._model, self._converted, self._sites, self._folds = model, converted, sites, folds
+        self._gates = _gate([site.module for site in sites])
+        self._new_gates = _gate([converted.get_submodule(site.name) for site in sites])
+        self._images = len(folds.units.keys) - folds.held_out_units
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self._states = CarriedStates()
+        self._states = CarriedStates(MEMORY_LIMIT)
         self._traces: dict[Any, Trace] = {}
-        self.trace = self._trace(plan.first)
+        self.trace = self._trace(folds.first)
 
     def __enter__(self) -> "Carrier":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._states.__exit__(*error)
+        self._states.close()
 
     @property
     def layers(self) -> Layers:
@@ -80,112 +96,118 @@ class Carrier:
 
     @torch.no_grad()
     def moments(self, index: int, visit: Callable[[], None] = lambda: None) -> list[Moments]:
-        """Carry every chunk on to a layer; the sums over its rows, one a fold. `visit` is called after each chunk.
+        """Carry every batch on to a layer; the sums over its rows, one a fold. `visit` is called after each batch.
 
         What the layer before was refitted to by then is taken into account.
         """
         sums = []
-        for number, fold in enumerate(self._plan.folds):
+        for fold in range(len(self._folds.folds)):
             total = _Buffer(self._zeros(self.layers.layers[index]))
-            for place, chunk in enumerate(fold):
-                trace = self._trace(chunk)
-                state = self._states.take((number, place))
-                values, behind = self._advance(trace, chunk, index, _loaded(trace, state))
-                total.add(*self._rows(trace, chunk, index, values, behind))
-                if index + 1 < len(self.layers.layers):
-                    self._states.put((number, place), _pruned(trace.stages[index], values))
+            for rows in self._visit(index, fold):
+                total.add(rows)
                 visit()
             sums.append(total.sums().reduce_over_processes())
         return sums
 
-    def _trace(self, chunk: Chunk) -> Trace:
-        signature = (len(chunk), *sorted(chunk.lengths.items()))
-        if signature not in self._traces:
-            program = Program(self._model, self._sites, chunk.inputs)
+    def _visit(self, index: int, fold: int) -> Iterator[Rows]:
+        for place, batch in enumerate(self._folds.folds[fold]):
+            trace = self._trace(batch)
+            values = _loaded(trace, self._states.take((fold, place)))
+            behind = self._advance(trace, batch, index, values)
+            yield self._rows(trace, batch, index, values, behind)
+            if index + 1 < len(self.layers.layers):
+                self._states.put((fold, place), _pruned(trace.stages[index], values))
+
+    def _trace(self, batch: FoldBatch) -> Trace:
+        shape = (len(batch), *sorted(batch.lengths.items()))
+        if shape not in self._traces:
+            program = Program(self._model, self._sites, batch.load().inputs)
             layers = find_layers(program, self._model, self._sites)
-            self._traces[signature] = Trace(
-                program, layers, plan_stages(program, layers.layers), differing_nodes(program, layers.layers),
-                program.stored(self._model), program.stored(self._student),
+            stops = [layer.stop for layer in layers.layers]
+            self._traces[shape] = Trace(
+                program, layers, plan_stages(program, stops), differing_nodes(program, stops),
+                program.stored(self._model), program.stored(self._converted),
                 [_mask(program, layer) for layer in layers.layers],
             )  # fmt: skip
             self._require_alike(layers)
-        return self._traces[signature]
+        return self._traces[shape]
 
     def _require_alike(self, layers: Layers) -> None:
         first = next(iter(self._traces.values())).layers
-        if [_names(layer) for layer in first.layers] != [_names(layer) for layer in layers.layers]:
+        if [(layer.name, layer.sites) for layer in first.layers] != [
+            (layer.name, layer.sites) for layer in layers.layers
+        ]:
             raise ValueError(
-                f"{type(self._model).__name__} computes other layers for inputs of another shape; give calibration "
-                "inputs of one shape"
+                f"{type(self._model).__name__} computes other layers for inputs of another shape; give inputs of one "
+                "shape"
             )
 
-    def _advance(self, trace: Trace, chunk: Chunk, index: int, values: _Values) -> tuple[_Values, dict[Node, Any]]:
-        """Run both networks up to the layer's target; the student's values behind its maps come separately."""
+    def _advance(self, trace: Trace, batch: FoldBatch, index: int, values: Values) -> dict[Node, Any]:
+        """Run both networks up to the layer's target, into `values`; the converted one's values behind its maps are
+        given back: they change with the refit."""
         program, stage = trace.program, trace.stages[index]
         if index == 0:
-            values.same.update(program.bind(chunk.inputs, self._device))
+            values.same.update(program.bind(batch.load().inputs, self._device))
         else:  # once more behind the layer before, now that it is refitted
-            self._run_student(trace, trace.stages[index - 1].behind, values.student, values)
+            self._run_converted(trace, trace.stages[index - 1].behind, values.converted, values)
         same = [node for node in stage.before if node not in trace.differing]
         differing = [node for node in stage.before if node in trace.differing]
-        program.run(same, values.same, (trace.original,), self._original_gate)
-        program.run([*differing, *stage.behind], values.original, (values.same, trace.original), self._original_gate)
-        self._run_student(trace, differing, values.student, values)
+        program.run(same, values.same, (trace.original,), self._gates)
+        program.run([*differing, *stage.behind], values.original, (values.same, trace.original), self._gates)
+        self._run_converted(trace, differing, values.converted, values)
         behind: dict[Node, Any] = {}
-        self._run_student(trace, stage.behind, behind, values)
-        return values, behind
+        self._run_converted(trace, stage.behind, behind, values)
+        return behind
 
-    def _run_student(self, trace: Trace, nodes: Sequence[Node], into: dict[Node, Any], values: _Values) -> None:
-        trace.program.run(nodes, into, (values.student, values.same, trace.student), lambda site, value: value.relu())
-
-    def _original_gate(self, site: int, value: Tensor) -> Tensor:
-        module = self._sites[site].module
-        return module(value.clone() if getattr(module, "inplace", False) else value)
+    def _run_converted(self, trace: Trace, nodes: Sequence[Node], into: dict[Node, Any], values: Values) -> None:
+        trace.program.run(nodes, into, (values.converted, values.same, trace.converted), self._new_gates)
 
     def _zeros(self, layer: Layer) -> Moments:
         groups = layer.maps[0].geometry.groups
-        width = sum(consumer.width for consumer in layer.maps)
-        return Moments.zeros(groups, width, len(layer.maps[0].target.scale) // groups, self._device)
+        return Moments.zeros(groups, layer.width, len(layer.maps[0].target.scale) // groups, self._device)
 
-    def _rows(
-        self, trace: Trace, chunk: Chunk, index: int, values: _Values, behind: Mapping[Node, Any]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(features, residuals, the original's values at the target, mask of rows)."""
+    def _rows(self, trace: Trace, batch: FoldBatch, index: int, values: Values, behind: Mapping[Node, Any]) -> Rows:
         layer = trace.layers.layers[index]
-        first, positions = layer.maps[0], self._positions(layer, chunk, index)
-        original, student = _wide(values.original[layer.target]), _wide(behind[layer.target])
+        first, positions = layer.maps[0], self._positions(layer, batch, index)
+        original, converted = _wide(values.original[layer.target]), _wide(behind[layer.target])
         residuals, targets = (
-            _outputs(first, first.target.in_output_layout(value), positions) for value in (original - student, original)
+            first.geometry.output_rows(first.target.in_output_layout(value), positions)
+            for value in (original - converted, original)
         )
         features = []
         for consumer in layer.maps:
-            data = next(known[consumer.data] for known in (values.student, values.same) if consumer.data in known)
-            features.append(_features(consumer, data, positions))
-        return torch.cat(features, dim=-1), residuals, targets, _counted(trace.masks[index], values, len(residuals))
+            data = next(known[consumer.data] for known in (values.converted, values.same) if consumer.data in known)
+            features.append(consumer.geometry.feature_rows(data, positions))
+        mask = trace.masks[index]
+        # Only where rows are tokens.
+        counted = None if mask is None or values.same[mask].numel() != len(residuals) else values.same[mask]
+        return Rows(
+            torch.cat(features, dim=-1), residuals, targets, None if counted is None else counted.reshape(-1).bool()
+        )
 
-    def _positions(self, layer: Layer, chunk: Chunk, index: int) -> Tensor | None:
+    def _positions(self, layer: Layer, batch: FoldBatch, index: int) -> Tensor | None:
         """Which positions of the layer's feature maps are fitted, per image; None for all."""
         first = layer.maps[0]
         if first.geometry.kind != "convolution":
             return None
         available = math.prod(first.node.meta["val"].shape[2:])
-        wanted = math.ceil(ROWS_PER_FEATURE * sum(consumer.width for consumer in layer.maps) / self._images)
+        wanted = math.ceil(ROWS_PER_FEATURE * layer.width / self._images)
         if wanted >= available:
             return None
-        return choose_positions([seed ^ index for seed in chunk.seeds], available, wanted).to(self._device)
+        return choose_positions([seed ^ index for seed in batch.seeds], available, wanted).to(self._device)
 
 
 class _Buffer:
     """Rows on their way into sums: products of a few hundred rows cost more in memory traffic than in arithmetic."""
 
     def __init__(self, moments: Moments) -> None:
-        self._moments, self._parts, self._rows = moments, [], 0
+        self._moments, self._waiting, self._count = moments, [], 0
 
-    def add(self, *part: Tensor | None) -> None:
-        """Features, residuals, targets and mask of some rows."""
-        self._parts.append(part)
-        self._rows += len(part[0])
-        if self._rows >= _ROWS_AT_ONCE:
+    def add(self, rows: Rows) -> None:
+        """Rows of one batch."""
+        self._waiting.append(rows)
+        self._count += len(rows.features)
+        if self._count >= _ROWS_AT_ONCE:
             self._empty()
 
     def sums(self) -> Moments:
@@ -194,11 +216,18 @@ class _Buffer:
         return self._moments
 
     def _empty(self) -> None:
-        if self._parts:
-            self._moments.add(
-                *(None if part[0] is None else torch.cat(part) for part in zip(*self._parts, strict=True))
-            )
-        self._parts, self._rows = [], 0
+        if self._waiting:
+            parts = zip(*self._waiting, strict=True)
+            self._moments.add(*(None if part[0] is None else torch.cat(part) for part in parts))
+        self._waiting, self._count = [], 0
+
+
+def _gate(modules: Sequence[nn.Module]) -> Gate:
+    def run(site: int, value: Tensor) -> Tensor:
+        module = modules[site]
+        return module(value.clone() if getattr(module, "inplace", False) else value)
+
+    return run
 
 
 def _mask(program: Program, layer: Layer) -> Node | None:
@@ -212,46 +241,23 @@ def _mask(program: Program, layer: Layer) -> Node | None:
     return inputs.get("attention_mask") if not text or any(node in sources for node in text) else None
 
 
-def _counted(mask: Node | None, values: _Values, rows: int) -> Tensor | None:
-    """Which rows are no padding, where rows are tokens."""
-    if mask is None or values.same[mask].numel() != rows:
-        return None
-    return values.same[mask].reshape(-1).bool()
-
-
-def _features(consumer: LinearMap, data: Tensor, positions: Tensor | None) -> Tensor:
-    if consumer.geometry.kind == "linear":
-        return linear_rows(data)
-    return convolution_rows(data, consumer.geometry, positions)
-
-
-def _outputs(consumer: LinearMap, value: Tensor, positions: Tensor | None) -> Tensor:
-    if consumer.geometry.kind == "linear":
-        return linear_rows(value)
-    return output_rows(value, consumer.geometry.groups, positions)
-
-
 def _wide(value: Tensor) -> Tensor:
     return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
-def _names(layer: Layer) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    return tuple(consumer.name for consumer in layer.maps), layer.sites
-
-
-def _loaded(trace: Trace, state: Mapping[str, Mapping[str, Any]]) -> _Values:
+def _loaded(trace: Trace, state: Mapping[str, Mapping[str, Any]]) -> Values:
     nodes = trace.program.by_name
-    return _Values(*({nodes[name]: value for name, value in state.get(part, {}).items()} for part in _PARTS))
+    return Values(**{part: {nodes[name]: value for name, value in held.items()} for part, held in state.items()})
 
 
-def _pruned(stage: Stage, values: _Values) -> dict[str, dict[str, Any]]:
-    """What is needed from here on, by the nodes' names."""
+def _pruned(stage: Stage, values: Values) -> dict[str, dict[str, Any]]:
+    """What is needed from here on, by the nodes' names: what is on disk knows of no nodes."""
     kept = stage.later | stage.features
     return {
         # The masks say at every layer which rows count.
         "same": {node.name: value for node, value in values.same.items() if node in kept or _is_mask(node)},
         "original": {node.name: value for node, value in values.original.items() if node in stage.later},
-        "student": {node.name: value for node, value in values.student.items() if node in kept},
+        "converted": {node.name: value for node, value in values.converted.items() if node in kept},
     }
 
 
@@ -259,4 +265,49 @@ def _is_mask(node: Node) -> bool:
     return node.op == "placeholder" and node.name.endswith("attention_mask")
 
 
-_PARTS = ("same", "original", "student")
+class CarriedStates:
+    """One state a batch, a dict of tensors, tuples or numbers: in memory up to a limit (bytes), the rest on disk."""
+
+    def __init__(self, memory_limit: int) -> None:
+        self._limit, self._used = memory_limit, 0
+        self._kept: dict[Any, tuple[Any, int]] = {}
+        self._folder: tempfile.TemporaryDirectory | None = None
+
+    def close(self) -> None:
+        """Forget all."""
+        self._kept.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def put(self, key: Any, state: dict[str, Any]) -> None:
+        """Keep a state under a key that holds none."""
+        size = _bytes(state)
+        if self._used + size <= self._limit:
+            self._used += size
+            self._kept[key] = (state, size)
+            return
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="hf_lgelu-")
+        path = Path(self._folder.name, f"{len(self._kept)}-{abs(hash(key))}.pt")
+        torch.save(state, path)
+        self._kept[key] = (path, 0)
+
+    def take(self, key: Any) -> dict[str, Any]:
+        """Give the state back, and keep it no longer; an empty one where there was none."""
+        state, size = self._kept.pop(key, ({}, 0))
+        self._used -= size
+        if isinstance(state, Path):
+            loaded = torch.load(state, weights_only=True)
+            state.unlink()
+            return loaded
+        return state
+
+
+def _bytes(state: dict[str, Any]) -> int:
+    """Each storage once: views share one."""
+    storages = {
+        leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes()
+        for leaf in pytree.tree_leaves(state)
+        if isinstance(leaf, Tensor)
+    }
+    return sum(storages.values())

@@ -1,9 +1,8 @@
 """The whole networks beside each other: original, direct swap and refit, on inputs that nothing was fitted on."""
 
-import operator
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import reduce
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,114 +10,44 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hf_lgelu.models.comparison import floating_outputs
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.surgery import TemporaryRelu
-from hf_lgelu.refit.calibration import Batch
-from hf_lgelu.refit.metrics import MetricSums, metric_sums
-from hf_lgelu.refit.plan import Chunk
+from hf_lgelu.refit.batches import IGNORED_LABEL, Batch
 from hf_lgelu.refit.report import Evaluation, NetChange
 
 _SLICE = 2**21  # numbers that are looked at together, in float64
+_NETWORKS = ("original", "direct", "refitted")
+_LARGEST = "max_change"  # of which the largest of two batches counts, where of the others it is the sum
 
-
-@dataclass
-class _ChangeSums:
-    """How far one network is from the original, added up over rows."""
-
-    kl: float = 0.0
-    unchanged: int = 0
-    max_change: float = 0.0
-    squared_error: float = 0.0
-
-    def add(self, reference: Tensor, output: Tensor) -> None:
-        """`reference` and `output` (rows, classes), float64."""
-        expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
-        self.kl += F.kl_div(given, expected, reduction="sum", log_target=True).item()
-        self.unchanged += int((reference.argmax(-1) == output.argmax(-1)).sum())
-        change = (output - reference).abs()
-        # Not Python's max, which keeps what it has before a NaN.
-        self.max_change = torch.maximum(change.max().cpu(), torch.tensor(self.max_change)).item()
-        self.squared_error += change.square().sum().item()
-
-    def __add__(self, other: "_ChangeSums") -> "_ChangeSums":
-        largest = torch.maximum(torch.tensor(self.max_change), torch.tensor(other.max_change)).item()
-        return _ChangeSums(
-            self.kl + other.kl,
-            self.unchanged + other.unchanged,
-            largest,
-            self.squared_error + other.squared_error,
-        )
-
-
-@dataclass
-class _Totals:
-    """Of one process, or of all."""
-
-    units: int
-    rows: int
-    total: Tensor
-    square: float
-    changes: tuple[_ChangeSums, _ChangeSums]
-    metrics: tuple[MetricSums, MetricSums, MetricSums]
-
-    def __add__(self, other: "_Totals") -> "_Totals":
-        return _Totals(
-            self.units + other.units,
-            self.rows + other.rows,
-            self.total + other.total,
-            self.square + other.square,
-            tuple(mine + theirs for mine, theirs in zip(self.changes, other.changes, strict=True)),
-            tuple(mine + theirs for mine, theirs in zip(self.metrics, other.metrics, strict=True)),
-        )
-
-    def evaluation(self, has_logits: bool) -> Evaluation:
-        original, *metrics = (sums.values() for sums in self.metrics)
-        spread = self.square - (self.total.square().sum() / self.rows).item()
-        return Evaluation(
-            self.rows,
-            self.units,
-            original,
-            *(
-                NetChange(
-                    change.kl / self.rows if has_logits else None,
-                    change.unchanged / self.rows,
-                    change.max_change,
-                    change.squared_error / spread if spread > 0 else float(change.squared_error > 0),
-                    values,
-                )
-                for change, values in zip(self.changes, metrics, strict=True)
-            ),
-        )
+Sums = dict[Any, Any]
+"""What a batch's numbers are made of, {what: number}, and {(network, what): number} of each network."""
 
 
 def evaluate_conversion(
-    original: nn.Module, student: nn.Module, substitution: TemporaryRelu, batches: Iterable[Batch | Chunk]
+    original: nn.Module, converted: nn.Module, substitution: TemporaryRelu, batches: Iterable[Batch]
 ) -> Evaluation | None:
     """Run the three networks on every batch; None if no process has one.
 
     Args:
         original: the given model.
-        student: the refitted one.
+        converted: the refitted one.
         substitution: puts ReLU at the original's gates: the direct swap.
         batches: of this process; every process must call.
     """
-    totals, has_logits = None, False
+    found: list[Sums] = []
     for batch in batches:
-        batch = batch.load() if isinstance(batch, Chunk) else batch
-        reference, has_logits = main_output(original, batch.inputs)
+        reference, is_logits = main_output(original, batch.inputs)
         with substitution.applied():
             direct, _ = main_output(original, batch.inputs)
-        outputs = reference, direct, main_output(student, batch.inputs)[0]
-        counted = _counted(batch, reference)
-        new = _sums(outputs, counted, batch, type(original).__name__)
-        totals = new if totals is None else totals + new
+        outputs = reference, direct, main_output(converted, batch.inputs)[0]
+        sums = _sums(outputs, is_logits, _counted(batch, reference), batch, type(original).__name__)
+        found = [add_sums(*found, sums)] if found else [sums]
     if PartialState().num_processes > 1:
-        parts = [part for part in gather_object([(totals, has_logits)]) if part[0] is not None]
-        has_logits = any(logits for _, logits in parts)
-        totals = reduce(operator.add, (sums for sums, _ in parts)) if parts else None
-    return None if totals is None else totals.evaluation(has_logits)
+        found = gather_object(found)
+    return _evaluation(functools.reduce(add_sums, found)) if found else None
 
 
 def main_output(model: nn.Module, inputs: Any) -> tuple[Tensor, bool]:
@@ -127,7 +56,7 @@ def main_output(model: nn.Module, inputs: Any) -> tuple[Tensor, bool]:
     Classes are the last axis: of maps (N, C, H, W) they are moved there, one number a unit (N,) becomes (N, 1).
     Raises ValueError where there is no such tensor, or one number for all units.
     """
-    output, has_logits = _as_given(model, inputs)
+    output, is_logits = _as_given(model, inputs)
     if output is None or output.ndim == 0:
         raise ValueError(
             f"{type(model).__name__} gives {'no tensor' if output is None else 'one number for all inputs'}: networks "
@@ -135,7 +64,7 @@ def main_output(model: nn.Module, inputs: Any) -> tuple[Tensor, bool]:
         )
     if output.ndim == 1:
         return output[:, None], False
-    return output.movedim(1, -1) if output.ndim > 3 else output, has_logits and output.shape[-1] > 1
+    return output.movedim(1, -1) if output.ndim > 3 else output, is_logits and output.shape[-1] > 1
 
 
 def _as_given(model: nn.Module, inputs: Any) -> tuple[Tensor | None, bool]:
@@ -158,23 +87,103 @@ def _counted(batch: Batch, output: Tensor) -> Tensor | None:
     return None
 
 
-def _sums(outputs: tuple[Tensor, Tensor, Tensor], counted: Tensor | None, batch: Batch, model_class: str) -> _Totals:
-    metrics = tuple(metric_sums(output, batch.labels, counted, model_class) for output in outputs)
-    rows = [_as_rows(output, counted) for output in outputs]
-    changes = (_ChangeSums(), _ChangeSums())
+def _sums(outputs: Sequence[Tensor], is_logits: bool, counted: Tensor | None, batch: Batch, model_class: str) -> Sums:
+    """Of one batch, from the outputs of the three networks."""
+    rows = [output.reshape(-1, output.shape[-1]) if counted is None else output[counted] for output in outputs]
     classes = rows[0].shape[-1]
-    total, square = torch.zeros(classes, dtype=torch.float64), 0.0
+    sums: Sums = {"units": len(batch), "rows": len(rows[0]), "logits": len(rows[0]) * is_logits, "square": 0.0}
+    sums["total"] = torch.zeros(classes, dtype=torch.float64)
     for reference, *others in zip(*(part.split(max(1, _SLICE // classes)) for part in rows), strict=True):
         reference = _double(reference)
-        total += reference.sum(0).cpu()
-        square += reference.square().sum().item()
-        for change, other in zip(changes, others, strict=True):
-            change.add(reference, _double(other))
-    return _Totals(len(batch), len(rows[0]), total, square, changes, metrics)
+        sums["total"] += reference.sum(0).cpu()
+        sums["square"] += reference.square().sum().item()
+        for network, other in zip(_NETWORKS[1:], others, strict=True):
+            new = {(network, name): value for name, value in change_sums(reference, _double(other)).items()}
+            sums |= add_sums({name: sums.get(name, 0) for name in new}, new)
+    for network, output in zip(_NETWORKS, outputs, strict=True):
+        scores = metric_sums(output, batch.labels, counted, model_class)
+        sums |= {(network, name): value for name, value in scores.items()}
+    return sums
 
 
-def _as_rows(output: Tensor, counted: Tensor | None) -> Tensor:
-    return output.reshape(-1, output.shape[-1]) if counted is None else output[counted]
+def change_sums(reference: Tensor, output: Tensor) -> Sums:
+    """How far `output` (rows, classes) is from `reference`, both float64, added up over rows."""
+    expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
+    change = (output - reference).abs()
+    return {
+        "kl": F.kl_div(given, expected, reduction="sum", log_target=True).item(),
+        "unchanged": int((reference.argmax(-1) == output.argmax(-1)).sum()),
+        _LARGEST: change.max().item() if change.numel() else 0.0,
+        "squared_error": change.square().sum().item(),
+    }
+
+
+def add_sums(one: Sums, other: Sums) -> Sums:
+    """Sums over the rows of both."""
+    return {
+        name: _larger(value, other[name]) if _LARGEST in (name, name[-1]) else value + other[name]
+        for name, value in one.items()
+    }
+
+
+def _larger(one: float, other: float) -> float:
+    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)  # max keeps what it has before a NaN
+
+
+def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, model_class: str) -> Sums:
+    """What the score of one batch is made of; all zero without labels.
+
+    Args:
+        output: logits (…, classes); a single column is no choice between classes, and has no score.
+        labels: (…) int; −100 does not count. Of a causal language model the tokens themselves, not shifted. Labels of
+            another shape or kind are none.
+        counted: (…) bool, which predictions are no padding; None for all.
+        model_class: name of the model's class.
+    """
+    sums: Sums = {"correct": 0, "labelled": 0, "loss": 0.0, "predicted": 0}
+    if labels is None or labels.is_floating_point() or labels.shape != output.shape[:-1] or output.shape[-1] < 2:
+        return sums
+    labels = labels.to(output.device)
+    if counted is not None:
+        labels = labels.masked_fill(~counted, IGNORED_LABEL)
+    if model_class not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        valid = labels != IGNORED_LABEL
+        return sums | {"correct": int((output.argmax(-1) == labels)[valid].sum()), "labelled": int(valid.sum())}
+    for logits, tokens in zip(output, labels, strict=True):  # a sequence at a time: vocabularies are large
+        following = tokens[1:]
+        valid = int((following != IGNORED_LABEL).sum())
+        if valid:
+            summed = F.cross_entropy(logits[:-1].float(), following, ignore_index=IGNORED_LABEL, reduction="none")
+            sums["loss"] += summed.sum(dtype=torch.float64 if summed.device.type != "mps" else None).item()
+            sums["predicted"] += valid
+    return sums
+
+
+def metric_values(sums: Sums) -> dict[str, float]:
+    """{"accuracy": …} or {"perplexity": …}, empty without labels."""
+    found = {}
+    if sums["labelled"]:
+        found["accuracy"] = sums["correct"] / sums["labelled"]
+    if sums["predicted"]:
+        found["perplexity"] = math.exp(min(sums["loss"] / sums["predicted"], 700.0))
+    return found
+
+
+def _evaluation(sums: Sums) -> Evaluation:
+    rows = sums["rows"]
+    spread = sums["square"] - (sums["total"].square().sum() / rows).item()
+    each = {network: {key[1]: sums[key] for key in sums if key[0] == network} for network in _NETWORKS}
+    changes = (
+        NetChange(
+            change["kl"] / rows if sums["logits"] else None,
+            change["unchanged"] / rows,
+            change[_LARGEST],
+            change["squared_error"] / spread if spread > 0 else float(change["squared_error"] > 0),
+            metric_values(change),
+        )
+        for change in (each["direct"], each["refitted"])
+    )
+    return Evaluation(rows, sums["units"], metric_values(each["original"]), *changes)
 
 
 def _double(rows: Tensor) -> Tensor:

@@ -9,6 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_lgelu.models.dataflow.affine_operations import AffineOperation
+from hf_lgelu.models.dataflow.trace import operation_name, shape_of
+
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_OPTIONS = (("stride", 1), ("padding", 0), ("dilation", 1))
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -30,47 +36,87 @@ class Geometry:
     padding: tuple[int, ...] | Literal["same", "valid"] = ()
     dilation: tuple[int, ...] = ()
 
+    def feature_rows(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The map's input as rows, so that rows · weight.flatten(1)ᵀ are its outputs without bias.
 
-def linear_rows(x: Tensor) -> Tensor:
-    """Rows of a linear map: its inputs or its outputs (..., d) as (n, 1, d)."""
-    return x.reshape(-1, 1, x.shape[-1])
+        Only the chosen windows of a convolution are ever laid out in memory.
+
+        Args:
+            x: (..., d), of a convolution (B, C, *S).
+            positions: (B, p) flat indices into an image's output positions, for each image its own; None takes all.
+
+        Returns:
+            (n, groups, features): of a convolution C/groups · prod(kernel) of them, image by image, in the order of
+            `positions`.
+        """
+        if self.kind == "linear":
+            return x.reshape(-1, 1, x.shape[-1])
+        if x.dim() != len(self.kernel) + 2:
+            raise ValueError(
+                f"an input of shape {tuple(x.shape)} has no windows under {self}; accepted: "
+                "(batch, channels, *spatial), as many spatial axes as the kernel has"
+            )
+        if x.shape[1] % self.groups:
+            raise ValueError(f"{x.shape[1]} channels do not divide into {self.groups} groups")
+        width = x.shape[1] // self.groups * math.prod(self.kernel)
+        return _chosen(self._windows(x), len(self.kernel), positions).reshape(-1, self.groups, width)
+
+    def output_rows(self, y: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The map's outputs, (..., m) or (B, M, *S), as (n, groups, M/groups), row for row those of `feature_rows`."""
+        if self.kind == "linear":
+            return y.reshape(-1, 1, y.shape[-1])
+        if y.dim() != len(self.kernel) + 2 or y.shape[1] % self.groups:
+            raise ValueError(
+                f"outputs of shape {tuple(y.shape)} are none of a convolution of {self.groups} groups; accepted: "
+                "(batch, channels, *spatial), channels a multiple of the groups"
+            )
+        rows = _chosen(y.movedim(1, -1), len(self.kernel), positions)
+        return rows.reshape(-1, self.groups, y.shape[1] // self.groups)
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """A view (B, *output sizes, C, *kernel) of the padded input."""
+        padding = self._padding()
+        x = F.pad(x, padding) if any(padding) else x  # no copy without a need
+        for axis, (kernel, stride, dilation) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True), 2):
+            reach = dilation * (kernel - 1) + 1
+            if x.shape[axis] < reach:
+                raise ValueError(f"an input of shape {tuple(x.shape)} (padded) is smaller than one window of {self}")
+            x = x.unfold(axis, reach, stride)[..., ::dilation]
+        return x.movedim(1, 1 + len(self.kernel))
+
+    def _padding(self) -> list[int]:
+        """Zeros before and behind each axis in the order of `F.pad`: the last axis first."""
+        if self.padding == "valid":
+            sides = [(0, 0)] * len(self.kernel)
+        elif self.padding == "same":  # an odd zero goes behind, as in torch
+            totals = [dilation * (kernel - 1) for kernel, dilation in zip(self.kernel, self.dilation, strict=True)]
+            sides = [(total // 2, total - total // 2) for total in totals]
+        else:
+            sides = [(zeros, zeros) for zeros in self.padding]
+        return [zeros for side in reversed(sides) for zeros in side]
 
 
-def convolution_rows(x: Tensor, geometry: Geometry, positions: Tensor | None = None) -> Tensor:
-    """The windows of a convolution as rows, so that rows · weight.flatten(1)ᵀ are its outputs without bias.
-
-    Only the chosen windows are ever laid out in memory.
-
-    Args:
-        x: the convolution's input (B, C, *S).
-        geometry: of the convolution.
-        positions: (B, p) flat indices into an image's output positions, for each image its own; None takes all.
-
-    Returns:
-        (n, groups, C/groups · prod(kernel)), image by image, in the order of `positions`.
-    """
-    if geometry.kind != "convolution" or x.dim() != len(geometry.kernel) + 2:
-        raise ValueError(
-            f"an input of shape {tuple(x.shape)} has no windows under {geometry}; accepted: "
-            "(batch, channels, *spatial), as many spatial axes as the kernel has"
-        )
-    if x.shape[1] % geometry.groups:
-        raise ValueError(f"{x.shape[1]} channels do not divide into {geometry.groups} groups")
-    windows = _windows(x, geometry)
-    return _chosen(windows, len(geometry.kernel), positions).reshape(-1, geometry.groups, _width(x, geometry))
+def read_geometry(operation: AffineOperation) -> Geometry | None:
+    """How the map's features are read off its input; None for one not refitted, as a transposed convolution."""
+    node = operation.node
+    name = operation_name(node)
+    if name in ("linear", "addmm", "mm", "matmul") and operation.channel_axis == -1:
+        return Geometry("linear")
+    if name not in _CONVOLUTIONS or len(shape_of(node)) != len(shape_of(node.args[1])):  # an image without a batch
+        return None
+    kernel = shape_of(node.args[1])[2:]
+    options = {}
+    for position, (option, default) in enumerate(_OPTIONS, start=3):
+        value = node.args[position] if len(node.args) > position else default
+        options[option] = value if isinstance(value, str) else _per_axis(value, len(kernel))
+    return Geometry("convolution", operation.groups, kernel, **options)
 
 
-def output_rows(y: Tensor, groups: int = 1, positions: Tensor | None = None) -> Tensor:
-    """A convolution's outputs (B, M, *S) as (n, groups, M/groups), row for row those of `convolution_rows`.
-
-    A Linear's outputs are rows already: `linear_rows`.
-    """
-    if y.dim() < 3 or y.shape[1] % groups:
-        raise ValueError(
-            f"outputs of shape {tuple(y.shape)} are none of a convolution of {groups} groups; accepted: "
-            "(batch, channels, *spatial), channels a multiple of the groups"
-        )
-    return _chosen(y.movedim(1, -1), y.dim() - 2, positions).reshape(-1, groups, y.shape[1] // groups)
+def row_width(operation: AffineOperation, geometry: Geometry) -> int:
+    """Features of one row: inputs of the map; of a convolution, those of one group, times the kernel's size."""
+    if geometry.kind == "linear":
+        return shape_of(operation.data)[-1]
+    return shape_of(operation.data)[1] // geometry.groups * math.prod(geometry.kernel)
 
 
 def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tensor | None:
@@ -90,42 +136,6 @@ def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tenso
     return torch.stack(draws).sort(dim=1).values
 
 
-def _windows(x: Tensor, geometry: Geometry) -> Tensor:
-    """A view (B, *output sizes, C, *kernel) of the padded input."""
-    padding = _padding(geometry)
-    x = F.pad(x, padding) if any(padding) else x  # no copy without a need
-    sizes = tuple(
-        (size - dilation * (kernel - 1) - 1) // stride + 1
-        for size, kernel, stride, dilation in zip(
-            x.shape[2:], geometry.kernel, geometry.stride, geometry.dilation, strict=True
-        )
-    )
-    if min(sizes) < 1:
-        raise ValueError(f"an input of shape {tuple(x.shape)} (padded) is smaller than one window of {geometry}")
-    batch, channel, *steps = x.stride()
-    return x.as_strided(
-        (x.shape[0], *sizes, x.shape[1], *geometry.kernel),
-        (
-            batch,
-            *(step * stride for step, stride in zip(steps, geometry.stride, strict=True)),
-            channel,
-            *(step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True)),
-        ),
-    )
-
-
-def _padding(geometry: Geometry) -> list[int]:
-    """Zeros before and behind each axis in the order of `F.pad`: the last axis first."""
-    if geometry.padding == "valid":
-        sides = [(0, 0)] * len(geometry.kernel)
-    elif geometry.padding == "same":  # an odd zero goes behind, as in torch
-        totals = [dilation * (kernel - 1) for kernel, dilation in zip(geometry.kernel, geometry.dilation, strict=True)]
-        sides = [(total // 2, total - total // 2) for total in totals]
-    else:
-        sides = [(zeros, zeros) for zeros in geometry.padding]
-    return [zeros for side in reversed(sides) for zeros in side]
-
-
 def _chosen(x: Tensor, spatial: int, positions: Tensor | None) -> Tensor:
     """x (B, *S, ...) at the flat positions (B, p) of its `spatial` axes S: (B, p, ...); None leaves it as it is."""
     if positions is None:
@@ -138,5 +148,6 @@ def _chosen(x: Tensor, spatial: int, positions: Tensor | None) -> Tensor:
     return x[images, *torch.unravel_index(positions.to(x.device), x.shape[1 : 1 + spatial])]
 
 
-def _width(x: Tensor, geometry: Geometry) -> int:
-    return x.shape[1] // geometry.groups * math.prod(geometry.kernel)
+def _per_axis(value: int | list[int], axes: int) -> tuple[int, ...]:
+    values = [value] if isinstance(value, int) else list(value)
+    return tuple(values * axes if len(values) == 1 else values)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_lgelu.extras import require
-from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit
-from hf_lgelu.refit.tables import score, significant
+from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit, score, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,18 +6,17 @@ map on the other side of the sum is a consumer, too: what it adds can make good 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import Node
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
-from hf_lgelu.models.dataflow.trace import describe, is_site, operation_name, shape_of, users
+from hf_lgelu.models.dataflow.trace import DataFlow, describe, is_site, operation_name, shape_of, users
 from hf_lgelu.models.sites import ActivationSite
-from hf_lgelu.refit.features import Geometry
-from hf_lgelu.refit.geometry import as_stored, read_geometry, row_width
-from hf_lgelu.refit.program import Program, upstream
+from hf_lgelu.refit.features import Geometry, read_geometry, row_width
+from hf_lgelu.refit.program import Program, Stop, upstream
 from hf_lgelu.refit.target import Target, TargetFinder
 
 _PRODUCTS = frozenset(("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution"))
@@ -70,9 +69,29 @@ class Layer:
     sites: tuple[int, ...]
 
     @property
+    def name(self) -> str:
+        """Of its maps."""
+        return " and ".join(consumer.name for consumer in self.maps)
+
+    @property
     def target(self) -> Node:
         """The node whose value in the original is reproduced."""
         return self.maps[0].target.node
+
+    @property
+    def stop(self) -> Stop:
+        """Where a forward pass stops for it."""
+        return Stop(tuple(consumer.node for consumer in self.maps), self.target)
+
+    @property
+    def width(self) -> int:
+        """Features of one row, of all maps."""
+        return sum(consumer.width for consumer in self.maps)
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether a constant per output channel can be added at one of the maps."""
+        return any(consumer.bias is not None for consumer in self.maps)
 
 
 @dataclass(frozen=True)
@@ -104,14 +123,14 @@ class Layers:
 def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
     """The layers behind `sites`, by index, in a trace of `model`."""
     flow = program.flow
-    finder = TargetFinder(program.varying(), program.constants(model))
+    finder = TargetFinder(program.downstream(program.inputs), program.constants(model))
     order = {node: position for position, node in enumerate(program.operations)}
     reached: dict[Node, set[int]] = {}
     found = Layers()
     for index, site in enumerate(sites):
         calls = flow.calls.get(index, [])
         if not calls:
-            found.refuse(site.name, (index,), "the calibration inputs never reach this gate")
+            found.refuse(site.name, (index,), "the inputs never reach this gate")
         for call in calls:
             if getattr(site.module, "inplace", False) and any(
                 order.get(user, 0) > order[call] for user in users(call.args[0])
@@ -122,7 +141,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
                 reached.setdefault(consumer, set()).add(index)
     maps: list[tuple[LinearMap, set[int]]] = []
     for node in sorted(reached, key=order.__getitem__):
-        operation = as_stored(read_affine(node, flow), flow)
+        operation = _as_stored(read_affine(node, flow), flow)
         geometry = read_geometry(operation)
         reason = _why_not(program, model, operation, geometry)
         if reason is not None:
@@ -186,6 +205,23 @@ def _map_beside(program: Program, finder: TargetFinder, user: Node, node: Node) 
             return current
         current = finder.source(current)
     return None
+
+
+def _as_stored(operation: AffineOperation, flow: DataFlow) -> AffineOperation:
+    """The same map with its weight's axes as they are stored, where it is used transposed (Falcon's `x @ weight.T`)."""
+    views = [operand for operand in operation.node.all_input_nodes if flow.parameter(operand) == operation.weight]
+    if operation.is_direct or operation.input_axis is None or not _is_transposition(views[0], flow):
+        return operation
+    return replace(operation, output_axis=operation.input_axis, input_axis=operation.output_axis, is_direct=True)
+
+
+def _is_transposition(view: Node, flow: DataFlow) -> bool:
+    if len(shape_of(view)) != 2 or not flow.is_direct(view.args[0]):
+        return False
+    name = operation_name(view)
+    if name == "permute":
+        return [axis % 2 for axis in view.args[1]] == [1, 0]
+    return name in ("t", "numpy_T") or (name == "transpose" and view.args[1] % 2 != view.args[2] % 2)
 
 
 def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geometry: Geometry | None) -> str | None:

@@ -1,6 +1,7 @@
 """One traced forward pass that can be run in parts, with the weights of the original or of the network under way."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,13 +29,11 @@ class Program:
         self.flow = read_flow(model, program)
         self._module = program.graph_module
         self._constants = program.constants
-        self._specs = dict(zip(self._placeholders(), program.graph_signature.input_specs, strict=True))
+        placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+        self._specs = dict(zip(placeholders, program.graph_signature.input_specs, strict=True))
         self.inputs = [node for node, spec in self._specs.items() if spec.kind is InputKind.USER_INPUT]
         self.by_name = {node.name: node for node in self._module.graph.nodes}
         self.operations = [node for node in self._module.graph.nodes if node.op in ("call_function", "get_attr")]
-
-    def _placeholders(self) -> list[Node]:
-        return [node for node in self._module.graph.nodes if node.op == "placeholder"]
 
     def name_of(self, node: Node) -> str:
         """The model's name of the parameter or buffer that a placeholder stands for."""
@@ -63,11 +62,11 @@ class Program:
             return model.get_buffer(stored_name(spec.target))
         return self._constants[spec.target]
 
-    def varying(self) -> set[Node]:
-        """The operations that depend on the inputs."""
-        found = set(self.inputs)
+    def downstream(self, starts: Iterable[Node], within: set[Node] | None = None) -> set[Node]:
+        """`starts` and the operations that depend on them, of those `within`."""
+        found = set(starts)
         for node in self.operations:
-            if any(operand in found for operand in node.all_input_nodes):
+            if (within is None or node in within) and any(operand in found for operand in node.all_input_nodes):
                 found.add(node)
         return found
 
@@ -119,3 +118,65 @@ def upstream(node: Node) -> set[Node]:
                 found.add(operand)
                 waiting.append(operand)
     return found
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a forward pass stops: linear maps whose weights are to be changed, and the node that they aim at."""
+
+    maps: tuple[Node, ...]
+    target: Node
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The operations up to the features of a stop's maps, and those from its maps to the target.
+
+    `later` are the nodes whose values later stages use, `features` those that `behind` uses: with the refitted
+    weights it is run a second time.
+    """
+
+    before: tuple[Node, ...]
+    behind: tuple[Node, ...]
+    later: frozenset[Node]
+    features: frozenset[Node]
+
+
+def plan_stages(program: Program, stops: Sequence[Stop]) -> list[Stage]:
+    """One stage a stop. Nothing that no target depends on is run."""
+    done: set[Node] = set()
+    parts: list[tuple[list[Node], list[Node]]] = []
+    for stop in stops:
+        needed_for = upstream(stop.target)
+        behind = program.downstream(_maps_and_weights(stop, program), needed_for)
+        before = [node for node in program.operations if node in needed_for and node not in done and node not in behind]
+        parts.append((before, [node for node in program.operations if node in behind]))
+        done |= set(before) | behind
+    needed: set[Node] = set()
+    stages: list[Stage] = []
+    for before, behind in reversed(parts):
+        features = _operands(behind)
+        stages.append(Stage(tuple(before), tuple(behind), frozenset(needed), frozenset(features)))
+        needed |= features | _operands(before)
+    return stages[::-1]
+
+
+def differing_nodes(program: Program, stops: Sequence[Stop]) -> frozenset[Node]:
+    """The operations whose values are not the same in the original and in the network under way."""
+    calls = [call for calls in program.flow.calls.values() for call in calls]
+    maps = [node for stop in stops for node in _maps_and_weights(stop, program)]
+    return frozenset(program.downstream([*calls, *maps]))
+
+
+def _maps_and_weights(stop: Stop, program: Program) -> Iterator[Node]:
+    """A stop's maps, and the views through which they take their weights: what a refit changes first."""
+    for consumer in stop.maps:
+        yield consumer
+        for operand in consumer.all_input_nodes:
+            while operand.op != "placeholder" and program.flow.parameter(operand) is not None:
+                yield operand
+                operand = operand.args[0]
+
+
+def _operands(nodes: Iterable[Node]) -> set[Node]:
+    return {operand for node in nodes for operand in node.all_input_nodes}

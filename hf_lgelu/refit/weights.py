@@ -12,11 +12,6 @@ from hf_lgelu.refit.target import norm_epsilon
 _DEAD = 1e-6  # a channel scaled down by as much against the largest cannot be reached
 
 
-def has_intercept(layer: Layer) -> bool:
-    """Whether a constant per output channel can be added at one of the maps."""
-    return any(consumer.bias is not None for consumer in layer.maps)
-
-
 @torch.no_grad()
 def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFit, moments: Moments) -> None:
     """Change the layer's weights in `student` as fitted; nothing is changed where the fit kept them.

@@ -25,7 +25,7 @@ def converted(name: str, calibration: list[torch.Tensor]) -> tuple[dict, dict]:
     """(weights, report) of one conversion."""
     net = BY_NAME[name]
     second = net.inputs(seed=9, units=50)
-    model, report = convert_to_relu(net.model(), calibration, batch_size=4, evaluation=second)
+    model, report = convert_to_relu(net.model(), calibration, batch_size=4, evaluation_data=second)
     return model.state_dict(), {key: value for key, value in report.as_dict().items() if key != "seconds"}
 
 

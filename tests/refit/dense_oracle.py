@@ -92,7 +92,7 @@ def refit(model: nn.Module, steps: Sequence[Step], plan) -> tuple[nn.Module, lis
     """The refitted student and what was chosen, step by step."""
     student = swapped(model).eval()
     chosen = []
-    images = sum(len(chunk) for fold in plan.folds for chunk in fold)
+    images = sum(len(batch) for fold in plan.folds for batch in fold)
     for index, step in enumerate(steps):
         folds = [_dense(model, student, step, fold, index, images) for fold in plan.folds]
         has_bias = step.bias is not None
@@ -109,21 +109,23 @@ def _by_group(folds):
     return [[fold[group] for fold in folds] for group in range(len(folds[0]))]
 
 
-def _dense(model, student, step, chunks, index, images) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _dense(model, student, step, batches, index, images) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(X, R, T) of one fold, per group of channels."""
     groups = getattr(student.get_submodule(step.maps[0]), "groups", 1)
     parts = []
-    for chunk in chunks:
-        teacher_seen, student_seen = (seen(net, (*step.maps, step.target), chunk.inputs) for net in (model, student))
+    for batch in batches:
+        teacher_seen, student_seen = (
+            seen(net, (*step.maps, step.target), batch.load().inputs) for net in (model, student)
+        )
         target = step.layout(teacher_seen[step.target][1])
         residual = target - step.layout(student_seen[step.target][1])
-        mask = chunk.inputs.get("attention_mask") if isinstance(chunk.inputs, dict) else None
+        mask = batch.load().inputs.get("attention_mask") if isinstance(batch.load().inputs, dict) else None
         features = [_rows(student.get_submodule(name), student_seen[name][0], groups) for name in step.maps]
         features = torch.cat(features, dim=-1)
         convolution = is_convolution(student.get_submodule(step.maps[0]))
         part = (features, *(_outputs(value, convolution, groups) for value in (residual, target)))
         if convolution:
-            part = _at_some_positions(part, [seed ^ index for seed in chunk.seeds], images)
+            part = _at_some_positions(part, [seed ^ index for seed in batch.seeds], images)
         part = tuple(value.flatten(0, 1).double().numpy() for value in part)
         if mask is not None:
             real = mask.reshape(-1).bool().numpy()

@@ -10,10 +10,10 @@ from report_by_hand import REPORT, SMALL
 from hf_lgelu.export.hub.conversion_card import render_conversion_card, write_conversion_card
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit.provenance import Provenance
+from hf_lgelu.refit.report import Provenance
 
 PROVENANCE = Provenance(
-    model="someone/gpt2-small", model_is_on_hub=True, calibration="someone/texts, split train", samples=66, seed=3,
+    model="someone/gpt2-small", model_is_on_hub=True, data="someone/texts, split train", samples=66, seed=3,
     evaluation="someone/texts, split test", evaluation_source="someone/texts", created="2026-03-04T05:06:07+00:00",
     versions={"python": "3.11.7", "torch": "2.15.0"},
     hardware={"cpu": "AMD EPYC", "cpu_cores": 2, "accelerators": ["NVIDIA X"], "processes": 2},
@@ -92,7 +92,7 @@ def test_the_licence_is_the_originals():
 
 
 def test_a_token_is_not_shown():
-    leaking = dataclasses.replace(PROVENANCE, calibration="https://user:hf_abcdefghijkl@host/texts")
+    leaking = dataclasses.replace(PROVENANCE, data="https://user:hf_abcdefghijkl@host/texts")
     with pytest.raises(ValueError, match="access token"):
         card_of(provenance=leaking)
 

@@ -7,8 +7,8 @@ from refit_nets import drawn
 from torch import Tensor, nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.refit.calibration import Batch
-from hf_lgelu.refit.plan import plan_calibration
+from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.folds import deal_folds
 
 
 def rows(*shape, seed=0):
@@ -38,7 +38,7 @@ def test_a_batch_norm_over_another_axis_is_left_alone(tokens):
     inputs = rows(96, tokens, 4)
     converted, _ = convert_to_relu(model, inputs)
     step = Step(("down",), "down", bias=("down.bias", ones))
-    expected, _ = refit(model, [step], plan_calibration([Batch(inputs)]))
+    expected, _ = refit(model, [step], deal_folds([Batch(inputs)]))
     torch.testing.assert_close(converted.down.weight, expected.down.weight, rtol=0, atol=1e-9)
     torch.testing.assert_close(converted.down.bias, expected.down.bias, rtol=0, atol=1e-9)
     for name, value in model.norm.state_dict().items():
@@ -89,7 +89,7 @@ def test_where_an_output_ends_up(name):
     factors = {"factor": model.factor, "inverse": 1 / model.factor}
     of = (lambda _: factors[scale]) if isinstance(scale, str) else (lambda _: scale)
     converted, report = convert_to_relu(model, inputs)
-    expected, _ = refit(model, [Step(("down",), target, (of,), ("down.bias", of))], plan_calibration([Batch(inputs)]))
+    expected, _ = refit(model, [Step(("down",), target, (of,), ("down.bias", of))], deal_folds([Batch(inputs)]))
     assert report.layers[0].choice == "refit"
     for part in ("weight", "bias"):
         ours, theirs = (net.down.get_parameter(part) for net in (converted, expected))
@@ -108,7 +108,7 @@ def test_a_map_whose_sum_holds_another_is_fitted_behind_it():
     converted, report = convert_to_relu(model, inputs)
     assert [layer.layers for layer in report.layers] == [("late",), ("early",)]
     steps = [Step((name,), at, bias=(f"{name}.bias", ones)) for name, at in (("late", "late"), ("early", "target"))]
-    expected, _ = refit(model, steps, plan_calibration([Batch(inputs)]))
+    expected, _ = refit(model, steps, deal_folds([Batch(inputs)]))
     for name in ("early", "late"):
         ours, theirs = (net.get_submodule(name).weight for net in (converted, expected))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)

@@ -7,12 +7,12 @@ from refit_nets import NETS
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.refit.calibration import read_batches
-from hf_lgelu.refit.plan import plan_calibration
+from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.refit.folds import deal_folds
 
 
 def planned(inputs, batch_size):
-    return plan_calibration(read_batches(inputs, batch_size=batch_size), chunk_size=batch_size)
+    return deal_folds(read_batches(inputs, batch_size=batch_size), batch_size=batch_size)
 
 
 def assert_close(actual, expected, tolerance=1e-8):

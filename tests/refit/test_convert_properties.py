@@ -11,9 +11,8 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.refit import carry, ridge
-from hf_lgelu.refit.calibration import read_batches
-from hf_lgelu.refit.plan import plan_calibration
-from hf_lgelu.refit.states import CarriedStates
+from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.refit.folds import deal_folds
 
 
 def state_of(model):
@@ -103,10 +102,10 @@ def test_rows_from_elsewhere_show_in_a_second_set():
     model, inputs = net.model(), net.inputs(units=400)
     elsewhere = 0.05 * net.inputs(seed=8, units=400) + torch.tensor([6.0, -6, 6, -6, 6, -6]).double()
     warning = "on the second set the refit is no nearer"
-    same = convert_to_relu(model, inputs, evaluation=net.inputs(seed=9, units=200)).report
+    same = convert_to_relu(model, inputs, evaluation_data=net.inputs(seed=9, units=200)).report
     assert same.evaluation.refitted.kl < same.evaluation.direct.kl
     assert not any(warning in text for text in same.warnings)
-    wrong = convert_to_relu(model, elsewhere, evaluation=inputs).report
+    wrong = convert_to_relu(model, elsewhere, evaluation_data=inputs).report
     assert wrong.held_out.refitted.kl < wrong.held_out.direct.kl  # the same rows cannot tell
     assert wrong.evaluation.refitted.kl > wrong.evaluation.direct.kl
     assert any(warning in text for text in wrong.warnings)
@@ -118,7 +117,7 @@ def test_metrics_and_distances_are_those_of_the_three_networks():
     second = net.inputs(seed=9, units=50)
     labels = model(second).argmax(-1)
     labels[::3] = (labels[::3] + 1) % 4
-    converted, report = convert_to_relu(model, inputs, evaluation={"input": second, "labels": labels})
+    converted, report = convert_to_relu(model, inputs, evaluation_data={"input": second, "labels": labels})
     found = report.evaluation
     original = model(second).detach()
     assert found.rows == found.units == 50
@@ -179,7 +178,7 @@ def test_batch_norm_is_recentred_and_the_function_stays(name):
     model, inputs = net.model(), net.inputs(units=32)  # few enough that every position is fitted on
     converted, report = convert_to_relu(model, inputs)
     assert all(layer.choice == "refit" for layer in report.layers)
-    expected, _ = refit(model, net.steps, plan_calibration(read_batches(inputs)))  # leaves the statistics as they are
+    expected, _ = refit(model, net.steps, deal_folds(read_batches(inputs)))  # leaves the statistics as they are
     fresh = net.inputs(seed=4)
     torch.testing.assert_close(converted(fresh), expected(fresh), rtol=0, atol=1e-9)
     for norm in ("bn1", "bn2", *(["skip.1"] if name == "downsampling" else [])):
@@ -235,8 +234,8 @@ def test_padding_never_enters():
     other, _ = convert_to_relu(model, sentences(pad=49), batch_size=8)
     assert_same_state(converted.state_dict(), other.state_dict())
     assert report.rows == int(sentences(0)["attention_mask"].sum())
-    plan = plan_calibration(read_batches(sentences(45), batch_size=8), chunk_size=8)
-    fitted = sum(int(chunk.inputs["attention_mask"].sum()) for fold in plan.folds for chunk in fold)
+    plan = deal_folds(read_batches(sentences(45), batch_size=8), batch_size=8)
+    fitted = sum(int(chunk.load().inputs["attention_mask"].sum()) for fold in plan.folds for chunk in fold)
     assert report.layers[0].rows == fitted
 
 
@@ -257,9 +256,9 @@ def test_the_mask_of_the_text_says_nothing_about_the_image():
     patches = torch.randn(48, 7, 4, dtype=torch.float64)
     _, report = convert_to_relu(drawn(TwoTowers()), {**text, "patches": patches}, batch_size=8)
     rows = {layer.layers: layer.rows for layer in report.layers}
-    plan = plan_calibration(read_batches({**text, "patches": patches}, batch_size=8), chunk_size=8)
+    plan = deal_folds(read_batches({**text, "patches": patches}, batch_size=8), batch_size=8)
     chunks = [chunk for fold in plan.folds for chunk in fold]
-    assert rows["down",] == sum(int(chunk.inputs["attention_mask"].sum()) for chunk in chunks)
+    assert rows["down",] == sum(int(chunk.load().inputs["attention_mask"].sum()) for chunk in chunks)
     assert rows["out",] == 7 * sum(map(len, chunks)) > rows["down",]
 
 
@@ -271,7 +270,7 @@ def test_states_on_disk_give_the_same(name, monkeypatch):
     written = []
     save = torch.save
     monkeypatch.setattr(torch, "save", lambda *args, **options: (written.append(args[1]), save(*args, **options)))
-    monkeypatch.setattr(carry, "CarriedStates", lambda: CarriedStates(memory_limit=0))
+    monkeypatch.setattr(carry, "MEMORY_LIMIT", 0)
     converted, _ = convert_to_relu(model, inputs, batch_size=8)
     assert_same_state(converted.state_dict(), expected.state_dict())
     assert len(set(written)) >= len(net.steps) - 1

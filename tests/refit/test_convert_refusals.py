@@ -133,7 +133,7 @@ def test_nothing_but_what_cannot_be_refitted_stays_refused():
 
 def test_a_gate_that_the_inputs_do_not_reach():
     model = wired(lambda net, x: net.head(x), spare=nn.SiLU())
-    with pytest.raises(ConversionRefusedError, match=r"\n  spare: the calibration inputs never reach this gate"):
+    with pytest.raises(ConversionRefusedError, match=r"\n  spare: the inputs never reach this gate"):
         convert_to_relu(model, rows())
     report = convert_to_relu(model, rows(), allow_unrefitted=True).report
     assert [layer.layers for layer in report.layers] == [("spare",), ("head",)]
@@ -164,7 +164,7 @@ def test_a_second_set_that_is_not_finite_is_not_taken_for_one_from_elsewhere():
     net = BY_NAME["mlp"]
     second = net.inputs(seed=9)
     second[0, 0] = float("nan")
-    report = convert_to_relu(net.model(), net.inputs(), evaluation=second).report
+    report = convert_to_relu(net.model(), net.inputs(), evaluation_data=second).report
     assert report.warnings == (
         "on the second set the outputs are not finite: look for NaN or infinities in its inputs",
     )

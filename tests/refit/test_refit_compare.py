@@ -1,5 +1,6 @@
 """What of an output is a prediction, what its classes are, and which of them have scores."""
 
+import functools
 import math
 
 import pytest
@@ -10,8 +11,7 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit.compare import _ChangeSums, main_output
-from hf_lgelu.refit.metrics import metric_sums
+from hf_lgelu.refit.compare import add_sums, change_sums, main_output, metric_sums, metric_values
 
 
 class Last(nn.Module):
@@ -35,7 +35,7 @@ def test_one_number_a_row_is_no_choice_between_rows(squeezed):
     model = Last(one_column(), (lambda y: y[:, 0]) if squeezed else (lambda y: y))
     inputs, second = (BY_NAME["mlp"].inputs(seed=seed, units=80) for seed in (5, 9))
     labels = torch.zeros(80, dtype=torch.int64)
-    converted, report = convert_to_relu(model, inputs, evaluation=[(second, labels)])
+    converted, report = convert_to_relu(model, inputs, evaluation_data=[(second, labels)])
     found = report.evaluation
     assert (found.rows, found.units, found.original_metrics) == (80, 80, {})
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_classes_of_maps_are_their_channels():
     with torch.no_grad():
         labels = model(second).argmax(1)
         labels[:, 0] = (labels[:, 0] + 1) % 3  # 1 of 4 lines
-        report = convert_to_relu(model, inputs, evaluation=[(second, labels)]).report
+        report = convert_to_relu(model, inputs, evaluation_data=[(second, labels)]).report
         p, q = (network(second).log_softmax(1) for network in (model, swapped(model)))
     found = report.evaluation
     assert (found.rows, found.units) == (40 * 4 * 5, 40)
@@ -65,36 +65,32 @@ def test_classes_of_maps_are_their_channels():
 
 def test_a_single_column_has_no_accuracy():
     labels = torch.zeros(4, dtype=torch.int64)
-    assert metric_sums(torch.randn(4, 1), labels, None, "Net").values() == {}
-    assert metric_sums(torch.eye(4), labels, None, "Net").values() == {"accuracy": 0.25}
+    assert metric_values(metric_sums(torch.randn(4, 1), labels, None, "Net")) == {}
+    assert metric_values(metric_sums(torch.eye(4), labels, None, "Net")) == {"accuracy": 0.25}
 
 
 def test_which_labels_count():
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])[None]
     labels = torch.tensor([[0, 1, 1, -100]])
-    assert metric_sums(logits, labels, None, "Net").values() == {"accuracy": 2 / 3}
+    assert metric_values(metric_sums(logits, labels, None, "Net")) == {"accuracy": 2 / 3}
     padding = torch.tensor([[True, False, True, True]])
-    assert metric_sums(logits, labels, padding, "Net").values() == {"accuracy": 0.5}
+    assert metric_values(metric_sums(logits, labels, padding, "Net")) == {"accuracy": 0.5}
     # Of a language model the prediction at t is of the token at t + 1.
     following = metric_sums(logits, labels, padding, "GPT2LMHeadModel")
-    assert following.predicted == 1
-    assert following.values()["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
-    both = metric_sums(logits, labels, None, "GPT2LMHeadModel") + following
+    assert following["predicted"] == 1
+    assert metric_values(following)["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
+    both = add_sums(metric_sums(logits, labels, None, "GPT2LMHeadModel"), following)
     loss = 3 * math.log(2 + math.exp(2)) - 4
-    assert (both.predicted, both.loss) == (3, pytest.approx(loss, rel=1e-6))
+    assert (both["predicted"], both["loss"]) == (3, pytest.approx(loss, rel=1e-6))
 
 
 def test_the_largest_change_is_that_of_all_batches_and_nan_stays():
-    parts = []
-    for change in (0.5, 2.0, 1.0):
-        sums = _ChangeSums()
-        sums.add(torch.zeros(2, 3), torch.full((2, 3), change))
-        sums.add(torch.zeros(2, 3), torch.zeros(2, 3))
-        parts.append(sums)
-    assert (parts[0] + parts[1] + parts[2]).max_change == 2.0
-    parts[1].add(torch.zeros(2, 3), torch.full((2, 3), math.nan))
-    parts[1].add(torch.zeros(2, 3), torch.zeros(2, 3))
-    assert math.isnan((parts[0] + parts[1] + parts[2]).max_change)
+    zeros = torch.zeros(2, 3)
+    parts = [change_sums(zeros, torch.full((2, 3), change)) for change in (0.5, 2.0, 1.0)]
+    total = functools.reduce(add_sums, parts)
+    assert (total["max_change"], total["squared_error"]) == (2.0, 6 * (0.25 + 4 + 1))
+    unknown = change_sums(zeros, torch.full((2, 3), math.nan))
+    assert math.isnan(add_sums(add_sums(total, unknown), parts[0])["max_change"])
 
 
 @pytest.mark.parametrize(("problem", "has_logits"), [("regression", False), (None, True)])

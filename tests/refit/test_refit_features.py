@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_lgelu.refit.features import Geometry, choose_positions, convolution_rows, linear_rows, output_rows
+from hf_lgelu.refit.features import Geometry, choose_positions
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 CASES = {
@@ -45,8 +45,8 @@ def products(rows, weight, groups):
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_rows_times_the_flat_weight_are_the_convolution(case):
     x, weight, geometry, y = drawn(case)
-    rows = convolution_rows(x, geometry)
-    expected = output_rows(y, geometry.groups)
+    rows = geometry.feature_rows(x)
+    expected = geometry.output_rows(y)
     assert rows.shape == (y.shape[0] * y[0, 0].numel(), geometry.groups, weight[0].numel())
     torch.testing.assert_close(products(rows, weight, geometry.groups), expected, rtol=1e-12, atol=1e-12)
 
@@ -57,13 +57,13 @@ def test_chosen_positions_are_each_image_s_own(case):
     x, weight, geometry, y = drawn(case)
     available = y[0, 0].numel()
     positions = torch.stack([torch.randperm(available)[: available - 1] for _ in x])
-    rows = convolution_rows(x, geometry, positions)
+    rows = geometry.feature_rows(x, positions)
     # by hand: the outputs of an image, flat, at its positions
     flat = y.flatten(2)
     expected = torch.stack([flat[b, :, p] for b, chosen in enumerate(positions.tolist()) for p in chosen])
     expected = expected.reshape(len(rows), geometry.groups, -1)
     torch.testing.assert_close(products(rows, weight, geometry.groups), expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(output_rows(y, geometry.groups, positions), expected)
+    assert torch.equal(geometry.output_rows(y, positions), expected)
 
 
 def test_windows_equal_those_cut_out_by_a_loop():
@@ -80,7 +80,7 @@ def test_windows_equal_those_cut_out_by_a_loop():
         ]
         for b, i, j in itertools.product(range(2), range(3), range(2))
     ]
-    assert convolution_rows(x, geometry).tolist() == expected
+    assert geometry.feature_rows(x).tolist() == expected
 
 
 def test_a_view_that_is_not_contiguous_has_the_same_windows():
@@ -88,24 +88,26 @@ def test_a_view_that_is_not_contiguous_has_the_same_windows():
     inside = torch.randn(3, 5, 9, 9)[:, 1:, 2:, :6]  # starts in the middle of its storage
     geometry = Geometry("convolution", 1, (3, 3), (1, 1), (0, 0), (1, 1))
     for view in (x, inside):
-        assert torch.equal(convolution_rows(view, geometry), convolution_rows(view.clone().contiguous(), geometry))
+        assert torch.equal(geometry.feature_rows(view), geometry.feature_rows(view.clone().contiguous()))
     unfolded = F.unfold(inside, 3).transpose(1, 2).reshape(-1, 1, 36)
-    assert torch.equal(convolution_rows(inside, geometry), unfolded)
+    assert torch.equal(geometry.feature_rows(inside), unfolded)
 
 
 def test_only_the_chosen_windows_are_laid_out():
     x = torch.randn(1, 1, 3000, 3000)
     geometry = Geometry("convolution", 1, (99, 99), (1, 1), (0, 0), (1, 1))  # all windows: 8.4 million of 9,801
-    rows = convolution_rows(x, geometry, torch.tensor([[5, 2902 * 2901]]))
+    rows = geometry.feature_rows(x, torch.tensor([[5, 2902 * 2901]]))
     assert torch.equal(rows[0, 0], x[0, 0, :99, 5:104].flatten())
     assert torch.equal(rows[1, 0], x[0, 0, 2901:, :99].flatten())
 
 
 def test_rows_of_a_linear_map_are_all_axes_but_the_last():
     x = torch.arange(24.0).reshape(2, 3, 4)
-    assert torch.equal(linear_rows(x), torch.stack([x[b, t] for b in range(2) for t in range(3)])[:, None])
-    assert linear_rows(x[0]).shape == (3, 1, 4)
-    assert linear_rows(x[0, 0]).shape == (1, 1, 4)
+    assert torch.equal(
+        Geometry("linear").feature_rows(x), torch.stack([x[b, t] for b in range(2) for t in range(3)])[:, None]
+    )
+    assert Geometry("linear").feature_rows(x[0]).shape == (3, 1, 4)
+    assert Geometry("linear").feature_rows(x[0, 0]).shape == (1, 1, 4)
 
 
 def test_an_image_has_the_same_positions_in_any_batch():
@@ -138,18 +140,18 @@ def test_what_does_not_fit_is_refused():
     geometry = Geometry("convolution", 2, (3, 3), (1, 1), (0, 0), (1, 1))
     x = torch.randn(2, 4, 5, 5)
     with pytest.raises(ValueError, match="as many spatial axes"):
-        convolution_rows(x[0], geometry)
+        geometry.feature_rows(x[0])
     with pytest.raises(ValueError, match="as many spatial axes"):
-        convolution_rows(x, Geometry("linear"))
+        geometry.feature_rows(x[..., None])
     with pytest.raises(ValueError, match="3 channels do not divide into 2 groups"):
-        convolution_rows(x[:, :3], geometry)
+        geometry.feature_rows(x[:, :3])
     with pytest.raises(ValueError, match="smaller than one window"):
-        convolution_rows(x[..., :2], geometry)
+        geometry.feature_rows(x[..., :2])
     with pytest.raises(ValueError, match="do not fit 2 images"):
-        convolution_rows(x, geometry, torch.zeros(3, 4, dtype=torch.long))
+        geometry.feature_rows(x, torch.zeros(3, 4, dtype=torch.long))
     with pytest.raises(ValueError, match="multiple of the groups"):
-        output_rows(x, 3)
+        Geometry("convolution", 3, (3, 3)).output_rows(x)
     with pytest.raises(ValueError, match="channels, \\*spatial"):
-        output_rows(x[0, 0])
+        geometry.output_rows(x[0, 0])
     with pytest.raises(ValueError, match="1 or more"):
         choose_positions([1], 9, 0)

@@ -11,8 +11,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.refit import convert as module
-from hf_lgelu.refit.calibration import Batch
-from hf_lgelu.refit.model_inputs import for_decoder
+from hf_lgelu.refit.batches import Batch, for_decoder
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def no_work(monkeypatch):
 @pytest.mark.parametrize(
     ("calibration", "message"),
     [
-        (torch.randn(40, 6), r"Sequential does not take the calibration inputs \(a tensor \(2, 6\) float32\): mat1 .*"),
+        (torch.randn(40, 6), r"Sequential does not take the inputs of data \(a tensor \(2, 6\) float32\): mat1 .*"),
         (torch.randn(40, 7).double(), r"a tensor \(2, 7\) float64\): .*Give batches with the names, shapes and dtypes"),
         ({"x": torch.randn(40, 6).double()}, r"x \(2, 6\) float64\): .*unexpected keyword argument 'x'"),
     ],
@@ -36,21 +35,21 @@ def test_calibration_inputs_that_the_model_does_not_take(calibration, message, n
 @pytest.mark.parametrize(
     ("evaluation", "message"),
     [
-        (torch.randn(9, 7).double(), r"does not take the evaluation inputs \(a tensor \(2, 7\) float64\)"),
-        (torch.randn(0, 6).double(), "evaluation holds no inputs; an iterator gives its batches once"),
-        (iter(()), "evaluation holds no inputs"),
+        (torch.randn(9, 7).double(), r"does not take the inputs of evaluation_data \(a tensor \(2, 7\) float64\)"),
+        (torch.randn(0, 6).double(), "evaluation_data holds no inputs; an iterator gives its batches once"),
+        (iter(()), "evaluation_data holds no inputs"),
     ],
 )
 def test_a_second_set_that_does_not_fit_is_known_before_the_work(evaluation, message, no_work):
     net = BY_NAME["mlp"]
     with pytest.raises(ValueError, match=message):
-        convert_to_relu(net.model(), net.inputs(), evaluation=evaluation)
+        convert_to_relu(net.model(), net.inputs(), evaluation_data=evaluation)
 
 
 def test_one_iterator_for_both_sets_is_no_evaluation(no_work):
     batches = (BY_NAME["mlp"].inputs(seed=seed) for seed in range(2))
     with pytest.raises(ValueError, match="one that was read before"):
-        convert_to_relu(BY_NAME["mlp"].model(), batches, evaluation=batches)
+        convert_to_relu(BY_NAME["mlp"].model(), batches, evaluation_data=batches)
 
 
 def test_every_batch_of_the_second_set_counts():
@@ -58,7 +57,8 @@ def test_every_batch_of_the_second_set_counts():
     second = net.inputs(seed=9, units=50)
     batches = (part for part in (second[:0], *second.split(20)))
     whole, in_parts = (
-        convert_to_relu(net.model(), net.inputs(), evaluation=given).report.evaluation for given in (second, batches)
+        convert_to_relu(net.model(), net.inputs(), evaluation_data=given).report.evaluation
+        for given in (second, batches)
     )
     assert in_parts.units == whole.units == 50
     assert in_parts.refitted.kl == pytest.approx(whole.refitted.kl, rel=1e-9)
@@ -118,7 +118,7 @@ def test_targets_of_other_lengths_in_every_batch():
     model, generator = encoder_decoder(), torch.Generator().manual_seed(1)
     labels = [targets(16, longest, seed=longest) for longest in (4, 5, 6)]
     batches = [(torch.randint(1, 30, (16, 7), generator=generator), label) for label in labels]
-    report = convert_to_relu(model, batches, evaluation=batches).report
+    report = convert_to_relu(model, batches, evaluation_data=batches).report
     tokens = sum(int((label != -100).sum()) for label in labels)
     assert report.evaluation.rows == tokens
     decoder = next(layer for layer in report.layers if layer.layers[0].startswith("decoder"))
@@ -132,7 +132,7 @@ def test_a_collated_data_set_as_both():
     both = (TensorDataset(net.inputs(seed=seed)) for seed in (5, 9))
     calibration, evaluation = both
     collate = lambda items: torch.stack([item for (item,) in items])  # noqa: E731
-    report = convert_to_relu(net.model(), calibration, collate=collate, evaluation=evaluation).report
+    report = convert_to_relu(net.model(), calibration, collate=collate, evaluation_data=evaluation).report
     assert report.evaluation.units == len(evaluation)
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import convert_run
-import plan_run
+import folds_run
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
@@ -15,7 +15,7 @@ def main(folder: Path) -> None:
     state = PartialState(cpu=True)
     if state.num_processes != 2 or state.distributed_type != DistributedType.MULTI_CPU:
         raise RuntimeError(f"two processes with gloo expected, got {state}")
-    plan_run.run(folder, state)
+    folds_run.run(folder, state)
     convert_run.run(folder, state)
     state.destroy_process_group()
 

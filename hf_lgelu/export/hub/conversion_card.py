@@ -21,18 +21,19 @@ from hf_lgelu.export.hub.card_text import (
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.export.hub.push import CARD_FILE
 from hf_lgelu.models.whole_file import whole_file
-from hf_lgelu.refit.markdown import (
+from hf_lgelu.refit.report import (
     LAYER_NOTE,
+    ConversionReport,
+    Provenance,
     bullets,
     evaluations,
     gates_in_words,
+    layer_table,
+    score,
     still_smooth,
     what_was_done,
     whole_network,
 )
-from hf_lgelu.refit.provenance import Provenance
-from hf_lgelu.refit.report import ConversionReport
-from hf_lgelu.refit.tables import layer_table, score
 
 _LONGEST_HEADER = 65536  # characters
 TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
@@ -167,7 +168,7 @@ def _recipe(report: ConversionReport, provenance: Provenance) -> str:
     return "\n\n".join(
         (
             what_was_done(report),
-            f"The inputs are {provenance.samples:,} of {plain(provenance.calibration)}, chosen with seed "
+            f"The inputs are {provenance.samples:,} of {plain(provenance.data)}, chosen with seed "
             f"{provenance.seed}; nothing else was random. Their labels, where there are any, were used for the scores "
             "above alone.",
             f"Made on {plain(provenance.created[:10])} {made_with(provenance.hardware, provenance.versions)}",

@@ -14,14 +14,13 @@ from transformers import PreTrainedModel
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.surgery import substitute_relu
-from hf_lgelu.refit.calibration import read_batches
+from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.convert import ConversionRefusedError
+from hf_lgelu.refit.folds import deal_folds, known_processes
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.plan import plan_calibration
-from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.ridge import RidgeFit
-from hf_lgelu.refit.weights import has_intercept, write_refit
+from hf_lgelu.refit.weights import write_refit
 from lgelu_lab.benchmarks.table import Benchmark
 
 
@@ -37,14 +36,14 @@ def fold_biases(model: PreTrainedModel, calibration: Any, benchmark: Benchmark) 
     sites = find_sites(model, SMOOTH_KINDS)
     student = copy.deepcopy(model)
     substitute_relu(student, kinds=SMOOTH_KINDS)
-    plan = plan_calibration(read_batches(calibration, collate=benchmark.collate), state=known_processes())
-    with evaluation_mode(model), Carrier(model, student, sites, plan) as carrier:
+    folds = deal_folds(read_batches(calibration, collate=benchmark.collate), state=known_processes())
+    with evaluation_mode(model), Carrier(model, student, sites, folds) as carrier:
         if carrier.layers.unfit:
             reasons = "; ".join(f"{unfit.name}: {unfit.reason}" for unfit in carrier.layers.unfit)
             raise ConversionRefusedError(f"the biases behind some gates cannot be fitted: {reasons}")
         for index, layer in enumerate(carrier.layers.layers):
             total = functools.reduce(operator.add, carrier.moments(index))
-            if has_intercept(layer):
+            if layer.has_intercept:
                 write_refit(student, carrier.trace.program, layer, _bias_only(total), total)
     return student
 

@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.models.surgery import TemporaryRelu, substitute_relu
-from hf_lgelu.refit.calibration import Batch, read_batches
+from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
-from hf_lgelu.refit.plan import cut_batches
+from hf_lgelu.refit.folds import cut_batches
 from hf_lgelu.refit.report import NetChange
 from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
 from lgelu_lab.measurements.bias_fold import fold_biases

@@ -3,12 +3,12 @@
 import json
 from collections import Counter
 
-import plan_run
+import folds_run
 import pytest
 import torch
 
-from hf_lgelu.refit.calibration import Batch, read_batches
-from hf_lgelu.refit.plan import plan_calibration
+from hf_lgelu.refit.batches import Batch, read_batches
+from hf_lgelu.refit.folds import deal_folds
 
 
 def features(count, width=3, seed=0):
@@ -23,46 +23,46 @@ def tokens(lengths):
     return {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
 
-def planned(inputs, chunk_size=None, labels=None):
-    return plan_calibration([Batch(inputs, labels)], chunk_size=chunk_size)
+def planned(inputs, batch_size=None, labels=None):
+    return deal_folds([Batch(inputs, labels)], batch_size=batch_size)
 
 
 def rows_of(part):
     """Every row of a part as a tuple."""
-    return [tuple(row) for chunk in part for row in chunk.inputs.tolist()]
+    return [tuple(row) for batch in part for row in batch.load().inputs.tolist()]
 
 
-@pytest.mark.parametrize("chunk_size", [1, 2, 3, 7, 100, None])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 100, None])
 @pytest.mark.parametrize("count", [16, 40, 63, 64, 65, 67, 100, 301])
-def test_every_distinct_row_is_in_one_part(count, chunk_size):
+def test_every_distinct_row_is_in_one_part(count, batch_size):
     x = features(count)
-    plan = planned(torch.cat([x, x[:9]]), chunk_size)
+    plan = planned(torch.cat([x, x[:9]]), batch_size)
     parts = [rows_of(part) for part in (*plan.folds, plan.held_out)]
     assert sorted(row for part in parts for row in part) == sorted(map(tuple, x.tolist()))
-    assert (plan.units, plan.distinct_units, plan.rows) == (count + 9, count, count)
+    assert (plan.units.given, len(plan.units.keys), plan.rows) == (count + 9, count, count)
     assert plan.held_out_units == plan.held_out_rows == len(parts[-1])
-    if chunk_size:
-        assert max(len(chunk) for part in (*plan.folds, plan.held_out) for chunk in part) <= chunk_size
+    if batch_size:
+        assert max(len(batch) for part in (*plan.folds, plan.held_out) for batch in part) <= batch_size
 
 
-@pytest.mark.parametrize("chunk_size", [1, 2, 5, 16, None])
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 16, None])
 @pytest.mark.parametrize(("count", "least"), [(64, 16), (65, 16), (128, 16), (203, 26), (1000, 125)])
-def test_four_equal_folds_of_equal_chunks_and_a_held_out_part(count, least, chunk_size):
-    """An eighth is held out, at least 16, and what equal folds and chunks leave over: less than 4 chunks."""
-    plan = planned(features(count), chunk_size)
+def test_four_equal_folds_of_equal_batches_and_a_held_out_part(count, least, batch_size):
+    """An eighth is held out, at least 16, and what equal folds and batches leave over: less than 4 batches."""
+    plan = planned(features(count), batch_size)
     assert len(plan.folds) == 4
-    sizes = {len(chunk) for fold in plan.folds for chunk in fold}
+    sizes = {len(batch) for fold in plan.folds for batch in fold}
     assert len(sizes) == 1
     assert len({len(fold) for fold in plan.folds}) == 1
     assert least <= plan.held_out_units <= least + 4 * max(sizes)
-    assert {len(chunk) for chunk in plan.held_out[:-1]} <= sizes
+    assert {len(batch) for batch in plan.held_out[:-1]} <= sizes
 
 
-@pytest.mark.parametrize(("count", "chunk_size", "sizes"), [(16, 16, [16]), (63, None, [63]), (23, 8, [8, 8, 7])])
-def test_under_64_rows_all_are_fitted_on(count, chunk_size, sizes):
-    plan = planned(features(count), chunk_size)
+@pytest.mark.parametrize(("count", "batch_size", "sizes"), [(16, 16, [16]), (63, None, [63]), (23, 8, [8, 8, 7])])
+def test_under_64_rows_all_are_fitted_on(count, batch_size, sizes):
+    plan = planned(features(count), batch_size)
     assert plan.held_out == ()
-    assert [[len(chunk) for chunk in fold] for fold in plan.folds] == [sizes]
+    assert [[len(batch) for batch in fold] for fold in plan.folds] == [sizes]
 
 
 @pytest.mark.parametrize("inputs", [features(15), features(15).repeat(9, 1), tokens([3, 5, 7]), features(0)])
@@ -73,18 +73,18 @@ def test_fewer_than_16_distinct_rows_are_refused(inputs):
 
 def test_nothing_given_is_refused():
     with pytest.raises(ValueError, match="got 0 in 0 distinct units of 0 given"):
-        plan_calibration(read_batches(iter(())))
+        deal_folds(read_batches(iter(())))
 
 
 @pytest.mark.parametrize("count", [30, 150, 1111])
 def test_order_and_duplicates_change_nothing(count):
     x, labels = features(count), torch.arange(count)
-    expected = plan_run.described(planned(x, 16, labels))
+    expected = folds_run.described(planned(x, 16, labels))
     for seed in range(3):
         shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         again = torch.cat([shuffled, shuffled[: 10 * seed]])
-        plan = plan_calibration((Batch(x[part], labels[part]) for part in again.split(13)), chunk_size=16)
-        found = plan_run.described(plan)
+        plan = deal_folds((Batch(x[part], labels[part]) for part in again.split(13)), batch_size=16)
+        found = folds_run.described(plan)
         assert found["parts"] == expected["parts"]
         assert found["counts"][1:] == expected["counts"][1:]
 
@@ -93,25 +93,25 @@ def test_labels_go_with_their_rows():
     x = features(300)
     plan = planned({"x": x}, 16, x.prod(1))
     for part in (*plan.folds, plan.held_out):
-        for chunk in part:
-            torch.testing.assert_close(chunk.labels, chunk.inputs["x"].prod(1))
+        for batch in part:
+            torch.testing.assert_close(batch.load().labels, batch.load().inputs["x"].prod(1))
 
 
 def test_the_parts_are_alike():
     """Units are sorted by a hash of their content: no part has the small values."""
     x = torch.arange(4000.0)[:, None]
     plan = planned(x)
-    means = [torch.cat([chunk.inputs for chunk in part]).mean().item() for part in (*plan.folds, plan.held_out)]
+    means = [torch.cat([batch.load().inputs for batch in part]).mean().item() for part in (*plan.folds, plan.held_out)]
     # The mean of n uniform values on [0, 4000) has a standard deviation of 1155 / √n: 39 and 52 for 875 and 500.
     assert means == pytest.approx([2000] * 5, abs=200)
 
 
 def test_at_most_1024_units_are_held_out():
     plan = planned(features(9000))
-    chunk = len(plan.folds[0][0])
-    assert 1024 <= plan.held_out_units < 1024 + 4 * chunk
+    batch = len(plan.folds[0][0])
+    assert 1024 <= plan.held_out_units < 1024 + 4 * batch
     assert plan.held_out_units < 9000 / 8
-    assert sum(len(chunk) for fold in plan.folds for chunk in fold) == 9000 - plan.held_out_units
+    assert sum(len(batch) for fold in plan.folds for batch in fold) == 9000 - plan.held_out_units
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_at_most_1024_units_are_held_out():
 def test_rows_of_sequences_are_their_tokens(lengths):
     plan = planned(tokens(lengths))
     total = sum(lengths)
-    assert (plan.rows, plan.distinct_units) == (total, len(lengths))
-    held = sum(int(chunk.inputs["attention_mask"].sum()) for chunk in plan.held_out)
+    assert (plan.rows, len(plan.units.keys)) == (total, len(lengths))
+    held = sum(int(batch.load().inputs["attention_mask"].sum()) for batch in plan.held_out)
     assert plan.held_out_rows == held
     assert max(16, total / 8) <= held < total / 2
     assert len(plan.folds) == (4 if len(lengths) - plan.held_out_units >= 4 else 1)
@@ -133,7 +133,7 @@ def test_nothing_is_held_out_where_too_little_would_be_left_on_either_side(lengt
     assert plan.held_out == ()
     assert plan.held_out_rows == 0
     assert len(plan.folds) == 1
-    assert sum(len(chunk) for chunk in plan.folds[0]) == len(lengths)
+    assert sum(len(batch) for batch in plan.folds[0]) == len(lengths)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_nothing_is_held_out_where_too_little_would_be_left_on_either_side(lengt
         (torch.zeros(1, 9, dtype=torch.long), 32),
     ],
 )
-def test_default_chunk_sizes(inputs, most):
-    """The largest chunk of enough units of these shapes; each gets a mark of its own."""
+def test_default_batch_sizes(inputs, most):
+    """The largest batch of enough units of these shapes; each gets a mark of its own."""
     count = 12 * most + 600
     named = inputs if isinstance(inputs, dict) else {"": inputs}
     marked = {}
@@ -160,7 +160,7 @@ def test_default_chunk_sizes(inputs, most):
         if name != "attention_mask":
             marked[name].flatten(1)[:, 0] = torch.arange(count)
     plan = planned(marked if isinstance(inputs, dict) else marked[""])
-    largest = max(len(chunk) for fold in plan.folds for chunk in fold)
+    largest = max(len(batch) for fold in plan.folds for batch in fold)
     assert most / 2 < largest <= most
 
 
@@ -169,9 +169,9 @@ def test_seeds_belong_to_the_content():
     seeds = {}
     for inputs in (x, x.flip(0), torch.cat([x, x])):
         plan = planned(inputs, 8)
-        for chunk in (chunk for part in (*plan.folds, plan.held_out) for chunk in part):
-            assert len(chunk.seeds) == len(chunk)
-            for seed, row in zip(chunk.seeds, chunk.inputs.tolist(), strict=True):
+        for batch in (batch for part in (*plan.folds, plan.held_out) for batch in part):
+            assert len(batch.seeds) == len(batch)
+            for seed, row in zip(batch.seeds, batch.load().inputs.tolist(), strict=True):
                 assert seeds.setdefault(tuple(row), seed) == seed
                 torch.Generator().manual_seed(seed)
     assert len(set(seeds.values())) == 120
@@ -179,8 +179,8 @@ def test_seeds_belong_to_the_content():
     assert max(seeds.values()) > 2**62
 
 
-def test_chunk_sizes_are_positive():
-    with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
+def test_batch_sizes_are_positive():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         planned(features(20), 0)
 
 
@@ -192,22 +192,22 @@ def launched(two_processes):
 
 def alone(case):
     """The plan of one process that was given what both were."""
-    batches = [batch for process in range(2) for batch in plan_run.given(case, process)]
-    return plan_run.described(plan_calibration(batches, chunk_size=plan_run.CHUNK_SIZE))
+    batches = [batch for process in range(2) for batch in folds_run.given(case, process)]
+    return folds_run.described(deal_folds(batches, batch_size=folds_run.CHUNK_SIZE))
 
 
 def units_of(part):
     """(seed, what belongs to it) of each unit of a part."""
     found = []
-    for chunk in part:
-        for row, seed in enumerate(chunk["seeds"]):
-            inputs = chunk["inputs"]
+    for batch in part:
+        for row, seed in enumerate(batch["seeds"]):
+            inputs = batch["inputs"]
             unit = {name: value[row] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[row]
-            found.append((seed, json.dumps(unit), chunk["labels"] and json.dumps(chunk["labels"][row])))
+            found.append((seed, json.dumps(unit), batch["labels"] and json.dumps(batch["labels"][row])))
     return Counter(found)
 
 
-@pytest.mark.parametrize("case", plan_run.CASES)
+@pytest.mark.parametrize("case", folds_run.CASES)
 def test_two_processes_share_the_plan_of_one(launched, case):
     expected, shares = alone(case), [report[case] for report in launched]
     assert shares[0]["counts"] == shares[1]["counts"] == expected["counts"]
@@ -218,16 +218,16 @@ def test_two_processes_share_the_plan_of_one(launched, case):
         assert len(together) > 0
 
 
-def test_processes_that_hold_everything_take_the_chunks_of_one_in_turn(launched):
-    expected = [chunk for part in alone("all hold all")["parts"] for chunk in part]
+def test_processes_that_hold_everything_take_the_batches_of_one_in_turn(launched):
+    expected = [batch for part in alone("all hold all")["parts"] for batch in part]
     for process, report in enumerate(launched):
-        assert [chunk for part in report["all hold all"]["parts"] for chunk in part] == expected[process::2]
+        assert [batch for part in report["all hold all"]["parts"] for batch in part] == expected[process::2]
 
 
 def test_processes_that_share_some_units_both_work(launched):
     """80 and 80 are held by one process alone; the 40 that both hold are shared out."""
     counts = [
-        sum(len(chunk["seeds"]) for part in report["overlapping"]["parts"] for chunk in part) for report in launched
+        sum(len(batch["seeds"]) for part in report["overlapping"]["parts"] for batch in part) for report in launched
     ]
     assert sum(counts) == 200
     assert all(85 <= count <= 115 for count in counts)
@@ -238,4 +238,4 @@ def test_both_processes_refuse(launched):
         assert "got 13 in 13 distinct units of 17 given" in report["too few"]
         assert "float32" in report["of two dtypes"]
         assert "float64" in report["of two dtypes"]
-        assert "process 0 was given no calibration input" in report["one has none"]
+        assert "process 0 was given no inputs" in report["one has none"]

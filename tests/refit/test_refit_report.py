@@ -6,8 +6,7 @@ import re
 import pytest
 from report_by_hand import LAYERS, REPORT, SECOND, SMALL
 
-from hf_lgelu.refit.markdown import choices_in_words, render_markdown, summarize
-from hf_lgelu.refit.tables import percent
+from hf_lgelu.refit.report import choices_in_words, percent, render_markdown, summarize
 
 
 def tables_of(page):
@@ -99,7 +98,7 @@ def test_a_few_lines_for_the_terminal():
     assert lines[0].startswith("GPT2LMHeadModel: 3 gates (2 gelu_new, 1 silu) became ReLU.")
     assert lines[0].endswith("It took 3.1 s.")
     assert lines[1:] == [
-        "  inputs held out of the calibration set (1,024 predictions on 8 inputs), direct swap → refitted: KL 0.5 → "
+        "  inputs held out of the data (1,024 predictions on 8 inputs), direct swap → refitted: KL 0.5 → "
         "0.00125; same prediction 50.00 % → 99.99 %; largest logit change 12.5 → 0.5",
         "  second set (2,048 predictions), direct swap → refitted: KL 1.5 → 0.0025; same prediction 25.00 % → 100 %; "
         "largest logit change 25 → 0.75; perplexity 292.36 → 113.42, 113.19 as it was",

@@ -1,4 +1,4 @@
-"""Everything that a user may pass as calibration inputs gives the same units and labels."""
+"""Everything that a user may pass as data gives the same units and labels."""
 
 import datasets
 import numpy as np
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import ModelOutput
 
-from hf_lgelu.refit.calibration import read_batches
+from hf_lgelu.refit.batches import read_batches
 
 UNITS, WIDTH = 21, 3
 X = torch.arange(UNITS * WIDTH, dtype=torch.float32).reshape(UNITS, WIDTH) / 7
@@ -38,8 +38,8 @@ def table():
     return datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
 
 
-def as_list(calibration, **options):
-    return list(read_batches(calibration, **options))
+def as_list(data, **options):
+    return list(read_batches(data, **options))
 
 
 def joined(batches, name):
@@ -92,9 +92,9 @@ def test_rows_of_a_benchmark(rows, collate):
     assert torch.equal(y, Y)
 
 
-@pytest.mark.parametrize("calibration", [X, X.numpy(), [X[:4], X[4:]], TensorDataset(X)])
-def test_without_labels(calibration):
-    batches = as_list(calibration)
+@pytest.mark.parametrize("data", [X, X.numpy(), [X[:4], X[4:]], TensorDataset(X)])
+def test_without_labels(data):
+    batches = as_list(data)
     assert all(batch.labels is None for batch in batches)
     assert torch.equal(torch.cat([batch.inputs for batch in batches]), X)
 
@@ -122,10 +122,10 @@ def test_tensors_on_the_cpu_are_not_copied():
 
 
 @pytest.mark.parametrize(
-    ("calibration", "name"), [(X, None), ({"x": X, "labels": Y}, "x"), (table(), "x"), (TensorDataset(X), None)]
+    ("data", "name"), [(X, None), ({"x": X, "labels": Y}, "x"), (table(), "x"), (TensorDataset(X), None)]
 )
-def test_fewer_units_of_something_with_a_length_are_spread_over_it(calibration, name):
-    batches = as_list(calibration, max_units=4, batch_size=3)
+def test_fewer_units_of_something_with_a_length_are_spread_over_it(data, name):
+    batches = as_list(data, max_units=4, batch_size=3)
     inputs = torch.cat([batch.inputs if name is None else batch.inputs[name] for batch in batches])
     assert torch.equal(inputs, X[[0, 5, 10, 15]])
 
@@ -144,12 +144,12 @@ def test_fewer_units_of_an_iterable_are_the_first_and_no_more_is_read(wanted):
     assert len(read) == -(-min(wanted, UNITS) // 4)
 
 
-@pytest.mark.parametrize("calibration", [Pairs(), X, table(), Stream()], ids=["pairs", "tensor", "datasets", "stream"])
-def test_the_global_generator_is_left_alone(calibration):
+@pytest.mark.parametrize("data", [Pairs(), X, table(), Stream()], ids=["pairs", "tensor", "datasets", "stream"])
+def test_the_global_generator_is_left_alone(data):
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    as_list(calibration)
+    as_list(data)
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -166,7 +166,7 @@ class Images(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize(
-    ("calibration", "error", "words"),
+    ("data", "error", "words"),
     [
         (Images(), ValueError, "image: Image.*image processor.*collate"),
         (datasets.Dataset.from_dict({"ids": [[1, 2], [1]]}), ValueError, "equal lengths.*DataCollatorWithPadding"),
@@ -186,9 +186,9 @@ class Images(torch.utils.data.Dataset):
         ([3], TypeError, "inputs.*got int"),
     ],
 )
-def test_what_cannot_be_read_says_what_to_do(calibration, error, words):
+def test_what_cannot_be_read_says_what_to_do(data, error, words):
     with pytest.raises(error, match=words):
-        as_list(calibration)
+        as_list(data)
 
 
 @pytest.mark.parametrize("option", ["batch_size", "max_units"])
@@ -197,7 +197,7 @@ def test_counts_are_positive(option):
         as_list(X, **{option: 0})
 
 
-@pytest.mark.parametrize("calibration", [X, {"x": X}, iter([X]), DataLoader(TensorDataset(X))])
-def test_collate_belongs_to_a_dataset(calibration):
+@pytest.mark.parametrize("data", [X, {"x": X}, iter([X]), DataLoader(TensorDataset(X))])
+def test_collate_belongs_to_a_dataset(data):
     with pytest.raises(ValueError, match="collate"):
-        as_list(calibration, collate=lambda items: items)
+        as_list(data, collate=lambda items: items)

@@ -1,21 +1,29 @@
-"""What a user may pass as calibration inputs, read as batches on the CPU."""
+"""What a user may pass as data, read as batches on the CPU, in the form that the model takes."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from hf_lgelu.models.example_run import run_example
 
 LABEL_KEYS = ("labels", "label")
 """Taken out of a mapping of inputs: the refit needs no labels, only the metrics of the report do."""
+
+IGNORED_LABEL = -100
+"""What the labels of sequences are padded with: cross entropy ignores it by default."""
 
 BARE = ""
 """The name under which `Batch.tensors` lists inputs that are one tensor."""
 
 _DATASET_BATCH = 256
+_TRIED = 2  # units; a model may drop an axis of length 1
 _CONSTANTS = (bool, int, float, str, type(None))
 _WHAT_TO_PASS = (
     "Pass a tensor or a mapping of tensors whose leading axis counts units (rows, sequences, images), a dataset, "
@@ -56,19 +64,26 @@ class Batch:
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
+    def __getitem__(self, numbers: slice | Tensor) -> "Batch":
+        """Some of its units; a slice makes views."""
+        labels = None if self.labels is None else self.labels[numbers]
+        if isinstance(self.inputs, Tensor):
+            return Batch(self.inputs[numbers], labels)
+        return Batch(self.inputs | {name: value[numbers] for name, value in self.tensors.items()}, labels)
+
 
 def read_batches(
-    calibration: Any,
+    data: Any,
     *,
     batch_size: int | None = None,
     collate: Callable[[Any], Any] | None = None,
     max_units: int | None = None,
 ) -> Iterator[Batch]:
-    """The calibration inputs as batches, each read once.
+    """The data as batches, each read once.
 
     Args:
-        calibration: a tensor or a mapping of tensors with all units; a DataLoader or any other iterable of batches
-            (tensor, mapping of tensors, `(inputs, labels)`); a dataset, whose items are collated.
+        data: a tensor or a mapping of tensors with all units; a DataLoader or any other iterable of batches (tensor,
+            mapping of tensors, `(inputs, labels)`); a dataset, whose items are collated.
         batch_size: units read at a time from a dataset (256 by default); nothing else depends on it.
         collate: makes a batch of a list of a dataset's items; by default numbers, tensors and lists of equal length
             become tensors.
@@ -82,49 +97,47 @@ def read_batches(
     for name, value in (("batch_size", batch_size), ("max_units", max_units)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    return _read(calibration, batch_size, collate, max_units)  # a generator would find out only when it is read
+    return _read(data, batch_size, collate, max_units)  # a generator would find out only when it is read
 
 
-def _read(calibration: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterator[Batch]:
-    if isinstance(calibration, Tensor | np.ndarray | Mapping):
-        _reject_collate(collate, calibration)
-        whole = _batch(calibration)
+def _read(data: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterator[Batch]:
+    if isinstance(data, Tensor | np.ndarray | Mapping):
+        _reject_collate(collate, data)
+        whole = _batch(data)
         numbers = _evenly_spaced(len(whole), max_units)
-        yield whole if len(numbers) == len(whole) else take_units(whole, torch.tensor(numbers))
+        yield whole if len(numbers) == len(whole) else whole[torch.tensor(numbers)]
         return
-    yield from _first_units(map(_batch, _raw_batches(calibration, batch_size, collate, max_units)), max_units)
+    left = max_units
+    for raw in _raw_batches(data, batch_size, collate, max_units):
+        batch = _batch(raw)[slice(left)]
+        yield batch
+        left = None if left is None else left - len(batch)
+        if left == 0:  # before another one is asked for
+            return
 
 
-def take_units(batch: Batch, numbers: slice | Tensor) -> Batch:
-    """Some units of a batch; a slice makes views."""
-    labels = None if batch.labels is None else batch.labels[numbers]
-    if isinstance(batch.inputs, Tensor):
-        return Batch(batch.inputs[numbers], labels)
-    return Batch(batch.inputs | {name: value[numbers] for name, value in batch.tensors.items()}, labels)
-
-
-def _raw_batches(calibration: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterable:
+def _raw_batches(data: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterable:
     """Batches as the user's objects give them."""
     size = batch_size or _DATASET_BATCH
     # A generator of its own keeps the DataLoader from drawing from torch's global one.
     options = {"batch_size": size, "collate_fn": collate or _collate, "generator": torch.Generator()}
-    if isinstance(calibration, IterableDataset):
-        return DataLoader(calibration, **options)
-    indexable = hasattr(calibration, "__getitem__") and hasattr(calibration, "__len__")
+    if isinstance(data, IterableDataset):
+        return DataLoader(data, **options)
+    indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     # A plain list holds batches, unless collate says that it holds items.
-    if indexable and (collate is not None or not isinstance(calibration, Sequence)):
-        return DataLoader(calibration, sampler=_evenly_spaced(len(calibration), max_units), **options)
-    _reject_collate(collate, calibration)
-    if isinstance(calibration, str | bytes) or not isinstance(calibration, Iterable):
-        raise TypeError(f"{type(calibration).__name__} cannot be read as calibration inputs. {_WHAT_TO_PASS}")
-    return calibration
+    if indexable and (collate is not None or not isinstance(data, Sequence)):
+        return DataLoader(data, sampler=_evenly_spaced(len(data), max_units), **options)
+    _reject_collate(collate, data)
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise TypeError(f"{type(data).__name__} cannot be read as data. {_WHAT_TO_PASS}")
+    return data
 
 
-def _reject_collate(collate: Callable | None, calibration: Any) -> None:
+def _reject_collate(collate: Callable | None, data: Any) -> None:
     if collate is not None:
         raise ValueError(
-            f"collate makes batches of a dataset's items, but the calibration inputs are a "
-            f"{type(calibration).__name__}, which holds batches; leave collate out or pass a dataset"
+            f"collate makes batches of a dataset's items, but the data are a {type(data).__name__}, which holds "
+            "batches; leave collate out or pass a dataset"
         )
 
 
@@ -132,17 +145,6 @@ def _evenly_spaced(available: int, wanted: int | None) -> range | list[int]:
     if wanted is None or wanted >= available:
         return range(available)
     return [number * available // wanted for number in range(wanted)]
-
-
-def _first_units(batches: Iterable[Batch], wanted: int | None) -> Iterator[Batch]:
-    if wanted is None:
-        yield from batches
-        return
-    for batch in batches:
-        yield batch if len(batch) <= wanted else take_units(batch, slice(wanted))
-        wanted -= min(wanted, len(batch))
-        if wanted == 0:
-            return
 
 
 def _collate(items: Any) -> Any:
@@ -190,16 +192,15 @@ def _batch(raw: Any) -> Batch:
         inputs = dict(inputs)
         named = [inputs.pop(key) for key in LABEL_KEYS if key in inputs]
         labels = named[0] if labels is None and named else labels
-        inputs = {str(name): _value(str(name), value) for name, value in inputs.items()}
+        inputs = {
+            str(name): value if isinstance(value, _CONSTANTS) else _tensor(f"input {str(name)!r}", value)
+            for name, value in inputs.items()
+        }
     else:
         inputs = _tensor("the inputs", inputs)
     batch = Batch(inputs, None if labels is None else _tensor("the labels", labels))
     _check_axes(batch)
     return batch
-
-
-def _value(name: str, value: Any) -> Any:
-    return value if isinstance(value, _CONSTANTS) else _tensor(f"input {name!r}", value)
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -221,3 +222,53 @@ def _check_axes(batch: Batch) -> None:
             f"the leading axis of every tensor of a batch must count its units, got shapes {shapes}. "
             "Repeat what is shared by all units, e.g. with expand"
         )
+
+
+def for_decoder(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """With the decoder's inputs that an encoder-decoder makes of labels, where there are none.
+
+    Its mask comes with them: targets are of different lengths, and what they are padded with is no prediction.
+    """
+    make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    for batch in batches:
+        has_targets = batch.labels is not None and batch.labels.ndim == 2
+        if make is not None and has_targets and "decoder_input_ids" not in batch.tensors:
+            bare = isinstance(batch.inputs, Tensor)
+            inputs = {model.main_input_name: batch.inputs} if bare else dict(batch.inputs)
+            inputs["decoder_input_ids"] = make(labels=batch.labels).cpu()
+            if "decoder_attention_mask" in inspect.signature(model.forward).parameters:
+                mask = (batch.labels != IGNORED_LABEL).long()
+                mask[:, 0] = 1  # the token that starts them
+                inputs.setdefault("decoder_attention_mask", mask)
+            batch = Batch(inputs, batch.labels)
+        yield batch
+
+
+def taken_by(model: nn.Module, batches: Iterable[Batch], what: str) -> Iterator[Batch]:
+    """The batches again, of which the model takes the first.
+
+    Args:
+        what: names them in messages, "data" or "evaluation_data".
+
+    Raises ValueError, with what the model said, where it does not, or there is none.
+    """
+    filled = filter(len, batches)
+    first = next(filled, None)
+    if first is None:
+        raise ValueError(
+            f"{what} holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass "
+            "a dataset or a DataLoader" + ("" if what == "data" else ", or leave it out")
+        )
+    few = first[:_TRIED]
+    try:
+        run_example(model, few.inputs)
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        given = ", ".join(
+            f"{name or 'a tensor'} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+            for name, value in few.tensors.items()
+        )
+        raise ValueError(
+            f"{type(model).__name__} does not take the inputs of {what} ({given}): {error}. Give batches with the "
+            "names, shapes and dtypes that the model was trained on"
+        ) from error
+    return chain([first], filled)

@@ -1,11 +1,12 @@
 """Carried states: what is in memory, what is on disk, and for how long."""
 
+import contextlib
 import tempfile
 
 import pytest
 import torch
 
-from hf_lgelu.refit.states import CarriedStates
+from hf_lgelu.refit.carry import CarriedStates
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def numbers(count):
 
 
 def test_what_is_taken_makes_room(folder):
-    with CarriedStates(memory_limit=80) as states:
+    with contextlib.closing(CarriedStates(memory_limit=80)) as states:
         for key in range(5):  # 40 bytes each
             states.put(key, numbers(10))
             states.put((key, "b"), numbers(10))
@@ -33,7 +34,7 @@ def test_what_is_taken_makes_room(folder):
 
 
 def test_what_is_beyond_the_limit_is_on_disk_until_it_is_taken(folder):
-    with CarriedStates(memory_limit=80) as states:
+    with contextlib.closing(CarriedStates(memory_limit=80)) as states:
         for key in range(4):
             states.put(key, numbers(10) | {"y": (torch.tensor([key]), key)})
         assert len(files(folder)) == 3  # 48 bytes each
@@ -48,6 +49,6 @@ def test_what_is_beyond_the_limit_is_on_disk_until_it_is_taken(folder):
 
 def test_views_of_one_storage_count_once(folder):
     whole = torch.arange(10.0)
-    with CarriedStates(memory_limit=40) as states:
+    with contextlib.closing(CarriedStates(memory_limit=40)) as states:
         states.put(0, {"x": whole, "y": whole[3:], "z": (whole.view(2, 5),)})
         assert files(folder) == []

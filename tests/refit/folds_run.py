@@ -7,8 +7,8 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from hf_lgelu.refit.calibration import Batch
-from hf_lgelu.refit.plan import CalibrationPlan, plan_calibration
+from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.folds import Folds, deal_folds
 
 FEATURES = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
 CHUNK_SIZE = 8
@@ -44,13 +44,16 @@ CASES = ("all hold all", "apart", "overlapping", "sequences")
 REFUSED = ("too few", "of two dtypes", "one has none")
 
 
-def described(plan: CalibrationPlan) -> dict:
-    """All of a plan as JSON: the chunks with their inputs and labels, fold by fold, the held-out part last."""
+def described(plan: Folds) -> dict:
+    """All of a plan as JSON: the batches with their inputs and labels, fold by fold, the held-out part last."""
     parts = [
-        [{"seeds": chunk.seeds, "inputs": _listed(chunk.inputs), "labels": _listed(chunk.labels)} for chunk in part]
+        [
+            {"seeds": batch.seeds, "inputs": _listed(batch.load().inputs), "labels": _listed(batch.load().labels)}
+            for batch in part
+        ]
         for part in (*plan.folds, plan.held_out)
     ]
-    counts = (plan.units, plan.distinct_units, plan.rows, plan.held_out_units, plan.held_out_rows)
+    counts = (plan.units.given, len(plan.units.keys), plan.rows, plan.held_out_units, plan.held_out_rows)
     return json.loads(json.dumps({"parts": parts, "counts": counts}))
 
 
@@ -64,11 +67,11 @@ def run(folder: Path, state: PartialState) -> None:
     """Plan everything, in the same order on both, into `folder`."""
     report: dict = {}
     for case in CASES:
-        plan = plan_calibration(given(case, state.process_index), chunk_size=CHUNK_SIZE, state=state)
+        plan = deal_folds(given(case, state.process_index), batch_size=CHUNK_SIZE, state=state)
         report[case] = described(plan)
     for case in REFUSED:
         try:
-            plan_calibration(given(case, state.process_index), state=state)
+            deal_folds(given(case, state.process_index), state=state)
         except ValueError as error:
             report[case] = str(error)
     (folder / f"{state.process_index}.json").write_text(json.dumps(report), encoding="utf-8")
