@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, check_temperature, init_profile, raw_from_hardness
-from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
-from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, ActivationSite, find_sites, require_lambda_gelu
+from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, LEARNED_KINDS, ActivationSite, find_sites, require_lambda_gelu
 
 
 @torch.no_grad()
@@ -20,9 +20,9 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU.
     """
     require_lambda_gelu(model)
-    if isinstance(model, LambdaGELU):
+    if isinstance(model, LambdaGate):
         return {"": _mean(model.hardness).item()}
-    return read_profile(find_sites(model, ("lambda_gelu",)))
+    return read_profile(find_sites(model, LEARNED_KINDS))
 
 
 @torch.no_grad()
@@ -91,17 +91,17 @@ def initialize_hardness(
     return {name: value for (name, _), value in zip(owners, values, strict=True)}
 
 
-def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[str, LambdaGELU]]:
+def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[str, LambdaGate]]:
     owners = require_lambda_gelu(model)
     if inputs is None:
         return owners
     first_call: dict[int, int] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        owner = module if isinstance(module, LambdaGELU) else module.owner
+        owner = module if isinstance(module, LambdaGate) else module.owner
         first_call.setdefault(id(owner), len(first_call))
 
-    sites = [module for module in model.modules() if isinstance(module, LAMBDA_GELU_CLASSES)]
+    sites = [module for module in model.modules() if isinstance(module, LAMBDA_GATE_CLASSES)]
     with forward_hooks(sites, note):
         run_example(model, inputs)
     silent = [name for name, module in owners if id(module) not in first_call]
@@ -110,8 +110,8 @@ def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[s
     return sorted(owners, key=lambda item: first_call[id(item[1])])
 
 
-def _owner(site: ActivationSite) -> LambdaGELU:
-    return site.module if isinstance(site.module, LambdaGELU) else site.module.owner
+def _owner(site: ActivationSite) -> LambdaGate:
+    return site.module if isinstance(site.module, LambdaGate) else site.module.owner
 
 
 def _mean(hardness: Tensor) -> Tensor:

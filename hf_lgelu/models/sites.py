@@ -6,19 +6,21 @@ from dataclasses import dataclass
 from functools import cache
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from transformers import activations as hf_activations
 
-from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
+from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
+from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
 
-LAMBDA_GELU_CLASSES = (LambdaGELU, SharedLambdaGELU)
+LAMBDA_GATE_CLASSES = (LambdaGate, SharedLambdaGate)
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 
 _exchanges = 0
 
-# kind → (torch classes, names in transformers.activations, names in timm.layers)
+# kind → (torch classes, names in transformers.activations, names in timm.layers). The kinds of λ-gates are the rows of
+# GATES.
 _KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "lambda_gelu": (LAMBDA_GELU_CLASSES, (), ()),
     "gelu": (
         (nn.GELU,),
         # The erf form, three spellings of the tanh form and the sigmoid form. ClippedGELUActivation
@@ -37,11 +39,17 @@ _KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...
     "mish": ((nn.Mish,), ("MishActivation",), ("Mish", "MishMe")),
 }
 
-SMOOTH_KINDS: tuple[str, ...] = tuple(_KIND_CLASSES)
+LEARNED_KINDS: tuple[str, ...] = tuple(GATES)
+"""The λ-gates, with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
+
+SELF_GATE_KINDS: tuple[str, ...] = ("gelu", "silu")
+"""What λ = 1 of a row of GATES is: what `replace_activations` takes unless other kinds are asked for."""
+
+SMOOTH_KINDS: tuple[str, ...] = (*LEARNED_KINDS, *_KIND_CLASSES)
 """The kinds of smooth gates that become ReLU when they harden."""
 
-LEARNED_KINDS: tuple[str, ...] = ("lambda_gelu",)
-"""Those with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
+# Tanh forms of GELU, by class name in transformers and timm.
+_TANH_CLASSES = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh")
 
 
 @dataclass(frozen=True)
@@ -80,10 +88,8 @@ def exchange_count() -> int:
 
 
 @cache
-def kind_classes(kind: str) -> tuple[type, ...]:
-    """The module classes of a kind, as far as the installed libraries have them."""
-    if kind not in _KIND_CLASSES:
-        raise ValueError(f"unknown activation kind {kind!r}; accepted: {', '.join(SMOOTH_KINDS)}")
+def _plain_classes(kind: str) -> tuple[type, ...]:
+    """The module classes of a kind of plain activation, as far as the installed libraries have them."""
     torch_classes, hf_names, timm_names = _KIND_CLASSES[kind]
     found = [*torch_classes, *(getattr(hf_activations, name, None) for name in hf_names)]
     if timm_names and importlib.util.find_spec("timm") is not None:
@@ -94,8 +100,24 @@ def kind_classes(kind: str) -> tuple[type, ...]:
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """The kind of smooth gate that `module` is, or None."""
-    return next((kind for kind in SMOOTH_KINDS if isinstance(module, kind_classes(kind))), None)
+    """The kind of smooth gate that `module` is, or None; a λ-gate's is its row of GATES."""
+    if isinstance(module, LAMBDA_GATE_CLASSES):
+        return module.gate
+    return next((kind for kind in _KIND_CLASSES if isinstance(module, _plain_classes(kind))), None)
+
+
+def gate_of(module: nn.Module) -> str:
+    """The row of GATES whose λ = 1 is the plain activation `module`: every pretrained self-gate has one.
+
+    The sigmoid form of GELU, x·σ(1.702x), and Mish are no row's. They get λ-GELU, which they are near to.
+    """
+    if isinstance(module, LAMBDA_GATE_CLASSES):
+        return module.gate
+    if isinstance(module, _plain_classes("silu")):
+        return "lambda_silu"
+    if type(module).__name__ in _TANH_CLASSES or getattr(module, "approximate", None) == "tanh":
+        return "lambda_gelu_tanh"
+    return DEFAULT_GATE
 
 
 def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[ActivationSite]:
@@ -114,7 +136,8 @@ def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
         raise TypeError(f"kinds must be a sequence of names such as ('gelu',), got the string {kinds!r}")
     checked = tuple(kinds)
     for kind in checked:
-        kind_classes(kind)
+        if kind not in SMOOTH_KINDS:
+            raise ValueError(f"unknown activation kind {kind!r}; accepted: {', '.join(SMOOTH_KINDS)}")
     if not checked:
         raise ValueError(f"kinds is empty; accepted: {', '.join(SMOOTH_KINDS)}")
     return checked
@@ -140,12 +163,12 @@ def uncompiled_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
+def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """(name, module) of every module that owns a hardness, each once, in registration order."""
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, LambdaGELU)]
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, LambdaGate)]
 
 
-def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
+def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """`lambda_gelu_modules`, or a ValueError where the model has none."""
     modules = lambda_gelu_modules(model)
     if not modules:
@@ -153,7 +176,13 @@ def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
         raise ValueError(
             f"{type(model).__name__} has no λ-GELU activation"
             + (f" (smooth gates it has: {', '.join(others)})" if others else "")
-            + ". Set the activation key of its config to 'lambda_gelu' (the key differs by family: hidden_act, "
-            "activation_function, ...; a wrong key is ignored silently) or call hf_lgelu.replace_activations(model)"
+            + f", nor another λ-gate. Set the activation key of its config to {', '.join(map(repr, GATES))} (the key "
+            "differs by family: hidden_act, activation_function, ...; a wrong key is ignored silently) or call hf_lgelu.replace_activations(model)"
         )
+    for name, module in modules:
+        if is_parametrized(module, "raw_hardness"):
+            raise ValueError(
+                f"the raw_hardness of {name or type(module).__name__} is parametrized, so that it can neither be set "
+                "nor frozen. Remove it first: torch.nn.utils.parametrize.remove_parametrizations(module, 'raw_hardness')"
+            )
     return modules

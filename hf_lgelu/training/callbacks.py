@@ -19,7 +19,7 @@ from hf_lgelu.training.hardening import (
     anneal_modules,
     freeze_modules,
     release_modules,
-    resolve_target_hardness,
+    target_hardnesses,
 )
 from hf_lgelu.training.known_sites import KnownSites
 from hf_lgelu.training.optim import hardness_learning_rate, hold_averaged_hardness
@@ -44,7 +44,8 @@ class HardeningCallback(TrainerCallback):
 
     Args:
         target_hardness: λ at the end. Or
-        tolerance: ε, with the target 2/(ε√(2π)); 5e-3 if neither is given.
+        tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
+            given.
         switch_fraction: share of training in which λ is learned, in [0, 1).
         schedule: a row of SCHEDULES; "linear" is the paper's.
         strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
@@ -68,7 +69,7 @@ class HardeningCallback(TrainerCallback):
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown strategy {strategy!r} of hardening; accepted: {', '.join(STRATEGIES)}")
         switch_position(1, switch_fraction)  # raises on a fraction out of range
-        self.target_hardness = resolve_target_hardness(target_hardness, tolerance)
+        self.targets = target_hardnesses(target_hardness, tolerance)
         self.switch_fraction = switch_fraction
         self.schedule = check_schedule(schedule).name
         self.strategy = strategy
@@ -141,7 +142,7 @@ class HardeningCallback(TrainerCallback):
             release_modules(modules)
         else:
             hold_averaged_hardness(optimizer, modules)
-            anneal_modules(modules, progress, self.target_hardness, self.schedule)
+            anneal_modules(modules, progress, self.targets, self.schedule)
 
 
 def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:

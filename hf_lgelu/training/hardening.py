@@ -1,13 +1,14 @@
 """Hardening as functions of the model: the callback calls them, and so can any training loop."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hf_lgelu.activation.hardness import hardness_for_tolerance, hardness_from_raw
-from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.models.profile import smallest_hardness, whole_tensor
+from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
+from hf_lgelu.activation.hardness import DEFAULT_TOLERANCE, hardness_for_tolerance, hardness_from_raw
+from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.models.profile import whole_tensor
 from hf_lgelu.models.sites import require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
 
@@ -29,19 +30,24 @@ def anneal_hardness(
     Args:
         model: has λ-GELU sites; unwrapped.
         progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
-        target_hardness: λ at progress 1; default `hardness_for_tolerance()`, 159.577.
+        target_hardness: λ at progress 1; by default each gate's `hardness_for_tolerance()`, 159.577 for λ-GELU.
         schedule: a row of SCHEDULES.
 
     Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
     """
-    target = check_target_hardness(target_hardness)
-    anneal_modules([module for _, module in require_lambda_gelu(model)], progress, target, schedule)
+    targets = target_hardnesses(target_hardness)
+    anneal_modules([module for _, module in require_lambda_gelu(model)], progress, targets, schedule)
 
 
 @torch.no_grad()
-def anneal_modules(modules: Sequence[LambdaGELU], progress: float, target: float, schedule: str) -> None:
-    """`anneal_hardness` of modules that were found before: a few operations for all that share a device."""
-    by_device: dict[torch.device, list[LambdaGELU]] = {}
+def anneal_modules(
+    modules: Sequence[LambdaGate], progress: float, targets: Mapping[str, float], schedule: str
+) -> None:
+    """`anneal_hardness` of modules that were found before: a few operations for all that share a device.
+
+    `targets` maps rows of GATES to λ at progress 1.
+    """
+    by_device: dict[torch.device, list[LambdaGate]] = {}
     for module in modules:
         by_device.setdefault(module.hardness_override.device, []).append(module)
     for neighbours in by_device.values():
@@ -49,7 +55,8 @@ def anneal_modules(modules: Sequence[LambdaGELU], progress: float, target: float
         sizes = [s.numel() for s in raw]
         temperature = torch.cat([m.temperature.expand(size) for m, size in zip(neighbours, sizes, strict=True)])
         start = hardness_from_raw(torch.cat(raw).double(), temperature.double())
-        annealed = scheduled_hardness(schedule, start, target, progress).split(sizes)
+        ends = [start.new_full((size,), targets[m.gate]) for m, size in zip(neighbours, sizes, strict=True)]
+        annealed = scheduled_hardness(schedule, start, torch.cat(ends), progress).split(sizes)
         overrides = [module.hardness_override for module in neighbours]
         torch._foreach_copy_(overrides, [new.view_as(old) for new, old in zip(annealed, overrides, strict=True)])
 
@@ -65,7 +72,7 @@ def freeze_hardness(model: nn.Module) -> None:
     freeze_modules(module for _, module in require_lambda_gelu(model))
 
 
-def freeze_modules(modules: Iterable[LambdaGELU]) -> None:
+def freeze_modules(modules: Iterable[LambdaGate]) -> None:
     """`freeze_hardness` of modules that were found before."""
     for module in modules:
         module.raw_hardness.grad = None
@@ -77,7 +84,7 @@ def release_hardness(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def release_modules(modules: Iterable[LambdaGELU]) -> None:
+def release_modules(modules: Iterable[LambdaGate]) -> None:
     """`release_hardness` of modules that were found before."""
     torch._foreach_zero_([module.hardness_override for module in modules])
 
@@ -89,32 +96,45 @@ def is_hardened(model: nn.Module, target_hardness: float | None = None, *, fract
 
     Args:
         model: has λ-GELU sites.
-        target_hardness: default `hardness_for_tolerance()`, 159.577.
+        target_hardness: by default each gate's `hardness_for_tolerance()`, 159.577 for λ-GELU.
         fraction: in (0, 1].
 
     Raises ValueError for a model without λ-GELU, a target that is not a finite number above 1 or a fraction
     outside (0, 1].
     """
-    target = check_target_hardness(target_hardness)
+    targets = target_hardnesses(target_hardness)
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
         raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
-    return smallest_hardness(model) >= fraction * target
+    return has_reached(model, targets, fraction)
 
 
-def resolve_target_hardness(target_hardness: float | None, tolerance: float | None) -> float:
+@torch.no_grad()
+def has_reached(model: nn.Module, targets: Mapping[str, float], fraction: float = HARDENED_FRACTION) -> bool:
+    """`is_hardened`, with the target of each row of GATES."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for _, module in require_lambda_gelu(model):
+        hardness = whole_tensor(module.hardness)
+        wanted = hardness.new_tensor(fraction * targets[module.gate])  # in float32, as λ is
+        by_device.setdefault(hardness.device, []).append((hardness >= wanted).all())
+    return all(bool(torch.stack(reached).all()) for reached in by_device.values())
+
+
+def target_hardnesses(target_hardness: float | None = None, tolerance: float | None = None) -> dict[str, float]:
+    """{row of GATES: its target}: the one number that is given, or what the tolerance means for each."""
+    return {gate: resolve_target_hardness(target_hardness, tolerance, gate) for gate in GATES}
+
+
+def resolve_target_hardness(
+    target_hardness: float | None, tolerance: float | None, gate: str = DEFAULT_GATE
+) -> float:
     """The target that the two options stand for; raise if both are given or one is out of range."""
     if target_hardness is not None and tolerance is not None:
         raise ValueError(
             f"give target_hardness or tolerance, not both (got {target_hardness} and {tolerance}): "
-            "the tolerance ε stands for the target 2/(ε√(2π))"
+            "the tolerance ε stands for a target, 2/(ε√(2π)) for λ-GELU"
         )
-    return check_target_hardness(target_hardness if tolerance is None else hardness_for_tolerance(tolerance))
-
-
-def check_target_hardness(target_hardness: float | None) -> float:
-    """Return the target, `hardness_for_tolerance()` for None; raise if it is not a finite number above 1."""
     if target_hardness is None:
-        return hardness_for_tolerance()
+        return hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, gate)
     if not isinstance(target_hardness, int | float) or not 1 < target_hardness < float("inf"):
         raise ValueError(
             f"target_hardness must be a finite number > 1, got {target_hardness!r}; "

@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.models.sites import ActivationSite, exchange_count, find_sites, require_lambda_gelu
+from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, exchange_count, find_sites, require_lambda_gelu
 
 
 class KnownSites:
@@ -24,10 +24,10 @@ class KnownSites:
         """Look again at the next question; also lets go of the model."""
         self._model: nn.Module | None = None
         self._sites: list[ActivationSite] = []
-        self._modules: list[LambdaGELU] = []
+        self._modules: list[LambdaGate] = []
         self._exchanges = -1
 
-    def modules(self, model: nn.Module) -> list[LambdaGELU]:
+    def modules(self, model: nn.Module) -> list[LambdaGate]:
         """Every module that owns a hardness, each once. Raises ValueError for a model without λ-GELU."""
         self._look(model)
         return self._modules
@@ -41,7 +41,7 @@ class KnownSites:
         if self._are_current(model):
             return
         self._modules = [module for _, module in require_lambda_gelu(model)]
-        self._sites = find_sites(model, ("lambda_gelu",))
+        self._sites = find_sites(model, LEARNED_KINDS)
         self._model, self._exchanges = model, exchange_count()
 
     def _are_current(self, model: nn.Module) -> bool:

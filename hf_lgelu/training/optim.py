@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
-from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 
 DEFAULT_LR_MULTIPLIER = 9.0
@@ -125,7 +125,7 @@ def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
     return None
 
 
-def hold_averaged_hardness(optimizer: Any, modules: Iterable[LambdaGELU]) -> None:
+def hold_averaged_hardness(optimizer: Any, modules: Iterable[LambdaGate]) -> None:
     """Keep a schedule-free optimizer from moving the frozen s of `modules`. Other optimizers are left alone.
 
     Such an optimizer exchanges two sequences in every parameter whenever it goes from training to

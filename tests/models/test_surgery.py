@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, BertForMaskedLM, activations
 
 from hf_lgelu import LambdaGELU, replace_activations, substitute_relu, temporary_relu
-from hf_lgelu.activation.module import SharedLambdaGELU
+from hf_lgelu.activation.module import SharedLambdaGate
 from hf_lgelu.models import surgery
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.sites import find_sites
@@ -314,7 +314,7 @@ def test_a_copy_has_its_own_hardness():
         twin.blocks[0][0].raw_hardness.fill_(2.0)
     assert model.blocks[0][0].hardness.item() == pytest.approx(1.05)
     assert twin.blocks[1][0].hardness.item() == pytest.approx(21.0)
-    assert isinstance(twin.blocks[1][0], SharedLambdaGELU)
+    assert isinstance(twin.blocks[1][0], SharedLambdaGate)
 
 
 def test_torchs_encoder_layer_computes_what_its_sites_hold():
