@@ -1,15 +1,14 @@
 """λ-GELU for the Hugging Face ecosystem.
 
-Importing this package registers the activation "lambda_gelu" with transformers and, where it is
-installed, timm. Everything else is loaded on first use (PEP 562).
+Importing this package registers the activation "lambda_gelu" with transformers and timm: in the moment in which
+either is imported, before or after. Everything else is loaded on first use (PEP 562).
 """
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hf_lgelu.models.loading import extend_from_pretrained
-from hf_lgelu.models.mlp import register_auto_classes
-from hf_lgelu.models.registry import register_activation
+from hf_lgelu.host_imports import when_imported
 from hf_lgelu.version import __version__
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from hf_lgelu.export.hub.card_facts import CardScores as CardScores
     from hf_lgelu.export.hub.card_facts import load_card_facts as load_card_facts
     from hf_lgelu.export.hub.card_facts import save_card_facts as save_card_facts
+    from hf_lgelu.export.hub.loading import attach_model_code as attach_model_code
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
     from hf_lgelu.export.relu import export_relu as export_relu
@@ -68,10 +68,6 @@ if TYPE_CHECKING:
     from hf_lgelu.training.trainer import LambdaGELUTrainer as LambdaGELUTrainer
     from hf_lgelu.version import __version__ as __version__
 
-register_activation()
-extend_from_pretrained()
-register_auto_classes()
-
 # Where each public name lives, below hf_lgelu.
 _HOME = {
     "CardData": "export.hub.card_facts",
@@ -93,6 +89,7 @@ _HOME = {
     "SurgeryReport": "models.surgery",
     "__version__": "version",
     "anneal_hardness": "training.hardening",
+    "attach_model_code": "export.hub.loading",
     "certify_substitution": "analysis.piecewise.certificate",
     "convert_to_relu": "refit.convert",
     "export_gelu": "export.gelu",
@@ -116,6 +113,7 @@ _HOME = {
     "prune_units": "analysis.pruning.units",
     "push_to_hub": "export.hub.push",
     "quantize_onnx": "analysis.int8",
+    "register_activation": "models.registry",
     "release_hardness": "training.hardening",
     "remove_dead_units": "analysis.pruning.units",
     "replace_activations": "models.surgery",
@@ -149,6 +147,7 @@ __all__ = [
     "SurgeryReport",
     "__version__",
     "anneal_hardness",
+    "attach_model_code",
     "certify_substitution",
     "convert_to_relu",
     "export_gelu",
@@ -187,6 +186,22 @@ __all__ = [
 ]
 
 
+# What has to be done to a module of a host library: (its name, where the function is, below hf_lgelu, the function).
+_REGISTRATIONS = (
+    ("transformers.activations", "models.registry", "register_in_transformers"),
+    ("timm.layers.create_act", "models.registry", "register_in_timm"),
+    ("transformers.modeling_utils", "models.loading", "extend_from_pretrained"),
+    ("transformers.models.auto.configuration_auto", "models.auto_classes", "register_auto_classes"),
+    ("transformers.models.auto.modeling_auto", "models.auto_classes", "register_auto_classes"),
+    ("transformers.modeling_utils", "models.auto_classes", "register_auto_classes"),
+    ("transformers.modeling_layers", "models.auto_classes", "register_auto_classes"),
+)
+
+
+def _deferred(home: str, name: str) -> Callable[[], None]:
+    return lambda: getattr(importlib.import_module(f"hf_lgelu.{home}"), name)()
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -197,3 +212,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
+
+
+for _module, _home, _function in _REGISTRATIONS:
+    when_imported(_module, _deferred(_home, _function))

@@ -20,10 +20,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from lgelu_lab.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData
-from lgelu_lab.studies.arguments import RunArguments, data_options, model_options, parse_mapping
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.studies.arguments import OneLineParser, RunArguments, data_options, model_options, parse_mapping
 from lgelu_lab.studies.study import parse_settings
-from transformers import HfArgumentParser, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers import TrainingArguments as HFTrainingArguments
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
@@ -62,7 +64,7 @@ WARMUP_STEPS = 2
 
 def main() -> None:
     """Print samples/s of both and their ratio, a line a benchmark."""
-    (arguments,) = HfArgumentParser(BenchArguments).parse_args_into_dataclasses()
+    (arguments,) = OneLineParser(BenchArguments).parse()
     try:
         _check(arguments)
         settings = parse_settings(arguments.settings)

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from lgelu_lab.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData, DataOptions
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions
+from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.conversion_bench.csv_rows import append_row, read_rows
-from lgelu_lab.measurements.evaluate import evaluate
+from lgelu_lab.measurements.networks import evaluate
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""Measure what ReLU networks allow: `python scripts/downstream.py --runs runs/paper --output_dir runs/measured`."""
+"""Measure what ReLU networks allow: `python scripts/measure.py --runs runs/paper --output_dir runs/measured`."""
 
 import sys
 import traceback
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.records import measurement_path
-from lgelu_lab.measurements.run import check_measurements, choose_settings, run_measurement
-from lgelu_lab.measurements.table import MEASUREMENTS
+from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, choose_settings, run_measurement
+from lgelu_lab.studies.arguments import OneLineParser
+from lgelu_lab.studies.folder import stop_on_signals
 from lgelu_lab.studies.study import parse_settings
-from transformers import HfArgumentParser
 
 
 @dataclass
-class DownstreamArguments:
+class MeasureArguments:
     """Which measurements, on which networks."""
 
     runs: str = field(metadata={"help": "Output folder of: scripts/study.py --study downstream."})
@@ -29,7 +29,8 @@ class DownstreamArguments:
 
 def main() -> int:
     """Measure what has no record yet; the exit status is 1 if a measurement failed."""
-    (arguments,) = HfArgumentParser(DownstreamArguments).parse_args_into_dataclasses()
+    stop_on_signals()
+    (arguments,) = OneLineParser(MeasureArguments).parse()
     try:
         measurements = check_measurements(arguments.measurements)
         given = parse_settings(arguments.settings)
@@ -50,7 +51,7 @@ def main() -> int:
 
 
 def _measure(
-    measurement: Measurement, benchmark: str, seed: int, settings: object, arguments: DownstreamArguments
+    measurement: Measurement, benchmark: str, seed: int, settings: object, arguments: MeasureArguments
 ) -> bool:
     """One measurement, told in a line; whether it is there now."""
     name = f"{benchmark}/{measurement.name}-seed{seed}"

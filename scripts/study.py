@@ -3,7 +3,9 @@
 import sys
 from dataclasses import dataclass, field
 
+from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.experiments import SEEDS, STUDIES
+from lgelu_lab.studies.folder import stop_on_signals
 from lgelu_lab.studies.study import (
     check_settings,
     check_study,
@@ -12,7 +14,6 @@ from lgelu_lab.studies.study import (
     parse_settings,
     run_study,
 )
-from transformers import HfArgumentParser
 
 
 @dataclass
@@ -33,16 +34,21 @@ class StudyArguments:
 
 def main() -> int:
     """Run this process's share; the exit status is 1 if a run failed."""
+    stop_on_signals()
     worker = leave_process_group()
-    (arguments,) = HfArgumentParser(StudyArguments).parse_args_into_dataclasses()
-    study = check_study(arguments.study)
-    chosen = parse_settings(arguments.settings)
-    for name in ("data_dir", "num_train_epochs"):
-        if getattr(arguments, name) is not None:
-            chosen[name] = getattr(arguments, name)
-    experiments = study.build(choose_benchmarks(study, arguments.benchmarks), arguments.seeds)
-    check_settings(chosen, experiments)
-    failed = run_study(experiments, arguments.output_dir, overrides=chosen, worker=worker)
+    (arguments,) = OneLineParser(StudyArguments).parse()
+    try:
+        study = check_study(arguments.study)
+        chosen = parse_settings(arguments.settings)
+        for name in ("data_dir", "num_train_epochs"):
+            if getattr(arguments, name) is not None:
+                chosen[name] = getattr(arguments, name)
+        experiments = study.build(choose_benchmarks(study, arguments.benchmarks), arguments.seeds)
+        check_settings(chosen, experiments)
+        failed = run_study(experiments, arguments.output_dir, overrides=chosen, worker=worker)
+    except ValueError as error:  # a wrong call, or a record there that is of other settings
+        print(f"ValueError: {error}", file=sys.stderr)
+        return 1
     for name in failed:
         print(f"failed: {name} (see {arguments.output_dir}/{name}/error.txt)", file=sys.stderr)
     return 1 if failed else 0

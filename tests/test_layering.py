@@ -18,7 +18,7 @@ ALLOWED = {
     "analysis": {"activation", "models", "training.hardening", "export"},
     "cli": {"activation", "models", "training", "refit", "export", "analysis"},
 }
-ANYWHERE = {"version", "extras", "environment"}
+ANYWHERE = {"version", "extras", "environment", "host_imports"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -1,5 +1,6 @@
 """What a user gets who installs the package: names, version, typing, and no optional package needed."""
 
+import importlib
 import subprocess
 import sys
 import zipfile
@@ -8,22 +9,30 @@ from pathlib import Path
 import pytest
 
 import hf_lgelu
+from hf_lgelu import host_imports
 
 ROOT = Path(__file__).parents[1]
 
-WITHOUT_EXTRAS = """
+# One process answers both: what an import loads, and what works where no optional package is installed.
+ALONE = """
 import importlib.machinery, sys
-absent = {"timm", "datasets", "evaluate", "sklearn", "matplotlib", "tensorboard", "trackio"}
-absent |= {"onnx", "onnxscript", "onnxruntime", "maraboupy", "torch_pruning"}
+absent = {"timm", "datasets", "evaluate", "sklearn", "scipy", "pandas", "matplotlib", "tensorboard", "trackio"}
+absent |= {"onnx", "onnxscript", "onnxruntime", "maraboupy", "torch_pruning", "peft"}
 find = importlib.machinery.PathFinder.find_spec
 importlib.machinery.PathFinder.find_spec = classmethod(
     lambda cls, name, *args: None if name.split(".")[0] in absent else find(name, *args)
 )
 import hf_lgelu
+from hf_lgelu import host_imports
+print(sorted({"torch", "transformers", *absent} & {name.split(".")[0] for name in sys.modules}))
+from hf_lgelu.activation.hardness import hardness_for_tolerance
+print("transformers" in sys.modules)
+from transformers import AutoConfig
+print(type(AutoConfig.for_model("lgelu_mlp", num_features=2)).__name__)
 from transformers import GPT2Config, GPT2LMHeadModel
 model = GPT2LMHeadModel(GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=9))
-assert len(hf_lgelu.hardness_profile(model)) == 2
-assert not absent & set(sys.modules)
+print(len(hf_lgelu.hardness_profile(model)))
+print("transformers.trainer" in sys.modules, sorted(absent & set(sys.modules)))
 try:
     import timm
 except ModuleNotFoundError:
@@ -31,10 +40,47 @@ except ModuleNotFoundError:
 """
 
 
-def test_it_imports_and_works_without_any_optional_package():
-    command = [sys.executable, "-c", WITHOUT_EXTRAS]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert finished.stdout.strip() == "fine without extras", finished.stderr[-2000:]
+def test_an_import_loads_next_to_nothing_and_works_without_any_optional_package():
+    finished = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, check=False)
+    assert finished.stdout.splitlines() == [*("[]", "False", "MLPConfig", "2", "False []", "fine without extras")], (
+        finished.stderr[-2000:]
+    )
+
+
+IMPORTS = [
+    "import hf_lgelu; from transformers import AutoModel",
+    "import hf_lgelu; from transformers import Trainer",
+    "import hf_lgelu; import transformers.activations",
+    "import hf_lgelu; import transformers.modeling_utils",
+    "import hf_lgelu; import transformers.modeling_layers",
+    "import hf_lgelu; from transformers.models.bert import modeling_bert",
+    "import hf_lgelu; import timm",
+    "import hf_lgelu.models.mlp",
+    "import hf_lgelu.models.rebuild",
+    "import hf_lgelu.training.trainer",
+    "import hf_lgelu; hf_lgelu.MLPConfig",
+    "import timm; from transformers import BertModel, Trainer; import hf_lgelu",
+]
+REGISTERED = """
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.activations import ACT2CLS, ACT2FN
+import hf_lgelu, timm
+assert ACT2FN.get("lambda_gelu") is ACT2CLS["lambda_gelu"] is hf_lgelu.LambdaGELU
+assert type(AutoConfig.for_model("lgelu_mlp", num_features=3)) is hf_lgelu.MLPConfig
+assert type(AutoModel.from_config(hf_lgelu.MLPConfig(num_features=3))) is hf_lgelu.MLPForClassification
+assert hasattr(PreTrainedModel._initialize_weights, "_extended_by_hf_lgelu")
+model = timm.create_model("resnet18", act_layer="lambda_gelu")
+assert any(type(module) is hf_lgelu.LambdaGELU for module in model.modules())
+print("registered")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imports", IMPORTS)
+def test_everything_is_registered_in_whatever_order_the_libraries_are_imported(imports):
+    command = [sys.executable, "-c", imports + REGISTERED]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.stdout.strip() == "registered", finished.stderr[-2000:]
 
 
 def test_every_public_name_is_there_and_documented():
@@ -61,3 +107,24 @@ def test_the_wheel_carries_the_package_its_licence_and_its_types(tmp_path):
     assert f"Version: {hf_lgelu.__version__}" in text
     assert "License-Expression: Apache-2.0" in text
     assert not any(name.startswith(("tests", "scripts")) for name in names)
+
+
+def test_an_action_follows_each_import_of_its_module(tmp_path, monkeypatch):
+    (tmp_path / "awaited_module.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+
+    def act():
+        seen.append(sys.modules["awaited_module"].value)
+
+    monkeypatch.setattr(host_imports, "_actions", dict(host_imports._actions))
+    host_imports.when_imported("awaited_module", act)
+    assert seen == []
+    import awaited_module
+
+    assert seen == [1]
+    importlib.reload(awaited_module)
+    assert seen == [1, 1]
+    host_imports.when_imported("awaited_module", act)
+    assert seen == [1, 1, 1]
+    monkeypatch.delitem(sys.modules, "awaited_module")

@@ -29,7 +29,7 @@ class Gate:
         name: key in GATES, and the activation string of transformers and timm.
         label: for people, e.g. λ-GELU.
         formula: of f.
-        plain: the name in transformers of what λ = 1 is.
+        plain_names: what transformers calls the activation that λ = 1 is, the usual name first.
         plain_label: the same for people.
         width: ∫|H(u) − G(u)|du, so that the paper's E∞(λ) = ∫|H(x) − G(λx)|dx = `width`/λ.
         swap_error: κ = max_u u·(1 − G(u)), so that sup_x |f(x; λ) − ReLU(x)| = κ/λ.
@@ -44,7 +44,7 @@ class Gate:
     name: str
     label: str
     formula: str
-    plain: str
+    plain_names: tuple[str, ...]
     plain_label: str
     width: float
     swap_error: float
@@ -91,7 +91,7 @@ GATES: dict[str, Gate] = {
             name="lambda_gelu",
             label="λ-GELU",
             formula="x·Φ(λx)",
-            plain="gelu",
+            plain_names=("gelu", "gelu_python"),  # the second is no family's name for another form
             plain_label="GELU",
             width=2 * _INV_SQRT_2PI,
             swap_error=0.16997120747990366,
@@ -106,7 +106,7 @@ GATES: dict[str, Gate] = {
             name="lambda_gelu_tanh",
             label="λ-GELU (tanh)",
             formula="x·½(1 + tanh(√(2/π)·(λx + 0.044715·(λx)³)))",
-            plain="gelu_pytorch_tanh",
+            plain_names=("gelu_pytorch_tanh", "gelu_new"),
             plain_label="GELU (tanh)",
             width=0.79778089557430851,
             swap_error=0.17004075057125405,
@@ -123,7 +123,7 @@ GATES: dict[str, Gate] = {
             name="lambda_silu",
             label="λ-SiLU",
             formula="x·σ(λx)",
-            plain="silu",
+            plain_names=("silu", "swish"),
             plain_label="SiLU",
             width=2 * math.log(2.0),
             swap_error=0.27846454276107380,

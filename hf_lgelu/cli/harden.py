@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.benchmarks.options import DataOptions
-from lgelu_lab.benchmarks.table import BENCHMARKS, BenchmarkData
-from lgelu_lab.measurements.evaluate import evaluate
-from lgelu_lab.studies.arguments import check_benchmark
+from lgelu_lab.benchmarks.table import BENCHMARKS, check_benchmark
+from lgelu_lab.measurements.networks import evaluate
 from transformers import PreTrainedModel
 
 from hf_lgelu.cli.given_checkpoint import require_fitting_rows, require_other_folder

@@ -60,8 +60,9 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
         _refuse_lost_sites(self)
         modules = lambda_gelu_modules(self)
         for name, module in modules:
-            if (problem := state_problem(module.raw_hardness, module.temperature, module.hardness_override)) is not None:
-                raise RuntimeError(f"the checkpoint has no valid hardness for {name or type(module).__name__}: {problem}")
+            problem = state_problem(module.raw_hardness, module.temperature, module.hardness_override)
+            if problem is not None:
+                raise RuntimeError(f"the checkpoint has no valid hardness for {name or 'the model'}: {problem}")
         owned = {f"{name}.{key}" for name, _ in modules for key in _STATE}
         missing = owned & set(loading_info.missing_keys)
         if missing and missing == owned:

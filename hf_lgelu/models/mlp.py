@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, initialization
+from transformers import PreTrainedConfig, PreTrainedModel, initialization
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -170,13 +170,3 @@ class MLPForClassification(PreTrainedModel):
         logits = self.classifier(hidden_states)
         loss = None if labels is None else F.cross_entropy(logits.float(), labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
-
-
-def register_auto_classes() -> None:
-    """Make `AutoConfig` and `AutoModel` build the MLP from a checkpoint; a second call changes nothing.
-
-    Not `AutoModelForImageClassification` and not `AutoModelForSequenceClassification`: pipelines that
-    look there hand over pixel values or token ids, while this model takes rows of features.
-    """
-    AutoConfig.register(MLPConfig.model_type, MLPConfig, exist_ok=True)
-    AutoModel.register(MLPConfig, MLPForClassification, exist_ok=True)

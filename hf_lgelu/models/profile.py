@@ -1,6 +1,5 @@
 """The hardness of a whole model: reading it as a profile over depth, and setting it."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,14 +21,9 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     require_lambda_gelu(model)
     if isinstance(model, LambdaGate):
         return {"": _mean(model.hardness).item()}
-    return read_profile(find_sites(model, LEARNED_KINDS))
-
-
-@torch.no_grad()
-def read_profile(sites: Sequence[ActivationSite]) -> dict[str, float]:
-    """`hardness_profile` of λ-GELU sites that were found before: one transfer from each device, not one per site."""
+    sites = find_sites(model, LEARNED_KINDS)
     owners = {id(owner): owner for owner in map(_owner, sites)}
-    by_device: dict[torch.device, dict[int, Tensor]] = {}
+    by_device: dict[torch.device, dict[int, Tensor]] = {}  # one transfer from each device, not one per site
     for key, owner in owners.items():
         mean = _mean(owner.hardness)
         by_device.setdefault(mean.device, {})[key] = mean

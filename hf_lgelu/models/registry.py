@@ -1,6 +1,8 @@
 """The names of the λ-gates in transformers' and timm's activation tables."""
 
+import importlib
 import importlib.util
+import sys
 from collections.abc import MutableMapping
 
 from transformers.activations import ACT2CLS, ACT2FN
@@ -11,12 +13,14 @@ from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 ACTIVATION_NAME = DEFAULT_GATE
 """The paper's gate."""
 
+_TIMM = "timm.layers.create_act"
+
 
 def register_activation() -> None:
-    """Make each row of GATES, such as "lambda_gelu", an activation string of transformers configs and a timm `act_layer`.
+    """Make each row of GATES, e.g. "lambda_gelu", an activation string of transformers configs and a timm `act_layer`.
 
-    Idempotent; `import hf_lgelu` calls it. Raises RuntimeError if another class has one of the names in one of the
-    tables; all are then left as they were.
+    Idempotent. `import hf_lgelu` has both done when transformers and timm are imported, before it or after.
+    Raises RuntimeError if another class has one of the names in one of the tables; all are then left as they were.
 
     >>> import hf_lgelu
     >>> from transformers.activations import ACT2FN
@@ -24,11 +28,22 @@ def register_activation() -> None:
     >>> type(ACT2FN["lambda_silu"]).__name__
     'LambdaSiLU'
     """
-    # ACT2FN is a copy of ACT2CLS made at import, and some models read the one, some the other.
-    tables = {"transformers.activations.ACT2CLS": ACT2CLS, "transformers.activations.ACT2FN": ACT2FN}
-    timm_table = timm_activation_classes()
-    if timm_table is not None:
-        tables["timm.layers.create_act"] = timm_table
+    if importlib.util.find_spec("timm") is not None:
+        importlib.import_module(_TIMM)
+    _register({**_transformers_tables(), **_timm_tables()})
+
+
+def register_in_transformers() -> None:
+    """`register_activation` for transformers' tables alone."""
+    _register(_transformers_tables())
+
+
+def register_in_timm() -> None:
+    """`register_activation` for timm's table alone; timm has been imported."""
+    _register(_timm_tables())
+
+
+def _register(tables: dict[str, MutableMapping[str, type]]) -> None:
     for table_name, table in tables.items():
         for name, cls in GATE_MODULES.items():
             _check_free(table, table_name, name, cls)
@@ -36,20 +51,30 @@ def register_activation() -> None:
         table.update(GATE_MODULES)
 
 
+def _transformers_tables() -> dict[str, MutableMapping[str, type]]:
+    # ACT2FN is a copy of ACT2CLS made at import, and some models read the one, some the other.
+    return {"transformers.activations.ACT2CLS": ACT2CLS, "transformers.activations.ACT2FN": ACT2FN}
+
+
+def _timm_tables() -> dict[str, MutableMapping[str, type]]:
+    table = timm_activation_classes()
+    return {} if table is None else {_TIMM: table}
+
+
 def timm_activation_classes() -> MutableMapping[str, type] | None:
-    """timm's name → activation class table, or None where timm is not installed.
+    """timm's name → activation class table, or None where timm has not been imported: no model has a layer of it.
 
     timm has no call to register an activation, so this is a private dict of its factory.
     """
-    if importlib.util.find_spec("timm") is None:
+    create_act = sys.modules.get(_TIMM)
+    if create_act is None:
         return None
-    from timm.layers import create_act
-
     table = getattr(create_act, "_ACT_LAYER_DEFAULT", None)
     if table is None:
         raise RuntimeError(
             "this timm keeps its activation classes elsewhere than timm.layers.create_act._ACT_LAYER_DEFAULT, so "
-            "'lambda_gelu' and its like cannot be registered as an act_layer. Use timm 1.0.26 to 1.0.31, or uninstall timm"
+            "'lambda_gelu' and its like cannot be registered as an act_layer. Use timm 1.0.26 to 1.0.31, or uninstall "
+            "timm"
         )
     return table
 

@@ -1,6 +1,6 @@
 """Activation sites: where in a module tree an activation sits, and of what kind it is."""
 
-import importlib.util
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +16,7 @@ LAMBDA_GATE_CLASSES = (LambdaGate, SharedLambdaGate)
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 
-_exchanges = 0
+_TIMM_LAYERS = "timm.layers"
 
 # kind → (torch classes, names in transformers.activations, names in timm.layers). The kinds of λ-gates are the rows of
 # GATES.
@@ -48,8 +48,9 @@ SELF_GATE_KINDS: tuple[str, ...] = ("gelu", "silu")
 SMOOTH_KINDS: tuple[str, ...] = (*LEARNED_KINDS, *_KIND_CLASSES)
 """The kinds of smooth gates that become ReLU when they harden."""
 
-# Tanh forms of GELU, by class name in transformers and timm.
+# Forms of GELU by their class names in transformers and timm; torch's own has an attribute.
 _TANH_CLASSES = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh")
+_SIGMOID_CLASSES = ("QuickGELUActivation", "QuickGELU")
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,6 @@ class ActivationSite:
 
     def put(self, module: nn.Module) -> None:
         """Place `module` at this site, in the training mode of what was there."""
-        global _exchanges
-        _exchanges += 1
         setattr(self.parent, self.attribute, module.train(self.module.training))
         # torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). It runs in eval mode
         # without looking at the module, so the code it goes by has to follow; 0 keeps it off.
@@ -82,20 +81,17 @@ class ActivationSite:
         return place is self.module
 
 
-def exchange_count() -> int:
-    """How often `ActivationSite.put` has run in this process: who remembers sites sees by it when to look again."""
-    return _exchanges
+def _plain_classes(kind: str) -> tuple[type, ...]:
+    """The module classes of a kind of plain activation, as far as the imported libraries have them."""
+    return _classes(kind, _TIMM_LAYERS in sys.modules)  # a model with one of timm's layers has imported them
 
 
 @cache
-def _plain_classes(kind: str) -> tuple[type, ...]:
-    """The module classes of a kind of plain activation, as far as the installed libraries have them."""
+def _classes(kind: str, with_timm: bool) -> tuple[type, ...]:
     torch_classes, hf_names, timm_names = _KIND_CLASSES[kind]
     found = [*torch_classes, *(getattr(hf_activations, name, None) for name in hf_names)]
-    if timm_names and importlib.util.find_spec("timm") is not None:
-        from timm import layers as timm_layers
-
-        found += [getattr(timm_layers, name, None) for name in timm_names]
+    if with_timm:
+        found += [getattr(sys.modules[_TIMM_LAYERS], name, None) for name in timm_names]
     return tuple(dict.fromkeys(cls for cls in found if cls is not None))
 
 
@@ -106,18 +102,22 @@ def kind_of(module: nn.Module) -> str | None:
     return next((kind for kind in _KIND_CLASSES if isinstance(module, _plain_classes(kind))), None)
 
 
+def plain_gate_of(module: nn.Module) -> str | None:
+    """The row of GATES whose λ = 1 is the plain activation `module`, or None where there is none."""
+    if isinstance(module, _plain_classes("silu")):
+        return "lambda_silu"
+    if not isinstance(module, _plain_classes("gelu")) or type(module).__name__ in _SIGMOID_CLASSES:
+        return None
+    is_tanh = type(module).__name__ in _TANH_CLASSES or getattr(module, "approximate", None) == "tanh"
+    return "lambda_gelu_tanh" if is_tanh else "lambda_gelu"
+
+
 def gate_of(module: nn.Module) -> str:
-    """The row of GATES whose λ = 1 is the plain activation `module`: every pretrained self-gate has one.
+    """The row of GATES that takes the place of `module`: its own if it is a λ-gate, else `plain_gate_of`.
 
     The sigmoid form of GELU, x·σ(1.702x), and Mish are no row's. They get λ-GELU, which they are near to.
     """
-    if isinstance(module, LAMBDA_GATE_CLASSES):
-        return module.gate
-    if isinstance(module, _plain_classes("silu")):
-        return "lambda_silu"
-    if type(module).__name__ in _TANH_CLASSES or getattr(module, "approximate", None) == "tanh":
-        return "lambda_gelu_tanh"
-    return DEFAULT_GATE
+    return module.gate if isinstance(module, LAMBDA_GATE_CLASSES) else plain_gate_of(module) or DEFAULT_GATE
 
 
 def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[ActivationSite]:
@@ -177,12 +177,13 @@ def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGate]]:
             f"{type(model).__name__} has no λ-GELU activation"
             + (f" (smooth gates it has: {', '.join(others)})" if others else "")
             + f", nor another λ-gate. Set the activation key of its config to {', '.join(map(repr, GATES))} (the key "
-            "differs by family: hidden_act, activation_function, ...; a wrong key is ignored silently) or call hf_lgelu.replace_activations(model)"
+            "differs by family: hidden_act, activation_function, ...; a wrong key is ignored silently) or call "
+            "hf_lgelu.replace_activations(model)"
         )
     for name, module in modules:
         if is_parametrized(module, "raw_hardness"):
             raise ValueError(
                 f"the raw_hardness of {name or type(module).__name__} is parametrized, so that it can neither be set "
-                "nor frozen. Remove it first: torch.nn.utils.parametrize.remove_parametrizations(module, 'raw_hardness')"
+                "nor frozen. Remove it first, with torch.nn.utils.parametrize.remove_parametrizations"
             )
     return modules

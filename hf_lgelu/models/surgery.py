@@ -74,7 +74,8 @@ def replace_activations(
 ) -> SurgeryReport:
     """Put a λ-gate, each with its own λ, in the place of every activation module of the given kinds.
 
-    Changes `model` in place. Each site gets the row of GATES whose λ = 1 it is: λ-GELU, its tanh form, λ-SiLU. For models that ignore the activation string, or for more than one λ per layer.
+    Changes `model` in place. Each site gets the row of GATES whose λ = 1 it is: λ-GELU, its tanh form, λ-SiLU. For
+    models that ignore the activation string, or for more than one λ per layer.
 
     Args:
         model: any module tree. A model wrapped by torch.compile is operated on inside. Give

@@ -1,7 +1,7 @@
 """Trainer callbacks: hardening, and the hardness of every layer in the log.
 
 What they do follows from the trainer's position and the model, so a run resumed from any checkpoint goes on
-as if it had never stopped. What they remember saves looking for it again, and needs no saving.
+as if it had never stopped.
 """
 
 import sys
@@ -12,16 +12,15 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from hf_lgelu.models.profile import hardness_profile, read_profile
+from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.hardening import (
     HARDENED_FRACTION,
-    anneal_modules,
-    freeze_modules,
-    release_modules,
+    anneal_hardness,
+    freeze_hardness,
+    release_hardness,
     target_hardnesses,
 )
-from hf_lgelu.training.known_sites import KnownSites
 from hf_lgelu.training.optim import hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.training.schedules import (
     DEFAULT_SWITCH_FRACTION,
@@ -73,12 +72,10 @@ class HardeningCallback(TrainerCallback):
         self.switch_fraction = switch_fraction
         self.schedule = check_schedule(schedule).name
         self.strategy = strategy
-        self._known = KnownSites()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
-        self._known.forget()
         require_lambda_gelu(model)
         if self.strategy == "epoch" and state.num_train_epochs >= sys.maxsize:
             raise ValueError(
@@ -103,7 +100,6 @@ class HardeningCallback(TrainerCallback):
         optimizer: Any,
         **kwargs: Any,
     ) -> None:
-        self._known.forget()
         if self.strategy == "epoch":
             self._set_hardness(model, optimizer, state)
 
@@ -123,12 +119,7 @@ class HardeningCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
         if self.progress(state) is not None:
-            freeze_modules(self._known.modules(model))
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._known.forget()
+            freeze_hardness(model)
 
     def progress(self, state: TrainerState) -> float | None:
         """How far hardening has come at the trainer's position, in [0, 1]; None while λ is learned."""
@@ -137,12 +128,12 @@ class HardeningCallback(TrainerCallback):
         return hardening_progress(min(state.global_step + 1, state.max_steps), state.max_steps, self.switch_fraction)
 
     def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
-        progress, modules = self.progress(state), self._known.modules(model)
+        progress = self.progress(state)
         if progress is None:
-            release_modules(modules)
+            release_hardness(model)
         else:
-            hold_averaged_hardness(optimizer, modules)
-            anneal_modules(modules, progress, self.targets, self.schedule)
+            hold_averaged_hardness(optimizer, model)
+            anneal_hardness(model, progress, target_hardness=self.targets, schedule=self.schedule)
 
 
 def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:
@@ -177,7 +168,6 @@ class HardnessLogCallback(TrainerCallback):
     def __init__(self) -> None:
         self._learning_rate: float | torch.Tensor | None = None
         self._runs_first = False
-        self._known = KnownSites()
 
     @classmethod
     def add_to(cls, trainer: Trainer) -> "HardnessLogCallback":
@@ -190,7 +180,6 @@ class HardnessLogCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
-        self._known.forget()
         require_lambda_gelu(model)
         if not self._runs_first:
             raise RuntimeError(
@@ -198,16 +187,6 @@ class HardnessLogCallback(TrainerCallback):
                 "in callbacks=[...] of a plain Trainer; call HardnessLogCallback.add_to(trainer), or use "
                 "LambdaGELUTrainer"
             )
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._known.forget()
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._known.forget()
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any, **kwargs: Any
@@ -227,12 +206,9 @@ class HardnessLogCallback(TrainerCallback):
         evaluated = logs is not None and any(name.startswith("eval_") for name in logs)
         if logs is None or not ("loss" in logs or evaluated):
             return
-        if not evaluated:
-            profile = read_profile(self._known.sites(model))
-        elif lambda_gelu_modules(model):  # also outside of training, where the model may have changed in any way
-            profile = hardness_profile(model)
-        else:  # ReLU has been substituted since the trainer was made
+        if not lambda_gelu_modules(model):  # ReLU has been substituted since the trainer was made
             return
+        profile = hardness_profile(model)
         added = {f"hardness/{name}": value for name, value in profile.items()}
         added["hardness/mean"] = sum(profile.values()) / len(profile)
         if self._learning_rate is not None:

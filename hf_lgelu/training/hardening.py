@@ -1,6 +1,6 @@
 """Hardening as functions of the model: the callback calls them, and so can any training loop."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,11 @@ best epoch that substituted without loss had a smaller λ."""
 
 @torch.no_grad()
 def anneal_hardness(
-    model: nn.Module, progress: float, *, target_hardness: float | None = None, schedule: str = "linear"
+    model: nn.Module,
+    progress: float,
+    *,
+    target_hardness: float | Mapping[str, float] | None = None,
+    schedule: str = "linear",
 ) -> None:
     """Set every λ to its place on the way from λ(s) to the target; s itself keeps its value.
 
@@ -30,35 +34,40 @@ def anneal_hardness(
     Args:
         model: has λ-GELU sites; unwrapped.
         progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
-        target_hardness: λ at progress 1; by default each gate's `hardness_for_tolerance()`, 159.577 for λ-GELU.
+        target_hardness: λ at progress 1: one for all, or one for each row of GATES; by default each gate's
+            `hardness_for_tolerance()`, 159.577 for λ-GELU.
         schedule: a row of SCHEDULES.
 
     Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
     """
     targets = target_hardnesses(target_hardness)
-    anneal_modules([module for _, module in require_lambda_gelu(model)], progress, targets, schedule)
-
-
-@torch.no_grad()
-def anneal_modules(
-    modules: Sequence[LambdaGate], progress: float, targets: Mapping[str, float], schedule: str
-) -> None:
-    """`anneal_hardness` of modules that were found before: a few operations for all that share a device.
-
-    `targets` maps rows of GATES to λ at progress 1.
-    """
     by_device: dict[torch.device, list[LambdaGate]] = {}
-    for module in modules:
+    for _, module in require_lambda_gelu(model):
         by_device.setdefault(module.hardness_override.device, []).append(module)
     for neighbours in by_device.values():
         raw = [whole_tensor(module.raw_hardness).flatten() for module in neighbours]
         sizes = [s.numel() for s in raw]
-        temperature = torch.cat([m.temperature.expand(size) for m, size in zip(neighbours, sizes, strict=True)])
-        start = hardness_from_raw(torch.cat(raw).double(), temperature.double())
-        ends = [start.new_full((size,), targets[m.gate]) for m, size in zip(neighbours, sizes, strict=True)]
+        temperatures = [whole_tensor(module.temperature).expand(n) for module, n in zip(neighbours, sizes, strict=True)]
+        start = hardness_from_raw(torch.cat(raw).double(), torch.cat(temperatures).double())
+        ends = [start.new_full((n,), targets[module.gate]) for module, n in zip(neighbours, sizes, strict=True)]
         annealed = scheduled_hardness(schedule, start, torch.cat(ends), progress).split(sizes)
         overrides = [module.hardness_override for module in neighbours]
-        torch._foreach_copy_(overrides, [new.view_as(old) for new, old in zip(annealed, overrides, strict=True)])
+        _write(overrides, [new.view(old.shape) for new, old in zip(annealed, overrides, strict=True)])
+
+
+def _write(buffers: list[Tensor], values: list[Tensor]) -> None:
+    """Copy whole values into buffers, in one operation but for those that tensor parallelism has distributed."""
+    plain = [not hasattr(buffer, "full_tensor") for buffer in buffers]
+    torch._foreach_copy_(
+        [buffer for buffer, is_plain in zip(buffers, plain, strict=True) if is_plain],
+        [value for value, is_plain in zip(values, plain, strict=True) if is_plain],
+    )
+    for buffer, value, is_plain in zip(buffers, values, plain, strict=True):
+        if not is_plain:
+            from torch.distributed.tensor import distribute_tensor
+
+            value = value.to(buffer.dtype)
+            buffer.copy_(distribute_tensor(value, buffer.device_mesh, buffer.placements, src_data_rank=None))
 
 
 def freeze_hardness(model: nn.Module) -> None:
@@ -69,34 +78,31 @@ def freeze_hardness(model: nn.Module) -> None:
     reducer waits for s.
     Raises ValueError for a model without λ-GELU.
     """
-    freeze_modules(module for _, module in require_lambda_gelu(model))
-
-
-def freeze_modules(modules: Iterable[LambdaGate]) -> None:
-    """`freeze_hardness` of modules that were found before."""
-    for module in modules:
+    for _, module in require_lambda_gelu(model):
         module.raw_hardness.grad = None
 
 
+@torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
     """Let λ follow s again. Changes `model` in place. Raises ValueError for a model without λ-GELU."""
-    release_modules(module for _, module in require_lambda_gelu(model))
+    for _, module in require_lambda_gelu(model):
+        module.hardness_override.zero_()
 
 
 @torch.no_grad()
-def release_modules(modules: Iterable[LambdaGate]) -> None:
-    """`release_hardness` of modules that were found before."""
-    torch._foreach_zero_([module.hardness_override for module in modules])
-
-
-def is_hardened(model: nn.Module, target_hardness: float | None = None, *, fraction: float = HARDENED_FRACTION) -> bool:
+def is_hardened(
+    model: nn.Module,
+    target_hardness: float | Mapping[str, float] | None = None,
+    *,
+    fraction: float = HARDENED_FRACTION,
+) -> bool:
     """Whether every λ has reached `fraction` of the target.
 
     Half the target is enough for a substitution that costs next to nothing; `fraction=1` asks for all of it.
 
     Args:
         model: has λ-GELU sites.
-        target_hardness: by default each gate's `hardness_for_tolerance()`, 159.577 for λ-GELU.
+        target_hardness: as for `anneal_hardness`.
         fraction: in (0, 1].
 
     Raises ValueError for a model without λ-GELU, a target that is not a finite number above 1 or a fraction
@@ -105,12 +111,6 @@ def is_hardened(model: nn.Module, target_hardness: float | None = None, *, fract
     targets = target_hardnesses(target_hardness)
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
         raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
-    return has_reached(model, targets, fraction)
-
-
-@torch.no_grad()
-def has_reached(model: nn.Module, targets: Mapping[str, float], fraction: float = HARDENED_FRACTION) -> bool:
-    """`is_hardened`, with the target of each row of GATES."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for _, module in require_lambda_gelu(model):
         hardness = whole_tensor(module.hardness)
@@ -119,14 +119,16 @@ def has_reached(model: nn.Module, targets: Mapping[str, float], fraction: float 
     return all(bool(torch.stack(reached).all()) for reached in by_device.values())
 
 
-def target_hardnesses(target_hardness: float | None = None, tolerance: float | None = None) -> dict[str, float]:
-    """{row of GATES: its target}: the one number that is given, or what the tolerance means for each."""
+def target_hardnesses(
+    target_hardness: float | Mapping[str, float] | None = None, tolerance: float | None = None
+) -> dict[str, float]:
+    """{row of GATES: its target}: the number or numbers that are given, or what the tolerance means for each."""
+    if isinstance(target_hardness, Mapping):
+        return {gate: resolve_target_hardness(target_hardness.get(gate), tolerance, gate) for gate in GATES}
     return {gate: resolve_target_hardness(target_hardness, tolerance, gate) for gate in GATES}
 
 
-def resolve_target_hardness(
-    target_hardness: float | None, tolerance: float | None, gate: str = DEFAULT_GATE
-) -> float:
+def resolve_target_hardness(target_hardness: float | None, tolerance: float | None, gate: str = DEFAULT_GATE) -> float:
     """The target that the two options stand for; raise if both are given or one is out of range."""
     if target_hardness is not None and tolerance is not None:
         raise ValueError(

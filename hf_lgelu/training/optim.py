@@ -1,13 +1,11 @@
 """The hardness parameter group: its own learning rate c·η and no weight decay."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
-from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 
 DEFAULT_LR_MULTIPLIER = 9.0
@@ -125,13 +123,13 @@ def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
     return None
 
 
-def hold_averaged_hardness(optimizer: Any, modules: Iterable[LambdaGate]) -> None:
-    """Keep a schedule-free optimizer from moving the frozen s of `modules`. Other optimizers are left alone.
+def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
+    """Keep a schedule-free optimizer from moving the frozen s of `model`. Other optimizers are left alone.
 
     Such an optimizer exchanges two sequences in every parameter whenever it goes from training to
     evaluation and back. Once its second sequence ("z") equals s, the exchange changes nothing.
     """
-    for module in modules:
+    for _, module in lambda_gelu_modules(model):
         state = optimizer.state.get(module.raw_hardness, {})
         if "z" in state:
             state["z"].copy_(module.raw_hardness.detach())

@@ -16,7 +16,7 @@ from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, metrics_of_both, on_both
-from hf_lgelu.training.hardening import HARDENED_FRACTION, has_reached
+from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.training.optim import check_rate, hardness_learning_rate, separate_hardness_group
 from hf_lgelu.training.relufication import RELUFIED_KINDS, RelufyCallback
 
@@ -140,7 +140,7 @@ class LambdaGELUTrainer(Trainer):
         if self.args.relufication and find_sites(self.model, RELUFIED_KINDS):
             return False  # ReLU is not in yet
         hardening = self._hardening_callback()
-        if hardening is None or has_reached(self.model, hardening.targets):
+        if hardening is None or is_hardened(self.model, hardening.targets):
             return super()._determine_best_metric(metrics, trial)
         selects = self.args.load_best_model_at_end or self.args.save_strategy == "best"
         if selects and not self._told_soft:

@@ -5,9 +5,12 @@ import sys
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
+from transformers import BertConfig, BertForSequenceClassification
 
 from hf_lgelu.analysis.int8 import count_optimized, quantize_onnx
+from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_activations, strip_metadata
 
 GENERATOR = np.random.default_rng(0)
@@ -97,6 +100,7 @@ def test_relu_vanishes_into_integers_and_gelu_does_not(files):
     path, out, _ = files["Gelu"]
     assert str(gelu).splitlines() == [
         f"{out}: int8, {out.stat().st_size:,} bytes (float32: {path.stat().st_size:,}), calibrated on 64 rows",
+        f"  on these rows, against float32: relative error {gelu.relative_error:.3g}, {gelu.change}",
         "  2 layers in integers, 2 steps from float to integers and 2 back",
         "  of 1 activations, 0 are part of an integer operation and 1 are computed in float",
     ]
@@ -141,33 +145,154 @@ def test_layers_alone_are_quantized_if_asked(files, tmp_path):
     assert [report.counts.integer_layers for report in found.values()] == [1, 1]
 
 
+@pytest.mark.parametrize("activation", ["Relu", "Gelu"])
+def test_the_report_says_how_far_int8_is_from_float(files, activation):
+    report = files[activation][2]
+    wanted, found = (OnnxModel(path)({"x": INPUTS})[0].astype(np.float64) for path in files[activation][:2])
+    unexplained = np.square(found - wanted).sum() / np.square(wanted - wanted.mean(0)).sum()
+    assert report.relative_error == pytest.approx(np.sqrt(unexplained), rel=1e-6)
+    assert report.change.max_change == pytest.approx(np.abs(found - wanted).max())
+    assert report.change.largest_output == pytest.approx(np.abs(wanted).max())
+    same = (found.argmax(1) == wanted.argmax(1)).mean()
+    assert (report.change.unchanged_predictions, report.change.rows) == (same, 64)
+    assert 0 < report.relative_error < 0.1
+    assert report.mask_operations == 0
+
+
+def test_a_file_too_far_from_float_is_not_kept(files, tmp_path):
+    path, _, report = files["Relu"]
+    out = tmp_path / "int8.onnx"
+    with pytest.raises(RuntimeError, match=r"something else: relative error 0\.0.*It is not kept.*operations='layers'"):
+        quantize_onnx(path, out, INPUTS, max_relative_error=report.relative_error / 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def attention(path, mask):
+    """softmax(x·W·xᵀ + mask)·x: the mask as an input "m" of 0 and 1 that becomes −3.4e38, or as given."""
+    far = numpy_helper.from_array(np.array(-3.4028235e38, np.float32), "far")
+    zero, one = (numpy_helper.from_array(np.array(v, np.float32), n) for n, v in (("zero", 0), ("one", 1)))
+    weight = numpy_helper.from_array(GENERATOR.normal(size=(6, 6)).astype(np.float32), "w")
+    before = {
+        "product": [("Sub", ["one", "m"], "off"), ("Mul", ["off", "far"], "mask")],
+        "where": [("Equal", ["m", "zero"], "off"), ("Where", ["off", "far", "zero"], "mask")],
+        "given": [("Identity", ["m"], "mask")],
+        "none": [("Mul", ["m", "zero"], "mask")],
+    }[mask]
+    steps = [
+        ("MatMul", ["x", "w"], "q"), ("Transpose", ["x"], "k"), ("MatMul", ["q", "k"], "scores"), *before,
+        ("Add", ["scores", "mask"], "masked"), ("Softmax", ["masked"], "probabilities"),
+        ("MatMul", ["probabilities", "x"], "context"),
+    ]  # fmt: skip
+    nodes = [helper.make_node(op, inputs, [out]) for op, inputs, out in steps]
+    nodes[1].attribute.append(helper.make_attribute("perm", [0, 2, 1]))
+    shapes = {"x": ["batch", 5, 6], "m": ["batch", 1, 5], "context": ["batch", 5, 6]}
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", ends[:2], ends[2:], [far, zero, one, weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+
+
+@pytest.mark.parametrize(("mask", "left"), [("product", 3), ("where", 3), ("given", 2), ("none", 0)])
+def test_masks_and_the_softmax_behind_them_stay_in_float(tmp_path, mask, left):
+    attention(tmp_path / "a.onnx", mask)
+    x = GENERATOR.normal(size=(32, 5, 6)).astype(np.float32)
+    seen = (np.arange(5) < GENERATOR.integers(1, 6, size=(32, 1))).astype(np.float32)[:, None]
+    m = (1 - seen) * -1e9 if mask == "given" else seen
+    report = quantize_onnx(tmp_path / "a.onnx", tmp_path / "int8.onnx", {"x": x, "m": m.astype(np.float32)})
+    assert report.mask_operations == left
+    assert report.relative_error < 0.1
+    operations = report.counts.operations
+    assert operations.get("Softmax", 0) == (1 if left else 0)
+    assert report.counts.integer_layers == 3
+
+
+def padded_rows(count, generator):
+    """Token ids of which the largest decides the class (odd or even), and their mask; only attention can find it."""
+    ids = torch.randint(4, 40, (count, 12), generator=generator)
+    mask = (torch.arange(12) < torch.randint(3, 13, (count, 1), generator=generator)).long()
+    ids = ids * mask
+    return {"input_ids": ids, "attention_mask": mask}, ids.max(1).values % 2
+
+
+def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    config = BertConfig(
+        vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=16, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = BertForSequenceClassification(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for _ in range(200):
+        inputs, labels = padded_rows(64, generator)
+        model(**inputs, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    inputs, labels = padded_rows(512, generator)
+    calibration = [{**rows, "labels": classes} for rows, classes in (padded_rows(64, generator) for _ in range(2))]
+    export_onnx(model, tmp_path / "float.onnx", calibration[0])
+    report = quantize_onnx(tmp_path / "float.onnx", tmp_path / "int8.onnx", calibration)
+    scores = [
+        np.mean(OnnxModel(tmp_path / name)(inputs)[0].argmax(1) == labels.numpy())
+        for name in ("float.onnx", "int8.onnx")
+    ]
+    assert scores[0] > 0.9
+    assert abs(scores[1] - scores[0]) <= 0.01  # 0.25 without the masks in float
+    assert report.relative_error < 0.1
+    assert report.change.unchanged_predictions > 0.98
+    assert report.calibration_rows == 128
+    assert report.counts.operations["Softmax"] == 2
+    assert "5 operations on attention masks stay in float" in str(report)
+
+
+def test_data_are_what_export_takes(files, tmp_path):
+    path = files["Relu"][0]
+    expected = quantize_onnx(path, tmp_path / "a.onnx", [{"x": INPUTS}]).change
+    for data in (INPUTS, torch.from_numpy(INPUTS), [INPUTS], {"x": INPUTS, "labels": None}, iter([(INPUTS,)])):
+        assert quantize_onnx(path, tmp_path / "a.onnx", data, overwrite=True).change == expected
+    attention(tmp_path / "two.onnx", "where")
+    x, m = GENERATOR.normal(size=(4, 5, 6)).astype(np.float32), np.ones((4, 1, 5), np.float32)
+    expected = quantize_onnx(tmp_path / "two.onnx", tmp_path / "b.onnx", {"x": x, "m": m}).change
+    assert quantize_onnx(tmp_path / "two.onnx", tmp_path / "b.onnx", (x, m), overwrite=True).change == expected
+    assert quantize_onnx(tmp_path / "two.onnx", tmp_path / "b.onnx", [(x, m)], overwrite=True).change == expected
+
+
 def test_bad_calls_are_refused_and_leave_nothing(files, tmp_path, monkeypatch):
     path, there, _ = files["Relu"]
     out = tmp_path / "a.onnx"
     bad = INPUTS.copy()
     bad[3, 2] = np.nan
     cases = [
-        ([{"x": INPUTS}], {"operations": "some"}, "operations must be one of all, layers, got 'some'"),
-        ([], {}, "at least one batch"),
+        (INPUTS, {"operations": "some"}, "operations must be one of all, layers, got 'some'"),
+        (INPUTS, {"max_relative_error": float("nan")}, "max_relative_error must be a number above 0"),
+        ([], {}, "data holds no rows"),
+        ([{"x": INPUTS[:0]}], {}, "data holds no rows"),
+        (INPUTS[:0], {}, "data holds no rows"),
         ([{"y": INPUTS}], {}, "must hold x; it lacks x"),
+        ([{"x": None}], {}, "must hold x; it lacks x"),
         ([{"x": bad}], {}, "x holds NaN or infinity"),
+        ([{"x": np.float32(3)}], {}, "onnxruntime cannot quantize"),
+        ([{"x": INPUTS.astype(np.float64)}], {}, "onnxruntime cannot quantize|refuses the inputs"),
+        ([{"x": INPUTS[:, :3]}], {}, "onnxruntime cannot quantize|refuses the inputs"),
     ]
-    for batches, options, error in cases:
-        with pytest.raises(ValueError, match=error):
-            quantize_onnx(path, out, batches, **options)
+    for data, options, error in cases:
+        with pytest.raises((ValueError, RuntimeError), match=error):
+            quantize_onnx(path, out, data, **options)
     with pytest.raises(FileExistsError, match="overwrite=True"):
-        quantize_onnx(path, there, [{"x": INPUTS}])
+        quantize_onnx(path, there, INPUTS)
     with pytest.raises(FileNotFoundError, match="is no file"):
-        quantize_onnx(tmp_path / "none.onnx", out, [{"x": INPUTS}])
-    with pytest.raises(TypeError, match="must be a mapping from x to rows, got ndarray"):
-        quantize_onnx(path, out, INPUTS)
+        quantize_onnx(tmp_path / "none.onnx", out, INPUTS)
+    for data in ("rows.csv", [INPUTS, "rows.csv"], [3], [[INPUTS, INPUTS]], {"x": np.array(["a"])}):
+        with pytest.raises(TypeError, match=r"a batch must hold x|x must hold numbers"):
+            quantize_onnx(path, out, data)
+    with pytest.raises(ValueError, match="is quantized already"):
+        quantize_onnx(there, out, INPUTS)
     float_file = path.read_bytes()
     with pytest.raises(ValueError, match="is the float file itself"):
-        quantize_onnx(path, path.parent / "." / path.name, [{"x": INPUTS}], overwrite=True)
+        quantize_onnx(path, path.parent / "." / path.name, INPUTS, overwrite=True)
     assert path.read_bytes() == float_file
     monkeypatch.setitem(sys.modules, "onnxruntime.quantization", None)
     with pytest.raises(ImportError, match=r"hf-lgelu\[onnx\]"):
-        quantize_onnx(path, out, [{"x": INPUTS}])
+        quantize_onnx(path, out, INPUTS)
     assert list(tmp_path.iterdir()) == []
     assert sorted(entry.name for entry in path.parent.iterdir()) == [
         "Gelu-int8.onnx", "Gelu.onnx", "Relu-int8.onnx", "Relu.onnx",

@@ -1,19 +1,22 @@
 """Pruned networks, against weight matrices cut by hand and nets whose dead units are known."""
 
 import dataclasses
+import functools
 import sys
 
 import pytest
 import timm
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 from transformers import AutoModel, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.analysis.pruning import units as pruning
 from hf_lgelu.analysis.pruning.prunable import Pruner
 from hf_lgelu.analysis.pruning.units import PrunedModel, prune_units, remove_dead_units
-from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
+from hf_lgelu.models.auto_classes import register_auto_classes
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 DEAD = {0: [1, 4], 1: [], 2: [0, 2, 5]}
 
@@ -374,8 +377,33 @@ def test_wrong_arguments_are_refused(arguments, message):
 def test_batches_that_can_be_read_once_are_refused():
     with pytest.raises(TypeError, match="read twice, got generator"):
         remove_dead_units(mlp(), (batch for batch in batches()))
-    with pytest.raises(ValueError, match="batches is empty"):
+    with pytest.raises(ValueError, match="data is empty"):
         remove_dead_units(mlp(), [])
+
+
+@pytest.mark.parametrize("prune", [remove_dead_units, functools.partial(prune_units, fraction=0.5)])
+def test_data_without_rows_or_with_nan_remove_nothing(prune):
+    (good, _), none = batches(), {"features": torch.zeros(0, 3).double()}
+    rows = good["features"]
+    for data, message in (
+        ([none], "batch 0 of data has no rows"),
+        (none, "batch 0 of data has no rows"),
+        ([good, {"features": rows * torch.nan}], "batch 1 of data holds NaN or infinity"),
+        ([good, {"features": rows / 0}], "batch 1 of data holds NaN or infinity"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prune(mlp(), data)
+    for data in ("rows.csv", 3, None, TensorDataset(rows)):
+        with pytest.raises(TypeError, match="data must be batches"):
+            prune(mlp(), data)
+
+
+def test_weights_that_are_nan_have_no_order_of_importance():
+    broken = mlp()
+    with torch.no_grad():
+        broken.layers[0].linear.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="weights that are NaN"):
+        prune_units(broken, batches(), fraction=0.5, criterion="magnitude")
 
 
 def test_without_torch_pruning_the_error_names_the_extra(monkeypatch):
@@ -390,7 +418,7 @@ def test_what_was_pruned_can_be_printed():
         "1,234 parameters → 1,000",
         "  first: 2 of 5 units removed",
         "  second: 0 of 5 units removed",
-        "  outputs on the calibration data changed by at most 1e-07",
+        "  outputs on these data changed by at most 1e-07",
         "  config.hidden_size holds the widths",
     ]
     pruned = dataclasses.replace(pruned, max_change=None, config_key=None)

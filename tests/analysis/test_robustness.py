@@ -9,9 +9,8 @@ from torch import nn
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.analysis.verification import robustness
-from hf_lgelu.analysis.verification.attack import find_adversarial
 from hf_lgelu.analysis.verification.marabou import MarabouNetwork, marabou_refusal
-from hf_lgelu.analysis.verification.robustness import verify_robustness
+from hf_lgelu.analysis.verification.robustness import find_adversarial, verify_robustness
 
 MARGIN = 1e-4
 

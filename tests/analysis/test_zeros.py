@@ -100,7 +100,7 @@ def test_near_zero_takes_the_threshold_in_and_dead_means_exact_zeros():
 
 def test_wrong_input_is_refused():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    with pytest.raises(ValueError, match="batches is empty"):
+    with pytest.raises(ValueError, match="data is empty"):
         measure_zeros(model, [])
     with pytest.raises(ValueError, match="threshold must be at least 0, got -1"):
         measure_zeros(model, [torch.zeros(1, 2)], threshold=-1)
@@ -110,3 +110,12 @@ def test_wrong_input_is_refused():
         measure_zeros(nn.Sequential(nn.ReLU()), [torch.zeros(1, 4), torch.zeros(1, 5)])
     with pytest.raises(ValueError, match=r"no activation module runs in Linear.*make them modules"):
         measure_zeros(nn.Linear(2, 2), [torch.zeros(1, 2)])
+    for rows, message in ((torch.zeros(0, 2), "has no rows"), (torch.full((1, 2), math.nan), "holds NaN or infinity")):
+        with pytest.raises(ValueError, match=message):
+            measure_zeros(model, rows)
+    broken = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    nn.init.constant_(broken[0].bias, math.nan)
+    with pytest.raises(ValueError, match="1 gives NaN on these data"):
+        measure_zeros(broken, torch.zeros(1, 2))
+    with pytest.raises(TypeError, match=r"data must be batches.*got str"):
+        measure_zeros(model, "rows.csv")

@@ -124,6 +124,39 @@ def test_gpt2_computes_what_float64_does_at_any_batch_size_and_length(gpt2, expo
     assert np.abs(wanted[seen] - unmasked[seen]).max() > 1e-2  # the mask matters
 
 
+@pytest.mark.parametrize("opset", [18, 25])
+def test_the_file_has_the_opset_that_was_asked_for(tmp_path, opset):
+    report = export_onnx(mlp("gelu"), tmp_path / "a.onnx", torch.randn(2, 5), opset=opset)
+    (version,) = {entry.version for entry in onnx.load(tmp_path / "a.onnx").opset_import if not entry.domain}
+    assert version == report.opset == opset
+
+
+def test_another_opset_than_asked_for_is_an_error(tmp_path, monkeypatch):
+    real = torch.onnx.export
+    monkeypatch.setattr(torch.onnx, "export", lambda *args, **options: real(*args, **{**options, "opset_version": 19}))
+    with pytest.raises(RuntimeError, match="torch wrote opset 19 where 21 was asked for"):
+        export_onnx(mlp("relu"), tmp_path / "a.onnx", torch.randn(2, 5), opset=21)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kept", [0, 10, -20])
+def test_a_damaged_file_is_refused_by_its_path(exported_mlp, tmp_path, kept):
+    whole = exported_mlp[3].read_bytes()
+    (tmp_path / "half.onnx").write_bytes(whole[:kept] or b"")
+    with pytest.raises(ValueError, match=r"onnxruntime cannot run .*half\.onnx"):
+        OnnxModel(tmp_path / "half.onnx")
+    (tmp_path / "text.onnx").write_bytes(b"\xff\xfenot a graph")
+    with pytest.raises(ValueError, match=r"text\.onnx holds no ONNX graph"):
+        count_operations(tmp_path / "text.onnx")
+
+
+def test_what_onnxruntime_refuses_is_told_with_shapes(exported_mlp):
+    model = OnnxModel(exported_mlp[3])
+    for features in (np.zeros((2, 6), np.float32), np.zeros((2, 5)), np.zeros(5, np.float32)):
+        with pytest.raises(ValueError, match=rf"refuses the inputs \(features {features.dtype} "):
+            model({"features": features})
+
+
 def test_training_flags_and_hooks_are_as_they_were(tmp_path):
     network = mlp("relu").train()
     network.layers[1].eval()
@@ -185,6 +218,16 @@ def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
         export_onnx(network, path, torch.randn(2, 5), dynamic_axes={"x": {0: "batch"}})
     with pytest.raises(ValueError, match="'batch' must have one size"):
         export_onnx(Pair(), path, (torch.ones(2, 3), torch.ones(1, 3)))
+    for opset in (7, 17, 26, -1):
+        with pytest.raises(ValueError, match=rf"opset must be 18 to 25, .*got {opset}"):
+            export_onnx(network, path, torch.randn(2, 5), opset=opset)
+    for opset in (20.0, "20", True, None):
+        with pytest.raises(TypeError, match="opset must be an integer"):
+            export_onnx(network, path, torch.randn(2, 5), opset=opset)
+    with pytest.raises(TypeError, match="model must be a torch module, got str"):
+        export_onnx("model.onnx", path, torch.randn(2, 5))
+    with pytest.raises(ValueError, match="tolerance must be a finite number"):
+        export_onnx(network, path, torch.randn(2, 5), tolerance=float("nan"))
     with torch.device("meta"):
         large = nn.Linear(2**15, 2**14 + 1)
     with pytest.raises(ValueError, match=r"has 2\.00 GiB of weights, and one ONNX file holds less than 2 GiB"):

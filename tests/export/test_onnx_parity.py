@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_lgelu.export.onnx.onnx_parity import Parity, compare_outputs
+from hf_lgelu.export.onnx.onnx_run import Parity, compare_outputs
 
 
 class Runtime:

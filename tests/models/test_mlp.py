@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.rows import TensorRows, collate_rows
+from lgelu_lab.benchmarks.data import TensorRows, collate_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.models.mlp import MLPConfig, MLPForClassification, register_auto_classes
+from hf_lgelu.models.auto_classes import register_auto_classes
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.registry import register_activation
 
 

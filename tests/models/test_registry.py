@@ -1,5 +1,7 @@
 """The name in the activation tables of transformers and timm."""
 
+import sys
+
 import pytest
 import timm
 import torch
@@ -75,6 +77,7 @@ def test_inplace_is_ignored():
 
 def test_timm_is_optional(monkeypatch):
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "timm.layers.create_act")
     assert registry.timm_activation_classes() is None
     monkeypatch.delitem(TIMM_TABLE, "lambda_gelu")
     register_activation()

@@ -4,7 +4,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.rows import TensorRows, collate_rows
+from lgelu_lab.benchmarks.data import TensorRows, collate_rows
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import ModelOutput

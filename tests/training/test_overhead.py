@@ -1,11 +1,9 @@
-"""What λ-GELU's trainer does beside the training itself: walks over modules, synchronizations, data and surgery."""
-
-from collections import Counter
+"""What λ-GELU's trainer does beside the training itself: synchronizations, data and surgery."""
 
 import pytest
 import torch
 from plain_evaluation import SAMPLES, accuracy
-from tiny_training import rows, tiny_model, tiny_trainer
+from tiny_training import tiny_model, tiny_trainer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
@@ -18,69 +16,13 @@ from hf_lgelu import (
     replace_activations,
     substitute_relu,
 )
-from hf_lgelu.models import sites
 
-# 4 epochs of 30 steps. e_s = 1: λ is learned in the first, and hardens in the others.
-TRAIN = rows(120)
-EPOCHS, STEPS = 4, 120
+# 4 epochs. e_s = 1: λ is learned in the first, and hardens in the others.
 HARDENING = {
     "learning": {},
     "epoch": {"harden": True},
     "step": {"harden": True, "hardening_strategy": "steps"},
 }
-
-
-class Walks(TrainerCallback):
-    """Counts, by optimizer step, who goes through all the modules of the model."""
-
-    def __init__(self, monkeypatch, model):
-        self.in_step, self.step = Counter(), None
-        of_torch, of_sites = nn.Module.named_modules, sites._walk
-
-        def named_modules(module, *args, **kwargs):
-            self.note(module is model)
-            return of_torch(module, *args, **kwargs)
-
-        def walk(module, *args):
-            self.note(module is model)
-            return of_sites(module, *args)
-
-        monkeypatch.setattr(nn.Module, "named_modules", named_modules)
-        monkeypatch.setattr(sites, "_walk", walk)
-
-    def note(self, whole):
-        if whole and self.step is not None:
-            self.in_step[self.step] += 1
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.step = state.global_step
-
-    def on_epoch_end(self, args, state, control, **kwargs):
-        self.step = None
-
-
-def walks_per_step(folder, monkeypatch, plain=False, **options):
-    model = tiny_model("gelu" if plain else "lambda_gelu")
-    options |= {"logging_strategy": "steps", "logging_steps": 1}
-    trainer = tiny_trainer(folder, model, plain=plain, train=TRAIN, num_train_epochs=EPOCHS, **options)
-    walks = Walks(monkeypatch, model)
-    trainer.callback_handler.callbacks.insert(0, walks)  # so that it opens the step before anybody else acts
-    trainer.train()
-    assert trainer.state.global_step == STEPS
-    return [walks.in_step[step] for step in range(STEPS)]
-
-
-@pytest.mark.parametrize("hardening", HARDENING)
-def test_a_step_walks_over_the_modules_as_often_as_a_plain_trainers(tmp_path, monkeypatch, hardening):
-    with monkeypatch.context() as patch:
-        plain = walks_per_step(tmp_path, patch, plain=True)
-    with monkeypatch.context() as patch:
-        ours = walks_per_step(tmp_path, patch, **HARDENING[hardening])
-    extra = [count - base for count, base in zip(ours, plain, strict=True)]
-    # The sites are looked for again in the first step of an epoch: two walks for hardening, two for the log.
-    assert [count for step, count in enumerate(extra) if step % 30] == [0] * (STEPS - EPOCHS)
-    assert sum(extra[::30]) <= 4 * EPOCHS
-    assert sum(extra[::30]) > 0  # the counter counts
 
 
 class Synchronizations(TorchDispatchMode):
@@ -191,19 +133,6 @@ def test_each_pass_prepares_the_batch_as_it_came_from_the_data(tmp_path, monkeyp
     assert seen == [["features", "labels"]] * 6  # three batches, two passes
     for name in ("eval_loss", "eval_relu_loss"):
         assert metrics[name] == expected[name] != plain[name]
-
-
-def test_an_evaluation_looks_for_its_sites_once_however_many_batches(tmp_path, monkeypatch):
-    counts = []
-    for samples in (SAMPLES[:4], rows(40, seed=1)):
-        model = tiny_model()
-        trainer = tiny_trainer(tmp_path, model, eval_dataset=samples)
-        with monkeypatch.context() as patch:
-            walks = Walks(patch, model)
-            walks.step = 0
-            trainer.evaluate()
-        counts.append(walks.in_step[0])
-    assert 0 < counts[0] == counts[1]
 
 
 def one_activation(model, wanted):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.rows import TensorRows, collate_rows
+from lgelu_lab.benchmarks.data import TensorRows, collate_rows
 from torch import nn
 from torch.nn import functional as F
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_training import lambda_gelus, names_in, raw_values, tiny_model
+from tiny_training import names_in, raw_values, tiny_model
 from torch import nn
 
 import hf_lgelu
@@ -172,12 +172,12 @@ def test_averaged_sequence_is_set_to_s_and_nothing_else_is_touched():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for parameter in model.parameters():
         optimizer.state[parameter] = {"z": torch.full_like(parameter, 7.0)}
-    hold_averaged_hardness(optimizer, lambda_gelus(model))
+    hold_averaged_hardness(optimizer, model)
     for name, parameter in model.named_parameters():
         expected = parameter if name.endswith("raw_hardness") else torch.full_like(parameter, 7.0)
         assert torch.equal(optimizer.state[parameter]["z"], expected)
     other = torch.optim.SGD(model.parameters(), lr=0.1)
-    hold_averaged_hardness(other, lambda_gelus(model))
+    hold_averaged_hardness(other, model)
     assert not other.state
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.analysis.pruning.gate_calls import GateCall, watch_gates
+from hf_lgelu.analysis.pruning.zeros import GateCall, watch_gates
 from hf_lgelu.extras import require
 from hf_lgelu.models.example_run import Inputs, evaluation_mode
 from hf_lgelu.models.sites import lambda_gelu_modules

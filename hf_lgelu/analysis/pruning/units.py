@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.analysis.pruning.gate_calls import RELU
 from hf_lgelu.analysis.pruning.prunable import HiddenLayer, Pruner
-from hf_lgelu.analysis.pruning.zeros import GateZeros, measure_zeros
+from hf_lgelu.analysis.pruning.zeros import RELU, GateZeros, checked_batches, measure_zeros
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.mlp import MLPConfig
@@ -43,7 +42,7 @@ class PrunedModel:
         config_key: the key of `model.config` that now holds the widths, so that `save_pretrained` and
             `from_pretrained` work; None where the config has no key for them (layers of different widths in most
             families): then keep the module itself (torch.save, torch.export or ONNX).
-        max_change: largest change of an output on the calibration data; None where that was not asked.
+        max_change: largest change of an output on the data; None where that was not asked.
     """
 
     model: nn.Module
@@ -60,27 +59,38 @@ class PrunedModel:
             removed = len(self.removed.get(layer, ()))
             lines.append(f"  {layer}: {removed} of {left + removed} units removed")
         if self.max_change is not None:
-            lines.append(f"  outputs on the calibration data changed by at most {self.max_change:.3g}")
+            lines.append(f"  outputs on these data changed by at most {self.max_change:.3g}")
         where = f"config.{self.config_key} holds the widths" if self.config_key else "no config key holds these widths"
         return "\n".join([*lines, f"  {where}"])
 
 
-def remove_dead_units(model: nn.Module, batches: Iterable[Inputs]) -> PrunedModel:
-    """Remove the hidden units whose ReLU is 0 on every row of `batches`; on these rows the outputs stay the same.
+def remove_dead_units(model: nn.Module, data: Inputs | Iterable[Inputs]) -> PrunedModel:
+    """A model without the hidden units whose ReLU is 0 on every row of `data`; on these rows it gives the same outputs.
 
-    On other rows such a unit may fire: outputs there can change. One unit of each layer is kept.
+    `model` stays as it is. On other rows such a unit may fire: outputs there can change. One unit of each layer is
+    kept.
 
     Args:
-        batches: the calibration data, read twice: a list or a DataLoader, no generator.
+        model: any module tree.
+        data: batches, read twice: a list or a DataLoader, no generator; or one batch, a tensor or mapping.
 
     Raises:
         ImportError: torch-pruning is not installed.
-        TypeError: `batches` can be read only once.
-        ValueError: no hidden layer can be pruned, the gates are smooth, or no unit is dead.
-        RuntimeError: outputs on the calibration data differ by more than rounding. The given model is unchanged.
+        TypeError: `data` can be read only once.
+        ValueError: no rows, or NaN or infinity in them; no hidden layer can be pruned, the gates are smooth, or no unit
+            is dead.
+        RuntimeError: outputs on `data` differ by more than rounding.
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import remove_dead_units
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> _ = model[0].bias.data.copy_(torch.tensor([9.0, -9.0, 9.0]))  # the second unit never fires below
+        >>> pruned = remove_dead_units(model, torch.rand(16, 2))
+        >>> pruned.removed, pruned.model[0].out_features, model[0].out_features
+        ({'0': [1]}, 2, 3)
     """
-    _require_twice(batches)
-    pruner = Pruner(copy.deepcopy(model), _first(batches))
+    pruner = Pruner(copy.deepcopy(model), next(checked_batches(data, twice=True)))
     layers = _require_layers(model, pruner)
     hard = [layer for layer in layers if layer.kind == RELU]
     if not hard:
@@ -89,27 +99,31 @@ def remove_dead_units(model: nn.Module, batches: Iterable[Inputs]) -> PrunedMode
             f"{type(model).__name__} has smooth gates ({kinds}): their units never rest at exactly 0 over a range of "
             "inputs, so none is dead. Harden the model and substitute ReLU, or use prune_units"
         )
-    zeros = measure_zeros(model, batches)
+    zeros = measure_zeros(model, data)
     chosen = {layer.name: _dead(layer, zeros) for layer in hard}
     if not any(chosen.values()):
         values = max(zeros[gate].values for layer in hard for gate in layer.gates)
         raise ValueError(f"no unit is dead: each fires at least once among {values:,} outputs; use prune_units")
     pruned = _remove(model, pruner, chosen)
-    return _verified(model, pruned, batches)
+    return _verified(model, pruned, data)
 
 
 def prune_units(
     model: nn.Module,
-    batches: Iterable[Inputs],
+    data: Inputs | Iterable[Inputs],
     *,
     fraction: float | None = None,
     threshold: float | str | None = None,
     criterion: str = "apoz",
 ) -> PrunedModel:
-    """Remove the least important hidden units; outputs change, and fine-tuning is the caller's.
+    """A model without its least important hidden units; outputs change, and fine-tuning is the caller's.
+
+    `model` stays as it is.
 
     Args:
-        batches: data for "apoz", and example inputs for the trace (one batch is enough for "magnitude").
+        model: any module tree.
+        data: batches, for "apoz", and example inputs for the trace (one batch is enough for "magnitude"); read twice: a
+            list or a DataLoader, no generator; or one batch, a tensor or mapping.
         fraction: of each layer's units, rounded down, in (0, 1).
         threshold: for "apoz", instead of `fraction`: units whose share of outputs ≤ 0 is above this number in [0, 1),
             or above "one-sigma", the layer's mean plus one standard deviation (Network Trimming's rule). Where that
@@ -118,13 +132,21 @@ def prune_units(
 
     Raises:
         ImportError: torch-pruning is not installed.
-        ValueError: an argument is wrong, no hidden layer can be pruned, or no unit is chosen.
+        TypeError: `data` can be read only once.
+        ValueError: an argument is wrong, no rows, or NaN or infinity in them; no hidden layer can be pruned, or no unit
+            is chosen.
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import prune_units
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> prune_units(model, torch.randn(16, 2), fraction=0.25, criterion="magnitude").widths
+        {'0': 6}
     """
     _check_choice(fraction, threshold, criterion)
-    _require_twice(batches)
-    pruner = Pruner(copy.deepcopy(model), _first(batches))
+    pruner = Pruner(copy.deepcopy(model), next(checked_batches(data, twice=True)))
     layers = _require_layers(model, pruner)
-    zeros = measure_zeros(model, batches) if criterion == "apoz" else {}
+    zeros = measure_zeros(model, data) if criterion == "apoz" else {}
     chosen = {}
     for layer in layers:
         scores = unit_scores(model, layer, zeros)
@@ -148,6 +170,8 @@ def unit_scores(model: nn.Module, layer: HiddenLayer, zeros: Mapping[str, GateZe
     module = model.get_submodule(layer.name)
     weight = module.weight.detach().double().cpu()
     incoming = weight.T if isinstance(module, Conv1D) else weight.flatten(1)
+    if not incoming.isfinite().all():
+        raise ValueError(f"{layer.name} has weights that are NaN or infinite: there is no order of importance in them")
     return -incoming.abs().sum(1)
 
 
@@ -191,9 +215,9 @@ def _remove(model: nn.Module, pruner: Pruner, chosen: Mapping[str, Sequence[int]
     )
 
 
-def _verified(model: nn.Module, pruned: PrunedModel, batches: Iterable[Inputs]) -> PrunedModel:
+def _verified(model: nn.Module, pruned: PrunedModel, data: Inputs | Iterable[Inputs]) -> PrunedModel:
     largest_change = 0.0
-    for batch in batches:
+    for batch in checked_batches(data):
         # Every output: the first one alone is the loss where a batch has labels.
         for first, second in zip(outputs_of(model, batch), outputs_of(pruned.model, batch), strict=True):
             change = (first.double() - second.double()).abs().max().item()
@@ -255,16 +279,3 @@ def _require_layers(model: nn.Module, pruner: Pruner) -> list[HiddenLayer]:
             "module into one other layer and nowhere else"
         )
     return pruner.layers
-
-
-def _require_twice(batches: Iterable[Inputs]) -> None:
-    if isinstance(batches, Tensor | Mapping) or iter(batches) is batches:
-        raise TypeError(
-            f"batches must be a list of batches or a DataLoader, which can be read twice, got {type(batches).__name__}"
-        )
-
-
-def _first(batches: Iterable[Inputs]) -> Inputs:
-    for batch in batches:
-        return batch
-    raise ValueError("batches is empty; give at least one batch of rows")

@@ -4,14 +4,83 @@ Network Trimming (Hu, Peng, Tai, Tang, 2016, arXiv:1607.03250), equation 1: the 
 outputs over rows and positions. It says what a network does on these data, and promises no speed-up.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from hf_lgelu.analysis.pruning.gate_calls import GateCall, watch_gates
-from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
+from hf_lgelu.models.input_shapes import channel_axis
+from hf_lgelu.models.sites import kind_of
+
+RELU = "relu"
+
+
+@dataclass(frozen=True)
+class GateCall:
+    """One call of an activation module.
+
+    `name` is the module's, with "#2", "#3", ... from its second call in a forward pass on. `producers` are the
+    modules that made its input, from the nearest backwards as far as each takes one tensor from the next.
+    """
+
+    name: str
+    module: nn.Module
+    kind: str
+    output: Tensor
+    axis: int
+    producers: tuple[nn.Module, ...]
+
+
+def gate_kind(module: nn.Module) -> str | None:
+    """ "relu" for `nn.ReLU`, the kind of a smooth gate (models/sites.py), or None."""
+    return RELU if type(module) is nn.ReLU else kind_of(module)
+
+
+def watch_gates(model: nn.Module, inputs: Inputs, look: Callable[[GateCall], None]) -> None:
+    """Run `model` once on `inputs` (no gradients, eval mode) and hand each call of a gate to `look`, in order.
+
+    Raises ValueError if the model has no `nn.ReLU` and no smooth gate that runs.
+    """
+    names = {module: name for name, module in model.named_modules() if gate_kind(module) is not None}
+    calls: Counter[nn.Module] = Counter()
+    producer_of = WeakTensorKeyDictionary()  # weak: no activation outlives its use
+    source_of: dict[nn.Module, nn.Module | None] = {}
+
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        data = args[0] if args and isinstance(args[0], Tensor) else None
+        producer = None if data is None else producer_of.get(data)
+        if module in names and isinstance(output, Tensor) and data is not None:
+            calls[module] += 1
+            name = names[module] if calls[module] == 1 else f"{names[module]}#{calls[module]}"
+            producers = _chain(producer, source_of)
+            look(GateCall(name, module, gate_kind(module), output, channel_axis(data, producer), producers))
+        # What only passes a tensor on (Identity, dropout in eval mode) did not make it; neither did an in-place gate.
+        if isinstance(output, Tensor) and output is not data:
+            producer_of[output] = module
+            source_of[module] = producer
+
+    leaves = [module for module in model.modules() if module in names or not list(module.children())]
+    with forward_hooks(leaves, hook):
+        run_example(model, inputs)
+    if not calls:
+        raise ValueError(
+            f"no activation module runs in {type(model).__name__}: neither nn.ReLU nor a smooth gate. Activations that "
+            "are called as functions cannot be seen; make them modules"
+        )
+
+
+def _chain(module: nn.Module | None, source_of: dict[nn.Module, nn.Module | None]) -> tuple[nn.Module, ...]:
+    chain: list[nn.Module] = []
+    while module is not None and module not in chain:
+        chain.append(module)
+        module = source_of.get(module)
+    return tuple(chain)
 
 
 @dataclass(frozen=True)
@@ -63,19 +132,32 @@ class GateZeros:
         return (self.zeros == self.values).nonzero().flatten().tolist()
 
 
-def measure_zeros(model: nn.Module, batches: Iterable[Inputs], *, threshold: float = 1e-3) -> dict[str, GateZeros]:
-    """{activation: counts} over all batches, in the order in which the activations run.
+def measure_zeros(
+    model: nn.Module, data: Inputs | Iterable[Inputs], *, threshold: float = 1e-3
+) -> dict[str, GateZeros]:
+    """{activation: counts} over all batches, in the order in which the activations run. `model` stays as it is.
 
     An activation is an `nn.ReLU` or a smooth gate in the module tree; one that runs several times in a forward pass
     is counted by call ("relu", "relu#2", ...). Units lie along axis 1 behind a convolution or batch normalization,
     along the last behind a linear layer. Nothing but counts is kept. In eval mode.
 
     Args:
-        batches: what the model is called with, e.g. a DataLoader of mappings.
+        model: any module tree.
+        data: batches of what the model is called with, e.g. a DataLoader of mappings; or one batch, a tensor or
+            mapping.
         threshold: of `near_zero`, at least 0.
 
-    Raises ValueError for a negative threshold, for no batch, for a model without an activation module, and for an
-    activation whose units are not the same number in every batch.
+    Raises:
+        TypeError: `data` holds no batches.
+        ValueError: a negative threshold; no rows, or NaN or infinity in them; a model without an activation module, or
+            one that gives NaN; an activation whose units are not the same number in every batch.
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import measure_zeros
+        >>> zeros = measure_zeros(torch.nn.Sequential(torch.nn.ReLU()), torch.tensor([[-1.0, 2.0], [-3.0, -4.0]]))
+        >>> zeros["0"].apoz.tolist(), zeros["0"].dead_units
+        ([1.0, 0.5], [0])
     """
     if not threshold >= 0:
         raise ValueError(f"threshold must be at least 0, got {threshold}")
@@ -85,16 +167,51 @@ def measure_zeros(model: nn.Module, batches: Iterable[Inputs], *, threshold: flo
         new = _count(call, threshold)
         counts[call.name] = _sum(call.name, counts[call.name], new) if call.name in counts else new
 
-    for batch in batches:
+    for batch in checked_batches(data):
         watch_gates(model, batch, add)
-    if not counts:
-        raise ValueError("batches is empty; give at least one batch of rows")
     return counts
+
+
+def checked_batches(data: Inputs | Iterable[Inputs], *, twice: bool = False) -> Iterator[Inputs]:
+    """The batches of `data`, each with rows that are finite numbers; at least one.
+
+    Raises:
+        TypeError: `data` cannot be read in batches; or not a second time, which `twice` asks for.
+        ValueError: no batch, no rows in one, or NaN or infinity in them.
+    """
+    one = isinstance(data, Tensor | Mapping)
+    if not one and (not isinstance(data, Iterable) or isinstance(data, str | Dataset)):
+        raise TypeError(
+            f"data must be batches, such as a DataLoader or a list, or one tensor or mapping; got {type(data).__name__}"
+        )
+    if twice and not one and iter(data) is data:
+        raise TypeError(
+            f"data must be a list of batches or a DataLoader, which can be read twice, got {type(data).__name__}"
+        )
+    number = -1
+    for number, batch in enumerate([data] if one else data):
+        _require_rows(batch, number)
+        yield batch
+    if number < 0:
+        raise ValueError("data is empty; give at least one batch of rows")
+
+
+def _require_rows(batch: Inputs, number: int) -> None:
+    values = batch.values() if isinstance(batch, Mapping) else [batch] if isinstance(batch, Tensor) else batch
+    for tensor in values:
+        if not isinstance(tensor, Tensor):
+            continue
+        if not tensor.numel():
+            raise ValueError(f"batch {number} of data has no rows: a tensor of shape {tuple(tensor.shape)}")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"batch {number} of data holds NaN or infinity; give finite numbers")
 
 
 def _count(call: GateCall, threshold: float) -> GateZeros:
     units = call.output.shape[call.axis]
     output = call.output.detach().movedim(call.axis, -1).reshape(-1, units)
+    if output.isnan().any():
+        raise ValueError(f"{call.name} gives NaN on these data; look at the model's weights")
     absolute = output.abs()
     return GateZeros(
         kind=call.kind,

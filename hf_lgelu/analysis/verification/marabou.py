@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hf_lgelu.export.onnx.onnx_export import export_onnx
-from hf_lgelu.export.onnx.silence import silence_process
+from hf_lgelu.export.onnx.onnx_run import silence_process
 from hf_lgelu.extras import require
 
 

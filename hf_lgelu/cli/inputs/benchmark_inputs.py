@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.benchmarks.image_rows import ImageRows
 from lgelu_lab.benchmarks.options import DataOptions
-from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
-from lgelu_lab.studies.arguments import check_benchmark
+from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.studies.records import RECORD_FILE, read_record
 from torch.utils.data import Subset
 from transformers import PreTrainedConfig
@@ -51,12 +52,16 @@ def training_rows(benchmark: Benchmark, data: BenchmarkData, wanted: int | None,
     """`wanted` training rows, or all; images as they are, neither cropped nor flipped."""
     rows = _as_evaluated(data.train)
     chosen = Subset(rows, sample_numbers(len(rows), wanted, seed).tolist())
-    return InputSet(chosen, f"{benchmark.name}, training rows", benchmark.hub_id)
+    return InputSet(
+        chosen, f"{benchmark.name}, training rows", data.origin.source if data.origin.folder is None else None
+    )
 
 
 def evaluation_rows(benchmark: Benchmark, data: BenchmarkData) -> InputSet:
     """The rows that the benchmark's runs are evaluated on."""
-    return InputSet(data.eval, f"{benchmark.name}, {data.eval_split}", benchmark.hub_id)
+    return InputSet(
+        data.eval, f"{benchmark.name}, {data.eval_split}", data.origin.source if data.origin.folder is None else None
+    )
 
 
 def _as_evaluated(rows: Any) -> Any:

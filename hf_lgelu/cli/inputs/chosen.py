@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from lgelu_lab.benchmarks.table import BENCHMARKS, BenchmarkData
+from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.benchmarks.table import BENCHMARKS
 from transformers import PreTrainedModel
 
 from hf_lgelu.cli.convert_arguments import ConvertArguments

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import itertools
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.export.onnx.onnx_inputs import DynamicAxes, axis_sizes, choose_axes, named_inputs, other_sizes, resize
-from hf_lgelu.export.onnx.onnx_parity import Parity, compare_outputs
-from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_activations, strip_metadata
-from hf_lgelu.export.onnx.silence import silence_python
+from hf_lgelu.export.onnx.onnx_run import (
+    OnnxModel,
+    Parity,
+    compare_outputs,
+    count_activations,
+    silence_python,
+    strip_metadata,
+)
 from hf_lgelu.extras import require
 from hf_lgelu.models.example_run import Inputs, evaluation_mode
 from hf_lgelu.models.whole_file import whole_file
 
 OPSET = 20
 """The first with Gelu."""
+
+MIN_OPSET = 18
+"""The first that torch's exporter writes; asked for an older one, it writes this."""
+
+MAX_OPSET = 25
+"""The newest to which the exporter converts every graph; asked for a newer one, it may write another."""
 
 MAX_BYTES = 2**31 - 2**20
 """What one ONNX file can hold: protobuf ends at 2 GiB, and the graph needs some room."""
@@ -86,20 +98,30 @@ def export_onnx(
         path: the file to be, ".onnx" as a rule.
         inputs: as for `find_smooth_calls`, tensors only; "labels" and values of None are left out.
         dynamic_axes: which axes may vary instead, e.g. {"pixel_values": {0: "batch"}}; {} for none.
-        opset: version of ONNX's operations.
+        opset: version of ONNX's operations, 18 to 25.
         tolerance: largest difference allowed, relative to the largest |output| or to 1 if that is larger.
         overwrite: replace a file that is there.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing; the message names the extra [onnx].
-        TypeError: an input is no tensor, or the model is not float32.
+        TypeError: `model` is no module or is not float32, an input is no tensor, or `opset` is no integer.
         ValueError: the model is too large for one file, or an argument does not fit.
         RuntimeError: onnxruntime computes something else, by more than `tolerance`; nothing is left behind.
         FileExistsError: there is a file, and `overwrite` is False.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from hf_lgelu import export_onnx
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_onnx(model, f"{folder}/model.onnx", torch.randn(2, 4))
+        >>> report.inputs, report.max_abs_difference < 1e-5
+        ({'input': ('batch', 4)}, True)
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx")
     _check_model(model)
+    _check_numbers(opset, tolerance)
     inputs = named_inputs(model, inputs)
     axes = choose_axes(inputs, dynamic_axes)
     if any(tensor.device.type != "cpu" for tensor in itertools.chain(model.parameters(), model.buffers())):
@@ -180,6 +202,9 @@ def _write(
     strip_metadata(proto)
     del proto.graph.value_info[:]  # shapes are inferred again, and onnxruntime's quantizer trips over stale ones
     onnx = require("onnx", "onnx")
+    versions = {entry.domain: entry.version for entry in proto.opset_import}
+    if versions.get("") != opset:
+        raise RuntimeError(f"torch wrote opset {versions.get('')} where {opset} was asked for; give another opset")
     onnx.checker.check_model(proto)
     onnx.save(proto, os.fspath(file))
 
@@ -200,7 +225,18 @@ def _compare(
     ]
 
 
+def _check_numbers(opset: int, tolerance: float) -> None:
+    if isinstance(opset, bool) or not isinstance(opset, int):
+        raise TypeError(f"opset must be an integer, got {opset!r}")
+    if not MIN_OPSET <= opset <= MAX_OPSET:
+        raise ValueError(f"opset must be {MIN_OPSET} to {MAX_OPSET}, which torch's exporter writes, got {opset}")
+    if not tolerance < math.inf:
+        raise ValueError(f"tolerance must be a finite number, got {tolerance}")
+
+
 def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
     tensors = list(itertools.chain(model.parameters(), model.buffers()))
     dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     if dtypes - {torch.float32}:

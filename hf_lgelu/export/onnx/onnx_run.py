@@ -1,8 +1,15 @@
-"""ONNX files: run by onnxruntime, read as graphs, stripped of what tells where they were made."""
+"""ONNX files: run by onnxruntime, compared with torch, read as graphs, stripped of what tells where they were made."""
 
+import contextlib
+import io
+import logging
 import os
+import sys
+import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +43,8 @@ class OnnxModel:
         threads: of the computation; 1 starts none.
         optimized_path: where to keep the graph that onnxruntime makes of the file and really runs.
 
-    Raises ImportError that names the extra [onnx], FileNotFoundError for a path that is no file.
+    Raises ImportError that names the extra [onnx], FileNotFoundError for a path that is no file, ValueError for a file
+    that onnxruntime cannot read or run.
     """
 
     def __init__(
@@ -52,7 +60,10 @@ class OnnxModel:
         options.log_severity_level = 3  # it warns that a saved optimized graph is for this kind of CPU
         if optimized_path is not None:
             options.optimized_model_filepath = os.fspath(optimized_path)
-        self._session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+        try:
+            self._session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+        except runtime_errors() as error:
+            raise ValueError(f"onnxruntime cannot run {path}; is it a whole ONNX file? {error}") from error
         self.input_names: tuple[str, ...] = tuple(value.name for value in self._session.get_inputs())
         self.output_names: tuple[str, ...] = tuple(value.name for value in self._session.get_outputs())
 
@@ -60,7 +71,18 @@ class OnnxModel:
         """The outputs in the order of `output_names`; an input that the graph does not have is a ValueError."""
         if set(inputs) != set(self.input_names):
             raise ValueError(f"the graph takes {', '.join(self.input_names)}; got {', '.join(inputs)}")
-        return self._session.run(None, as_arrays(inputs))
+        arrays = as_arrays(inputs)
+        try:
+            return self._session.run(None, arrays)
+        except runtime_errors() as error:
+            shapes = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays.items())
+            raise ValueError(f"onnxruntime refuses the inputs ({shapes}): {error}") from error
+
+
+def runtime_errors() -> tuple[type[Exception], ...]:
+    """The classes of onnxruntime's own errors, which have no common parent but Exception."""
+    native = require("onnxruntime.capi.onnxruntime_pybind11_state", "onnx")
+    return tuple(kind for kind in vars(native).values() if isinstance(kind, type) and issubclass(kind, Exception))
 
 
 def as_arrays(inputs: Mapping[str, np.ndarray | Tensor]) -> dict[str, np.ndarray]:
@@ -71,7 +93,7 @@ def as_arrays(inputs: Mapping[str, np.ndarray | Tensor]) -> dict[str, np.ndarray
 
 def count_operations(path: str | os.PathLike) -> Counter[str]:
     """{operation: nodes} of the graph of an ONNX file, its inner graphs included."""
-    return Counter(node.op_type for node in _nodes(_read(path).graph))
+    return Counter(node.op_type for node in _nodes(read_onnx(path).graph))
 
 
 def count_activations(path: str | os.PathLike) -> int:
@@ -79,7 +101,7 @@ def count_activations(path: str | os.PathLike) -> int:
 
     Of λ-GELU, which has no operation of its own, the Erf is counted.
     """
-    nodes = _nodes(_read(path).graph)
+    nodes = _nodes(read_onnx(path).graph)
     return sum(
         node.op_type in ACTIVATION_OPERATIONS
         or any(attribute.name == "activation" and attribute.s for attribute in node.attribute)
@@ -100,8 +122,13 @@ def strip_metadata(message: Any) -> None:
                 strip_metadata(inner)
 
 
-def _read(path: str | os.PathLike) -> Any:
-    return require("onnx", "onnx").load(os.fspath(path))
+def read_onnx(path: str | os.PathLike) -> Any:
+    """The ONNX model of a file. Raises ValueError for a file that holds none, FileNotFoundError for no file."""
+    onnx, message = require("onnx", "onnx"), require("google.protobuf.message", "onnx")
+    try:
+        return onnx.load(os.fspath(path))
+    except message.DecodeError as error:
+        raise ValueError(f"{path} holds no ONNX graph, or not all of one: {error}") from error
 
 
 def _nodes(graph: Any) -> list[Any]:
@@ -111,3 +138,88 @@ def _nodes(graph: Any) -> list[Any]:
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                 nodes += _nodes(inner)
     return nodes
+
+
+@dataclass(frozen=True)
+class Parity:
+    """`max_abs_difference` of all outputs, and `largest_output`, the largest |output| of torch."""
+
+    max_abs_difference: float
+    largest_output: float
+
+
+def compare_outputs(
+    onnx_model: OnnxModel, inputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float, where: str
+) -> Parity:
+    """Run `inputs` in onnxruntime and compare with `expected`, torch's outputs by name.
+
+    Outputs at positions that an attention_mask of zeros marks as padding are left out.
+
+    Args:
+        onnx_model: the file.
+        inputs: by name; those that the graph does not have, as their values change nothing, are left out.
+        expected: in the order of the graph's outputs.
+        tolerance: relative to an output's largest value, or to 1 if that is larger.
+        where: what the inputs are, for the error.
+
+    Raises:
+        RuntimeError: an output has another shape, or differs by more than the tolerance.
+    """
+    found = onnx_model({name: value for name, value in inputs.items() if name in onnx_model.input_names})
+    largest = difference = 0.0
+    for (name, wanted), array in zip(as_arrays(expected).items(), found, strict=True):
+        if array.shape != wanted.shape:
+            raise RuntimeError(f"onnxruntime gives {name} of shape {array.shape} {where}, torch {wanted.shape}")
+        array, wanted = (without_padding(values, inputs).astype(np.float64) for values in (array, wanted))
+        here = float(np.abs(array - wanted).max(initial=0.0))
+        size = float(np.abs(wanted).max(initial=0.0))
+        if not here <= tolerance * max(1.0, size):  # also where it is NaN
+            raise RuntimeError(
+                f"onnxruntime differs from torch by {here:.3g} in {name} {where}, where the largest is {size:.3g}; "
+                f"allowed is {tolerance:g} of it, or of 1 if that is larger. The file is not kept"
+            )
+        difference, largest = max(difference, here), max(largest, size)
+    return Parity(difference, largest)
+
+
+def without_padding(output: np.ndarray, inputs: Mapping[str, Any]) -> np.ndarray:
+    """The positions of an output that no attention_mask of zeros marks as padding; all of it where there is no mask.
+
+    Where nothing is attended to, each runtime has its own arbitrary values.
+    """
+    mask = inputs.get("attention_mask")
+    if mask is None or mask.ndim != 2 or output.shape[:2] != tuple(mask.shape):
+        return output
+    return output[np.asarray(mask) != 0]
+
+
+@contextmanager
+def silence_python(logger: str | None = None) -> Iterator[None]:
+    """Without warnings, Python's stdout and what one logger says below ERROR; None is the root logger."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+@contextmanager
+def silence_process() -> Iterator[None]:
+    """Nothing on stdout and stderr, not even from C++, which sys.stdout does not see."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        for descriptor, number in zip(kept, (1, 2), strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)

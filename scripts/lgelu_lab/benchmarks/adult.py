@@ -6,11 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from lgelu_lab.benchmarks.data import BenchmarkData, RawSplit, prepare
-from lgelu_lab.benchmarks.locate import load_splits
-from lgelu_lab.benchmarks.options import DataOptions
-from lgelu_lab.benchmarks.splits import stratified_holdout
-from lgelu_lab.benchmarks.standardize import Standardizer
+from lgelu_lab.benchmarks.data import (
+    BenchmarkData,
+    DataOptions,
+    RawSplit,
+    Standardizer,
+    prepare,
+    stratified_holdout,
+)
+from lgelu_lab.benchmarks.mlp import PAPER_RECIPE, mlp_benchmark
+from lgelu_lab.benchmarks.source import load_splits
 
 HUB_ID = "scikit-learn/adult-census-income"
 FOLDER = "adult"
@@ -40,10 +45,10 @@ def load_adult(options: DataOptions | None = None) -> BenchmarkData:
     options = options or DataOptions()
     columns = (*NUMERIC_COLUMNS, *CATEGORY_COLUMNS, LABEL_COLUMN)
     found = load_splits(FOLDER, HUB_ID, options.data_dir, splits=("train",), columns=columns, optional_splits=("test",))
-    train_frame, test_split = found["train"].to_pandas(), "test"
+    train_frame, test_split = found.splits["train"].to_pandas(), "test"
     train_labels = _labels(train_frame[LABEL_COLUMN])
-    if "test" in found:
-        test_frame = found["test"].to_pandas()
+    if "test" in found.splits:
+        test_frame = found.splits["test"].to_pandas()
         test_labels = _labels(test_frame[LABEL_COLUMN])
     else:
         kept, held_out = stratified_holdout(train_labels, TEST_FRACTION, options.split_seed)
@@ -56,6 +61,7 @@ def load_adult(options: DataOptions | None = None) -> BenchmarkData:
         AdultEncoder.fit,
         LABEL_NAMES,
         options,
+        found.origin,
         test_split,
     )
 
@@ -111,3 +117,14 @@ def _labels(income: Any) -> np.ndarray:
             f"accepted: {' and '.join(map(repr, LABEL_NAMES))}, with or without a final dot"
         )
     return (values == LABEL_NAMES[1]).to_numpy().astype(np.int64)
+
+
+ADULT = mlp_benchmark(
+    "mlp-adult",
+    "4 × 256 MLP on Adult (census income), one-hot and standardized",
+    load=load_adult,
+    train_batch_size=512,
+    epochs=50,
+    paper=frozenset({*PAPER_RECIPE, "num_train_epochs"}),
+)
+"""The row of BENCHMARKS."""

@@ -66,7 +66,7 @@ def lgelu_resnet18_cifar(
 
 
 def register_cifar_resnet() -> None:
-    """Make "lgelu_resnet18_cifar" a timm architecture. Idempotent; `import hf_lgelu` calls it. No-op without timm.
+    """Make "lgelu_resnet18_cifar" a timm architecture. Idempotent; importing this file calls it. No-op without timm.
 
     Raises RuntimeError if another function has the name.
     """
@@ -79,7 +79,7 @@ def register_cifar_resnet() -> None:
     elif model_entrypoint(ARCHITECTURE) is not lgelu_resnet18_cifar:
         raise RuntimeError(
             f"another model is registered with timm as {ARCHITECTURE!r} ({model_entrypoint(ARCHITECTURE)}); import "
-            "hf_lgelu before the code that registers it, or rename that one"
+            "lgelu_lab before the code that registers it, or rename that one"
         )
 
 
@@ -130,3 +130,6 @@ def _resnet18_with_small_stem(**model_args: Any) -> nn.Module:
     for stage in model.feature_info:
         stage["reduction"] = max(1, stage["reduction"] // 4)
     return model
+
+
+register_cifar_resnet()  # timm builds saved networks of this architecture by its name

@@ -1,16 +1,257 @@
-"""A data set, ready to train on: from raw splits to rows of standardized features."""
+"""A data set, ready to train on: what a user chooses, which rows are taken, and rows of standardized features."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from lgelu_lab.benchmarks.options import DataOptions
-from lgelu_lab.benchmarks.rows import TensorRows
-from lgelu_lab.benchmarks.splits import choose_rows
+from lgelu_lab.benchmarks.source import Origin
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where the data lies, which part of it is used, and what a run is selected on.
+
+    Args:
+        data_dir: a folder of data set folders. None takes the environment variable LGELU_DATA_DIR,
+            and without that the Hugging Face Hub.
+        max_train_samples: at most this many training rows, the first of a seeded permutation.
+        max_eval_samples: the same for the validation part and for the test split.
+        validation_fraction: 0 evaluates on the test split, as the paper seems to; a fraction in (0, 1)
+            holds out that part of the training split, stratified by class, to evaluate on.
+        split_seed: of every choice of rows. It is not the seed of the run.
+
+    Raises:
+        TypeError, ValueError: a value of the wrong type or out of range.
+    """
+
+    data_dir: str | os.PathLike[str] | None = None
+    max_train_samples: int | None = None
+    max_eval_samples: int | None = None
+    validation_fraction: float = 0.0
+    split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.data_dir is not None and not isinstance(self.data_dir, str | os.PathLike):
+            raise TypeError(f"data_dir must be a path or None, got {type(self.data_dir).__name__}")
+        for name in ("max_train_samples", "max_eval_samples"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 1, "; None uses every row")
+        _check_integer("split_seed", self.split_seed, 0, "")
+        fraction = self.validation_fraction
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float):
+            raise TypeError(f"validation_fraction must be a number, got {type(fraction).__name__}")
+        if not 0 <= fraction < 1:
+            raise ValueError(f"validation_fraction must lie in [0, 1), got {fraction!r}; 0 evaluates on the test split")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model of its family a benchmark trains; a benchmark takes some of these (`Benchmark.model_defaults`).
+
+    Args:
+        pretrained: folder or Hub id of a checkpoint to fine-tune; None trains from scratch.
+        image_size: height and width in pixels that images are resized to.
+        patch_size: height and width of a vision transformer's patches, in pixels.
+        num_layers: blocks.
+        width: units of the residual stream.
+        num_heads: attention heads; divides `width`.
+        context_length: tokens in one row of text.
+        vocabulary_size: tokens of the tokenizer that is trained on the corpus.
+
+    Raises:
+        TypeError, ValueError: a value of the wrong type or out of range.
+    """
+
+    pretrained: str | None = None
+    image_size: int | None = None
+    patch_size: int | None = None
+    num_layers: int | None = None
+    width: int | None = None
+    num_heads: int | None = None
+    context_length: int | None = None
+    vocabulary_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pretrained is not None and not isinstance(self.pretrained, str):
+            raise TypeError(f"pretrained must be a folder, a Hub id or None, got {type(self.pretrained).__name__}")
+        for name in (option.name for option in fields(self) if option.name != "pretrained"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 1, "; None takes the benchmark's default")
+
+
+def _check_integer(name: str, value: object, smallest: int, remark: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}{remark}")
+    if value < smallest:
+        raise ValueError(f"{name} must be at least {smallest}, got {value}{remark}")
+
+
+@dataclass(frozen=True)
+class RowChoice:
+    """Row numbers: `train` and `validation` in the training split, `test` in the test split.
+
+    `validation` is None where the test split selects.
+    """
+
+    train: np.ndarray
+    validation: np.ndarray | None
+    test: np.ndarray
+
+
+def choose_rows(train_labels: np.ndarray, test_size: int, options: DataOptions) -> RowChoice:
+    """Hold out a validation part if `options` ask for one, then apply the limits on sample counts."""
+    train, validation = np.arange(len(train_labels)), None
+    if options.validation_fraction > 0:
+        train, validation = stratified_holdout(train_labels, options.validation_fraction, options.split_seed)
+        validation = _first(validation, options.max_eval_samples, options.split_seed)
+    return RowChoice(
+        train=_first(train, options.max_train_samples, options.split_seed),
+        validation=validation,
+        test=_first(np.arange(test_size), options.max_eval_samples, options.split_seed),
+    )
+
+
+def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers (kept, held out), ascending; of each class, `fraction` of its rows, rounded, is held out.
+
+    Args:
+        labels: (N,), integers.
+        fraction: in (0, 1).
+        seed: of the permutation within each class.
+
+    Raises ValueError if that leaves either part empty.
+    """
+    random = _generator(seed)
+    held_out = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        rows = random.permutation(np.flatnonzero(labels == label))
+        held_out[rows[: round(fraction * len(rows))]] = True
+    if held_out.all() or not held_out.any():
+        raise ValueError(
+            f"holding out a fraction of {fraction:g} of each class leaves an empty part: there are {len(labels)} rows "
+            f"in {len(np.unique(labels))} classes. Choose a fraction that is at least one row of a class"
+        )
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def _first(rows: np.ndarray, limit: int | None, seed: int) -> np.ndarray:
+    if limit is None or limit >= len(rows):
+        return rows
+    return _generator(seed).permutation(rows)[:limit]
+
+
+def _generator(seed: int) -> np.random.RandomState:
+    # numpy promises that RandomState's stream never changes, and promises no such thing of default_rng.
+    return np.random.RandomState(seed)
+
+
+@dataclass(frozen=True)
+class Standardizer:
+    """(x − mean) / standard deviation (population, divided by N); a constant becomes 0 everywhere.
+
+    `mean` and `deviation` are float64, of shape (F,) for a statistic a column or () for one overall.
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def fit(cls, rows: np.ndarray, *, per_column: bool) -> "Standardizer":
+        """Take the statistics of (N, F) numbers: of each column, or of all of them together."""
+        axis = 0 if per_column else None
+        mean = np.mean(rows, axis=axis, dtype=np.float64)
+        deviation = np.std(rows, axis=axis, dtype=np.float64)
+        # Of a constant like 0.1 the rounded mean is not exact, and the deviation comes out near 1e-17.
+        constant = np.min(rows, axis=axis) == np.max(rows, axis=axis)
+        return cls(np.asarray(mean), np.where(constant, 0.0, deviation))
+
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        """(N, F) numbers → (N, F) float32."""
+        # float64 only where a column needs it: fnlwgt's 1e6 minus its mean would lose digits in float32.
+        working = np.float32 if rows.dtype == np.uint8 else np.float64
+        scale = np.divide(1.0, self.deviation, out=np.zeros_like(self.deviation), where=self.deviation > 0)
+        standardized = rows.astype(working)
+        standardized -= self.mean.astype(working)
+        standardized *= scale.astype(working)
+        return standardized.astype(np.float32, copy=False)
+
+    def describe(self) -> dict[str, Any]:
+        """{"mean": ..., "deviation": ...}, numbers or lists of numbers."""
+        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
+
+
+Batch = dict[str, Tensor]
+"""{"features": (batch, F) float32, "labels": (batch,) int64}, the arguments of `MLPForClassification`."""
+
+
+class TensorRows(Dataset):
+    """N rows of F features with a class each.
+
+    A DataLoader takes one batch with one `index_select`, not one row at a time, when it is given
+    `collate_rows`: pass it as Trainer's `data_collator`, with `remove_unused_columns=False`.
+
+    Args:
+        features: (N, F), float32.
+        labels: (N,), int64.
+
+    Raises:
+        TypeError: a tensor has another dtype.
+        ValueError: the shapes are not (N, F) and (N,).
+    """
+
+    def __init__(self, features: Tensor, labels: Tensor) -> None:
+        if features.dtype != torch.float32 or labels.dtype != torch.int64:
+            raise TypeError(f"features must be float32 and labels int64, got {features.dtype} and {labels.dtype}")
+        if features.ndim != 2 or labels.shape != features.shape[:1]:
+            raise ValueError(
+                "features must have shape (N, F) and labels (N,), "
+                f"got {tuple(features.shape)} and {tuple(labels.shape)}"
+            )
+        self.features = features
+        self.labels = labels
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.features.shape[1]
+
+    def to(self, device: torch.device) -> "TensorRows":
+        """The same rows on another device."""
+        return TensorRows(self.features.to(device), self.labels.to(device))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Batch:
+        return {"features": self.features[index], "labels": self.labels[index]}
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The rows `indices`, in that order, as one batch; `torch.utils.data` calls it for each batch."""
+        rows = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
+        return {"features": self.features.index_select(0, rows), "labels": self.labels.index_select(0, rows)}
+
+
+def collate_rows(rows: Batch | Sequence[Batch]) -> Batch:
+    """The `collate_fn` that goes with `TensorRows`: a batch is passed on as it is.
+
+    Rows from a data set without `__getitems__`, e.g. a `ConcatDataset` of `TensorRows`, are stacked.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(rows, dict):
+        return rows
+    if not rows or not isinstance(rows[0], dict):
+        raise TypeError(
+            "collate_rows takes a batch or a list of rows of TensorRows, got "
+            f"{rows!r}. Under Trainer, set remove_unused_columns=False"
+        )
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 class Rows(Protocol):
@@ -51,7 +292,8 @@ class BenchmarkData:
     `eval` is what a run is selected on: the validation part if there is one, else `test` itself.
     `eval_split` and `test_split` say in words what they are, e.g. "validation (10 % of train)".
     `label_names` is empty where there are no classes. `preprocessing` is the encoder's description of itself.
-    `processor` is the tokenizer or image processor that a saved model needs beside it, if any.
+    `processor` is the tokenizer or image processor that a saved model needs beside it, if any; `origin` says what
+    was read.
     """
 
     train: Rows
@@ -62,6 +304,7 @@ class BenchmarkData:
     label_names: tuple[str, ...]
     preprocessing: Mapping[str, Any]
     processor: Any = None
+    origin: Origin = field(default_factory=lambda: Origin("rows in memory"))
 
     def to(self, device: torch.device) -> "BenchmarkData":
         """The same with every row on `device`, so that no batch has to wait for its way there."""
@@ -79,6 +322,7 @@ def prepare(
     fit: Callable[[Any], Encoder],
     label_names: Sequence[str],
     options: DataOptions,
+    origin: Origin,
     test_split: str = "test",
 ) -> BenchmarkData:
     """Choose rows, fit the encoder on the training rows alone, and encode every part with it.
@@ -101,5 +345,5 @@ def prepare(
         eval_rows = rows(train, chosen.validation, train.read(chosen.validation))
         eval_split = f"validation ({options.validation_fraction * 100:g} % of train)"
     return BenchmarkData(
-        train_rows, eval_rows, test_rows, eval_split, test_split, tuple(label_names), encoder.describe()
+        train_rows, eval_rows, test_rows, eval_split, test_split, tuple(label_names), encoder.describe(), origin=origin
     )

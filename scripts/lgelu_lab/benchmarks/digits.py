@@ -2,11 +2,17 @@
 
 import numpy as np
 
-from lgelu_lab.benchmarks.data import BenchmarkData, RawSplit, prepare
-from lgelu_lab.benchmarks.locate import require_package
-from lgelu_lab.benchmarks.options import DataOptions
-from lgelu_lab.benchmarks.splits import stratified_holdout
-from lgelu_lab.benchmarks.standardize import Standardizer
+from hf_lgelu.extras import require
+from lgelu_lab.benchmarks.data import (
+    BenchmarkData,
+    DataOptions,
+    RawSplit,
+    Standardizer,
+    prepare,
+    stratified_holdout,
+)
+from lgelu_lab.benchmarks.mlp import PAPER_RECIPE, mlp_benchmark
+from lgelu_lab.benchmarks.source import Origin
 
 TEST_FRACTION = 0.2
 
@@ -20,7 +26,7 @@ def load_digits(options: DataOptions | None = None) -> BenchmarkData:
     Raises ImportError without scikit-learn.
     """
     options = options or DataOptions()
-    pixels, labels = require_package("sklearn.datasets").load_digits(return_X_y=True)
+    pixels, labels = require("sklearn.datasets", "benchmarks").load_digits(return_X_y=True)
     parts = stratified_holdout(labels, TEST_FRACTION, options.split_seed)
     train, test = (RawSplit(labels[part], pixels[part].__getitem__) for part in parts)
     return prepare(
@@ -29,5 +35,17 @@ def load_digits(options: DataOptions | None = None) -> BenchmarkData:
         lambda rows: Standardizer.fit(rows, per_column=True),
         [str(digit) for digit in np.unique(labels)],
         options,
+        Origin("scikit-learn"),
         test_split=f"test (held out, {TEST_FRACTION * 100:g} % of the rows)",
     )
+
+
+DIGITS = mlp_benchmark(
+    "mlp-digits",
+    "4 × 256 MLP on scikit-learn's 8x8 digits; not in the paper, for a look within seconds",
+    load=load_digits,
+    train_batch_size=64,
+    epochs=60,
+    paper=frozenset(PAPER_RECIPE),
+)
+"""The row of BENCHMARKS."""

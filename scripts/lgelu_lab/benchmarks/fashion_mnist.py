@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from lgelu_lab.benchmarks.data import BenchmarkData, RawSplit, prepare
+from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, RawSplit, Standardizer, prepare
 from lgelu_lab.benchmarks.images import class_names, decode_images, labels_of
-from lgelu_lab.benchmarks.locate import load_splits
-from lgelu_lab.benchmarks.options import DataOptions
-from lgelu_lab.benchmarks.standardize import Standardizer
+from lgelu_lab.benchmarks.mlp import PAPER_RECIPE, mlp_benchmark
+from lgelu_lab.benchmarks.source import load_splits
 
 HUB_ID = "zalando-datasets/fashion_mnist"
 FOLDER = "fashion_mnist"
@@ -25,13 +24,14 @@ def load_fashion_mnist(options: DataOptions | None = None) -> BenchmarkData:
     """
     options = options or DataOptions()
     found = load_splits(FOLDER, HUB_ID, options.data_dir, splits=("train", "test"), columns=("image", "label"))
-    names = class_names(found["train"], "label", FOLDER)
+    names = class_names(found.splits["train"], "label", FOLDER)
     return prepare(
-        _raw_split(found["train"]),
-        _raw_split(found["test"]),
+        _raw_split(found.splits["train"]),
+        _raw_split(found.splits["test"]),
         lambda pixels: Standardizer.fit(pixels, per_column=False),
         names,
         options,
+        found.origin,
     )
 
 
@@ -40,3 +40,14 @@ def _raw_split(rows: Any) -> RawSplit:
         return decode_images(rows, "image", numbers, SIDE_PIXELS, "L", FOLDER).reshape(len(numbers), -1)
 
     return RawSplit(labels_of(rows, "label"), read)
+
+
+FASHION_MNIST = mlp_benchmark(
+    "mlp-fmnist",
+    "4 × 256 MLP on Fashion-MNIST, flattened and standardized",
+    load=load_fashion_mnist,
+    train_batch_size=1024,
+    epochs=50,
+    paper=frozenset({*PAPER_RECIPE, "num_train_epochs"}),
+)
+"""The row of BENCHMARKS."""

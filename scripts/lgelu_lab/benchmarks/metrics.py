@@ -1,10 +1,5 @@
-"""What a benchmark is scored by: the functions that Trainer calls, on modules of `evaluate`.
+"""What a benchmark is scored by: the functions that Trainer calls with the predictions of every process, gathered."""
 
-Trainer has gathered the predictions of every process, so each process computes the same score by itself, in
-memory: there is no file for them to share. `evaluate` takes seconds to import, hence only inside.
-"""
-
-import importlib
 from typing import Any
 
 import numpy as np
@@ -13,7 +8,6 @@ from torch import Tensor
 from transformers import EvalPrediction
 
 from hf_lgelu.cli.inputs.token_blocks import IGNORED
-from lgelu_lab.benchmarks.locate import require_package
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
@@ -22,7 +16,7 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
     `prediction` holds logits (N, classes) and labels (N,); of equal logits the first class counts.
     """
     classes = np.argmax(prediction.predictions, axis=-1)
-    return _metric("accuracy", "Accuracy").compute(predictions=classes, references=prediction.label_ids)
+    return {"accuracy": float(np.mean(classes == prediction.label_ids))}
 
 
 def perplexity(prediction: EvalPrediction) -> dict[str, float]:
@@ -30,18 +24,12 @@ def perplexity(prediction: EvalPrediction) -> dict[str, float]:
 
     `prediction` holds the result of `token_losses`, (N, T − 1), and labels (N, T); where a label is -100,
     nothing is predicted. Summed in float64, so that it is exact for any division into batches and processes.
-
-    Raises RuntimeError if it is no finite number, since no score of a record may be.
+    inf beyond the largest float64, and nan where a loss is.
     """
     predicted = prediction.label_ids[:, 1:] != IGNORED
     sums = np.where(predicted, prediction.predictions, 0).sum(axis=1, dtype=np.float64)
-    score = _metric("perplexity", "Perplexity").compute(predictions=sums, references=predicted.sum(axis=1))
-    if not np.isfinite(score["perplexity"]):
-        raise RuntimeError(
-            f"the perplexity is {score['perplexity']}: the mean loss of a token is {sums.sum() / predicted.sum():.6g} "
-            "nats. Training has diverged; lower learning_rate, or lengthen warmup_steps"
-        )
-    return score
+    with np.errstate(over="ignore"):
+        return {"perplexity": float(np.exp(np.sum(sums) / predicted.sum()))}
 
 
 @torch.no_grad()
@@ -66,9 +54,3 @@ def token_losses(logits: Any, labels: Tensor) -> Tensor:
             for row, wanted in zip(logits, labels, strict=True)
         ]
     )
-
-
-def _metric(folder: str, name: str) -> Any:
-    require_package("evaluate")
-    module = importlib.import_module(f"lgelu_lab.benchmarks.metric_modules.{folder}.{folder}")
-    return getattr(module, name)(keep_in_memory=True)

@@ -1,16 +1,34 @@
-"""Tiny ImageNet (Le and Yang, 2015), the data of the paper's DeiT-Tiny/Tiny ImageNet."""
+"""DeiT-Tiny (Touvron et al., arXiv:2012.12877) on Tiny ImageNet (Le and Yang, 2015), from scratch or a checkpoint.
+
+It is transformers' ViT, not its DeiT: facebook/deit-tiny-patch16-224 is saved as one, and the DeiT class adds a
+distillation token that only a teacher gives something to do.
+"""
 
 from dataclasses import replace
+from typing import Any
 
-from transformers import BaseImageProcessor
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    BaseImageProcessor,
+    PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from transformers.utils import is_torchvision_available
 
-from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.benchmarks.image_rows import Augmentation
-from lgelu_lab.benchmarks.images import ChannelStatistics, ImageSource, prepare_images
-from lgelu_lab.benchmarks.locate import load_splits
-from lgelu_lab.benchmarks.options import DataOptions, ModelOptions
+from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
+from lgelu_lab.benchmarks.images import (
+    Augmentation,
+    ChannelStatistics,
+    ImageSource,
+    image_benchmark,
+    prepare_images,
+)
+from lgelu_lab.benchmarks.source import load_splits
 
 HUB_ID = "zh-plus/tiny-imagenet"
 FOLDERS = ("tiny_imagenet", "tiny_imagenet_40")
@@ -18,6 +36,9 @@ FOLDERS = ("tiny_imagenet", "tiny_imagenet_40")
 SIDE_PIXELS = 64
 AUGMENTATION = Augmentation(padding=SIDE_PIXELS // 8)
 """The share of the image's side that CIFAR's 4 pixels are."""
+DEFAULT_IMAGE_SIZE = 224
+DEFAULT_PATCH_SIZE = 16
+PRETRAINED = "facebook/deit-tiny-patch16-224"
 
 
 def load_tiny_imagenet(options: DataOptions | None = None, model_options: ModelOptions | None = None) -> BenchmarkData:
@@ -33,7 +54,7 @@ def load_tiny_imagenet(options: DataOptions | None = None, model_options: ModelO
     columns = ("image", "label")
     found = load_splits(FOLDERS, HUB_ID, options.data_dir, splits=("train", "valid"), columns=columns)
     data = prepare_images(
-        ImageSource(FOLDERS[0], found["train"], found["valid"], "valid", *columns, SIDE_PIXELS),
+        ImageSource(FOLDERS[0], found, "valid", *columns, SIDE_PIXELS),
         options,
         augmentation=AUGMENTATION,
         statistics=ChannelStatistics(tuple(IMAGENET_DEFAULT_MEAN), tuple(IMAGENET_DEFAULT_STD)),
@@ -55,3 +76,108 @@ def image_processor(image_size: int) -> BaseImageProcessor:
         image_mean=list(IMAGENET_DEFAULT_MEAN),
         image_std=list(IMAGENET_DEFAULT_STD),
     )
+
+
+def build_deit(activation: str, data: BenchmarkData, options: ModelOptions | None = None) -> PreTrainedModel:
+    """12 layers of width 192 with 3 heads, or the checkpoint `options.pretrained` with a new head where it needs one.
+
+    5,717,416 weights for 1,000 classes at 224 pixels. Weights that no checkpoint gives come from torch's global
+    generator. The position embeddings of a checkpoint for another image size are interpolated.
+
+    Raises:
+        ValueError: the image size is not divisible by the patch size, or the checkpoint has another patch size or
+            is no vision transformer.
+        RuntimeError: the checkpoint is neither a folder nor to be had from the Hub.
+    """
+    options = options or ModelOptions()
+    image_size = options.image_size or DEFAULT_IMAGE_SIZE
+    names = dict(enumerate(data.label_names))
+    labels = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+    if options.pretrained is not None:
+        return _from_checkpoint(options.pretrained, image_size, options.patch_size, hidden_act=activation, **labels)
+    patch_size = options.patch_size or DEFAULT_PATCH_SIZE
+    _check_sizes(image_size, patch_size)
+    config = ViTConfig(
+        hidden_size=192,
+        num_hidden_layers=12,
+        num_attention_heads=3,
+        intermediate_size=768,
+        hidden_act=activation,
+        image_size=image_size,
+        patch_size=patch_size,
+        **labels,
+    )
+    return ViTForImageClassification(config)
+
+
+def _from_checkpoint(name: str, image_size: int, patch_size: int | None, **changes: Any) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(name)
+        own_patch_size = getattr(config, "patch_size", None)
+        if not isinstance(own_patch_size, int) or not hasattr(config, "image_size"):
+            raise ValueError(f"{name!r} is a {config.model_type}; a vision transformer such as {PRETRAINED} is wanted")
+        if patch_size not in (None, own_patch_size):
+            raise ValueError(f"{name!r} has patches of {own_patch_size} pixels, got patch_size {patch_size}")
+        _check_sizes(image_size, own_patch_size)
+        model = AutoModelForImageClassification.from_pretrained(
+            name, ignore_mismatched_sizes=True, use_safetensors=True, **changes
+        )
+    except OSError as error:  # what transformers raises for a folder or Hub id that it cannot read
+        raise RuntimeError(
+            f"no checkpoint {name!r} could be read ({error}). Give --pretrained a folder that holds one, or a Hub id "
+            f"such as {PRETRAINED} where the Hub can be reached; without it the model is trained from scratch"
+        ) from error
+    if config.image_size != image_size:
+        resize_position_embeddings(model, image_size)
+    return model
+
+
+def _check_sizes(image_size: int, patch_size: int) -> None:
+    if image_size % patch_size:
+        fewer = image_size // patch_size
+        near = [count * patch_size for count in (fewer, fewer + 1) if count > 0]
+        raise ValueError(
+            f"image_size must be divisible by the patch size, {patch_size}, got {image_size}; "
+            f"take {' or '.join(map(str, near))}"
+        )
+
+
+@torch.no_grad()
+def resize_position_embeddings(model: PreTrainedModel, image_size: int) -> None:
+    """Make a ViT or DeiT take images of `image_size` pixels a side, by transformers' own bicubic interpolation.
+
+    `interpolate_pos_encoding=True` does it anew in every forward and has to be passed to each; here it is done
+    once, and the model that is saved takes images of the new size as its own.
+
+    Raises ValueError for a model without position embeddings of that kind.
+    """
+    found = [module for module in model.modules() if hasattr(module, "interpolate_pos_encoding")]
+    if len(found) != 1 or not isinstance(getattr(found[0], "position_embeddings", None), nn.Parameter):
+        raise ValueError(
+            f"the position embeddings of {type(model).__name__} cannot be resized to {image_size} pixels; set "
+            f"image_size to its own, {model.config.image_size}"
+        )
+    embeddings = found[0]
+    old = embeddings.position_embeddings
+    patches = embeddings.patch_embeddings
+    extra_tokens = old.shape[1] - patches.num_patches  # [CLS], and DeiT's distillation token
+    num_patches = (image_size // model.config.patch_size) ** 2
+    shape_alone = old.new_empty(1, num_patches + extra_tokens, old.shape[2])
+    resized = embeddings.interpolate_pos_encoding(shape_alone, image_size, image_size)
+    embeddings.position_embeddings = nn.Parameter(resized.clone())
+    patches.num_patches = num_patches
+    patches.image_size = embeddings.image_size = (image_size, image_size)
+    model.config.image_size = image_size
+
+
+DEIT_TINY_IMAGENET = image_benchmark(
+    name="deit-tiny-imagenet",
+    description="DeiT-Tiny on Tiny ImageNet, from scratch or fine-tuned from a checkpoint",
+    load=load_tiny_imagenet,
+    build_model=build_deit,
+    weight_decay=7e-2,
+    epochs=90,
+    model_defaults={"pretrained": None, "image_size": DEFAULT_IMAGE_SIZE, "patch_size": DEFAULT_PATCH_SIZE},
+    pretrained_model_defaults={"pretrained": None, "image_size": DEFAULT_IMAGE_SIZE},
+)
+"""The row of BENCHMARKS."""

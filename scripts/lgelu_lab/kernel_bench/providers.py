@@ -11,7 +11,7 @@ from transformers.activations import XIELUActivation
 import hf_lgelu
 from hf_lgelu.activation.kernels import KERNELS
 from hf_lgelu.activation.kernels.choice import choose_kernel
-from lgelu_lab.benchmarks.swish import LearnableSwish
+from lgelu_lab.benchmarks.mlp import LearnableSwish
 
 REFERENCE = "gelu"
 FLOOR = "copy"

@@ -21,7 +21,7 @@ from hf_lgelu.refit.folds import deal_folds, known_processes
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.ridge import RidgeFit
 from hf_lgelu.refit.weights import write_refit
-from lgelu_lab.benchmarks.table import Benchmark
+from lgelu_lab.benchmarks.benchmark import Benchmark
 
 
 def fold_biases(model: PreTrainedModel, calibration: Any, benchmark: Benchmark) -> PreTrainedModel:

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_lgelu.analysis.piecewise.certificate import certify_substitution
-from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
+from hf_lgelu import certify_substitution
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.models import TrainedModel
+from lgelu_lab.measurements.networks import TrainedModel
 
 CERTIFICATE_COLUMNS: dict[str, str] = {
     "model": "network",

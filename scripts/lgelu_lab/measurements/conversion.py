@@ -5,21 +5,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from hf_lgelu import ConversionRefusedError, convert_to_relu, substitute_relu
 from hf_lgelu.models.sites import SMOOTH_KINDS
-from hf_lgelu.models.surgery import TemporaryRelu, substitute_relu
-from hf_lgelu.refit.batches import Batch, read_batches
-from hf_lgelu.refit.compare import evaluate_conversion
-from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
-from hf_lgelu.refit.folds import cut_batches
-from hf_lgelu.refit.report import NetChange
-from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.bias_fold import fold_biases
-from lgelu_lab.measurements.calibration_draw import available_rows, draw_calibration
-from lgelu_lab.measurements.evaluate import evaluate
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.models import TrainedModel
+from lgelu_lab.measurements.networks import TrainedModel, available_rows, draw_calibration, evaluate
 
 CONVERSION_COLUMNS: dict[str, str] = {
     "model": "network: gelu, which is converted, or hardened_relu, which was trained to be a ReLU network",
@@ -36,7 +33,8 @@ CONVERSION_COLUMNS: dict[str, str] = {
 }
 """Every key of a row and what it is."""
 
-_UNCHANGED = NetChange(kl=0.0, agreement=1.0, max_logit_change=0.0, relative_error=0.0)
+_UNCHANGED = {"kl": 0.0, "agreement": 1.0, "max_logit_change": 0.0}
+_COMPARED_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,12 @@ class _Original:
     data: BenchmarkData
     score: float
     direct_score: float
-    batches: tuple[Batch, ...]
 
     @classmethod
     def of(cls, trained: TrainedModel, benchmark: Benchmark, data: BenchmarkData) -> "_Original":
         model = trained.load()
         scores = evaluate(model, benchmark, data)
-        batches = tuple(cut_batches(read_batches(data.eval, collate=benchmark.collate), None))
-        return cls(model.cpu(), benchmark, data, scores[benchmark.metric], scores[f"relu_{benchmark.metric}"], batches)
+        return cls(model.cpu(), benchmark, data, scores[benchmark.metric], scores[f"relu_{benchmark.metric}"])
 
     def row(self, model: str, method: str, rows: int | None = None, **values: Any) -> dict[str, Any]:
         return dict.fromkeys(CONVERSION_COLUMNS) | {
@@ -78,9 +74,8 @@ class _Original:
 
     def compared(self, network: PreTrainedModel) -> dict[str, float]:
         score = evaluate(network, self.benchmark, self.data)[self.benchmark.metric]
-        substitution = TemporaryRelu(self.model, kinds=SMOOTH_KINDS)
-        evaluation = evaluate_conversion(self.model, network.cpu(), substitution, self.batches)
-        return {"score": score, **_change(evaluation.refitted)}
+        batches = DataLoader(self.data.eval, batch_size=_COMPARED_ROWS, collate_fn=self.benchmark.collate)
+        return {"score": score, **change_of_outputs(self.model, network.cpu(), batches)}
 
 
 def measure_conversion(
@@ -94,7 +89,7 @@ def measure_conversion(
     counts = sorted({min(rows, available_rows(data)) for rows in settings.rows})
     hardened = original.compared(models["hardened_relu"].load())
     return [
-        original.row("gelu", "original", score=original.score, **_change(_UNCHANGED)),
+        original.row("gelu", "original", score=original.score, **_UNCHANGED),
         original.row("gelu", "direct", **direct),
         _converted(original, "bias-fold", counts[-1], settings.seed, _folded),
         *(_converted(original, "refit", rows, settings.seed, _refitted) for rows in counts),
@@ -128,8 +123,21 @@ def _folded(original: _Original, calibration: Any) -> tuple[PreTrainedModel, flo
     return network, time.perf_counter() - started
 
 
-def _change(change: NetChange) -> dict[str, float | None]:
-    return {name: getattr(change, name) for name in ("kl", "agreement", "max_logit_change")}
+@torch.no_grad()
+def change_of_outputs(original: PreTrainedModel, network: PreTrainedModel, batches: DataLoader) -> dict[str, float]:
+    """{"kl", "agreement", "max_logit_change"} of the network's logits against the original's, over every prediction.
+
+    KL(original ‖ network) is a mean in nats, in float64; the agreement is the share with the same argmax.
+    """
+    kl, same, largest, predictions = 0.0, 0, 0.0, 0
+    for batch in batches:
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        expected, given = (model.eval()(**inputs).logits.flatten(0, -2).double() for model in (original, network))
+        kl += F.kl_div(given.log_softmax(-1), expected.log_softmax(-1), reduction="sum", log_target=True).item()
+        same += int((expected.argmax(-1) == given.argmax(-1)).sum())
+        largest = max(largest, (expected - given).abs().max().item())
+        predictions += len(expected)
+    return {"kl": kl / predictions, "agreement": same / predictions, "max_logit_change": largest}
 
 
 CONVERSION = Measurement(

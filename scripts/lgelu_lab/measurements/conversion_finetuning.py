@@ -7,15 +7,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_lgelu import ConversionRefusedError, convert_to_relu, replace_activations, substitute_relu
 from hf_lgelu.models.sites import SMOOTH_KINDS
-from hf_lgelu.models.surgery import replace_activations, substitute_relu
-from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
-from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
-from lgelu_lab.measurements.calibration_draw import available_rows, draw_calibration
-from lgelu_lab.measurements.evaluate import evaluate
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.models import TrainedModel
-from lgelu_lab.measurements.tune import tune
+from lgelu_lab.measurements.networks import TrainedModel, available_rows, draw_calibration, evaluate, tune
 
 FINETUNING_COLUMNS: dict[str, str] = {
     "model": "network that every way starts from: gelu",

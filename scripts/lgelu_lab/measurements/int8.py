@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction
 
-from hf_lgelu.analysis.int8 import QUANTIZED_OPERATIONS, count_optimized, quantize_onnx
-from hf_lgelu.export.onnx.onnx_export import export_onnx
+from hf_lgelu import export_onnx, quantize_onnx
+from hf_lgelu.analysis.int8 import QUANTIZED_OPERATIONS, count_optimized
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
-from lgelu_lab.benchmarks.data import Rows
-from lgelu_lab.benchmarks.image_rows import ImageRows
-from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData, Rows
+from lgelu_lab.benchmarks.images import ImageRows
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.models import TrainedModel
+from lgelu_lab.measurements.networks import TrainedModel
 
 FLOAT32 = "float32"
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from hf_lgelu.analysis.piecewise.linear_pieces import LocalLinearModels, local_linear_model
-from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
+from hf_lgelu import local_linear_model
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.models import TrainedModel
+from lgelu_lab.measurements.networks import TrainedModel
 
 LINEAR_PIECES_COLUMNS: dict[str, str] = {
     "model": "network",
@@ -83,7 +84,7 @@ def first_order_models(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tens
         return weight, wide(inputs).logits - torch.einsum("nki,ni->nk", weight, inputs)
 
 
-def _pieces(network: nn.Module, inputs: Tensor) -> tuple[LocalLinearModels | None, dict[str, Any]]:
+def _pieces(network: nn.Module, inputs: Tensor) -> tuple[Any | None, dict[str, Any]]:
     start = time.perf_counter()
     try:
         pieces = local_linear_model(network, inputs)
@@ -101,9 +102,7 @@ def _pieces(network: nn.Module, inputs: Tensor) -> tuple[LocalLinearModels | Non
 
 
 @torch.no_grad()
-def _errors(
-    network: nn.Module, points: Tensor, weight: Tensor, bias: Tensor, pieces: LocalLinearModels | None
-) -> dict[str, Any]:
+def _errors(network: nn.Module, points: Tensor, weight: Tensor, bias: Tensor, pieces: Any | None) -> dict[str, Any]:
     expected = torch.einsum("nki,ni->nk", weight, points.double()) + bias
     narrow = (network(points).logits.double() - expected).abs().amax(1)
     wide = (copy.deepcopy(network).double()(points.double()).logits - expected).abs().amax(1)

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
-from lgelu_lab.measurements.models import TrainedModel
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.measurements.networks import TrainedModel
 
 Measure = Callable[[Mapping[str, TrainedModel], Benchmark, BenchmarkData, Any], Sequence[Mapping[str, Any]]]
 """(networks, benchmark, its rows, settings) → flat rows with the same keys, "model" among them."""
@@ -19,7 +20,7 @@ class Measurement:
         name: its key in MEASUREMENTS.
         description: one line.
         benchmarks: what it can be made on.
-        models: keys of `downstream.models.MODELS` that it needs.
+        models: keys of `networks.MODELS` that it needs.
         settings: a dataclass with a default in every field.
         measure: makes the rows.
     """

@@ -8,15 +8,12 @@ from typing import Any
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from hf_lgelu.analysis.pruning.units import PrunedModel, prune_units, remove_dead_units
-from hf_lgelu.analysis.pruning.zeros import measure_zeros
+from hf_lgelu import measure_zeros, prune_units, remove_dead_units
 from hf_lgelu.models.comparison import compare_models
-from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
-from lgelu_lab.measurements.evaluate import evaluate
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.models import TrainedModel
-from lgelu_lab.measurements.tune import tune
-from lgelu_lab.measurements.zeros import training_batches
+from lgelu_lab.measurements.networks import TrainedModel, evaluate, training_batches, tune
 
 PRUNING_COLUMNS: dict[str, str] = {
     "model": "network",
@@ -56,7 +53,7 @@ class PruningSettings:
     seed: int = 0
 
 
-Prune = Callable[[PreTrainedModel, DataLoader], PrunedModel]
+Prune = Callable[[PreTrainedModel, DataLoader], Any]
 
 
 def measure_pruning(
@@ -117,17 +114,12 @@ def _pruned(
         ),
         "score_pruned": evaluate(pruned, benchmark, data)[benchmark.metric],
     }
-    finetune(pruned, benchmark, data, settings.finetune_epochs, settings.seed)
+    tune(pruned, benchmark, data, {"num_train_epochs": settings.finetune_epochs}, settings.seed)
     return found | {"score_finetuned": evaluate(pruned, benchmark, data)[benchmark.metric]}
 
 
 def _max_logit_change(model: PreTrainedModel, pruned: PreTrainedModel, batches: DataLoader) -> float:
     return max(compare_models(model, pruned, batch).max_change for batch in batches)
-
-
-def finetune(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData, epochs: int, seed: int) -> None:
-    """Train `model` for `epochs` more by the benchmark's recipe, rows in an order given by `seed`."""
-    tune(model, benchmark, data, {"num_train_epochs": epochs}, seed)
 
 
 PRUNING = Measurement(

@@ -1,4 +1,4 @@
-"""One downstream measurement → one JSON record. No torch here: the report reads it.
+"""One measurement → one JSON record. No torch here, and nothing that loads it: the report reads records.
 
 Schema, version 1 (`SCHEMA_VERSION`); every key is present:
 
@@ -13,12 +13,18 @@ Schema, version 1 (`SCHEMA_VERSION`); every key is present:
 
 import json
 import os
-import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+from lgelu_lab.studies.folder import write_whole
+from lgelu_lab.studies.records import COUNT, LIST, MAPPING, NUMBER, SCHEMA_VERSION, TEXT, TEXTS, Kind, read_fields
+
+_FIELDS: dict[str, Kind] = {
+    **dict.fromkeys(("measurement", "benchmark", "created"), TEXT),
+    **dict.fromkeys(("settings", "models", "hardware"), MAPPING),
+    **{"seed": COUNT, "seconds": NUMBER, "rows": LIST, "versions": TEXTS},
+}
 
 
 @dataclass(frozen=True)
@@ -52,37 +58,25 @@ def write_measurement(record: MeasurementRecord, folder: str | os.PathLike) -> P
     if len(keys) != 1:
         raise ValueError(f"the rows of {record.measurement} must all have the same keys, got {sorted(keys)}")
     text = json.dumps(asdict(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    target = measurement_path(folder, record.benchmark, record.measurement, record.seed)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".measurement-", suffix=".json")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide it from the people it is shared with
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return target
+    return write_whole(measurement_path(folder, record.benchmark, record.measurement, record.seed), text)
 
 
 def read_measurement(path: str | os.PathLike) -> MeasurementRecord:
-    """Read one record. Raises FileNotFoundError, or ValueError for a file that is no measurement's record."""
+    """Read one record.
+
+    Raises FileNotFoundError, or ValueError that names the file, and the field where one is wrong, for a file that is
+    no measurement's record.
+    """
     path = Path(path)
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not the record of a measurement: {error}") from error
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
-    names = {entry.name for entry in fields(MeasurementRecord)}
-    if version != SCHEMA_VERSION or raw.keys() != names:
-        raise ValueError(
-            f"{path} is not a measurement's record of schema {SCHEMA_VERSION}: schema {version!r}, missing "
-            f"{sorted(names - set(raw))}, unknown {sorted(set(raw) - names)}"
-        )
-    return MeasurementRecord(rows=tuple(raw.pop("rows")), **raw)
+    raw = read_fields(path, MeasurementRecord, _FIELDS, "measurement's record")
+    rows = raw.pop("rows")
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict) or row.keys() != rows[0].keys():
+            raise ValueError(f"{path} is not a measurement's record: rows[{index}] must have the keys of rows[0]")
+    return MeasurementRecord(rows=tuple(rows), **raw)
 
 
 def read_measurements(folder: str | os.PathLike) -> list[MeasurementRecord]:
     """Every measurement below a folder, in the order of their paths; an empty list if there is none."""
-    return [read_measurement(path) for path in sorted(Path(folder).rglob("*-seed*.json"))]
+    found = sorted(path for path in Path(folder).rglob("*-seed*.json") if not path.name.startswith("."))
+    return [read_measurement(path) for path in found]

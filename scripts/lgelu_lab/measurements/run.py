@@ -1,4 +1,4 @@
-"""One measurement on the networks of one benchmark and seed: load, measure, record."""
+"""The measurements, and one of them on the networks of one benchmark and seed: load, measure, record."""
 
 import importlib.metadata
 import json
@@ -10,14 +10,23 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hf_lgelu.environment import hardware, package_versions
-from lgelu_lab.benchmarks.options import DataOptions, ModelOptions
-from lgelu_lab.benchmarks.table import BenchmarkData
+from lgelu_lab.benchmarks.table import check_benchmark
+from lgelu_lab.measurements.certificate import CERTIFICATE
+from lgelu_lab.measurements.conversion import CONVERSION
+from lgelu_lab.measurements.conversion_finetuning import FINETUNING
+from lgelu_lab.measurements.int8 import INT8
+from lgelu_lab.measurements.linear_pieces import LINEAR_PIECES
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.models import TrainedModel, find_models
+from lgelu_lab.measurements.networks import find_models, load_data
+from lgelu_lab.measurements.pruning import PRUNING
 from lgelu_lab.measurements.records import MeasurementRecord, measurement_path, read_measurement, write_measurement
-from lgelu_lab.measurements.table import MEASUREMENTS
-from lgelu_lab.studies.arguments import check_benchmark
+from lgelu_lab.measurements.verification import VERIFICATION
+from lgelu_lab.measurements.zeros import ZEROS
 
+MEASUREMENTS: dict[str, Measurement] = {
+    measurement.name: measurement
+    for measurement in (INT8, VERIFICATION, ZEROS, PRUNING, LINEAR_PIECES, CERTIFICATE, CONVERSION, FINETUNING)
+}
 _TOOLS = ("onnx", "onnxscript", "onnxruntime", "maraboupy", "torch-pruning")
 
 
@@ -53,7 +62,7 @@ def run_measurement(
     if path.exists():
         return _there(path, asked)
     models = find_models(runs, benchmark, seed, measurement.models)
-    data = load_data(models, benchmark, data_dir)
+    data = load_data(next(iter(models.values())).record, data_dir)
     started = time.perf_counter()
     rows = [dict(row) for row in measurement.measure(models, check_benchmark(benchmark), data, settings)]
     record = MeasurementRecord(
@@ -70,19 +79,6 @@ def run_measurement(
     )
     write_measurement(record, output_dir)
     return record
-
-
-def load_data(models: Mapping[str, TrainedModel], benchmark: str, data_dir: str | None = None) -> BenchmarkData:
-    """The rows that the networks were trained and evaluated on, as the first one's record tells them."""
-    config = next(iter(models.values())).record.config
-    options = ModelOptions(**{field.name: config.get(field.name) for field in fields(ModelOptions)})
-    rows = DataOptions(
-        data_dir=data_dir,
-        max_train_samples=config.get("max_train_samples"),
-        max_eval_samples=config.get("max_eval_samples"),
-        validation_fraction=config.get("validation_fraction", 0.0),
-    )
-    return check_benchmark(benchmark).load(rows, options)
 
 
 def check_measurements(names: Sequence[str]) -> list[Measurement]:

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu import verify_robustness
 from hf_lgelu.analysis.verification.marabou import marabou_refusal
-from hf_lgelu.analysis.verification.robustness import STATUSES, RobustnessReport, verify_robustness
-from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData
+from hf_lgelu.analysis.verification.robustness import STATUSES, RobustnessReport
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.models import TrainedModel
+from lgelu_lab.measurements.networks import TrainedModel
 
 PIXEL_RANGE = {"mlp-digits": 16.0, "mlp-fmnist": 255.0}
 """Largest pixel of each benchmark in the units of its preprocessing; the smallest is 0."""

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, Subset
-
-from hf_lgelu.analysis.pruning.zeros import GateZeros, measure_zeros
-from lgelu_lab.benchmarks.table import BENCHMARKS, Benchmark, BenchmarkData
+from hf_lgelu import measure_zeros
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.models import TrainedModel
+from lgelu_lab.measurements.networks import TrainedModel, training_batches
 
 ZEROS_COLUMNS: dict[str, str] = {
     "model": "network",
@@ -57,16 +56,7 @@ def measure_network_zeros(
     return rows
 
 
-def training_batches(
-    benchmark: Benchmark, data: BenchmarkData, samples: int, batch_size: int, seed: int
-) -> DataLoader[Any]:
-    """Batches of a seeded draw of training rows, the same rows in the same order at every pass."""
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(data.train), generator=generator)[:samples].tolist()
-    return DataLoader(Subset(data.train, chosen), batch_size=batch_size, collate_fn=benchmark.collate)
-
-
-def _row(model: str, layer: str, zeros: GateZeros) -> dict[str, Any]:
+def _row(model: str, layer: str, zeros: Any) -> dict[str, Any]:
     return {
         "model": model,
         "layer": layer,

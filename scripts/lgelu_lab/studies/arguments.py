@@ -4,16 +4,19 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import HfArgumentParser
 
-from hf_lgelu.activation.hardness import DEFAULT_TEMPERATURE, INIT_MODES
-from hf_lgelu.models.registry import ACTIVATION_NAME
-from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
-from lgelu_lab.benchmarks.options import DataOptions, ModelOptions
-from lgelu_lab.benchmarks.table import BENCHMARKS, Benchmark
+from hf_lgelu import LambdaGELUTrainingArguments
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
+from lgelu_lab.benchmarks.table import BENCHMARKS, check_benchmark
+from lgelu_lab.studies.experiments import INIT_MODES, PAPER_TEMPERATURE
+
+ACTIVATION_NAME = "lambda_gelu"
+RECIPES = ("paper", "cpu")
 
 # What every run does unless told otherwise: one evaluation and one log a epoch, no checkpoints.
 _RUN_DEFAULTS: dict[str, Any] = {
@@ -44,7 +47,14 @@ class RunArguments:
     high_hardness: float = field(
         default=2.0, metadata={"help": "The high end of the init modes increasing and decreasing."}
     )
-    temperature: float = field(default=DEFAULT_TEMPERATURE, metadata={"help": "t of λ(s) = 1 + softplus(s/t)."})
+    temperature: float = field(default=PAPER_TEMPERATURE, metadata={"help": "t of λ(s) = 1 + softplus(s/t)."})
+    recipe: str = field(
+        default="paper",
+        metadata={
+            "help": "What is not given: as the paper has it (paper), or ours for whole data on CPU cores (cpu).",
+            "choices": list(RECIPES),
+        },
+    )
     data_dir: str | None = field(
         default=None,
         metadata={"help": "Folder with local copies of the data sets; default: LGELU_DATA_DIR, else the Hub."},
@@ -78,15 +88,41 @@ class RunArguments:
             "help": "Save the trained model in output_dir and, if hardened, its ReLU network in output_dir/relu."
         },
     )
+    overwrite: bool = field(
+        default=False, metadata={"help": "Remove the run that output_dir holds, and train into its place."}
+    )
+
+
+class OneLineParser(HfArgumentParser):
+    """HfArgumentParser that answers a wrong call with one line and status 2, and knows what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+    def parse(self, arguments: Sequence[str] | None = None) -> tuple[Any, ...]:
+        """The dataclasses of a command line."""
+        try:
+            *parsed, foreign = self.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
+        except (ValueError, TypeError) as error:  # of a dataclass that checks its values
+            self.error(str(error))
+        if foreign:
+            known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
+            self.error(f"there is no option {foreign[0]}{_meant(foreign[0].lstrip('-').partition('=')[0], known)}")
+        return tuple(parsed)
 
 
 def parse_command_line(arguments: Sequence[str] | None = None) -> tuple[RunArguments, LambdaGELUTrainingArguments]:
     """Parse one run's command line; what it leaves open comes from the benchmark's recipe."""
-    parser = HfArgumentParser((RunArguments, LambdaGELUTrainingArguments))
-    named, _ = HfArgumentParser(_BenchmarkOnly).parse_known_args(arguments)
+    parser = OneLineParser((RunArguments, LambdaGELUTrainingArguments), allow_abbrev=False)
+    # This one must leave --help to the parser that knows all options.
+    first = HfArgumentParser(_Recipe, add_help=False, allow_abbrev=False)
+    named, _ = first.parse_known_args(arguments)
     if named.benchmark in BENCHMARKS:
-        parser.set_defaults(**recipe(BENCHMARKS[named.benchmark], pretrained=named.pretrained is not None))
-    run, training = parser.parse_args_into_dataclasses(arguments)
+        try:
+            parser.set_defaults(**recipe(BENCHMARKS[named.benchmark], named.recipe, named.pretrained is not None))
+        except ValueError as error:
+            parser.error(str(error))
+    run, training = parser.parse(arguments)
     return _completed(run), training
 
 
@@ -94,7 +130,7 @@ def parse_mapping(arguments: Mapping[str, Any]) -> tuple[RunArguments, LambdaGEL
     """As `parse_command_line`, from {argument: value}."""
     benchmark = check_benchmark(arguments.get("benchmark"))
     parser = HfArgumentParser((RunArguments, LambdaGELUTrainingArguments))
-    chosen = recipe(benchmark, pretrained=arguments.get("pretrained") is not None)
+    chosen = recipe(benchmark, arguments.get("recipe", "paper"), arguments.get("pretrained") is not None)
     run, training = parser.parse_dict({**chosen, **arguments})
     return _completed(run), training
 
@@ -104,15 +140,23 @@ def check_argument_names(names: Iterable[str]) -> None:
     known = [entry.name for kind in (RunArguments, LambdaGELUTrainingArguments) for entry in fields(kind) if entry.init]
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=3)
-            meant = f"; did you mean {', '.join(close)}?" if close else "; scripts/train.py --help lists them"
+            meant = _meant(name, known) or "; scripts/train.py --help lists them"
             raise ValueError(f"scripts/train.py has no argument {name!r}{meant}")
 
 
-def recipe(benchmark: Benchmark, *, pretrained: bool = False) -> dict[str, Any]:
-    """The benchmark's training arguments, its batch divided over the processes of this launch."""
+def recipe(benchmark: Benchmark, name: str = "paper", pretrained: bool = False) -> dict[str, Any]:
+    """The benchmark's arguments of that recipe, its batch divided over the processes of this launch.
+
+    Raises ValueError for a recipe that the benchmark does not have, or a batch that does not divide.
+    """
+    if name not in RECIPES or (name == "cpu" and not benchmark.cpu_defaults):
+        having = [row.name for row in BENCHMARKS.values() if row.cpu_defaults]
+        raise ValueError(
+            f"{benchmark.name} has no recipe {name!r}; every benchmark has 'paper', and {', '.join(having)} have 'cpu'"
+        )
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     chosen = {**_RUN_DEFAULTS, **benchmark.defaults, **(benchmark.pretrained_defaults if pretrained else {})}
+    chosen |= benchmark.cpu_defaults if name == "cpu" else {}
     batch_size = chosen["per_device_train_batch_size"]
     if batch_size % processes:
         raise ValueError(
@@ -135,25 +179,30 @@ def model_options(run: RunArguments) -> ModelOptions:
 
 def data_options(run: RunArguments) -> DataOptions:
     """The data options of a run."""
-    return DataOptions(
-        data_dir=run.data_dir,
-        max_train_samples=run.max_train_samples,
-        max_eval_samples=run.max_eval_samples,
-        validation_fraction=run.validation_fraction,
+    return DataOptions(data_dir=run.data_dir, **{name: getattr(run, name) for name in _ROWS})
+
+
+def recorded_options(config: Mapping[str, Any], data_dir: str | None = None) -> tuple[DataOptions, ModelOptions]:
+    """The options that a run was made with, from the config of its record: they give the same rows again."""
+    rows = {name: config[name] for name in _ROWS if config.get(name) is not None}
+    return DataOptions(data_dir=data_dir, **rows), ModelOptions(
+        **{option.name: config.get(option.name) for option in fields(ModelOptions)}
     )
 
 
-def check_benchmark(name: str | None) -> Benchmark:
-    """Return the row of BENCHMARKS, or raise naming the accepted ones."""
-    if name not in BENCHMARKS:
-        raise ValueError(f"unknown benchmark {name!r}; accepted: {', '.join(BENCHMARKS)}")
-    return BENCHMARKS[name]
+_ROWS = ("max_train_samples", "max_eval_samples", "validation_fraction")
 
 
 @dataclass
-class _BenchmarkOnly:
+class _Recipe:
     benchmark: str | None = None
+    recipe: str = "paper"
     pretrained: str | None = None
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=3)
+    return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def _completed(run: RunArguments) -> RunArguments:

@@ -1,4 +1,4 @@
-"""The studies: lists of runs. No torch here: the report reads which runs there should be."""
+"""The studies: lists of runs. No torch here, as in records: the report reads which runs there should be."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,7 +133,7 @@ STUDIES: dict[str, Study] = {
         ),
         Study(
             "downstream",
-            "GELU, ReLU, λ-GELU and hardened λ-GELU with their weights, for scripts/downstream.py",
+            "GELU, ReLU, λ-GELU and hardened λ-GELU with their weights, for scripts/measure.py",
             ("mlp-digits", *_PAIRS),
             lambda benchmark: (_GELU, _RELU, _LEARNED[0], _HARDENED),
             folder="downstream",

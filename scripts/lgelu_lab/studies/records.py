@@ -1,15 +1,18 @@
-"""One run → one JSON record. No torch here: records are read where nothing else is installed.
+"""One run → one JSON record. No torch here, and nothing that loads it: records are read where neither is installed.
 
-Schema, version 1 (`SCHEMA_VERSION`); every key is present, null where it does not apply:
+Schema, version 1 (`SCHEMA_VERSION`); every key is present, null where it does not apply, but for those that earlier
+records lack:
 
 - schema_version, name, created (UTC, ISO 8601), seconds (training and
   evaluation; of a resumed run since it was resumed)
-- config: benchmark, activation, init_mode, init_hardness, high_hardness, temperature,
-  hardness_lr_multiplier, harden, target_hardness, switch_fraction, hardening_schedule,
-  hardening_strategy, seed, and the training recipe (optimizer, learning_rate, weight_decay,
-  train_batch_size over all processes, num_train_epochs, lr_scheduler_type, ...)
-- data: train_samples, eval_samples, eval_split (what the metric was measured on), source, and classes
-  (null for text; absent in the earliest records)
+- config: benchmark, recipe (absent earlier: "paper"), activation, init_mode, init_hardness, high_hardness,
+  temperature, hardness_lr_multiplier, harden, target_hardness, switch_fraction, hardening_schedule,
+  hardening_strategy (hardening_granularity in records before 0.2.0), seed, and the training recipe (optimizer,
+  learning_rate, weight_decay, train_batch_size over all processes, num_train_epochs, lr_scheduler_type, ...)
+- data: train_samples, eval_samples, eval_split (what the metric was measured on), classes (null for text; absent in
+  the earliest records), and what was read: source (the Hub id only where the Hub's data was read), copy_of (the Hub
+  id in whose place a local folder was read), folder (its name), files ({file: bytes}), readme (what the folder's
+  README.md says). Records that have no copy_of name the Hub id as source whatever was read
 - model: parameters, activation_sites
 - metric, greater_is_better
 - initial_hardness: {site: λ} before training; empty without λ-GELU
@@ -17,22 +20,28 @@ Schema, version 1 (`SCHEMA_VERSION`); every key is present, null where it does n
   relu_unchanged_predictions, hardness: {site: λ}}; the relu_* are the same weights with ReLU at every
   smooth gate, null for a model that has none
 - versions: {package: version}; hardware: {cpu, cpu_cores, accelerators, processes, platform}
+- weights: {file below the run's folder: SHA-256} of the networks saved with it; empty where none was (absent earlier)
+- failure: why the run ended before its time; null for a whole run (absent earlier). A failed run is written as
+  failed.json, with the evaluations that it had, and no list of records holds it
 """
 
+import hashlib
 import itertools
 import json
 import math
 import os
-import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu.training.schedules import switch_position
+from lgelu_lab.studies.folder import write_whole
 
 SCHEMA_VERSION = 1
 RECORD_FILE = "record.json"
+FAILED_FILE = "failed.json"
+RELU_FOLDER = "relu"
+"""Inside a run's folder: the ReLU network of a hardened run."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ class RunRecord:
     versions: dict[str, str]
     hardware: dict[str, Any]
     schema_version: int = SCHEMA_VERSION
+    weights: dict[str, str] = field(default_factory=dict)
+    failure: str | None = None
 
     @property
     def last(self) -> EpochRecord:
@@ -93,7 +104,9 @@ class RunRecord:
         """The last evaluation before hardening began: λ as the loss made it; None where there is none."""
         if not self.config.get("harden"):
             return None
-        switch = switch_position(math.ceil(self.config["num_train_epochs"]), self.config["switch_fraction"])
+        # What hf_lgelu.hardening_progress computes, and a test compares with: that package loads torch.
+        total, fraction = math.ceil(self.config["num_train_epochs"]), self.config["switch_fraction"]
+        switch = min(math.floor(fraction * total * (1 + 1e-12)), total - 1)
         return max((epoch for epoch in self.epochs if epoch.epoch <= switch), key=lambda e: e.epoch, default=None)
 
     @property
@@ -112,56 +125,33 @@ class RunRecord:
 
 
 def write_record(record: RunRecord, folder: str | os.PathLike) -> Path:
-    """Write `folder`/record.json. It is complete or not there: written beside, then renamed."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / RECORD_FILE
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".record-", suffix=".json")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(asdict(record), file, indent=1, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide the record from the people it is shared with
-        os.replace(temporary, target)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, f"{error.strerror}; the record was not written", str(target)) from error
-        raise
-    return target
+    """Write `folder`/record.json, or failed.json of a failed run. It is complete or not there.
+
+    Raises ValueError for a number that JSON has not, such as NaN.
+    """
+    text = json.dumps(asdict(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return write_whole(Path(folder) / (RECORD_FILE if record.failure is None else FAILED_FILE), text)
 
 
 def read_record(path: str | os.PathLike) -> RunRecord:
     """Read a record file, or the one in a folder.
 
-    Raises FileNotFoundError, or ValueError for a file of another schema or one that is no record.
+    Raises FileNotFoundError, or ValueError that names the file, and the field where one is wrong, for a file of
+    another schema or one that is no record.
     """
     path = Path(path)
     path = path / RECORD_FILE if path.is_dir() else path
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not a run record: {error}") from error
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ValueError(
-            f"{path} has record schema version {version!r}; this version of hf_lgelu reads {SCHEMA_VERSION}. Write new "
-            "runs to another folder, or read this one with the version that wrote it"
-        )
-    names = {entry.name for entry in fields(RunRecord)}
-    if raw.keys() != names:
-        raise ValueError(
-            f"{path} is not a run record: missing {sorted(names - raw.keys())}, unknown {sorted(raw.keys() - names)}"
-        )
+    raw = read_fields(path, RunRecord, _FIELDS, "run record")
+    for name, kinds in (("config", _CONFIG), ("data", _DATA), ("hardware", {}), ("model", {})):
+        _check(raw[name], kinds, f"{path} is not a run record: {name}.")
+    for name in _HARDENING if raw["config"].get("harden") else ():
+        if name not in raw["config"]:
+            raise ValueError(f"{path} is not a run record: config.{name} of a hardened run is missing")
     _rename_old_keys(raw["config"])
-    epochs = tuple(EpochRecord(**epoch) for epoch in raw.pop("epochs"))
+    epochs = tuple(_read_epoch(epoch, index, raw, path) for index, epoch in enumerate(raw.pop("epochs")))
+    if not epochs and raw.get("failure") is None:
+        raise ValueError(f"{path} is not a run record: epochs must hold an evaluation, got none")
     return RunRecord(epochs=epochs, **raw)
-
-
-def _rename_old_keys(config: dict[str, Any]) -> None:
-    """Records written before 0.2.0 call how often λ moves its granularity, "epoch" or "step"."""
-    if "hardening_granularity" in config:
-        config["hardening_strategy"] = {"step": "steps"}.get(*[config.pop("hardening_granularity")] * 2)
 
 
 def read_records(folder: str | os.PathLike) -> list[RunRecord]:
@@ -170,3 +160,133 @@ def read_records(folder: str | os.PathLike) -> list[RunRecord]:
     if not paths:
         raise FileNotFoundError(f"no {RECORD_FILE} below {folder}")
     return [read_record(path) for path in paths]
+
+
+def weight_digests(folder: str | os.PathLike) -> dict[str, str]:
+    """{file: SHA-256} of the weights in a run's folder and in that of its ReLU network."""
+    folder = Path(folder)
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob(f"{RELU_FOLDER}/*.safetensors")])
+    return {file.relative_to(folder).as_posix(): _digest(file) for file in files}
+
+
+def require_own_weights(record: RunRecord, folder: str | os.PathLike) -> None:
+    """Raise ValueError if weights in the run's folder are not those that the record was written with.
+
+    A record from before weights were tied to it says nothing, and passes.
+    """
+    found = weight_digests(folder) if record.weights else {}
+    foreign = sorted(name for name, digest in record.weights.items() if found.get(name) not in (None, digest))
+    if foreign:
+        raise ValueError(
+            f"{', '.join(foreign)} in {folder} {'is' if len(foreign) == 1 else 'are'} not what its {RECORD_FILE} was "
+            "written with: another run was trained into the folder, or was interrupted there. Train it again"
+        )
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+# --- What a field may hold. Each kind: in words, and whether a value is one.
+Kind = tuple[str, Callable[[Any], bool]]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(test, value.values()))
+
+
+TEXT: Kind = ("a text", lambda value: isinstance(value, str))
+NUMBER: Kind = ("a number", _is_number)
+COUNT: Kind = ("an integer", lambda value: _is_number(value) and isinstance(value, int))
+FLAG: Kind = ("true or false", lambda value: isinstance(value, bool))
+MAPPING: Kind = ("an object", lambda value: isinstance(value, dict))
+LIST: Kind = ("a list", lambda value: isinstance(value, list))
+TEXTS: Kind = ("an object of texts", _of(lambda value: isinstance(value, str)))
+NUMBERS: Kind = ("an object of numbers", _of(_is_number))
+
+
+def optional(kind: Kind) -> Kind:
+    """That kind, or null."""
+    return f"{kind[0]} or null", lambda value: value is None or kind[1](value)
+
+
+_FIELDS: dict[str, Kind] = {
+    **dict.fromkeys(("name", "created", "metric"), TEXT),
+    **{"seconds": NUMBER, "greater_is_better": FLAG, "epochs": LIST, "initial_hardness": NUMBERS},
+    **dict.fromkeys(("config", "data", "model", "hardware"), MAPPING),
+    **{"versions": TEXTS, "weights": TEXTS, "failure": optional(TEXT)},
+}
+_HARDENING = ("num_train_epochs", "switch_fraction")
+_CONFIG: dict[str, Kind] = {
+    **dict.fromkeys(("benchmark", "activation", "recipe", "init_mode"), TEXT),
+    **{"seed": COUNT, "harden": FLAG, "target_hardness": optional(NUMBER)},
+    **dict.fromkeys(_HARDENING, NUMBER),
+}
+_DATA: dict[str, Kind] = {
+    **dict.fromkeys(("train_samples", "eval_samples"), COUNT),
+    **{"eval_split": TEXT, "source": TEXT, "classes": optional(COUNT), "files": NUMBERS},
+    **dict.fromkeys(("copy_of", "folder", "readme"), optional(TEXT)),
+}
+_EPOCH: dict[str, Kind] = {
+    **{entry.name: optional(NUMBER) for entry in fields(EpochRecord)},
+    **{"epoch": NUMBER, "score": NUMBER, "hardness": NUMBERS},
+}
+
+
+def read_fields(path: Path, kind: type, kinds: Mapping[str, Kind], what: str) -> dict[str, Any]:
+    """The JSON object in a file, which must have the fields of the dataclass `kind`; `what` is its name in words.
+
+    Fields with a default may be absent. Raises ValueError that names the file, and the field.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are of this kind
+        raise ValueError(f"{path} is not a {what}: {error}") from error
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} is not a {what} that can be read here: it has schema version {version!r}, and this version of the "
+            f"laboratory reads {SCHEMA_VERSION}. Read it with the version that wrote it, or write to another folder"
+        )
+    known = fields(kind)
+    needed = {entry.name for entry in known if entry.default is MISSING and entry.default_factory is MISSING}
+    missing, unknown = sorted(needed - raw.keys()), sorted(raw.keys() - {entry.name for entry in known})
+    if missing or unknown:
+        raise ValueError(f"{path} is not a {what}: missing {missing}, unknown {unknown}")
+    _check(raw, kinds, f"{path} is not a {what}: ")
+    return raw
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _check(raw: Mapping[str, Any], kinds: Mapping[str, Kind], where: str) -> None:
+    for name, (words, holds) in kinds.items():
+        if name in raw and not holds(raw[name]):
+            raise ValueError(f"{where}{name} must be {words}, got {repr(raw[name])[:80]}")
+
+
+def _read_epoch(epoch: Any, index: int, raw: Mapping[str, Any], path: Path) -> EpochRecord:
+    where = f"{path} is not a run record: epochs[{index}]"
+    known = {entry.name for entry in fields(EpochRecord)}
+    if not isinstance(epoch, dict) or not {"epoch", "score"} <= epoch.keys() <= known:
+        raise ValueError(f"{where} must be an object of {', '.join(sorted(known))}, got {repr(epoch)[:80]}")
+    _check(epoch, _EPOCH, f"{where}.")
+    sites = epoch.get("hardness", {}).keys()
+    if sites and sites != raw["initial_hardness"].keys():
+        differing = sorted(sites ^ raw["initial_hardness"].keys())
+        raise ValueError(f"{where}.hardness has other sites than initial_hardness: {', '.join(differing)[:200]}")
+    return EpochRecord(**epoch)
+
+
+def _rename_old_keys(config: dict[str, Any]) -> None:
+    """Records written before 0.2.0 call how often λ moves its granularity, "epoch" or "step"."""
+    if "hardening_granularity" in config:
+        granularity = config.pop("hardening_granularity")
+        config["hardening_strategy"] = "steps" if granularity == "step" else granularity

@@ -1,74 +1,145 @@
 """One run of one benchmark: train, harden, substitute, record."""
 
+import math
+import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PrinterCallback, set_seed
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.activations import ACT2FN
 
-from hf_lgelu import save_card_facts
+from hf_lgelu import (
+    LambdaGELUTrainer,
+    LambdaGELUTrainingArguments,
+    hardening_progress,
+    hardness_for_tolerance,
+    hardness_profile,
+    initialize_hardness,
+    save_card_facts,
+    substitute_relu,
+)
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.models.checkpoint import save_checkpoint
-from hf_lgelu.models.profile import hardness_profile, initialize_hardness
-from hf_lgelu.models.registry import ACTIVATION_NAME
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.models.surgery import substitute_relu
-from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
-from hf_lgelu.training.hardening import resolve_target_hardness
-from hf_lgelu.training.trainer import LambdaGELUTrainer
-from lgelu_lab.benchmarks.swish import register_learnable_swish
-from lgelu_lab.benchmarks.table import Benchmark, BenchmarkData, DataOptions, ModelOptions
-from lgelu_lab.studies.arguments import RunArguments, check_benchmark, data_options, model_options
-from lgelu_lab.studies.augmentation import AugmentationCallback
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
+from lgelu_lab.benchmarks.images import AugmentationCallback
+from lgelu_lab.benchmarks.mlp import register_learnable_swish
+from lgelu_lab.benchmarks.table import check_benchmark
+from lgelu_lab.studies.arguments import ACTIVATION_NAME, RunArguments, data_options, model_options
 from lgelu_lab.studies.cards import card_facts
 from lgelu_lab.studies.experiments import experiment_name
-from lgelu_lab.studies.records import RECORD_FILE, EpochRecord, RunRecord, read_record, write_record
-
-RELU_FOLDER = "relu"
+from lgelu_lab.studies.folder import sole_writer, sweep, whole_checkpoint
+from lgelu_lab.studies.records import (
+    FAILED_FILE,
+    RECORD_FILE,
+    RELU_FOLDER,
+    EpochRecord,
+    RunRecord,
+    weight_digests,
+    write_record,
+)
 
 Load = Callable[[DataOptions, ModelOptions], BenchmarkData]
 
 
-def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments, *, load: Load | None = None) -> RunRecord:
-    """Train one model and write `output_dir`/record.json (schema: records.py).
+class DivergedError(RuntimeError):
+    """An evaluation gave what is no finite number."""
 
-    `load` replaces the benchmark's own, e.g. by one that keeps the rows for the next run.
+
+def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> RunRecord:
+    """Train one model and write `output_dir`/record.json (schema: records.py).
 
     With `run.save_final_model`, the model goes to `output_dir` and, after hardening, its ReLU network
     to `output_dir`/relu. Resumes with `training.resume_from_checkpoint`.
 
     Raises:
-        ValueError: an argument is wrong, the data are not there, or `output_dir` has a record that this
-            version cannot read and would overwrite.
+        ValueError: an argument is wrong, or the data are not there.
+        FileExistsError: `output_dir` holds a run or a model, and `run.overwrite` is False.
+        FolderBusyError: another process trains into `output_dir`.
+        DivergedError: an evaluation gave a number that is not finite; what there was until then is in failed.json.
         RuntimeError: training ended without an evaluation, so that there is nothing to record.
     """
+    training.output_dir = str(Path(training.output_dir).resolve())
+    folder = Path(training.output_dir)
+    with sole_writer(folder) if training.should_save else nullcontext():
+        if training.resume_from_checkpoint is not None:
+            training.resume_from_checkpoint = str(whole_checkpoint(training.resume_from_checkpoint))
+        elif not run.overwrite:
+            _refuse_finished(folder)
+        return train_and_record(run, training)
+
+
+def train_and_record(
+    run: RunArguments, training: LambdaGELUTrainingArguments, *, load: Load | None = None
+) -> RunRecord:
+    """What `run_benchmark` does in a folder that the caller holds; `load` replaces the benchmark's own."""
     register_learnable_swish()
     benchmark = check_benchmark(run.benchmark)
     _check(run, training)
+    _keep_token_out_of_files(training)
     options = model_options(run)
     data = (load or benchmark.load)(data_options(run), options)
+    if run.overwrite and training.should_save:
+        _remove_run(Path(training.output_dir))
     if training.device.type != "cpu" and training.dataloader_num_workers == 0:
         data = data.to(training.device)
         training.dataloader_pin_memory = False  # the rows are there already
     set_seed(training.seed)
+    model = _build_model(run, benchmark, data, options)
+    initial_hardness = hardness_profile(model) if run.activation == ACTIVATION_NAME else {}
+    trainer = _build_trainer(run, training, benchmark, data, model)
+    started = time.perf_counter()
+    try:
+        trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    except DivergedError as error:
+        if trainer.is_world_process_zero():
+            seconds = time.perf_counter() - started
+            write_record(
+                _record(benchmark, run, trainer, data, initial_hardness, seconds, str(error)), training.output_dir
+            )
+        raise
+    record = _record(benchmark, run, trainer, data, initial_hardness, time.perf_counter() - started)
+    return _save(record, run, trainer, type(model), data.processor)
+
+
+def _build_model(
+    run: RunArguments, benchmark: Benchmark, data: BenchmarkData, options: ModelOptions
+) -> PreTrainedModel:
     model = benchmark.build_model(run.activation, data, options)
     if run.channels_last:
         model.to(memory_format=torch.channels_last)
-    learns_hardness = run.activation == ACTIVATION_NAME
-    training.require_lambda_gelu = learns_hardness
-    if learns_hardness:
+    if run.activation == ACTIVATION_NAME:
         initialize_hardness(
             model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature,
             inputs=benchmark.collate([data.train[i] for i in range(2)]),
         )  # fmt: skip
-    initial_hardness = hardness_profile(model) if learns_hardness else {}
+    return model
 
+
+def _build_trainer(
+    run: RunArguments,
+    training: LambdaGELUTrainingArguments,
+    benchmark: Benchmark,
+    data: BenchmarkData,
+    model: PreTrainedModel,
+) -> LambdaGELUTrainer:
+    training.require_lambda_gelu = run.activation == ACTIVATION_NAME
     trainer = LambdaGELUTrainer(
         model=model,
         args=training,
@@ -78,21 +149,29 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments, *, l
         compute_metrics=benchmark.compute_metrics,
         preprocess_logits_for_metrics=benchmark.preprocess_logits,
         processing_class=data.processor,
-        callbacks=[AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else None,
+        callbacks=[_RunGuard(), *([AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else [])],
     )
     if training.disable_tqdm:
         trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
-    started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
-    record = _record(benchmark, run, trainer, data, initial_hardness, time.perf_counter() - started)
+    return trainer
+
+
+def _save(
+    record: RunRecord, run: RunArguments, trainer: LambdaGELUTrainer, model_class: type[PreTrainedModel], processor: Any
+) -> RunRecord:
+    """The networks, and then the record that names their digests: killed in between, no record is there."""
+    folder = Path(trainer.args.output_dir)
     if run.save_final_model:
         trainer.save_model()
     if trainer.is_world_process_zero():
         if run.save_final_model:
-            _save_relu(type(model), data.processor, Path(training.output_dir), hardened=training.harden)
-        write_record(record, training.output_dir)
-        if record.last.hardness:
-            save_card_facts(replace(card_facts(record), checkpoint=None), training.output_dir)
+            _save_relu(model_class, processor, folder, hardened=trainer.args.harden)
+            record = replace(record, weights=weight_digests(folder))
+            if record.last.hardness:
+                save_card_facts(replace(card_facts(record), checkpoint=None), folder)
+        sweep(folder / RECORD_FILE)
+        write_record(record, folder)
+        (folder / FAILED_FILE).unlink(missing_ok=True)  # of an earlier try
     trainer.accelerator.wait_for_everyone()
     return record
 
@@ -102,13 +181,44 @@ def _save_relu(model_class: type[PreTrainedModel], processor: Any, folder: Path,
 
     None is left there by a run that hardened nothing.
     """
-    if (folder / RELU_FOLDER).exists():
-        shutil.rmtree(folder / RELU_FOLDER)
+    _remove(folder / RELU_FOLDER)
     if hardened:
         # Not the trained module: under FSDP this process holds a part of it alone.
         model = model_class.from_pretrained(folder, use_safetensors=True)
         substitute_relu(model)
         save_checkpoint(model, folder / RELU_FOLDER, processor)
+
+
+class _RunGuard(TrainerCallback):
+    """Stops a run that would not be what its record says: hardening from the start, or scores that are no numbers."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not (args.harden and args.switch_fraction > 0):
+            return
+        by_step = args.hardening_strategy == "steps"
+        total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
+        if total >= 1 and hardening_progress(1, total, args.switch_fraction) is not None:
+            raise ValueError(
+                f"of {total} {unit} a switch_fraction of {args.switch_fraction:g} is less than one: hardening would "
+                f"begin at once and λ never be learned. Train at least {math.ceil(1 / args.switch_fraction)} {unit}"
+                f"{'' if by_step else ', harden with --hardening_strategy steps'}, or ask for it with "
+                "--switch_fraction 0"
+            )
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        wrong = _not_finite(kwargs["metrics"])
+        if wrong:
+            raise DivergedError(
+                f"training has diverged: at epoch {state.epoch:g} "
+                + ", ".join(f"{name.removeprefix('eval_')} is {value}" for name, value in wrong.items())
+                + ". Lower learning_rate, or lengthen warmup_steps"
+            )
+
+
+def _not_finite(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)}
 
 
 def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
@@ -118,8 +228,36 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
         raise ValueError("a run that is never evaluated has nothing to record; set eval_strategy to 'epoch' or 'steps'")
     if run.activation not in ACT2FN:
         raise ValueError(f"unknown activation {run.activation!r}; accepted: {', '.join(sorted(ACT2FN))}")
-    if (Path(training.output_dir) / RECORD_FILE).exists():
-        read_record(training.output_dir)  # raises for one of another schema, which must not be lost
+
+
+def _refuse_finished(folder: Path) -> None:
+    for name, what in ((RECORD_FILE, "a finished run"), ("config.json", "a model")):
+        if (folder / name).exists():
+            raise FileExistsError(
+                f"{folder} holds {what} ({name}); give another output folder, or replace it with --overwrite"
+            )
+
+
+def _remove_run(folder: Path) -> None:
+    """Everything of an earlier run, so that none of it ever lies beside the new one's files; the record goes first."""
+    _remove(folder / RECORD_FILE, folder / FAILED_FILE)
+    _remove(folder / RELU_FOLDER, *folder.glob("*.safetensors*"), *folder.glob("checkpoint-*"))
+    _remove(folder / "config.json", folder / "training_args.bin", folder / "README.md")
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _keep_token_out_of_files(training: LambdaGELUTrainingArguments) -> None:
+    """A Hub token goes where huggingface_hub looks for one, since Trainer writes its arguments beside the weights."""
+    if training.hub_token is not None:
+        os.environ["HF_TOKEN"] = training.hub_token
+        training.hub_token = None
 
 
 def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
@@ -139,10 +277,11 @@ def _record(
     data: BenchmarkData,
     initial_hardness: dict[str, float],
     seconds: float,
+    failure: str | None = None,
 ) -> RunRecord:
     processes = trainer.accelerator.num_processes
-    evaluations = [entry for entry in trainer.state.log_history if f"eval_{benchmark.metric}" in entry]
-    if not evaluations:
+    evaluations = _evaluations(trainer.state.log_history, benchmark.metric)
+    if not evaluations and failure is None:
         raise RuntimeError(
             f"training ended after {trainer.state.global_step} steps without an evaluation, so there is nothing to "
             "record; look at num_train_epochs, max_steps, eval_strategy, eval_steps and eval_delay"
@@ -160,8 +299,8 @@ def _record(
             "train_samples": len(data.train),
             "eval_samples": len(data.eval),
             "eval_split": data.eval_split,
-            "source": benchmark.hub_id or "scikit-learn",
             "classes": len(data.label_names) or None,
+            **asdict(data.origin),
         },
         model=_describe(trainer.model),
         metric=benchmark.metric,
@@ -170,7 +309,13 @@ def _record(
         epochs=tuple(_epoch(entry, benchmark.metric) for entry in evaluations),
         versions=package_versions(),
         hardware=hardware(processes),
+        failure=failure,
     )
+
+
+def _evaluations(log: Iterable[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """Those whose numbers are all finite."""
+    return [entry for entry in log if f"eval_{metric}" in entry and not _not_finite(entry)]
 
 
 def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, processes: int = 1) -> dict[str, Any]:
@@ -179,8 +324,8 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     of_training = (
         *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
         *("hardening_schedule", "hardening_strategy", "seed", "optim", "optim_args", "learning_rate"),
-        *("weight_decay", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "num_train_epochs", "max_steps"),
-        *("gradient_accumulation_steps", "bf16", "relufication"),
+        *("weight_decay", "adam_beta2", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm"),
+        *("num_train_epochs", "max_steps", "gradient_accumulation_steps", "bf16", "relufication"),
     )
     values = {name: getattr(run, name) for name in of_run} | {name: getattr(training, name) for name in of_training}
     values["train_batch_size"] = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
@@ -190,7 +335,8 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     }
     values |= asdict(model_options(run))
     if training.harden:
-        values["target_hardness"] = resolve_target_hardness(training.target_hardness, training.tolerance)
+        tolerance = () if training.tolerance is None else (training.tolerance,)
+        values["target_hardness"] = training.target_hardness or hardness_for_tolerance(*tolerance)
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 

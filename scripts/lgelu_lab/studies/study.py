@@ -13,8 +13,9 @@ from tqdm.auto import tqdm
 
 from lgelu_lab.studies.arguments import check_argument_names
 from lgelu_lab.studies.experiments import STUDIES, Experiment, Study
+from lgelu_lab.studies.folder import FolderBusyError
 from lgelu_lab.studies.records import RECORD_FILE
-from lgelu_lab.studies.resume import check_same_run, train_resumably
+from lgelu_lab.studies.resume import check_same_run, has_leftovers, train_resumably
 
 ERROR_FILE = "error.txt"
 
@@ -113,7 +114,8 @@ def run_study(
         worker: this process's share; all of it by default.
         run: does one run, from its arguments; the default trains.
 
-    A failing run leaves `error.txt` with its traceback and the others go on.
+    A failing run leaves `error.txt` with its traceback and the others go on. One that another process is training
+    counts as failed here, with a line on stderr and no file.
 
     Raises ValueError, before any run, if a record there is that of other settings or another schema.
     """
@@ -129,7 +131,7 @@ def run_study(
     share = list(arguments)[worker.index :: worker.count]
     with tqdm(total=len(arguments), initial=len(finished), desc="runs", disable=worker.index > 0) as progress:
         for name in share:
-            if _is_finished(folder / name):
+            if _is_finished(folder / name) and not (run is None and has_leftovers(folder / name)):
                 continue
             progress.set_postfix_str(name)
             if not _succeeds(run or train_resumably, arguments[name]):
@@ -150,6 +152,9 @@ def _succeeds(run: Callable[[Mapping[str, Any]], object], arguments: Mapping[str
         error_file.parent.mkdir(parents=True, exist_ok=True)
         run(arguments)
         error_file.unlink(missing_ok=True)
+    except FolderBusyError as error:  # the file would be in the other's way
+        print(error, file=sys.stderr)
+        return False
     except Exception:  # noqa: BLE001 - one run's failure, whatever it is, must not cost the others
         report = traceback.format_exc()
         try:

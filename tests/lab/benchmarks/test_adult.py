@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from lgelu_lab.benchmarks.adult import CATEGORY_COLUMNS, NUMERIC_COLUMNS, load_adult
-from lgelu_lab.benchmarks.options import DataOptions
+from lgelu_lab.benchmarks.data import DataOptions
 
 
 @pytest.fixture

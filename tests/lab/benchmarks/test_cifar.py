@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from lgelu_lab.benchmarks.cifar import CIFAR10, CIFAR100, build_resnet18
-from lgelu_lab.benchmarks.options import DataOptions
+from lgelu_lab.benchmarks.data import DataOptions
 from PIL import Image
 
 from hf_lgelu.models.registry import register_activation

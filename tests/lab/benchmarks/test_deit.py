@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.deit import build_deit, resize_position_embeddings
-from lgelu_lab.benchmarks.options import ModelOptions
-from lgelu_lab.benchmarks.tiny_imagenet import image_processor
+from lgelu_lab.benchmarks.data import ModelOptions
+from lgelu_lab.benchmarks.tiny_imagenet import build_deit, image_processor, resize_position_embeddings
 from PIL import Image
 from torch.nn import functional as F
 from transformers import (

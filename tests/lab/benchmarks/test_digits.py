@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from lgelu_lab.benchmarks.data import DataOptions
 from lgelu_lab.benchmarks.digits import load_digits
-from lgelu_lab.benchmarks.options import DataOptions
 from sklearn.datasets import load_digits as sklearn_digits
 
 

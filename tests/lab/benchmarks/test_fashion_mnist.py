@@ -5,8 +5,8 @@ import math
 import datasets
 import numpy as np
 import pytest
+from lgelu_lab.benchmarks.data import DataOptions
 from lgelu_lab.benchmarks.fashion_mnist import load_fashion_mnist
-from lgelu_lab.benchmarks.options import DataOptions
 from PIL import Image
 
 NAMES = ["T - shirt / top", "Trouser", "Pullover"]

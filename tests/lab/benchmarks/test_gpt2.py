@@ -4,10 +4,8 @@ import math
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.benchmarks.gpt2 import build_gpt2, losses_after_exchange
-from lgelu_lab.benchmarks.options import ModelOptions
-from lgelu_lab.benchmarks.tokenizer import train_tokenizer
+from lgelu_lab.benchmarks.data import BenchmarkData, ModelOptions
+from lgelu_lab.benchmarks.wikitext import build_gpt2, train_tokenizer
 from transformers import BertConfig, GPT2Config, GPT2LMHeadModel
 
 from hf_lgelu import hardness_profile
@@ -121,27 +119,6 @@ def test_the_exchange_of_a_checkpoints_activation_is_told(checkpoint, caplog):
 def test_a_checkpoint_with_its_own_activation_is_not_told_of(checkpoint, caplog):
     build_gpt2("gelu_new", DATA, ModelOptions(pretrained=checkpoint[0]))
     assert not [text for text in caplog.messages if "was exchanged" in text]
-
-
-def test_losses_after_exchange_are_those_of_the_formulas(checkpoint):
-    _, model = checkpoint
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    kinds = [type(module) for module in model.modules()]
-    model.train()
-    losses = losses_after_exchange(model, BLOCKS, ("gelu", "lambda_gelu", "relu"), init_hardness=1.5, batch_size=2)
-    assert model.training
-    model.eval()
-    expected = {
-        "gelu_new": loss_by_hand(model, tanh_gelu),
-        "gelu": loss_by_hand(model, gelu_of_hardness(1.0)),
-        "lambda_gelu": loss_by_hand(model, gelu_of_hardness(1.5)),
-        "relu": loss_by_hand(model, torch.relu),
-    }
-    assert list(losses) == list(expected)
-    assert losses == pytest.approx(expected, rel=1e-6)
-    assert len({f"{loss:.5f}" for loss in losses.values()}) == 4
-    assert [type(module) for module in model.modules()] == kinds
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
 def test_checkpoints_that_do_not_do_are_told(checkpoint, tmp_path):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.image_rows import Augmentation, ImageRows
-from lgelu_lab.benchmarks.rows import collate_rows
+from lgelu_lab.benchmarks.data import collate_rows
+from lgelu_lab.benchmarks.images import Augmentation, ImageRows
 from PIL import Image
 from torch.utils.data import DataLoader
 

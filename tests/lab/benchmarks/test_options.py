@@ -1,7 +1,7 @@
 """Options that make no sense are refused."""
 
 import pytest
-from lgelu_lab.benchmarks.options import DataOptions
+from lgelu_lab.benchmarks.data import DataOptions
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.rows import TensorRows, collate_rows
+from lgelu_lab.benchmarks.data import TensorRows, collate_rows
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from transformers import Trainer, TrainingArguments
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from lgelu_lab.benchmarks.options import DataOptions
-from lgelu_lab.benchmarks.splits import choose_rows, stratified_holdout
+from lgelu_lab.benchmarks.data import DataOptions, choose_rows, stratified_holdout
 
 LABELS = np.array([0] * 60 + [1] * 30 + [2] * 10)
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from lgelu_lab.benchmarks.standardize import Standardizer
+from lgelu_lab.benchmarks.data import Standardizer
 
 
 def loop_statistics(values):

@@ -9,7 +9,9 @@ import lgelu_lab.benchmarks
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.table import BENCHMARKS, BenchmarkData, DataOptions, ModelOptions, build_mlp
+from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
+from lgelu_lab.benchmarks.mlp import build_mlp
+from lgelu_lab.benchmarks.table import BENCHMARKS
 from PIL import Image
 
 from hf_lgelu.models.registry import register_activation

@@ -3,7 +3,7 @@
 import datasets
 import numpy as np
 import pytest
-from lgelu_lab.benchmarks.options import DataOptions, ModelOptions
+from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
 from lgelu_lab.benchmarks.tiny_imagenet import image_processor, load_tiny_imagenet
 from PIL import Image
 

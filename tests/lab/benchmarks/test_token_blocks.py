@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.rows import collate_rows
+from lgelu_lab.benchmarks.data import collate_rows
 from torch.utils.data import DataLoader
 
 from hf_lgelu.cli.inputs.token_blocks import TokenBlocks

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from lgelu_lab.benchmarks.tokenizer import load_tokenizer, train_tokenizer
+from lgelu_lab.benchmarks.wikitext import load_tokenizer, train_tokenizer
 from transformers import AutoTokenizer
 
 LINES = ["", " = Valkyria = \n", " the cat and the other cat sat on the mat with the third cat \n"] * 3
@@ -42,7 +42,7 @@ def test_another_process_trains_the_same():
     words = [chr(97 + i) + chr(97 + i * 7 % 26) + chr(97 + i * 3 % 26) for i in range(26)]
     lines = [" ".join(words)] * 4
     script = (
-        "from lgelu_lab.benchmarks.tokenizer import train_tokenizer\n"
+        "from lgelu_lab.benchmarks.wikitext import train_tokenizer\n"
         f"print(sorted(train_tokenizer({lines!r}, 300, 8).get_vocab().items()))\n"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -2,9 +2,8 @@
 
 import datasets
 import pytest
-from lgelu_lab.benchmarks.options import DataOptions, ModelOptions
-from lgelu_lab.benchmarks.tokenizer import train_tokenizer
-from lgelu_lab.benchmarks.wikitext import load_wikitext2
+from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
+from lgelu_lab.benchmarks.wikitext import load_wikitext2, train_tokenizer
 
 LINES = [
     "",

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.image_rows import Augmentation, ImageRows
-from lgelu_lab.benchmarks.rows import TensorRows
-from lgelu_lab.measurements.calibration_draw import available_rows, draw_calibration
+from lgelu_lab.benchmarks.data import TensorRows
+from lgelu_lab.benchmarks.images import Augmentation, ImageRows
+from lgelu_lab.measurements.networks import available_rows, draw_calibration
 
 from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
 

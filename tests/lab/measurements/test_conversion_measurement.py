@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.benchmarks.rows import TensorRows
+from lgelu_lab.benchmarks.data import BenchmarkData, TensorRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.bias_fold import fold_biases
-from lgelu_lab.measurements.calibration_draw import draw_calibration
 from lgelu_lab.measurements.conversion import CONVERSION_COLUMNS, ConversionSettings, measure_conversion
+from lgelu_lab.measurements.networks import draw_calibration
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import substitute_relu

@@ -4,14 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.benchmarks.rows import TensorRows
+from lgelu_lab.benchmarks.data import BenchmarkData, TensorRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements import conversion_finetuning
-from lgelu_lab.measurements import tune as tune_module
-from lgelu_lab.measurements.calibration_draw import draw_calibration
+from lgelu_lab.measurements import conversion_finetuning, networks
 from lgelu_lab.measurements.conversion_finetuning import FINETUNING_COLUMNS, FinetuningSettings, measure_finetuning
-from lgelu_lab.measurements.tune import tune
+from lgelu_lab.measurements.networks import draw_calibration, tune
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.profile import hardness_profile
@@ -122,12 +119,12 @@ def test_a_run_begins_and_ends_with_the_gates_that_its_start_names(data, monkeyp
 def test_annealing_multiplies_the_hardness_by_the_same_factor_at_each_step(data, monkeypatch):
     seen = []
 
-    class Watching(tune_module.LambdaGELUTrainer):
+    class Watching(networks.LambdaGELUTrainer):
         def training_step(self, model, *arguments, **options):
             seen.append(_first_hardness(model))
             return super().training_step(model, *arguments, **options)
 
-    monkeypatch.setattr(tune_module, "LambdaGELUTrainer", Watching)
+    monkeypatch.setattr(networks, "LambdaGELUTrainer", Watching)
     measure_finetuning(TRAINED, DIGITS, data, FinetuningSettings(steps=(4,), learning_rates=(0.1,), rows=64))
     start = 1.0067
     seen = [hardness for hardness in seen if hardness is not None]
@@ -151,12 +148,12 @@ def test_a_step_is_gradient_descent_by_the_recipe(data):
 def test_gpt2s_learning_rate_falls_to_a_tenth_along_a_cosine_without_warm_up(data, monkeypatch):
     rates = []
 
-    class Watching(tune_module.LambdaGELUTrainer):
+    class Watching(networks.LambdaGELUTrainer):
         def training_step(self, *arguments, **options):
             rates.append(self.optimizer.param_groups[0]["lr"])
             return super().training_step(*arguments, **options)
 
-    monkeypatch.setattr(tune_module, "LambdaGELUTrainer", Watching)
+    monkeypatch.setattr(networks, "LambdaGELUTrainer", Watching)
     schedule, usual = conversion_finetuning._SCHEDULES["gpt2-wikitext2"]
     tune(network(), DIGITS, data, {"max_steps": 4, "learning_rate": 1.0, **schedule}, 0)
     assert rates == pytest.approx([1.0, 0.1 + 0.45 * (1 + 0.5**0.5), 0.55, 0.1 + 0.45 * (1 - 0.5**0.5)])

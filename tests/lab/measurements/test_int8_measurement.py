@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.benchmarks.image_rows import Augmentation, ImageRows
-from lgelu_lab.benchmarks.rows import TensorRows
+from lgelu_lab.benchmarks.data import BenchmarkData, TensorRows
+from lgelu_lab.benchmarks.images import Augmentation, ImageRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements import int8
 from lgelu_lab.measurements.int8 import INT8_COLUMNS, PRECISIONS, Int8Settings, calibration_batches, measure_int8

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.benchmarks.rows import TensorRows
+from lgelu_lab.benchmarks.data import BenchmarkData, TensorRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements.models import MODELS
-from lgelu_lab.measurements.pruning import PRUNING, PRUNING_COLUMNS, PruningSettings, finetune, measure_pruning
-from lgelu_lab.measurements.zeros import ZEROS, ZEROS_COLUMNS, ZerosSettings, measure_network_zeros, training_batches
+from lgelu_lab.measurements.networks import MODELS, training_batches, tune
+from lgelu_lab.measurements.pruning import PRUNING, PRUNING_COLUMNS, PruningSettings, measure_pruning
+from lgelu_lab.measurements.zeros import ZEROS, ZEROS_COLUMNS, ZerosSettings, measure_network_zeros
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -105,7 +104,7 @@ def test_the_logit_change_is_of_logits(models, data):
 def test_fine_tuning_repeats_with_its_seed_and_changes_the_weights(models, data):
     tuned = [models["relu"].load() for _ in range(2)]
     for model, seed in zip(tuned, (0, 0), strict=True):
-        finetune(model, BENCHMARK, data, 1, seed)
+        tune(model, BENCHMARK, data, {"num_train_epochs": 1}, seed)
     first, second = (model.classifier.weight for model in tuned)
     assert torch.equal(first, second)
     assert not torch.equal(first, models["relu"].load().classifier.weight)
@@ -114,23 +113,23 @@ def test_fine_tuning_repeats_with_its_seed_and_changes_the_weights(models, data)
 def test_the_score_after_fine_tuning_is_that_of_the_tuned_network(models, data, monkeypatch):
     asked = []
 
-    def say_the_second_class(model, benchmark, rows, epochs, seed):
-        asked.append((rows, epochs, seed))
+    def say_the_second_class(model, benchmark, rows, arguments, seed):
+        asked.append((rows, arguments, seed))
         with torch.no_grad():
             model.classifier.bias.copy_(torch.tensor([-1e6, 1e6]))
 
-    monkeypatch.setattr("lgelu_lab.measurements.pruning.finetune", say_the_second_class)
+    monkeypatch.setattr("lgelu_lab.measurements.pruning.tune", say_the_second_class)
     settings = PruningSettings(fractions=(), finetune_epochs=4, seed=3)
     rows = measure_pruning({"relu": models["relu"]}, BENCHMARK, data, settings)
     tuned = [row for row in rows if row["refusal"] is None]
     assert {row["score_finetuned"] for row in tuned} == {data.eval.labels.sum().item() / 20}
-    assert asked == [(data, 4, 3)] * len(tuned)
+    assert asked == [(data, {"num_train_epochs": 4}, 3)] * len(tuned)
 
 
 def test_fine_tuning_sees_training_rows_alone_and_takes_its_seed_and_epochs(models, data):
     def tuned(rows, epochs, seed):
         model = models["relu"].load()
-        finetune(model, BENCHMARK, rows, epochs, seed)
+        tune(model, BENCHMARK, rows, {"num_train_epochs": epochs}, seed)
         return model.classifier.weight.detach()
 
     other = TensorRows(-9 * data.eval.features, 1 - data.eval.labels)

@@ -7,12 +7,10 @@ import re
 import pytest
 import torch
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements.evaluate import evaluate
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.models import MODELS, find_models
+from lgelu_lab.measurements.networks import MODELS, evaluate, find_models, load_data
 from lgelu_lab.measurements.records import read_measurement
-from lgelu_lab.measurements.run import check_measurements, choose_settings, load_data, run_measurement
-from lgelu_lab.measurements.table import MEASUREMENTS
+from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, choose_settings, run_measurement
 from lgelu_lab.studies.experiments import STUDIES
 from lgelu_lab.studies.study import run_study
 
@@ -62,7 +60,7 @@ def test_every_network_of_the_study_is_found_and_is_what_its_name_says(runs):
 
 def test_evaluation_is_what_a_plain_loop_counts_and_what_the_run_recorded(runs):
     models = find_models(runs, "mlp-digits", 0)
-    data = load_data(models, "mlp-digits")
+    data = load_data(models["gelu"].record)
     assert len(data.eval) == 100  # as in the run
     for name in ("gelu", "hardened"):
         model = models[name].load()

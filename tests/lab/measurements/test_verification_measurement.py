@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.benchmarks.rows import TensorRows
+from lgelu_lab.benchmarks.data import BenchmarkData, TensorRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements import verification
 from lgelu_lab.measurements.verification import (

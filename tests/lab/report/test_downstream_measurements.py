@@ -1,5 +1,5 @@
 import pytest
-from lgelu_lab.measurements.table import MEASUREMENTS
+from lgelu_lab.measurements.run import MEASUREMENTS
 from lgelu_lab.report.downstream.inputs import read_downstream
 from lgelu_lab.report.downstream.measurements import (
     MEASURED_ON,

@@ -91,7 +91,7 @@ def test_other_schemas_are_refused_by_name(record_of, tmp_path, change, message)
 
 def test_a_file_that_is_no_json_is_refused(tmp_path):
     (tmp_path / "record.json").write_text("{")
-    with pytest.raises(ValueError, match="is not a run record"):
+    with pytest.raises(ValueError, match=r"record\.json is not a run record: Expecting"):
         read_record(tmp_path)
 
 

@@ -1,8 +1,13 @@
 """A run of a study that is interrupted, and goes on."""
 
+import shutil
+
 import pytest
 from lgelu_lab.studies import resume
+from lgelu_lab.studies.experiments import Experiment
+from lgelu_lab.studies.folder import FolderBusyError, checkpoints, last_whole_checkpoint, sole_writer, whole_checkpoint
 from lgelu_lab.studies.records import read_record
+from lgelu_lab.studies.study import run_study
 from transformers import TrainerCallback
 
 from hf_lgelu.training.trainer import LambdaGELUTrainer
@@ -37,7 +42,7 @@ def cut_off(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_ends_like_one_that_was_not(cut_off, tmp_path):
-    assert [path.name for path in resume.checkpoints(cut_off)] == ["checkpoint-4"]
+    assert [path.name for path in checkpoints(cut_off)] == ["checkpoint-4"]
     resumed = resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
     whole = resume.train_resumably({**ARGUMENTS, "output_dir": str(tmp_path / "whole")})
     assert [epoch.epoch for epoch in resumed.epochs] == [1, 2, 3, 4]
@@ -51,7 +56,7 @@ def test_a_checkpoint_that_was_cut_off_is_not_used(cut_off):
     broken = cut_off / "checkpoint-6"
     broken.mkdir()
     (broken / "model.safetensors").write_bytes(b"half")
-    assert resume.last_checkpoint(cut_off).name == "checkpoint-4"
+    assert last_whole_checkpoint(cut_off).name == "checkpoint-4"
     assert resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)}).last.epoch == 4
     assert not broken.exists()
 
@@ -59,15 +64,67 @@ def test_a_checkpoint_that_was_cut_off_is_not_used(cut_off):
 def test_an_interrupted_run_of_other_settings_is_refused(cut_off):
     with pytest.raises(ValueError, match=r"an interrupted run: learning_rate was 0\.05 and is now 0\.01"):
         resume.train_resumably({**ARGUMENTS, "learning_rate": 0.01, "output_dir": str(cut_off)})
-    assert resume.last_checkpoint(cut_off) is not None
+    assert last_whole_checkpoint(cut_off) is not None
 
 
 def test_rows_are_loaded_once_for_runs_on_the_same_data(tmp_path, monkeypatch):
     resume._kept_rows.cache_clear()
     for seed in (0, 1):
         resume.train_resumably(
-            {**ARGUMENTS, "num_train_epochs": 1, "seed": seed, "output_dir": str(tmp_path / str(seed))}
+            {**ARGUMENTS, "harden": False, "num_train_epochs": 1, "seed": seed, "output_dir": str(tmp_path / str(seed))}
         )
     assert (resume._kept_rows.cache_info().misses, resume._kept_rows.cache_info().hits) == (1, 1)
-    other = {**ARGUMENTS, "num_train_epochs": 1, "max_train_samples": 64, "output_dir": str(tmp_path / "less")}
+    other = {
+        **ARGUMENTS,
+        "harden": False,
+        "num_train_epochs": 1,
+        "max_train_samples": 64,
+        "output_dir": str(tmp_path / "less"),
+    }
     assert resume.train_resumably(other).data["train_samples"] == 64
+
+
+@pytest.mark.parametrize("state", ["", "{", "[]", '{"epoch": 3}', None])
+def test_a_checkpoint_cut_off_at_its_state_gives_way_to_the_one_before(cut_off, state, capsys):
+    broken = cut_off / "checkpoint-6"
+    shutil.copytree(cut_off / "checkpoint-4", broken)
+    (broken / "trainer_state.json").unlink()
+    if state is not None:
+        (broken / "trainer_state.json").write_text(state)
+    assert last_whole_checkpoint(cut_off).name == "checkpoint-4"
+    assert "checkpoint-6 is cut off and is not used" in capsys.readouterr().err
+    assert whole_checkpoint(broken).name == whole_checkpoint(cut_off).name == "checkpoint-4"
+    with pytest.raises(ValueError, match=r"no whole checkpoint at .*checkpoint-2, nor one before it"):
+        whole_checkpoint(cut_off / "checkpoint-2")
+
+
+def test_what_a_kill_after_the_record_left_is_swept_by_the_next_study(cut_off):
+    record = resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
+    (cut_off / "checkpoint-8").mkdir()
+    for name in (".record-abc.json", ".record.json-abc.tmp", "settings.json"):
+        (cut_off / name).write_text("{")
+    arguments = {name: value for name, value in ARGUMENTS.items() if name != "seed"}
+    experiment = Experiment("cut", {**arguments, "seed": 1})
+    assert run_study([experiment], cut_off.parent) == []
+    assert [path.name for path in cut_off.iterdir()] == ["record.json"]
+    assert read_record(cut_off) == record
+
+
+def test_two_studies_never_train_one_run_at_once(tmp_path, capsys):
+    experiment = Experiment("run", {**ARGUMENTS, "num_train_epochs": 4})
+    with sole_writer(tmp_path / "run"):
+        assert run_study([experiment], tmp_path) == ["run"]
+        with pytest.raises(FolderBusyError, match=r"another process is writing to .*run; wait for it"):
+            resume.train_resumably({**experiment.arguments, "output_dir": str(tmp_path / "run")})
+    assert "another process is writing" in capsys.readouterr().err
+    assert list((tmp_path / "run").iterdir()) == []
+    assert run_study([experiment], tmp_path) == []
+
+
+def test_a_record_made_while_this_process_waited_is_taken_and_not_made_again(tmp_path, monkeypatch):
+    arguments = {**ARGUMENTS, "output_dir": str(tmp_path / "run")}
+    record = resume.train_resumably(arguments)
+    monkeypatch.setattr(resume, "train_and_record", lambda *args, **options: pytest.fail("trained again"))
+    assert resume.train_resumably(arguments) == record
+    with pytest.raises(ValueError, match="the record of another run: seed was 1 and is now 2"):
+        resume.train_resumably({**arguments, "seed": 2})

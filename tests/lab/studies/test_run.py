@@ -1,21 +1,26 @@
+import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import score
 import torch
-from lgelu_lab.benchmarks.table import BENCHMARKS, DataOptions
+from lgelu_lab.benchmarks.data import DataOptions
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.measurements.networks import load_data
 from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recipe
-from lgelu_lab.studies.records import read_record
-from lgelu_lab.studies.run import run_benchmark
+from lgelu_lab.studies.records import read_record, require_own_weights
+from lgelu_lab.studies.run import DivergedError, run_benchmark, run_config
 from transformers import AutoModel
 
 from hf_lgelu import hardness_profile
 from hf_lgelu.models.mlp import MLPForClassification
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHORT = {"num_train_epochs": 4, "max_train_samples": 256, "use_cpu": True, "disable_tqdm": True, "log_level": "error"}
 
 
@@ -164,7 +169,12 @@ def test_train_script_in_two_processes_under_accelerate_launch(tmp_path):
         *(str(ROOT / "scripts" / "train.py"), "--benchmark", "mlp-digits", "--harden", "--output_dir", str(tmp_path)),
         *("--use_cpu", "--num_train_epochs", "4", "--disable_tqdm", "true"),
     ]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}",
+    }
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr[-3000:]
     record = read_record(tmp_path)
@@ -193,7 +203,7 @@ def test_a_missing_data_folder_is_named(tmp_path):
 def test_a_record_of_another_schema_is_neither_overwritten_nor_skipped(tmp_path):
     path = tmp_path / "record.json"
     path.write_text('{"schema_version": 99, "epochs": []}')
-    with pytest.raises(ValueError, match="record schema version 99; this version of hf_lgelu reads 1"):
+    with pytest.raises(FileExistsError, match=r"holds a finished run \(record.json\); .* --overwrite"):
         digits(tmp_path)
     assert path.read_text() == '{"schema_version": 99, "epochs": []}'
     assert list(tmp_path.iterdir()) == [path]
@@ -220,3 +230,134 @@ def test_the_metric_and_its_direction_follow_the_benchmark(tmp_path):
             benchmark.metric != "perplexity",
         )
         assert benchmark.greater_is_better == training.greater_is_better
+
+
+def finished(folder):
+    return digits(folder, activation="relu", num_train_epochs=1)
+
+
+def test_a_finished_run_is_only_replaced_when_asked_for(tmp_path):
+    record = finished(tmp_path)
+    with pytest.raises(
+        FileExistsError, match=r"holds a finished run \(record\.json\); .* or replace it with --overwrite"
+    ):
+        digits(tmp_path, activation="gelu")
+    assert read_record(tmp_path) == record
+    (tmp_path / "record.json").unlink()
+    with pytest.raises(FileExistsError, match=r"holds a model \(config\.json\)"):
+        digits(tmp_path, activation="gelu")
+    (tmp_path / "checkpoint-4").mkdir()
+    replaced = digits(tmp_path, overwrite=True, save_final_model=False, num_train_epochs=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+    assert read_record(tmp_path) == replaced
+
+
+def test_weights_are_tied_to_their_record(hardened, tmp_path):
+    folder, record = hardened
+    expected = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in record.weights}
+    assert record.weights == expected
+    assert list(expected) == ["model.safetensors", "relu/model.safetensors"]
+    require_own_weights(record, folder)
+    finished(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"^model.safetensors in .* is not what its record.json was written with"):
+        require_own_weights(read_record(tmp_path), tmp_path)
+
+
+def test_an_output_folder_behind_a_link_is_the_folder(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    record = digits(tmp_path / "link", harden=True)
+    assert read_record(tmp_path / "real") == record
+    assert (tmp_path / "real" / "relu" / "model.safetensors").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_a_diverged_run_ends_at_once_and_keeps_what_there_was(tmp_path):
+    with pytest.raises(DivergedError, match=r"has diverged: at epoch \d .*loss is (nan|inf).*Lower learning_rate"):
+        digits(tmp_path, activation="gelu", learning_rate=1e10, num_train_epochs=6)
+    assert [path.name for path in tmp_path.iterdir()] == ["failed.json"]
+    failed = read_record(tmp_path / "failed.json")
+    assert "has diverged" in failed.failure
+    assert all(math.isfinite(epoch.loss) for epoch in failed.epochs)
+    assert len(failed.epochs) < 6
+    digits(tmp_path, activation="gelu", num_train_epochs=1)
+    assert not (tmp_path / "failed.json").exists()
+
+
+@pytest.mark.parametrize("short", [{"num_train_epochs": 3}, {"max_steps": 8, "num_train_epochs": 9}])
+def test_hardening_from_the_first_epoch_is_refused_unless_asked_for(tmp_path, short):
+    """256 rows are 4 batches of 64: 8 steps are 2 epochs."""
+    with pytest.raises(ValueError, match=r"of [23] epochs a switch_fraction of 0\.25 is less than one: .* at least 4"):
+        digits(tmp_path, harden=True, **short)
+    assert not (tmp_path / "record.json").exists()
+    assert digits(tmp_path, harden=True, **short, switch_fraction=0.0).last.hardness
+    assert digits(tmp_path, harden=True, **short, hardening_strategy="steps", overwrite=True).last.hardness
+
+
+def test_no_file_of_a_run_holds_the_hub_token(tmp_path, monkeypatch):
+    token = "hf_" + "notARealToken" * 2
+    monkeypatch.setenv("HF_TOKEN", "")  # what the run sets is undone
+    digits(tmp_path, activation="relu", num_train_epochs=1, hub_token=token, save_strategy="epoch")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert "training_args.bin" in {path.name for path in files}
+    assert [path for path in files if token.encode() in path.read_bytes()] == []
+    assert os.environ["HF_TOKEN"] == token
+
+
+def test_a_record_says_what_was_read(hardened):
+    _, record = hardened
+    read = {name: record.data[name] for name in ("source", "copy_of", "folder", "files", "readme")}
+    assert read == {"source": "scikit-learn", "copy_of": None, "folder": None, "files": {}, "readme": None}
+
+
+def test_the_cpu_recipe_is_ours_and_only_where_there_is_one(tmp_path):
+    line = ["--benchmark", "resnet18-cifar10", "--output_dir", str(tmp_path), "--use_cpu"]
+    run, training = parse_command_line([*line, "--recipe", "cpu"])
+    assert (training.num_train_epochs, training.learning_rate, training.weight_decay) == (12, 3e-3, 0.1)
+    assert (training.bf16, run.channels_last, training.adam_beta2) == (True, True, 0.99)
+    assert training.lr_scheduler_type == "cosine"
+    assert run_config(run, training)["adam_beta2"] == 0.99
+    assert parse_command_line([*line, "--recipe", "cpu", "--num_train_epochs", "3"])[1].num_train_epochs == 3
+    assert parse_command_line(line)[1].num_train_epochs == 75
+    with pytest.raises(ValueError, match="mlp-digits has no recipe 'cpu'; every benchmark has 'paper', and resnet18"):
+        parse_mapping({"benchmark": "mlp-digits", "recipe": "cpu", "output_dir": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["--benchmark", "mlp-digits", "--output_dir", "x", "--learning_rte", "1"], "did you mean learning_rate"),
+        (["--benchmark", "mlp-iris", "--output_dir", "x"], "invalid choice: 'mlp-iris'"),
+        (["--benchmark", "mlp-digits", "--recipe", "cpu", "--output_dir", "x"], "has no recipe 'cpu'"),
+    ],
+)
+def test_a_wrong_call_is_answered_with_one_line(line, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_command_line(line)
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in told
+    assert told.count("\n") == 1
+    assert told.endswith("; --help lists the options\n")
+
+
+def test_help_lists_every_option(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_command_line(["--benchmark", "mlp-digits", "--help"])
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    for option in ("--activation", "--overwrite", "--learning_rate", "--harden", "--bf16"):
+        assert f" {option} " in told or f" {option}," in told, option
+
+
+@pytest.mark.parametrize("division", [{"max_train_samples": 300}, {"validation_fraction": 0.2}])
+def test_a_checkpoint_is_scored_on_the_rows_of_its_run_as_they_were(tmp_path, division):
+    """Features are standardized by the rows that train: by others, the score is another."""
+    whole = {"max_train_samples": None, **division}
+    record = digits(tmp_path, activation="gelu", num_train_epochs=2, learning_rate=0.5, **whole)
+    told = score.score(score.ScoreArguments(str(tmp_path)))
+    scored, recorded = (line.rpartition(": ")[2] for line in told.splitlines())
+    assert scored == recorded == f"accuracy {record.last.score:.6g}, relu_accuracy {record.last.relu_score:.6g}"
+    others = BENCHMARKS["mlp-digits"].load(DataOptions())
+    assert not torch.equal(load_data(record).eval.features[:5], others.eval.features[:5])

@@ -72,7 +72,7 @@ def test_the_grid_crosses_temperature_multiplier_init_mode_and_seed():
     assert "grid/mlp-fmnist/lambda_gelu-uniform-t0.3-c6-seed0" in {run.name for run in mlp}
 
 
-def test_the_torch_free_lists_are_those_of_the_library():
+def test_the_lists_are_those_of_the_library():
     assert tuple(INIT_MODES) == experiments.INIT_MODES
     assert experiments.PAPER_TEMPERATURE == DEFAULT_TEMPERATURE
 
@@ -198,12 +198,12 @@ def test_a_full_disk_fails_the_run_and_not_the_study(record_of, tmp_path, monkey
     def run(arguments):
         if arguments["output_dir"].endswith("/a"):
             with monkeypatch.context() as patch:
-                patch.setattr("lgelu_lab.studies.records.json.dump", full)
+                patch.setattr("lgelu_lab.studies.folder.os.replace", full)
                 write_record(record_of(), arguments["output_dir"])
         write_record(record_of(), arguments["output_dir"])
 
     assert run_study(EXPERIMENTS[:2], tmp_path, run=run) == ["b/a"]
-    assert "No space left on device; the record was not written" in (tmp_path / "b/a/error.txt").read_text()
+    assert "No space left on device; the file was not written" in (tmp_path / "b/a/error.txt").read_text()
     assert [path.name for path in (tmp_path / "b/a").iterdir()] == ["error.txt"]
     monkeypatch.setattr("pathlib.Path.write_text", full)
     assert run_study(EXPERIMENTS[2:3], tmp_path, run=lambda arguments: 1 / 0) == ["b/c"]

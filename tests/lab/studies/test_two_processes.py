@@ -12,7 +12,7 @@ from lgelu_lab.studies.run import run_benchmark
 from safetensors.torch import load_file
 from tiny_language_model import CONTEXT, write_checkpoint, write_corpus
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ARGUMENTS = {
     "activation": "lambda_gelu",
     "harden": True,
@@ -35,7 +35,7 @@ def in_two_processes(arguments, folder):
         "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}",
     }
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr[-4000:]

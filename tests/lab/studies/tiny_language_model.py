@@ -4,7 +4,7 @@ from pathlib import Path
 
 import datasets
 import torch
-from lgelu_lab.benchmarks.tokenizer import train_tokenizer
+from lgelu_lab.benchmarks.wikitext import train_tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 CONTEXT = 8

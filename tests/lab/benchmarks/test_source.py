@@ -1,11 +1,10 @@
 """Where data comes from, and what is said when it is not there."""
 
 import re
-import sys
 
 import datasets
 import pytest
-from lgelu_lab.benchmarks.locate import load_splits, require_package
+from lgelu_lab.benchmarks.source import Origin, load_splits
 
 
 def table(*columns):
@@ -18,8 +17,8 @@ def load(data_dir=None, folder="pets", **changes):
 
 def test_a_folder_gives_the_splits_asked_for(write_splits):
     data_dir = write_splits("pets", {split: table("a", "b.c", "d") for split in ("train", "test", "other")})
-    assert set(load(data_dir)) == {"train"}
-    found = load(str(data_dir), optional_splits=("test", "validation"))
+    assert set(load(data_dir).splits) == {"train"}
+    found = load(str(data_dir), optional_splits=("test", "validation")).splits
     assert set(found) == {"train", "test"}
     assert found["train"]["b.c"][:] == [1, 2, 3]
 
@@ -27,9 +26,9 @@ def test_a_folder_gives_the_splits_asked_for(write_splits):
 def test_the_environment_names_the_directory_and_the_argument_goes_first(write_splits, monkeypatch, tmp_path):
     data_dir = write_splits("pets", {"train": table("a", "b.c")})
     monkeypatch.setenv("LGELU_DATA_DIR", str(data_dir))
-    assert set(load()) == {"train"}
+    assert set(load().splits) == {"train"}
     monkeypatch.setenv("LGELU_DATA_DIR", str(tmp_path / "elsewhere"))
-    assert set(load(data_dir)) == {"train"}
+    assert set(load(data_dir).splits) == {"train"}
     with pytest.raises(ValueError, match="elsewhere"):
         load()
 
@@ -38,7 +37,7 @@ def test_without_a_directory_the_hub_is_asked(monkeypatch):
     asked = []
     monkeypatch.setenv("LGELU_DATA_DIR", "")
     monkeypatch.setattr(datasets, "load_dataset", lambda name: asked.append(name) or {"train": table("a", "b.c")})
-    assert set(load()) == {"train"}
+    assert set(load().splits) == {"train"}
     assert asked == ["someone/pets"]
 
 
@@ -51,10 +50,10 @@ def test_one_of_several_data_sets_under_a_name_is_asked_for(monkeypatch):
 
 def test_of_several_folder_names_the_first_that_is_there_counts(write_splits):
     small = write_splits("pets_small", {"train": table("a", "b.c")})
-    assert load(small, folder=("pets", "pets_small"))["train"].num_rows == 3
+    assert load(small, folder=("pets", "pets_small")).splits["train"].num_rows == 3
     both = write_splits("pets", {"train": table("a", "b.c").select([0])})
-    assert load(both, folder=("pets", "pets_small"))["train"].num_rows == 1
-    assert load(both, folder=("pets_small", "pets"))["train"].num_rows == 3
+    assert load(both, folder=("pets", "pets_small")).splits["train"].num_rows == 1
+    assert load(both, folder=("pets_small", "pets")).splits["train"].num_rows == 3
 
 
 def test_where_no_accepted_folder_is_there_the_first_name_is_told(tmp_path):
@@ -105,7 +104,29 @@ def test_an_unreachable_hub_tells_of_the_data_directory(monkeypatch, error):
         load()
 
 
-def test_a_missing_package_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"need sklearn, .*pip install hf-lgelu\[benchmarks\]"):
-        require_package("sklearn.datasets")
+def test_a_split_without_rows_is_named(write_splits):
+    data_dir = write_splits("pets", {"train": table("a", "b.c"), "test": table("a", "b.c").select([])})
+    with pytest.raises(ValueError, match=r'pets cannot be read by datasets: .*"test" corresponds to no data'):
+        load(data_dir, splits=("train", "test"))
+
+
+def test_a_split_of_the_hub_without_rows_is_named(monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": table("a", "b.c").select([])})
+    with pytest.raises(ValueError, match="split 'train' of someone/pets on the Hub has no rows"):
+        load()
+
+
+def test_the_origin_of_a_folder_is_what_was_read_and_not_the_hubs_name(write_splits):
+    data_dir = write_splits("pets", {"train": table("a", "b.c")})
+    (data_dir / "pets" / "README.md").write_text("---\nlicense: mit\n---\n# pets\n\nThe test split, as train.\n")
+    origin = load(data_dir).origin
+    file = "data/train-00000-of-00001.parquet"
+    sizes = {name: (data_dir / "pets" / name).stat().st_size for name in ("README.md", file)}
+    assert origin == Origin(
+        "local folder pets", "someone/pets", "pets", sizes, readme="# pets\n\nThe test split, as train."
+    )
+
+
+def test_the_origin_is_the_hub_id_where_the_hub_was_asked(monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": table("a", "b.c")})
+    assert load().origin == Origin("someone/pets")

@@ -1,8 +1,6 @@
-"""Callbacks remember where a model has its λ-GELU; what changes in the model must not escape them."""
+"""What changes in a model in the middle of its training does not escape the callbacks."""
 
-import copy
 import gc
-import pickle
 import weakref
 
 import pytest
@@ -11,7 +9,6 @@ from torch import nn
 from transformers import TrainerCallback
 
 from hf_lgelu import HardeningCallback, LambdaGELU, anneal_hardness, replace_activations
-from hf_lgelu.training.known_sites import KnownSites
 
 
 class At(TrainerCallback):
@@ -70,7 +67,7 @@ def test_an_activation_put_in_within_an_epoch_is_hardened_from_the_next_step_on(
 
 
 @pytest.mark.parametrize("strategy", ["epoch", "steps"])
-def test_what_is_put_elsewhere_by_hand_is_known_from_the_next_epoch_on(tmp_path, strategy):
+def test_what_is_put_elsewhere_by_hand_is_hardened_and_logged(tmp_path, strategy):
     model = tiny_model("gelu")
     replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
 
@@ -101,15 +98,6 @@ def test_another_model_and_a_second_training_are_looked_at_anew(tmp_path):
     assert hardness_values(second) == pytest.approx([159.577] * 2, rel=1e-5)
 
 
-def test_the_sites_of_one_model_are_not_those_of_another():
-    known, first, second = KnownSites(), tiny_model(), tiny_model()
-    for model in (first, second, first):
-        assert known.modules(model) == lambda_gelus(model)
-        assert [site.module for site in known.sites(model)] == lambda_gelus(model)
-    with pytest.raises(ValueError, match="has no λ-GELU activation"):
-        known.modules(tiny_model("relu"))
-
-
 def test_the_log_reads_a_model_that_the_training_did_not_know(tmp_path):
     def act(model):
         with_the_block_around_it(model)
@@ -123,20 +111,7 @@ def test_the_log_reads_a_model_that_the_training_did_not_know(tmp_path):
     assert logged[1:] == pytest.approx([7.0] * (len(logged) - 1), rel=1e-6)
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda known: pickle.loads(pickle.dumps(known))])
-def test_a_copy_takes_no_model_along(duplicate):
-    known, model, other = KnownSites(), tiny_model(), tiny_model()
-    known.modules(model)
-    alike = duplicate(known)
-    alive = weakref.ref(model)
-    assert alike.modules(other) == lambda_gelus(other)
-    assert known.modules(model) == lambda_gelus(model)
-    del known, model
-    gc.collect()
-    assert alive() is None
-
-
-def test_an_evaluation_outside_of_training_leaves_nothing_remembered(tmp_path):
+def test_an_evaluation_outside_of_training_keeps_no_model_alive(tmp_path):
     model = tiny_model()
     trainer = tiny_trainer(tmp_path, model, eval_dataset=rows(4))
     callbacks = trainer.callback_handler.callbacks

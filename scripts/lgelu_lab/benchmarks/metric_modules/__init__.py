@@ -1,1 +1,0 @@
-"""Modules of `evaluate`, one folder each, so that `evaluate.load(folder)` takes them as well."""

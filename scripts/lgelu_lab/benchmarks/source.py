@@ -1,0 +1,140 @@
+"""Where a benchmark's data comes from: a folder the user names, or the Hugging Face Hub."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hf_lgelu.extras import require
+
+DATA_DIR_VARIABLE = "LGELU_DATA_DIR"
+_README, _README_CHARACTERS = "README.md", 2000
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What was read, for the record of a run: a copy in a folder need not be what the Hub has.
+
+    Args:
+        source: the Hub id where the Hub's data was read, else the folder or the package in words.
+        copy_of: of a folder, the Hub id in whose place it was read; None elsewhere.
+        folder: the folder's name, without the path to it.
+        files: {file of the folder: its size in bytes}.
+        readme: what the folder's README.md says, its front matter left out; None without one.
+    """
+
+    source: str
+    copy_of: str | None = None
+    folder: str | None = None
+    files: dict[str, int] = field(default_factory=dict)
+    readme: str | None = None
+
+    @classmethod
+    def of_folder(cls, path: Path, hub_id: str) -> "Origin":
+        """Of a local copy."""
+        files = {file.relative_to(path).as_posix(): file.stat().st_size for file in path.rglob("*") if file.is_file()}
+        return cls(f"local folder {path.name}", hub_id, path.name, dict(sorted(files.items())), _read_readme(path))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The splits of a data set, {name: datasets.Dataset}, and where they are from."""
+
+    splits: dict[str, Any]
+    origin: Origin
+
+
+def load_splits(
+    folder: str | Sequence[str],
+    hub_id: str,
+    data_dir: str | os.PathLike[str] | None,
+    *,
+    splits: Sequence[str],
+    columns: Sequence[str],
+    optional_splits: Sequence[str] = (),
+    hub_config: str | None = None,
+) -> Found:
+    """The splits of one data set, each with the columns asked for.
+
+    Args:
+        folder: name of the data set's folder inside the data directory, or several, of which the first that
+            is there counts.
+        hub_id: what is loaded from the Hub when there is no data directory.
+        data_dir: the data directory; None takes the environment variable LGELU_DATA_DIR. Where either
+            is set the Hub is never asked.
+        splits: splits that must be there.
+        columns: columns that each split must have; others may be.
+        optional_splits: splits that are returned if they are there.
+        hub_config: which of the data sets under `hub_id`, where there are several.
+
+    Raises:
+        ImportError: `datasets` is not installed.
+        ValueError: the folder, a split or a column is missing, a split has no rows, or the files cannot be read.
+        RuntimeError: the Hub has no such data set or cannot be reached.
+    """
+    datasets = require("datasets", "benchmarks")
+    directory = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE) or None
+    if directory is None:
+        found, source, origin = _load_from_hub(datasets, hub_id, hub_config), f"{hub_id} on the Hub", Origin(hub_id)
+    else:
+        path = _first_folder(Path(directory).expanduser(), (folder,) if isinstance(folder, str) else folder)
+        found, source, origin = _load_from_folder(datasets, path, hub_id), str(path), Origin.of_folder(path, hub_id)
+    absent = [split for split in splits if split not in found]
+    if absent:
+        raise ValueError(f"{source} has no split {_listed(absent)}; it has {_listed(found)}")
+    wanted = {split: found[split] for split in (*splits, *optional_splits) if split in found}
+    for split, rows in wanted.items():
+        missing = [column for column in columns if column not in rows.column_names]
+        if missing:
+            raise ValueError(
+                f"split {split!r} of {source} has no column {_listed(missing)}; it has {_listed(rows.column_names)}"
+            )
+        if not len(rows):
+            raise ValueError(f"split {split!r} of {source} has no rows")
+    return Found(wanted, origin)
+
+
+def _read_readme(path: Path) -> str | None:
+    readme = path / _README
+    if not readme.is_file():
+        return None
+    text = readme.read_text(encoding="utf-8", errors="replace")
+    if text.startswith("---\n"):
+        text = text[3:].partition("\n---")[2]
+    text = text.strip()
+    return text if len(text) <= _README_CHARACTERS else text[:_README_CHARACTERS] + " …"
+
+
+def _first_folder(directory: Path, names: Sequence[str]) -> Path:
+    """The first of the folders that is there; the first of all if none is, for the message to name."""
+    return next((directory / name for name in names if (directory / name).is_dir()), directory / names[0])
+
+
+def _load_from_folder(datasets: ModuleType, path: Path, hub_id: str) -> Any:
+    if not path.is_dir():
+        raise ValueError(
+            f"there is no folder {path}, which should hold a copy of {hub_id}. Put one there, point data_dir or "
+            f"{DATA_DIR_VARIABLE} elsewhere, or set neither to load it from the Hub"
+        )
+    try:
+        return datasets.load_dataset(str(path))
+    except FileNotFoundError as error:  # datasets' own "no data files" errors are of this kind
+        raise ValueError(f"{path} holds no data files that datasets can load: {error}") from error
+    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:  # a split is empty; columns differ
+        raise ValueError(f"{path} cannot be read by datasets: {error.__cause__ or error}") from error
+
+
+def _load_from_hub(datasets: ModuleType, hub_id: str, config: str | None) -> Any:
+    try:
+        return datasets.load_dataset(hub_id, *((config,) if config else ()))
+    except (ConnectionError, FileNotFoundError) as error:
+        raise RuntimeError(
+            f"{hub_id} could not be loaded from the Hub ({error}). Without network, set data_dir or "
+            f"{DATA_DIR_VARIABLE} to a folder that holds a local copy"
+        ) from error
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,0 +1,180 @@
+"""The trained networks that a measurement compares, on the rows of their runs: found, scored and tuned."""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+from transformers import PreTrainedModel, PrinterCallback, set_seed
+
+from hf_lgelu import LambdaGELUTrainer
+from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
+from hf_lgelu.models.checkpoint import load_checkpoint
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.benchmarks.images import ImageRows
+from lgelu_lab.benchmarks.table import check_benchmark
+from lgelu_lab.studies.arguments import parse_mapping, recorded_options
+from lgelu_lab.studies.experiments import STUDIES, Configuration, experiment_name
+from lgelu_lab.studies.records import RELU_FOLDER, RunRecord, read_record, require_own_weights
+
+_STUDY = STUDIES["downstream"]
+_GELU, _RELU, _LEARNED, _HARDENED = _STUDY.configurations(_STUDY.benchmarks[0])  # the same on every benchmark
+
+# model → (what the run was configured with, the folder of the network inside the run's)
+_RUNS: dict[str, tuple[Configuration, str]] = {
+    "gelu": (_GELU, ""),
+    "relu": (_RELU, ""),
+    "lambda_gelu": (_LEARNED, ""),
+    "hardened": (_HARDENED, ""),
+    "hardened_relu": (_HARDENED, RELU_FOLDER),
+}
+
+FEWEST_SEQUENCES = 16
+"""So few sequences are only taken where there are no more: rows of one sequence are not independent."""
+
+MODELS: tuple[str, ...] = tuple(_RUNS)
+"""gelu; relu (ReLU from the start); lambda_gelu (λ learned, soft); hardened (every λ at the target);
+hardened_relu (the same weights with ReLU in the gates' place)."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """One trained network: its name in MODELS, its checkpoint folder, and the record of the run that made it."""
+
+    name: str
+    folder: Path
+    record: RunRecord
+
+    def load(self) -> PreTrainedModel:
+        """A fresh copy from the checkpoint: float32, on the CPU, in eval mode."""
+        return load_checkpoint(self.folder).float()
+
+    def summary(self) -> dict[str, Any]:
+        """What a measurement's record says of the network."""
+        last, config = self.record.last, self.record.config
+        return {
+            "run": self.record.name,
+            "metric": self.record.metric,
+            "score": last.score,
+            "relu_score": last.relu_score,
+            "target_hardness": config["target_hardness"] if config["harden"] else None,
+        }
+
+
+def find_models(
+    runs: str | os.PathLike, benchmark: str, seed: int, names: tuple[str, ...] = MODELS
+) -> dict[str, TrainedModel]:
+    """{name: network} of one benchmark and seed, below the output folder of the study "downstream".
+
+    Raises FileNotFoundError that says which command trains what is missing, and ValueError for weights that are not
+    those of the record beside them.
+    """
+    found, missing = {}, []
+    for name in names:
+        configuration, inner = _RUNS[name]
+        run = Path(runs) / _STUDY.folder / experiment_name(benchmark, configuration, seed)
+        if (run / inner / "config.json").exists():
+            found[name] = TrainedModel(name, run / inner, read_record(run))
+            require_own_weights(found[name].record, run)
+        else:
+            missing.append(str(run / inner))
+    if missing:
+        raise FileNotFoundError(
+            f"no trained network in {', '.join(missing)}; train them with: python scripts/study.py --study "
+            f"{_STUDY.name} --benchmarks {benchmark} --seeds {seed} --output_dir {runs}"
+        )
+    return found
+
+
+def load_data(record: RunRecord, data_dir: str | None = None) -> BenchmarkData:
+    """The rows that a run was trained and evaluated on, divided and prepared as its record tells."""
+    return check_benchmark(record.config["benchmark"]).load(*recorded_options(record.config, data_dir))
+
+
+def evaluate(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData) -> dict[str, float]:
+    """{"accuracy": …, "relu_accuracy": …, "relu_max_logit_change": …, "loss": …} on the evaluation rows.
+
+    The relu_* are there where the model has smooth gates. In the model's dtype, on the device that accelerate
+    chooses: the model is moved there.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        _, training = parse_mapping({"benchmark": benchmark.name, "output_dir": folder, "disable_tqdm": True})
+        training.require_lambda_gelu = False
+        trainer = LambdaGELUTrainer(
+            model=model,
+            args=training,
+            eval_dataset=data.eval,
+            data_collator=benchmark.collate,
+            compute_metrics=benchmark.compute_metrics,
+            preprocess_logits_for_metrics=benchmark.preprocess_logits,
+        )
+        metrics = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", metric_key_prefix="eval").metrics
+    return {name.removeprefix("eval_"): float(value) for name, value in metrics.items()}
+
+
+def tune(
+    model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData, arguments: Mapping[str, Any], seed: int
+) -> None:
+    """Train `model` in place on the training rows, in an order given by `seed`; no evaluation, nothing saved.
+
+    Args:
+        model: with any gates; afterwards in eval mode.
+        benchmark: whose recipe fills in what `arguments` leave open.
+        data: its rows.
+        arguments: of scripts/train.py, by name.
+        seed: the same one gives the same rows in the same order, whatever the model.
+    """
+    set_seed(seed)
+    quiet = {"eval_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+    with tempfile.TemporaryDirectory() as folder:
+        _, training = parse_mapping(
+            {"benchmark": benchmark.name, "output_dir": folder, "seed": seed, **quiet, **arguments}
+        )
+        training.require_lambda_gelu = False
+        trainer = LambdaGELUTrainer(
+            model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate
+        )
+        trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
+        trainer.train()
+    model.eval()
+
+
+def available_rows(data: BenchmarkData) -> int:
+    """How many rows of features, images, or tokens there are to draw from."""
+    return data.train.tokens.numel() if isinstance(data.train, TokenBlocks) else len(data.train)
+
+
+def draw_calibration(data: BenchmarkData, rows: int, seed: int) -> Dataset[Any]:
+    """`rows` training rows without replacement, all where there are fewer; a larger draw holds a smaller one.
+
+    Of text `rows` counts tokens, in sequences of min(T, rows/16), each the beginning of a block of T. Images come as
+    they are, neither cropped nor flipped.
+
+    Raises ValueError for fewer than 32 tokens, since a sequence has at least two.
+    """
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))
+    if isinstance(data.train, TokenBlocks):
+        if rows < 2 * FEWEST_SEQUENCES:
+            raise ValueError(f"calibration takes at least {2 * FEWEST_SEQUENCES} tokens, got {rows}")
+        tokens = data.train.tokens
+        length = min(tokens.shape[1], rows // FEWEST_SEQUENCES)
+        return TokenBlocks(tokens[order[: rows // length], :length])
+    if isinstance(data.train, ImageRows):
+        train = data.train
+        plain = ImageRows(train.images, train.labels, train.mean, train.deviation, train.image_size)
+        return Subset(plain, order[:rows].tolist())
+    return Subset(data.train, order[:rows].tolist())
+
+
+def training_batches(
+    benchmark: Benchmark, data: BenchmarkData, samples: int, batch_size: int, seed: int
+) -> DataLoader[Any]:
+    """Batches of a seeded draw of training rows, the same rows in the same order at every pass."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(data.train), generator=generator)[:samples].tolist()
+    return DataLoader(Subset(data.train, chosen), batch_size=batch_size, collate_fn=benchmark.collate)

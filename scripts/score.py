@@ -1,0 +1,58 @@
+"""Score a checkpoint on a run's rows, exactly as the run was: `python scripts/score.py --run runs/digits`.
+
+The rows are divided and prepared as the run's record tells. What is scored is the run's own network, or another that
+was made of it, such as an export or a conversion: --model out/relu.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lgelu_lab.benchmarks.table import check_benchmark
+from lgelu_lab.measurements.networks import evaluate, load_data
+from lgelu_lab.studies.arguments import OneLineParser
+from lgelu_lab.studies.records import read_record, require_own_weights
+
+from hf_lgelu.models.checkpoint import load_checkpoint
+
+
+@dataclass
+class ScoreArguments:
+    """Which network, on whose rows."""
+
+    run: str = field(metadata={"help": "Folder of the run whose rows are taken, with its record.json."})
+    model: str | None = field(
+        default=None, metadata={"help": "Folder or Hub id of the checkpoint; default: the run's own."}
+    )
+    data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
+
+
+def main() -> int:
+    """Evaluate and print; the exit status is 1, with the reason, where that is not possible."""
+    (arguments,) = OneLineParser(ScoreArguments).parse()
+    try:
+        print(score(arguments))
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def score(arguments: ScoreArguments) -> str:
+    """The scores beside those of the record, in words."""
+    record = read_record(arguments.run)
+    if arguments.model is None:
+        require_own_weights(record, arguments.run)
+    model = load_checkpoint(arguments.model or Path(arguments.run)).float()
+    data = load_data(record, arguments.data_dir)
+    scores = evaluate(model, check_benchmark(record.config["benchmark"]), data)
+    shown = [f"{name} {scores[name]:.6g}" for name in (record.metric, f"relu_{record.metric}") if name in scores]
+    recorded = f"{record.metric} {record.last.score:.6g}"
+    if record.last.relu_score is not None:
+        recorded += f", relu_{record.metric} {record.last.relu_score:.6g}"
+    rows = f"{record.config['benchmark']}, {data.eval_split}, {len(data.eval):,} rows of {data.origin.source}"
+    return f"{rows}: {', '.join(shown)}\nthe record's last evaluation: {recorded}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
