@@ -287,7 +287,7 @@ def test_any_sequence_is_a_shape(shape):
 @pytest.mark.parametrize("module", [LambdaGELU(), SharedLambdaGate(LambdaGELU())])
 @pytest.mark.parametrize(("x", "got"), [(torch.ones(2, dtype=torch.int32), "a torch.int32 tensor"), ("x", "str")])
 def test_an_input_that_is_no_floating_tensor_is_refused(module, x, got):
-    with pytest.raises(TypeError, match=f"x must be a float64, float32, float16 or bfloat16 tensor, got {got}"):
+    with pytest.raises(TypeError, match=f"x must be a dense float64, float32, float16 or bfloat16 tensor, got {got}"):
         module(x)
 
 

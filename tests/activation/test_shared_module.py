@@ -99,5 +99,5 @@ def test_casting_leaves_a_follower_in_step(cast):
 
 @pytest.mark.parametrize("owner", [nn.GELU(), None, SharedLambdaGate(LambdaGELU())])
 def test_a_follower_needs_a_lambda_gelu_to_follow(owner):
-    with pytest.raises(TypeError, match=f"owner must be the LambdaGELU .*, got {type(owner).__name__}"):
+    with pytest.raises(TypeError, match=f"owner must be the λ-gate .*, got {type(owner).__name__}"):
         SharedLambdaGate(owner)

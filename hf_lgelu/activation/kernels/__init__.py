@@ -1,5 +1,6 @@
 """The table of backends: one row per implementation of the λ-gates."""
 
+from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels import aten, eager, traced
 from hf_lgelu.activation.kernels.cpu import function as cpu
 from hf_lgelu.activation.kernels.kernel import Kernel
@@ -42,7 +43,7 @@ KERNELS: dict[str, Kernel] = {
             "eager",
             "plain operations: the reference, and what an exported graph consists of",
             eager.lambda_gate,
-            refusal=lambda x, hardness, gate: None,
+            refusal=lambda x, hardness, gate=DEFAULT_GATE: None,
         ),
     )
 }

@@ -190,8 +190,7 @@ def _overwriting_factors(
     v: Tensor, x: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool, gate: Gate
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same with fewer tensors held: steps overwrite what is no longer needed."""
+    step = gate.step(v) if needs_x else None
     slope = gate.density(v).mul_(v).div_(gate.scale)  # u·g(u)
     in_hardness = (slope * v).div_(gate.scale).add_(x, alpha=0).mul_(delta) if needs_hardness else None
-    if not needs_x:
-        return None, in_hardness
-    return slope.add_(gate.step(v)).add_(x, alpha=0).mul_(delta), in_hardness
+    return None if step is None else step.add_(slope).add_(x, alpha=0).mul_(delta), in_hardness
