@@ -6,10 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
-from hf_lgelu.activation.hardness import DEFAULT_TOLERANCE, hardness_for_tolerance, hardness_from_raw
+from hf_lgelu.activation.hardness import (
+    DEFAULT_TOLERANCE,
+    LARGEST_HARDNESS,
+    hardness_for_tolerance,
+    hardness_from_raw,
+)
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.profile import whole_tensor
-from hf_lgelu.models.sites import require_lambda_gelu
+from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
 
 HARDENED_FRACTION = 0.5
@@ -79,7 +84,8 @@ def freeze_hardness(model: nn.Module) -> None:
     Raises ValueError for a model without λ-GELU.
     """
     for _, module in require_lambda_gelu(model):
-        module.raw_hardness.grad = None
+        for parameter in raw_parameters(module):
+            parameter.grad = None
 
 
 @torch.no_grad()
@@ -137,9 +143,10 @@ def resolve_target_hardness(target_hardness: float | None, tolerance: float | No
         )
     if target_hardness is None:
         return hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, gate)
-    if not isinstance(target_hardness, int | float) or not 1 < target_hardness < float("inf"):
+    is_number = isinstance(target_hardness, int | float) and not isinstance(target_hardness, bool)
+    if not is_number or not 1 < target_hardness <= LARGEST_HARDNESS:
         raise ValueError(
-            f"target_hardness must be a finite number > 1, got {target_hardness!r}; "
+            f"target_hardness must be a finite number > 1 within float32's range, got {target_hardness!r}; "
             "hardness_for_tolerance(tolerance) gives it"
         )
     return float(target_hardness)

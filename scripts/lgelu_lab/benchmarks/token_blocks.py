@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from lgelu_lab.benchmarks.rows import Batch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from lgelu_lab.benchmarks.rows import Batch
 
 IGNORED = -100
 """The label of a token that nothing predicts."""
