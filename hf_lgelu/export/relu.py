@@ -14,6 +14,7 @@ from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models, require_same_model
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.profile import swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
@@ -113,8 +114,7 @@ def export_relu(
         )
     _require_lambda_gelu(model)
     hardness = _smallest_hardness(model)
-    gates = {site.name: site.kind for site in find_sites(model, LEARNED_KINDS)}
-    swap_error = {name: swap_error_bound(value, gates[name]) for name, value in hardness.items()}
+    swap_error = swap_errors(model)
     inputs = random_inputs(model) if inputs is None else inputs
     if not allow_soft:
         _refuse_soft_gates(model, hardness, swap_error, max_swap_error, inputs)

@@ -5,7 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, check_temperature, init_profile, raw_from_hardness
+from hf_lgelu.activation.hardness import (
+    DEFAULT_INIT_HARDNESS,
+    check_temperature,
+    init_profile,
+    raw_from_hardness,
+    swap_error_bound,
+)
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.sites import (
@@ -48,6 +54,15 @@ def smallest_hardness(model: nn.Module) -> float:
         smallest = whole_tensor(module.hardness).min()
         by_device.setdefault(smallest.device, []).append(smallest)
     return min(torch.stack(values).min().item() for values in by_device.values())
+
+
+@torch.no_grad()
+def swap_errors(model: nn.Module) -> dict[str, float]:
+    """{module name: κ/λ} of every λ-gate's site, by its smallest λ: the most that ReLU in its place changes a unit."""
+    return {
+        site.name: swap_error_bound(whole_tensor(site.module.hardness).min().item(), site.kind)
+        for site in find_sites(model, LEARNED_KINDS)
+    }
 
 
 @torch.no_grad()
