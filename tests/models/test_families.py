@@ -19,7 +19,7 @@ from hf_lgelu import LambdaGELU, find_smooth_calls, from_pretrained, replace_act
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.export.relu import export_relu
 from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
 HERE = Path(__file__).parent
 ALL: tuple[Family | TimmFamily, ...] = FAMILIES + TIMM_FAMILIES
@@ -77,7 +77,7 @@ def assert_apart(one: torch.Tensor, other: torch.Tensor) -> None:
 def test_there_are_as_many_hardnesses_as_the_architecture_has_activations(family):
     model = with_lambda_gelu(family)
     assert len({id(module.raw_hardness) for module in lambda_gelus(model)}) == family.sites
-    assert len(find_sites(model, ("lambda_gelu",))) == family.sites
+    assert len(find_sites(model, LEARNED_KINDS)) == family.sites
     assert find_sites(model, ("gelu", "silu", "mish")) == []
 
 

@@ -1,5 +1,6 @@
 """A data set → rows that a model takes, by the kind of input that the model is for."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from hf_lgelu.cli.inputs.texts import (
     text_sequences,
     tokenizer_of,
 )
-from hf_lgelu.cli.named_places import local, require_data_there
+from hf_lgelu.cli.named_places import did_you_mean, local, require_data_there
 
 _NAMED = {"text": ("text", "sentence", "content"), "image": ("image", "img")}
 _LABELS = ("label", "labels")
@@ -118,18 +119,28 @@ def dataset_rows(
 
     Raises ValueError that says what to do where no column fits, several do, or the model takes other inputs.
     """
-    kinds = {"input_ids": _token_rows, "pixel_values": _pixel_rows, "features": _feature_rows}
-    kind = kinds.get(model.main_input_name)
-    if kind is None or model.config.is_encoder_decoder:
-        what = "encoder-decoders" if kind else f"models whose main input is {model.main_input_name!r}"
+    reason = why_not_read(model)
+    if reason is not None:
         raise ValueError(
-            f"inputs for {what} are not read from a data set here; call hf_lgelu.convert_to_relu(model, data) with "
+            f"inputs for {reason} are not read from a data set here; call hf_lgelu.convert_to_relu(model, data) with "
             "batches as the model takes them"
         )
     if not len(rows):
         raise ValueError(f"{name.description} has no rows")
-    made = kind(name, rows, model, source, wanted, seed, sequence_length)
+    made = _READERS[model.main_input_name](name, rows, model, source, wanted, seed, sequence_length)
     return InputSet(made, name.description, name.hub_id)
+
+
+def why_not_read(model: PreTrainedModel) -> str | None:
+    """What a model is whose inputs are not read from a data set here; None of those whose are."""
+    if model.main_input_name not in _READERS:
+        return f"models whose main input is {model.main_input_name!r}"
+    if model.config.is_encoder_decoder:
+        return "encoder-decoders"
+    accepted = inspect.signature(model.forward).parameters
+    if model.main_input_name == "input_ids" and "pixel_values" in accepted:
+        return "models of texts and images"
+    return None
 
 
 def _token_rows(
@@ -202,7 +213,8 @@ def _column(name: DatasetName, rows: Any, kind: str) -> str:
 
 
 def _no_column(name: DatasetName, rows: Any, wanted: str, found: Sequence[str]) -> ValueError:
-    candidates = f"; candidates are {', '.join(found)}, choose one with --column" if found else ""
+    near = "" if name.column is None else did_you_mean(name.column, found)
+    candidates = f"; candidates are {', '.join(found)}, choose one with --column{near}" if found else ""
     return ValueError(f"{name.description} must have {wanted}, and has {', '.join(rows.column_names)}{candidates}")
 
 
@@ -234,8 +246,9 @@ def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | No
         [name.label_column] if name.label_column else [column for column in _LABELS if column in rows.column_names]
     )
     if name.label_column and name.label_column not in rows.column_names:
+        near = did_you_mean(name.label_column, rows.column_names)
         raise ValueError(
-            f"{name.description} has no column {name.label_column!r}; it has {', '.join(rows.column_names)}"
+            f"{name.description} has no column {name.label_column!r}{near}; it has {', '.join(rows.column_names)}"
         )
     if not columns:
         return None
@@ -256,3 +269,7 @@ def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: Pr
     if values.min() < 0 or values.max() >= model.config.num_labels:
         return None
     return torch.from_numpy(values.astype(np.int64))
+
+
+_READERS = {"input_ids": _token_rows, "pixel_values": _pixel_rows, "features": _feature_rows}
+"""By the model's main input."""
