@@ -56,7 +56,7 @@ class HardeningCallback(TrainerCallback):
     """
 
     selects_hardened_checkpoints = False
-    """Set by LambdaGELUTrainer."""
+    """LambdaGELUTrainer sets it while it trains."""
 
     def __init__(
         self,
