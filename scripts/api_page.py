@@ -30,7 +30,8 @@ many. `kinds` are kinds of activations, `granularity` how many λ a layer has, `
 # Each public name stands in one section; a name in none makes the script fail.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "The activation": (
-        "lambda_gelu", "LambdaGELU", "hardness_for_tolerance", "swap_error_bound", "use_kernel", "kernel_report",
+        "lambda_gelu", "lambda_gelu_tanh", "lambda_silu", "LambdaGELU", "LambdaGELUTanh", "LambdaSiLU",
+        "hardness_for_tolerance", "swap_error_bound", "use_kernel", "kernel_report",
         "register_activation",
     ),
     "Putting it into a model": (

@@ -13,7 +13,14 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from hf_lgelu.models.optimizer_groups import check_rate
-from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites, lambda_gelu_modules, raw_parameters, require_lambda_gelu
+from hf_lgelu.models.sites import (
+    LEARNED_KINDS,
+    SMOOTH_KINDS,
+    find_sites,
+    lambda_gelu_modules,
+    raw_parameters,
+    require_lambda_gelu,
+)
 from hf_lgelu.models.surgery import TemporaryRelu, temporary_relu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
@@ -208,14 +215,14 @@ class LambdaGELUTrainer(Trainer):
         if self.args.relufication and find_sites(self.model, RELUFIED_KINDS):
             return False  # ReLU is not in yet
         hardening = self._hardening_callback()
-        if hardening is None or is_hardened(self.model, hardening.target_hardness):
+        if hardening is None or is_hardened(self.model, hardening.targets):
             return super()._determine_best_metric(metrics, trial)
         selects = self.args.load_best_model_at_end or self.args.save_strategy == "best"
         if selects and not self._told_soft:
             self._told_soft = True
             logger.warning(
                 "The gates are still soft: no epoch counts as the best before every λ has reached "
-                f"{HARDENED_FRACTION:.0%} of the target {hardening.target_hardness:.6g}, since substituting ReLU in an "
+                f"{HARDENED_FRACTION:.0%} of the target {self._target_text(hardening)}, since substituting ReLU in an "
                 "earlier one would destroy it"
             )
         return False
@@ -225,7 +232,11 @@ class LambdaGELUTrainer(Trainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _substituted_kinds(self) -> tuple[str, ...]:
-        return ("lambda_gelu",) if lambda_gelu_modules(self.model) else SMOOTH_KINDS
+        return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS
+
+    def _target_text(self, hardening: HardeningCallback) -> str:
+        targets = {hardening.targets[module.gate] for _, module in lambda_gelu_modules(self.model)}
+        return " or ".join(f"{target:.6g}" for target in sorted(targets))
 
     def _hardening_callback(self) -> HardeningCallback | None:
         callbacks = self.callback_handler.callbacks
