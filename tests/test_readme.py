@@ -5,11 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lgelu_lab.report.downstream.inputs import read_downstream
-from lgelu_lab.report.readme import put_results
-from lgelu_lab.report.sections import build_sections
-from lgelu_lab.report.write import markdown_tables, readme_tables
-from lgelu_lab.studies.records import read_records
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -129,11 +124,3 @@ def test_every_python_block_was_run():
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))))
 def test_links_lead_somewhere(path):
     assert (ROOT / path).exists()
-
-
-def test_the_tables_are_what_the_report_makes_of_the_committed_records():
-    cards = ROOT / "model_cards"
-    records, measurements = read_downstream(cards / "downstream", read_records(cards / "records"))
-    assert put_results(README, readme_tables(records, measurements)) == README
-    committed = (cards / "report" / "tables.md").read_text(encoding="utf-8")
-    assert committed == markdown_tables(build_sections(records, measurements=measurements))

@@ -1,4 +1,4 @@
-"""Replacing the activations of a model that exists: GELU by λ-GELU, λ-GELU by ReLU."""
+"""Replacing the activations of a model that exists: plain ones by λ-gates, those by ReLU."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
+from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
-from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
+from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -22,13 +23,14 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
-from hf_lgelu.models.registry import ACTIVATION_NAME
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
+    SELF_GATE_KINDS,
     ActivationSite,
     check_kinds,
     checked_module,
     find_sites,
+    gate_of,
     uncompiled_name,
 )
 
@@ -62,7 +64,8 @@ class SurgeryReport:
 def replace_activations(
     model: nn.Module,
     *,
-    kinds: Sequence[str] = ("gelu",),
+    kinds: Sequence[str] = SELF_GATE_KINDS,
+    gate: str | None = None,
     granularity: str = "layer",
     init_hardness: float = DEFAULT_INIT_HARDNESS,
     temperature: float = DEFAULT_TEMPERATURE,
@@ -73,15 +76,18 @@ def replace_activations(
     optimizer: torch.optim.Optimizer | None = None,
     hardness_lr_multiplier: float = DEFAULT_LR_MULTIPLIER,
 ) -> SurgeryReport:
-    """Put a λ-GELU, each with its own λ, in the place of every activation module of the given kinds.
+    """Put a λ-gate, each with its own λ, in the place of every activation module of the given kinds.
 
-    Changes `model` in place. For models that ignore the activation string, or for more than one λ per layer.
+    Changes `model` in place. Each site gets the row of GATES whose λ = 1 it is: λ-GELU, its tanh form, λ-SiLU. For
+    models that ignore the activation string, or for more than one λ per layer.
 
     Args:
         model: any module tree. A model wrapped by torch.compile is operated on inside. Give
             the outermost PreTrainedModel: a part does not know the config that the whole is saved with.
         kinds: rows of `SMOOTH_KINDS`: "gelu" (erf, tanh and sigmoid forms of torch, transformers and
-            timm), "silu", "mish".
+            timm), "silu", "mish". The first two by default.
+        gate: a row of GATES for all sites. By default each has its own; the sigmoid form of GELU and Mish, which no
+            row is at λ = 1, get "lambda_gelu".
         granularity: "layer", "channel", "neuron" or "network".
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
@@ -107,20 +113,22 @@ def replace_activations(
         change.require_room_for_hardness()
     granularity = check_granularity(granularity).name
     kinds = check_kinds(kinds)
+    check_gate(DEFAULT_GATE if gate is None else gate)
     sites = _found(model, kinds, include)
     shapes = _raw_shapes(model, sites, granularity, inputs, channel_axis)
     modules: list[nn.Module] = []
     for site in sites:
+        name = gate or gate_of(site.module)
         if granularity == "network" and modules:
-            modules.append(SharedLambdaGELU(modules[0]))
+            modules.append(SharedLambdaGate(modules[0], name))
             continue
-        module = LambdaGELU(
+        module = GATE_MODULES[name](
             init_hardness=init_hardness, temperature=temperature, granularity=granularity, raw_shape=shapes[site.name]
         )
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
     plans = [
-        (root, _plan_lambda_gelu(root, _inside(name, sites, modules)))
+        (root, _plan_gates(root, _inside(name, sites, modules)))
         for name, root in (pretrained_roots(model) if rewrite_config else [])
     ]
     return _carry_out(model, sites, modules, plans, change)
@@ -133,9 +141,9 @@ def substitute_relu(
     rewrite_config: bool = True,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> SurgeryReport:
-    """Put `nn.ReLU` in the place of every λ-GELU: same weights, a plain ReLU network.
+    """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
 
-    Changes `model` in place. The largest change at any activation is 0.16997 / λ, so harden first. What
+    Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first. What
     else the network computes smoothly is seen by `find_smooth_calls`.
 
     Args:
@@ -269,14 +277,15 @@ def _inside(root_name: str, sites: Sequence[ActivationSite], modules: Sequence[n
     }
 
 
-def _plan_lambda_gelu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
+def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
     if not planned:
         return []
     record = describe_sites(root, planned)
-    if all(entry.get("granularity") == "layer" for entry in record):
+    gates = {entry.get("gate", DEFAULT_GATE) for entry in record}
+    if len(gates) == 1 and all(entry.get("granularity") == "layer" for entry in record):
         try:
             names = {entry["site"] for entry in record}
-            return plan_config_changes(root, names, ACTIVATION_NAME) + forget_sites(root.config)
+            return plan_config_changes(root, names, gates.pop()) + forget_sites(root.config)
         except UnsupportedConfigError:
             pass  # then the config remembers the sites themselves
     return remember_sites(root.config, record)

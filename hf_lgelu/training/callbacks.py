@@ -20,7 +20,7 @@ from hf_lgelu.training.hardening import (
     anneal_hardness,
     freeze_hardness,
     release_hardness,
-    resolve_target_hardness,
+    target_hardnesses,
 )
 from hf_lgelu.training.optim import check_hardness_learns, hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.training.schedules import (
@@ -44,7 +44,8 @@ class HardeningCallback(TrainerCallback):
 
     Args:
         target_hardness: λ at the end. Or
-        tolerance: ε, with the target 2/(ε√(2π)); 5e-3 if neither is given.
+        tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
+            given.
         switch_fraction: share of training in which λ is learned, in [0, 1).
         schedule: a row of SCHEDULES; "linear" is the paper's.
         strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
@@ -55,7 +56,7 @@ class HardeningCallback(TrainerCallback):
     """
 
     selects_hardened_checkpoints = False
-    """Set by LambdaGELUTrainer."""
+    """LambdaGELUTrainer sets it while it trains."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class HardeningCallback(TrainerCallback):
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown strategy {strategy!r} of hardening; accepted: {', '.join(STRATEGIES)}")
         switch_position(1, switch_fraction)  # raises on a fraction out of range
-        self.target_hardness = resolve_target_hardness(target_hardness, tolerance)
+        self.targets = target_hardnesses(target_hardness, tolerance)
         self.switch_fraction = switch_fraction
         self.schedule = check_schedule(schedule).name
         self.strategy = strategy
@@ -140,7 +141,7 @@ class HardeningCallback(TrainerCallback):
             release_hardness(model)
         else:
             hold_averaged_hardness(optimizer, model)
-            anneal_hardness(model, progress, target_hardness=self.target_hardness, schedule=self.schedule)
+            anneal_hardness(model, progress, target_hardness=self.targets, schedule=self.schedule)
 
 
 def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:
