@@ -8,10 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.cli.compared import compare, in_words
 from hf_lgelu.cli.given_checkpoint import (
-    LAMBDA_GELU,
     GivenCheckpoint,
     gates_in_words,
     read_checkpoint,
@@ -23,10 +21,10 @@ from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.models.comparison import compare_models
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
-from hf_lgelu.models.profile import hardness_profile, smallest_hardness
+from hf_lgelu.models.profile import hardness_profile, smallest_hardness, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.models.task_outputs import task_outputs
@@ -62,9 +60,9 @@ class Examined:
         return list(task_outputs(output, self.arguments.outputs).values())
 
     @property
-    def kinds(self) -> set[str]:
-        """Of its smooth gates."""
-        return {site.kind for site in self.sites}
+    def learns_hardness(self) -> bool:
+        """Whether one of them is a λ-gate."""
+        return any(site.kind in LEARNED_KINDS for site in self.sites)
 
 
 def check(arguments: Namespace) -> None:
@@ -115,11 +113,11 @@ def _swap(examined: Examined) -> Iterator[str]:
     network, evaluation = examined.given.network, examined.evaluation
     if not examined.sites:
         return
-    if LAMBDA_GELU in examined.kinds:
+    if examined.learns_hardness:
         softest = smallest_hardness(examined.given.model)
         yield (
             f"λ of {len(hardness_profile(examined.given.model))} gates from {softest:.4g} on: one unit changes by at "
-            f"most κ/λ = {swap_error_bound(softest):.3g}"
+            f"most κ/λ = {max(swap_errors(examined.given.model).values()):.3g}"
         )
     if evaluation is not None:
         options = {"batch_size": examined.arguments.batch_size, "progress": not examined.arguments.disable_tqdm}
@@ -180,7 +178,7 @@ def _shortened(lines: list[str]) -> list[str]:
 
 def _notes(examined: Examined) -> Iterator[str]:
     given = examined.given
-    if LAMBDA_GELU in examined.kinds:
+    if examined.learns_hardness:
         yield (
             "- Saved as it is, it is λ-GELU only where hf_lgelu is installed and imported. `harden` makes checkpoints "
             "that need nothing of it."
@@ -216,12 +214,12 @@ def _notes(examined: Examined) -> Iterator[str]:
 
 
 def _advice(examined: Examined) -> Iterator[str]:
-    name, kinds = examined.given.name, examined.kinds
+    name = examined.given.name
     if not examined.sites:
         yield "Nothing: it has no gate that hf-lgelu exchanges."
-    elif LAMBDA_GELU in kinds and is_hardened(examined.given.model):
+    elif examined.learns_hardness and is_hardened(examined.given.model):
         yield f"hf-lgelu harden {name} --output_dir FOLDER"
-    elif LAMBDA_GELU in kinds:
+    elif examined.learns_hardness:
         yield "Its gates are soft. Train it on with harden=True, keep its function as GELU with"
         yield f"  hf-lgelu harden {name} --to gelu --output_dir FOLDER"
         yield f"or refit it: {_how_to_convert(examined)}"

@@ -115,10 +115,10 @@ def convert_to_relu(
         ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, no output of
             a name in `outputs`, or a model that torch.export cannot trace.
         TypeError: a model that is no module, or data of another kind.
-        ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized or adapters not merged,
-            numbers are not finite, the refit is no nearer to the original than the direct swap, or with `strict`
-            further than `max_kl`.
-        RuntimeError: wrapped or scripted model, or a config without a key that says ReLU at these sites.
+        ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized, numbers are not finite,
+            the refit is no nearer to the original than the direct swap, or with `strict` further than `max_kl`.
+        RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
+            says ReLU at these sites.
 
     >>> import torch
     >>> from hf_lgelu import convert_to_relu
