@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.benchmarks.wikitext import train_tokenizer
 from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.run import run_benchmark
@@ -24,12 +25,18 @@ ARGUMENTS = {
     "log_level": "error",
 }
 TRAIN_EACH = (
-    "import json, sys\n"
+    "import json, os, sys\n"
+    "lines = sys.argv[1]\n"
     "import train\n"
-    "for words in json.load(open(sys.argv[1])):\n"
+    "for words in json.load(open(lines)):\n"
     "    sys.argv = ['train.py', *words]\n"
     "    assert train.main() == 0\n"
+    "from lgelu_lab.benchmarks.wikitext import train_tokenizer\n"
+    "vocabulary = train_tokenizer(json.load(open(lines + '.texts')), 300, 8).get_vocab()\n"
+    "json.dump(vocabulary, open(lines + '.vocabulary' + os.environ['RANK'], 'w'))\n"
 )
+# With ties between pairs; the hashes of the library of tokenizers differ from process to process.
+TEXTS = [" ".join(chr(97 + i) + chr(97 + i * 7 % 26) + chr(97 + i * 3 % 26) for i in range(26))] * 4
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +69,7 @@ def _words(arguments):
 
 def _launch(lines, folder):
     (folder / "lines.json").write_text(json.dumps(lines))
+    (folder / "lines.json.texts").write_text(json.dumps(TEXTS))
     (folder / "train_each.py").write_text(TRAIN_EACH)
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines"),
@@ -138,3 +146,11 @@ def test_the_recipes_batch_is_divided_and_its_files_are_written_once(runs):
     assert record.last.score * 359 == pytest.approx(round(record.last.score * 359), abs=1e-9)
     assert json.loads((folder / "relu" / "config.json").read_text())["hidden_act"] == "relu"
     assert list(record.weights) == ["model.safetensors", "relu/model.safetensors"]
+
+
+def test_every_process_trains_the_same_tokenizer(runs):
+    folder = runs["mlp"][1].parent
+    here = train_tokenizer(TEXTS, 300, 8).get_vocab()
+    assert len(here) == 300
+    for rank in (0, 1):
+        assert json.loads((folder / f"lines.json.vocabulary{rank}").read_text()) == here
