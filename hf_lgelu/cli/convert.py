@@ -121,6 +121,7 @@ def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | Non
         seed=arguments.seed,
         evaluation=None if evaluation is None else evaluation.description,
         evaluation_source=None if evaluation is None else evaluation.source,
+        evaluation_is_whole=evaluation is not None and evaluation.whole,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=package_versions(),
         hardware=hardware(processes),

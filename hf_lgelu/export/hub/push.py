@@ -63,6 +63,10 @@ def push_to_hub(
         PermissionError: the Hub does not take the token.
         ConnectionError: the push was cut off; repeat it.
         OSError: the Hub answered with another error.
+
+    Example:
+        >>> from hf_lgelu import push_to_hub
+        >>> push_to_hub("out/relu", "you/model-relu", private=True)  # doctest: +SKIP
     """
     files = files_to_push(folder)
     _refuse_tokens(Path(folder), files, token or get_token())
