@@ -24,6 +24,7 @@ from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.profile import hardness_profile, smallest_hardness
 from hf_lgelu.models.random_inputs import random_inputs
+from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
@@ -64,9 +65,11 @@ def check(arguments: Namespace) -> None:
     evaluation = evaluation_set(arguments, given.model, given.processors)
     if evaluation is not None:
         require_fitting_rows(given.network, given.name, evaluation.first(2), evaluation.description, _ADVICE)
-    inputs = random_inputs(given.model) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
-    examined = Examined(given, inputs, evaluation, arguments)
     print(f"{given.name}: {type(given.model).__name__}, {gates_in_words(given.network)}")
+    inputs = _random_inputs(given) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
+    if inputs is None:
+        return
+    examined = Examined(given, inputs, evaluation, arguments)
     for title, lines in (
         ("Is it piecewise linear?", _linearity(examined)),
         ("What would ReLU in the place of its gates cost?", _swap(examined)),
@@ -77,6 +80,14 @@ def check(arguments: Namespace) -> None:
         found = list(lines)
         if found:
             print(f"\n{title}", *(f"  {line}" for line in found), sep="\n", flush=True)
+
+
+def _random_inputs(given: GivenCheckpoint) -> Mapping[str, Tensor] | None:
+    try:
+        return random_inputs(given.model)
+    except ValueError as error:
+        print(f"\nIt cannot be run here, and nothing more is known: {error}")
+        return None
 
 
 def _linearity(examined: Examined) -> Iterator[str]:
@@ -156,6 +167,8 @@ def _notes(examined: Examined) -> Iterator[str]:
             "- A checkpoint of sentence-transformers: pooling and the modules behind it go along unchanged, and "
             "networks are compared by their embeddings."
         )
+    for warning in runtime_warnings(given.model.config):
+        yield f"- With ReLU in its config: {warning}."
     names = _outputs(run_example(given.network, examined.inputs))
     if len(names) > 1:
         yield f"- It gives {', '.join(names)}: networks are compared by {names[0]}. Gates behind the others count too."

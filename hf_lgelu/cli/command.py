@@ -8,6 +8,7 @@ import argparse
 import difflib
 import importlib
 import importlib.metadata
+import itertools
 import signal
 import sys
 import threading
@@ -285,6 +286,7 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
     examples = "\n".join(f"  {example}" for example in command.examples)
     parser = _Parser(
         prog=f"hf-lgelu {command.name}",
+        usage=_usage(command),
         description=f"{command.summary[0].upper()}{command.summary[1:]}.",
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -293,6 +295,15 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
     for option in command.options:
         parser.add_argument(option.name, help=option.help.replace("%", "%%"), **option.settings)
     return parser
+
+
+def _usage(command: Command) -> str:
+    """What a call must have; the rest is listed below it."""
+    words = [option.settings.get("metavar", "") for option in command.options if not option.name.startswith("-")]
+    for option in command.options:
+        if option.settings.get("required"):
+            words += [option.name, option.name.lstrip("-").upper()]
+    return " ".join([f"hf-lgelu {command.name}", *words, *(["[OPTIONS]"] if command.options else [])])
 
 
 def _overview() -> str:
@@ -325,6 +336,8 @@ def _arguments(command: Command, words: Sequence[str]) -> argparse.Namespace | N
     if "-h" in words or "--help" in words:
         parser.print_help()
         return None
+    if "" in words:
+        raise _WrongCallError(f"{command.name}: one of its arguments is empty; hf-lgelu {command.name} --help")
     known = [option.name for option in command.options if option.name.startswith("-")]
     # argparse would speak first of what is missing: of --dta as of a --data that was left out.
     for word in words:
@@ -334,6 +347,7 @@ def _arguments(command: Command, words: Sequence[str]) -> argparse.Namespace | N
                 f"{command.name}: there is no option {name}{_meant(name, known)}; hf-lgelu {command.name} --help"
             )
     try:
+        _require_choices(command, words)
         arguments, surplus = parser.parse_known_args(list(words))
         if surplus:
             raise _WrongCallError(f"nothing takes {' '.join(surplus)!r}")
@@ -343,6 +357,17 @@ def _arguments(command: Command, words: Sequence[str]) -> argparse.Namespace | N
     if complaint is not None:
         raise _WrongCallError(f"{command.name}: {complaint}")
     return arguments
+
+
+def _require_choices(command: Command, words: Sequence[str]) -> None:
+    """Raise for a value that is none of an option's choices, with the one that may have been meant."""
+    choices = {option.name: option.settings["choices"] for option in command.options if "choices" in option.settings}
+    pairs = [word.partition("=")[::2] for word in words if "=" in word] + list(itertools.pairwise(words))
+    for name, value in pairs:
+        if name in choices and value not in choices[name]:
+            raise _WrongCallError(
+                f"{name}: {value!r} is none of {', '.join(choices[name])}{_meant(value, choices[name])}"
+            )
 
 
 def _meant(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """What a user names: a folder, a file, or an id of the Hub. Whether it is there is known at once, in one try."""
 
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
@@ -72,6 +73,12 @@ def _require_on_hub(name: str, kind: str, is_cached: bool) -> None:
         raise FileNotFoundError(f"{missing}, and the Hub cannot be reached ({error}); give {accepted}") from error
 
 
+def did_you_mean(word: str, known: Iterable[str], folder: Path | None = None) -> str:
+    """ " (did you mean x?)" of what is known (in `folder`) with nearly that name, or ""."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0] if folder is None else folder / near[0]}?)" if near else ""
+
+
 def _near(name: str) -> str:
     """A hint at what is there with nearly that name."""
     path = Path(name).expanduser()
@@ -79,5 +86,4 @@ def _near(name: str) -> str:
         beside = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return ""
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    return f" (did you mean {path.parent / near[0]}?)" if near else ""
+    return did_you_mean(path.name, beside, path.parent)

@@ -17,7 +17,7 @@ from hf_lgelu.cli.named_places import CARD_FILE, local
 from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.links import require_inside
-from hf_lgelu.models.sentence_embedder import SentenceEmbedder
+from hf_lgelu.models.sentence_embedder import SentenceEmbedder, embedder_of
 
 MODULES_FILE = "modules.json"
 
@@ -42,8 +42,7 @@ class SentenceFolder:
         """The network as it lies there. Raises ImportError without sentence-transformers."""
         package = require("sentence_transformers", "sentence-transformers")
         whole = package.SentenceTransformer(str(self.path), device="cpu", trust_remote_code=False)
-        behind = list(whole.children())[1:]
-        return SentenceEmbedder(load_checkpoint(self.encoder_path), behind).eval()
+        return SentenceEmbedder(load_checkpoint(self.encoder_path), list(embedder_of(whole).behind)).eval()
 
     def copy_rest(self, target: Path) -> None:
         """Copy all but the encoder's own files, the card and other forms of the weights into `target`.

@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
 
 class SentenceEmbedder(nn.Module):
     """An encoder of transformers and the modules behind it (pooling, dense layers, normalization).
@@ -48,9 +50,24 @@ class SentenceEmbedder(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        given = {name: tensor for name, tensor in given.items() if tensor is not None}
+        tensors = zip(_INPUTS, (input_ids, attention_mask, token_type_ids), strict=True)
+        given = {name: tensor for name, tensor in tensors if tensor is not None}
         features = {**given, "token_embeddings": self.encoder(**given)[0]}
         for module in self.behind:
             features = module(features)
         return {"sentence_embedding": features["sentence_embedding"]}
+
+
+def embedder_of(model: Any) -> SentenceEmbedder:
+    """The modules of a `SentenceTransformer`, not copied.
+
+    Raises ValueError if the first is no encoder of transformers.
+    """
+    first, *behind = model.children()
+    encoder = getattr(first, "auto_model", None)
+    if not isinstance(encoder, PreTrainedModel):
+        raise ValueError(
+            f"the first module of this SentenceTransformer, {type(first).__name__}, is no encoder of transformers: "
+            "there are no gates in it to exchange"
+        )
+    return SentenceEmbedder(encoder, behind)

@@ -48,6 +48,7 @@ def test_a_relu_network_has_nothing_to_do(tmp_path, call):
     assert status == 0
     assert "Yes, its gates are" in said
     assert "Nothing: it has no gate" in said
+    assert "With ReLU in its config: llama.cpp ignores the activation that the config of a gpt2 names" in said
 
 
 def test_what_cannot_be_refitted_is_named(tmp_path, call):
@@ -66,6 +67,27 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     _, said, _ = call("check", tmp_path / "albert", "--disable_tqdm")
     assert "0 of 1 gates can be" in said
     assert "is shared: it is used 2 times" in said
+
+
+def test_a_damaged_checkpoint_is_told_as_such(place, tmp_path, call):
+    load_checkpoint(place / "gelu").save_pretrained(tmp_path / "cut")
+    weights = (tmp_path / "cut" / "model.safetensors").read_bytes()
+    (tmp_path / "cut" / "model.safetensors").write_bytes(weights[:100])
+    status, _, errors = call("check", tmp_path / "cut")
+    assert status == 1
+    assert "the weights of" in errors
+    assert "are damaged" in errors
+
+
+def test_a_network_without_known_inputs_is_at_least_named(place, monkeypatch, call):
+    def unknown(model):
+        raise ValueError("no example inputs are known")
+
+    monkeypatch.setattr("hf_lgelu.cli.check.random_inputs", unknown)
+    status, said, _ = call("check", place / "gelu")
+    assert status == 0
+    assert "MLPForClassification, 2 GELU" in said
+    assert "cannot be run here, and nothing more is known: no example inputs are known" in said
 
 
 def test_sentences_are_compared_by_their_embeddings(sentence_folder, call):

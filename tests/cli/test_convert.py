@@ -145,7 +145,12 @@ def test_a_folder_that_is_taken_is_known_before_any_work(place, converted, monke
     ("model", "words", "reason"),
     [
         ("gelu", ("--max_samples", 15), "at least 16 distinct rows"),
-        ("gelu", ("--data_split", "test"), "has no split 'test'; give --data_split, of train"),
+        ("gelu", ("--data_split", "trian"), "has no split 'trian' (did you mean train?); give --data_split, of train"),
+        (
+            "gelu",
+            ("--label_column", "lable"),
+            "has no column 'lable' (did you mean label?); it has a, b, c, d, e, label",
+        ),
         ("gelu", ("--evaluation", "DATA"), "must be other rows than --data, split 'train'"),
         (
             "gelu",

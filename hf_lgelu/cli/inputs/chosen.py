@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.cli.inputs.texts import context_length
+from hf_lgelu.cli.named_places import did_you_mean
 
 _SECOND_SPLITS = ("validation", "valid", "test")
 # Inputs taken where the user names no number: past 32 times the width of a layer no gain was seen.
@@ -76,7 +77,8 @@ def _usual_split(splits: dict[str, Any], taken: str | None) -> str | None:
 
 def _split(splits: dict[str, Any], name: str, source: str, option: str) -> Any:
     if name not in splits:
-        raise ValueError(f"{source} has no split {name!r}; give {option}, of {', '.join(splits)}")
+        near = did_you_mean(name, splits)
+        raise ValueError(f"{source} has no split {name!r}{near}; give {option}, of {', '.join(splits)}")
     return splits[name]
 
 

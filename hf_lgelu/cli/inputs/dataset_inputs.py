@@ -21,7 +21,7 @@ from hf_lgelu.cli.inputs.texts import (
     text_sequences,
     tokenizer_of,
 )
-from hf_lgelu.cli.named_places import local, require_data_there
+from hf_lgelu.cli.named_places import did_you_mean, local, require_data_there
 
 _NAMED = {"text": ("text", "sentence", "content"), "image": ("image", "img")}
 _LABELS = ("label", "labels")
@@ -202,7 +202,8 @@ def _column(name: DatasetName, rows: Any, kind: str) -> str:
 
 
 def _no_column(name: DatasetName, rows: Any, wanted: str, found: Sequence[str]) -> ValueError:
-    candidates = f"; candidates are {', '.join(found)}, choose one with --column" if found else ""
+    near = "" if name.column is None else did_you_mean(name.column, found)
+    candidates = f"; candidates are {', '.join(found)}, choose one with --column{near}" if found else ""
     return ValueError(f"{name.description} must have {wanted}, and has {', '.join(rows.column_names)}{candidates}")
 
 
@@ -234,8 +235,9 @@ def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | No
         [name.label_column] if name.label_column else [column for column in _LABELS if column in rows.column_names]
     )
     if name.label_column and name.label_column not in rows.column_names:
+        near = did_you_mean(name.label_column, rows.column_names)
         raise ValueError(
-            f"{name.description} has no column {name.label_column!r}; it has {', '.join(rows.column_names)}"
+            f"{name.description} has no column {name.label_column!r}{near}; it has {', '.join(rows.column_names)}"
         )
     if not columns:
         return None

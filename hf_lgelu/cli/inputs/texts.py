@@ -39,9 +39,9 @@ def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a checkpoint. Raises ValueError if there is none."""
     try:
         return AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # what a damaged one ends in
         raise ValueError(
-            f"texts need the model's tokenizer, and none can be loaded from {model}. Save it there "
+            f"texts need the model's tokenizer, and none can be loaded from {model} ({error}). Save it there "
             "(tokenizer.save_pretrained), or give a data set that holds a column input_ids"
         ) from error
 
