@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from docs_world import build_world
-from hf_lgelu.cli.command import main
 
 import hf_lgelu
+from hf_lgelu.cli.command import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

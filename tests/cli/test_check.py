@@ -3,7 +3,16 @@
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
 from hf_lgelu.models.checkpoint import load_checkpoint
@@ -58,15 +67,27 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     model.save_pretrained(tmp_path / "bert")
     _, said, _ = call("check", tmp_path / "bert", "--disable_tqdm")
     assert "bert.pooler.activation (Tanh): tanh × 1" in said
+    assert "- As ReLU: llama.cpp ignores the activation that the config of a bert names" in said
     assert "2 of 2 gates can be" in said
     assert "In int8 (quantize_onnx), have padded rows" in said
-    from transformers import AlbertConfig, AlbertForSequenceClassification
-
     albert = AlbertForSequenceClassification(AlbertConfig(vocab_size=20, embedding_size=8, **SIZES))
     albert.save_pretrained(tmp_path / "albert")
     _, said, _ = call("check", tmp_path / "albert", "--disable_tqdm")
     assert "0 of 1 gates can be" in said
     assert "is shared: it is used 2 times" in said
+    assert "Of these 1 would stay smooth" in said  # the pooler's tanh
+
+
+def test_what_is_not_read_from_files_is_sent_to_the_function(tmp_path, call):
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
+    T5ForConditionalGeneration(
+        T5Config(**sizes, feed_forward_proj="gated-gelu", decoder_start_token_id=0)
+    ).save_pretrained(tmp_path / "t5")
+    status, said, _ = call("check", tmp_path / "t5", "--disable_tqdm")
+    assert status == 0
+    assert "2 of 2 gates can be, with 2 linear maps" in said
+    assert "It gives logits, encoder_last_hidden_state: networks are compared by logits, and logits count." in said
+    assert "hf_lgelu.convert_to_relu(model, data) in Python: inputs for encoder-decoders" in said
 
 
 def test_a_damaged_checkpoint_is_told_as_such(place, tmp_path, call):

@@ -14,7 +14,7 @@ from hf_lgelu.analysis.piecewise.swap_error import bound_swap
 from hf_lgelu.models.comparison import outputs_of
 from hf_lgelu.models.example_run import Inputs, forward_hooks
 from hf_lgelu.models.profile import hardness_profile
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 from hf_lgelu.models.surgery import temporary_relu
 
 
@@ -77,9 +77,11 @@ def certify_substitution(
 ) -> SubstitutionCertificate:
     """How much `substitute_relu` can move the scores, and how much it does on the inputs given.
 
+    `model` stays as it is.
+
     Args:
-        model: has λ-GELU; not changed. Networks of linear layers, convolutions, batch norm, averages, sums (residual
-            connections), λ-GELU and ReLU get a bound (deploy/piecewise/swap_error.py); any other is measured only.
+        model: has λ-GELU. Networks of linear layers, convolutions, batch norm, averages, sums (residual
+            connections), λ-GELU and ReLU get a bound (swap_error.py beside this file); any other is measured only.
         inputs: a tensor (N, ...), alone or under the name of the model's first argument; anything else that the model
             takes by keyword or position is measured only. Rows must not depend on each other. One row is enough for
             the bound over every input; without any, it is known where the first layer is linear.
@@ -88,11 +90,21 @@ def certify_substitution(
     Raises:
         ValueError: the model has no λ-GELU; the inputs have no row, or a tensor of them holds NaN or infinity.
         RuntimeError: the model gives no floating-point output, or one that is not finite.
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import LambdaGELU, certify_substitution
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), LambdaGELU(init_hardness=160.0), torch.nn.Linear(4, 2))
+        >>> certificate = certify_substitution(model, torch.randn(32, 3))
+        >>> certificate.measured <= certificate.input_bounds <= certificate.bound
+        True
     """
     hardness_profile(model)  # refuses a model without λ-GELU in its own words
     network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
     inputs = _in_float64(network, inputs)
     _check_finite(inputs)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
     batches = inputs.split(batch_size) if isinstance(inputs, Tensor) else [] if inputs is None else [inputs]
     bounds, reason = _every_input_bound(network, inputs)
     measured, agree, rows, gates = _measure(network, batches) if batches else (None, None, None, {})
@@ -159,7 +171,7 @@ def _on_inputs(network: nn.Module, batches: list[Tensor]) -> tuple[float, float]
 
 def _measure(network: nn.Module, batches: list[Inputs]) -> tuple[float, float, int, dict[nn.Module, float]]:
     """Largest change, share and number of equal predictions, and each gate's largest error, at all of its places."""
-    gates = {site.module: 0.0 for site in find_sites(network, ("lambda_gelu",))}
+    gates = {site.module: 0.0 for site in find_sites(network, LEARNED_KINDS)}
 
     def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         error = (output - args[0].relu()).abs().max().item() if output.numel() else 0.0
@@ -188,7 +200,8 @@ def _scores(network: nn.Module, batch: Inputs) -> Tensor:
 
 def _sites(network: nn.Module, gates: dict[nn.Module, float]) -> tuple[SiteCertificate, ...]:
     found = []
-    for site in find_sites(network, ("lambda_gelu",)):
+    for site in find_sites(network, LEARNED_KINDS):
         hardness = site.module.hardness.min().item()
-        found.append(SiteCertificate(site.name, hardness, swap_error_bound(hardness), gates.get(site.module)))
+        bound = swap_error_bound(hardness, site.kind)
+        found.append(SiteCertificate(site.name, hardness, bound, gates.get(site.module)))
     return tuple(found)

@@ -1,5 +1,6 @@
 """A data set → rows that a model takes, by the kind of input that the model is for."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,18 +119,28 @@ def dataset_rows(
 
     Raises ValueError that says what to do where no column fits, several do, or the model takes other inputs.
     """
-    kinds = {"input_ids": _token_rows, "pixel_values": _pixel_rows, "features": _feature_rows}
-    kind = kinds.get(model.main_input_name)
-    if kind is None or model.config.is_encoder_decoder:
-        what = "encoder-decoders" if kind else f"models whose main input is {model.main_input_name!r}"
+    reason = why_not_read(model)
+    if reason is not None:
         raise ValueError(
-            f"inputs for {what} are not read from a data set here; call hf_lgelu.convert_to_relu(model, data) with "
+            f"inputs for {reason} are not read from a data set here; call hf_lgelu.convert_to_relu(model, data) with "
             "batches as the model takes them"
         )
     if not len(rows):
         raise ValueError(f"{name.description} has no rows")
-    made = kind(name, rows, model, source, wanted, seed, sequence_length)
-    return InputSet(made, name.description, name.hub_id)
+    made = _READERS[model.main_input_name](name, rows, model, source, wanted, seed, sequence_length)
+    return InputSet(made, name.description, name.hub_id, whole=wanted is None or len(made) < wanted)
+
+
+def why_not_read(model: PreTrainedModel) -> str | None:
+    """What a model is whose inputs are not read from a data set here; None of those whose are."""
+    if model.main_input_name not in _READERS:
+        return f"models whose main input is {model.main_input_name!r}"
+    if model.config.is_encoder_decoder:
+        return "encoder-decoders"
+    accepted = inspect.signature(model.forward).parameters
+    if model.main_input_name == "input_ids" and "pixel_values" in accepted:
+        return "models of texts and images"
+    return None
 
 
 def _token_rows(
@@ -258,3 +269,7 @@ def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: Pr
     if values.min() < 0 or values.max() >= model.config.num_labels:
         return None
     return torch.from_numpy(values.astype(np.int64))
+
+
+_READERS = {"input_ids": _token_rows, "pixel_values": _pixel_rows, "features": _feature_rows}
+"""By the model's main input."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lgelu_lab.benchmarks.rows import Batch
+from lgelu_lab.benchmarks.data import Batch
 
 IGNORED = -100
 """The label of a token that nothing predicts."""
