@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from hf_lgelu.models.dataflow.trace import OutputsOf
+from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
@@ -72,9 +74,20 @@ class Rows(NamedTuple):
 class Carrier:
     """Carries every batch of the folds. Use as a context manager; layers are visited once each, in order."""
 
-    def __init__(self, model: nn.Module, converted: nn.Module, sites: Sequence[ActivationSite], folds: Folds) -> None:
-        """`sites` are those of `model`; `converted`, its copy with other gates there, is refitted meanwhile."""
+    def __init__(
+        self,
+        model: nn.Module,
+        converted: nn.Module,
+        sites: Sequence[ActivationSite],
+        folds: Folds,
+        outputs: OutputsOf | None = None,
+    ) -> None:
+        """`sites` are those of `model`; `converted`, its copy with other gates there, is refitted meanwhile.
+
+        `outputs` says which outputs count, by default all.
+        """
         self._model, self._converted, self._sites, self._folds = model, converted, sites, folds
+        self._outputs = outputs
         self._gates = _gate([site.module for site in sites])
         self._new_gates = _gate([converted.get_submodule(site.name) for site in sites])
         self._images = len(folds.units.keys) - folds.held_out_units
@@ -94,6 +107,16 @@ class Carrier:
         """What there is to refit and what cannot be."""
         return self.trace.layers
 
+    @property
+    def site_names(self) -> list[str]:
+        """Names of the gates, by index."""
+        return [site.name for site in self._sites]
+
+    @property
+    def steps_per_layer(self) -> int:
+        """How often a layer calls `visit`, and once for its refit."""
+        return sum(map(len, self._folds.folds)) + 1
+
     @torch.no_grad()
     def moments(self, index: int, visit: Callable[[], None] = lambda: None) -> list[Moments]:
         """Carry every batch on to a layer; the sums over its rows, one a fold. `visit` is called after each batch.
@@ -103,9 +126,10 @@ class Carrier:
         sums = []
         for fold in range(len(self._folds.folds)):
             total = _Buffer(self._zeros(self.layers.layers[index]))
-            for rows in self._visit(index, fold):
-                total.add(rows)
-                visit()
+            with same_randomness():
+                for rows in self._visit(index, fold):
+                    total.add(rows)
+                    visit()
             sums.append(total.sums().reduce_over_processes())
         return sums
 
@@ -121,7 +145,7 @@ class Carrier:
     def _trace(self, batch: FoldBatch) -> Trace:
         shape = (len(batch), *sorted(batch.lengths.items()))
         if shape not in self._traces:
-            program = Program(self._model, self._sites, batch.load().inputs)
+            program = Program(self._model, self._sites, batch.load().inputs, self._outputs)
             layers = find_layers(program, self._model, self._sites)
             stops = [layer.stop for layer in layers.layers]
             self._traces[shape] = Trace(

@@ -11,27 +11,42 @@ import itertools
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from accelerate import PartialState
 from torch import nn
 from tqdm.auto import tqdm
 
+from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
+from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import SurgeryReport, TemporaryRelu, operable_module, substitute_relu
+from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.carry import Carrier
-from hf_lgelu.refit.compare import evaluate_conversion, main_output
+from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds, cut_batches, deal_folds, known_processes
 from hf_lgelu.refit.layers import Layer, Layers
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit, NetChange
+from hf_lgelu.refit.report import (
+    HELD_OUT,
+    SECOND_SET,
+    ConversionReport,
+    Evaluation,
+    LayerRefit,
+    NetChange,
+    distance_in_words,
+    evaluations,
+    how_far,
+)
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
-from hf_lgelu.refit.weights import write_refit
+from hf_lgelu.refit.weights import forget_quantizer, why_not_writable, write_refit
+
+ENOUGH_ROWS = 2
+"""Rows a feature; a layer that was fitted on fewer is called starved."""
 
 
 class Conversion(NamedTuple):
@@ -58,6 +73,9 @@ def convert_to_relu(
     collate: Callable[[Any], Any] | None = None,
     max_units: int | None = None,
     kinds: Sequence[str] = SMOOTH_KINDS,
+    outputs: Sequence[str] | None = None,
+    max_kl: float | None = 0.1,
+    strict: bool = False,
     allow_unrefitted: bool = False,
     rewrite_config: bool = True,
     progress: bool = False,
@@ -65,14 +83,16 @@ def convert_to_relu(
     """The same architecture with ReLU gates and refitted weights; `model` stays as it is.
 
     From 64 distinct rows on, a part is held out, and the refit must be nearer to the original there than the direct
-    swap. Rows must come from where the model will be used: that they do cannot be seen from the rows themselves, so
-    give a second set as `evaluation_data`. In a process group (`accelerate launch`) the work is shared, every process
-    must call, and each gets the same model.
+    swap. That can still be far: the report says first how far, in the network's own measure where there are labels, and
+    warns beyond `max_kl`. Rows must come from where the model will be used: that they do cannot be seen from the rows
+    themselves, so give a second set as `evaluation_data`. In a process group (`accelerate launch`) the work is shared,
+    every process must call, and each gets the same model.
 
     Args:
-        model: trained, any module whose gates are modules: families of transformers, timm, your own. Refitted are the
-            first linear maps behind each gate: Linear, Conv1D, convolutions with any stride and groups, the joint
-            ones of a downsampling block, the second half of a gated unit.
+        model: trained, any module whose gates are modules: families of transformers, timm, your own, a
+            SentenceTransformer (compared on its embeddings). Refitted are the first linear maps behind each gate:
+            Linear, Conv1D, convolutions with any stride and groups, the joint ones of a downsampling block, the second
+            half of a gated unit.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
             `hf_lgelu.refit.batches.read_batches`). Labels, where there are some, only go into the metrics of the
             report. Of several processes each may have all of it, or a share.
@@ -81,18 +101,24 @@ def convert_to_relu(
         collate: makes a batch of a list of the dataset's items.
         max_units: at most so many rows, sequences or images of `data`.
         kinds: rows of `SMOOTH_KINDS`: which gates become ReLU.
+        outputs: names of the model's outputs that count; by default those that its task reads (logits, boxes,
+            embeddings), and not hidden states beside them. The first is the one that the networks are compared on.
+        max_kl: mean KL to the original, in nats, beyond which there is a warning; of outputs that are no class scores,
+            relative error. None for no bound.
+        strict: refuse beyond `max_kl`, and where nothing could be measured.
         allow_unrefitted: where a map behind a gate cannot be refitted (shared or tied weights, no linear map), exchange
             the gate all the same and say so in the report.
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
         progress: show a progress bar.
 
     Raises:
-        ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, or a model
-            that torch.export cannot trace.
+        ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, no output of
+            a name in `outputs`, or a model that torch.export cannot trace.
         TypeError: a model that is no module, or data of another kind.
-        ConversionRefusedError: a map behind a gate cannot be refitted, numbers are not finite, or the refit is no
-            nearer to the original than the direct swap.
-        RuntimeError: wrapped, scripted or quantized model, or a config without a key that says ReLU at these sites.
+        ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized, numbers are not finite,
+            the refit is no nearer to the original than the direct swap, or with `strict` further than `max_kl`.
+        RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
+            says ReLU at these sites.
 
     >>> import torch
     >>> from hf_lgelu import convert_to_relu
@@ -105,24 +131,30 @@ def convert_to_relu(
     """
     started = time.perf_counter()
     model = operable_module(model)
-    _refuse_quantized(model)
+    if max_kl is not None and not max_kl > 0:
+        raise ValueError(f"max_kl must be a number above 0 (nats), or None, got {max_kl}")
+    reason = why_not_writable(model)
+    if reason is not None:
+        raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
     sites = find_sites(model, check_kinds(kinds))
     with evaluation_mode(model):
         converted = copy.deepcopy(model)
     surgery = substitute_relu(converted, kinds=kinds, rewrite_config=rewrite_config)
+    changes = [*map(str, surgery.config_changes), *forget_quantizer(converted)]
     state = known_processes()
     folds = deal_folds(
         for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)),
         batch_size=batch_size,
         state=state,
     )
-    _require_comparable(model, folds.first.load())  # what does not fit is known before the work
+    compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
     second = _second_set(model, evaluation_data, batch_size, collate, state)
     with evaluation_mode(model):
-        layers = _refit(model, converted, sites, folds, allow_unrefitted, progress and state.is_main_process)
+        carrier = Carrier(model, converted, sites, folds, _chosen(outputs))
+        layers = _refit(carrier, converted, allow_unrefitted, progress and state.is_main_process)
         substitution = TemporaryRelu(model, kinds=kinds)
         held_out, evaluation = (
-            None if batches is None else evaluate_conversion(model, converted, substitution, batches)
+            None if batches is None else evaluate_conversion(model, converted, substitution, batches, outputs)
             for batches in ((batch.load() for batch in folds.held_out), second)
         )
     report = ConversionReport(
@@ -136,26 +168,25 @@ def convert_to_relu(
         rows=folds.rows,
         folds=len(folds.folds),
         seconds=time.perf_counter() - started,
-        config_changes=tuple(map(str, surgery.config_changes)),
+        outputs=compared,
+        config_changes=tuple(changes),
         smooth_calls=tuple(map(str, find_smooth_calls(converted, folds.first.load()[:1].inputs))),
-        warnings=(*_warnings(folds, layers, evaluation), *_elsewhere(model, surgery)),
+        warnings=(*_warnings(folds, layers, held_out, evaluation, max_kl), *_elsewhere(model, surgery)),
     )
     _require_better(report)
+    if strict:
+        _require_near(report, max_kl)
     return Conversion(converted, report)
 
 
-def _refuse_quantized(model: nn.Module) -> None:
-    if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
-        raise ConversionRefusedError(
-            f"{type(model).__name__} is quantized: its weights cannot be refitted. Convert the model first, then "
-            "quantize the ReLU model"
-        )
-
-
-def _require_comparable(model: nn.Module, batch: Batch) -> None:
-    """Raise ValueError unless the model takes a batch of the data and gives an output that can be compared."""
+def _require_comparable(model: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> tuple[str, ...]:
+    """Names of the outputs that count. Raises ValueError unless the model takes a batch of the data and gives some."""
     (first,) = taken_by(model, [batch], "data")
-    main_output(model, first[:2].inputs)
+    return tuple(compared_outputs(model, first[:2].inputs, outputs).tensors)
+
+
+def _chosen(names: Sequence[str] | None) -> OutputsOf:
+    return lambda output: list(task_outputs(output, names).values())
 
 
 def _second_set(
@@ -169,28 +200,16 @@ def _second_set(
     return itertools.islice(batches, state.process_index, None, state.num_processes)
 
 
-def _refit(
-    model: nn.Module,
-    converted: nn.Module,
-    sites: Sequence[ActivationSite],
-    folds: Folds,
-    allow_unrefitted: bool,
-    progress: bool,
-) -> list[LayerRefit]:
+def _refit(carrier: Carrier, converted: nn.Module, allow_unrefitted: bool, progress: bool) -> list[LayerRefit]:
     """Refit `converted` in place, layer after layer; what was done to each."""
-    with Carrier(model, converted, sites, folds) as carrier:
-        found = carrier.layers
-        _refuse_unfit(type(model).__name__, found, allow_unrefitted)
-        names = [site.name for site in sites]
-        done = [
-            LayerRefit(
-                (unfit.name,), tuple(names[index] for index in unfit.sites), "kept", None, None, None, 0, 0,
-                note=f"not refitted: {unfit.reason}",
-            )
-            for unfit in found.unfit
-        ]  # fmt: skip
-        steps = len(found.layers) * (sum(map(len, folds.folds)) + 1)
-        with tqdm(total=steps, desc="refit", unit="batch", disable=not progress) as bar:
+    with carrier:
+        found, names = carrier.layers, carrier.site_names
+        _refuse_unfit(type(converted).__name__, found, allow_unrefitted)
+        done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names) for unfit in found.unfit]
+        done += [_kept(names[index], (index,), "no output that counts depends on it", names) for index in found.beside]
+        with tqdm(
+            total=len(found.layers) * carrier.steps_per_layer, desc="refit", unit="batch", disable=not progress
+        ) as bar:
             for index, layer in enumerate(found.layers):
                 bar.set_postfix_str(layer.maps[0].name)
                 fit, total = fit_layer(layer, carrier.moments(index, bar.update))
@@ -228,6 +247,10 @@ def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> No
         )
 
 
+def _kept(name: str, sites: Sequence[int], note: str, names: Sequence[str]) -> LayerRefit:
+    return LayerRefit((name,), tuple(names[index] for index in sites), "kept", None, None, None, 0, 0, note)
+
+
 def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str]) -> LayerRefit:
     return LayerRefit(
         layers=tuple(consumer.name for consumer in layer.maps),
@@ -238,8 +261,15 @@ def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str]
         error_after=fit.error_after,
         width=layer.width,
         rows=total.count,
-        note=None if layer.has_intercept else "no bias: only its weights were refitted",
+        note=", ".join(_notes(layer, total.count)) or None,
     )
+
+
+def _notes(layer: Layer, rows: int) -> Iterator[str]:
+    if not layer.has_intercept:
+        yield "no bias: only its weights were refitted"
+    if rows < ENOUGH_ROWS * layer.width:
+        yield f"starved: {rows:,} rows for {layer.width:,} features"
 
 
 def _elsewhere(model: nn.Module, surgery: SurgeryReport) -> tuple[str, ...]:
@@ -247,7 +277,13 @@ def _elsewhere(model: nn.Module, surgery: SurgeryReport) -> tuple[str, ...]:
     return runtime_warnings(getattr(model, "config", None)) if surgery.config_changes else ()
 
 
-def _warnings(folds: Folds, layers: Iterable[LayerRefit], second: Evaluation | None) -> Iterator[str]:
+def _warnings(
+    folds: Folds,
+    layers: Sequence[LayerRefit],
+    held_out: Evaluation | None,
+    second: Evaluation | None,
+    max_kl: float | None,
+) -> Iterator[str]:
     units = len(folds.units.keys)
     if not folds.held_out_units:
         few = "are too few"
@@ -262,11 +298,18 @@ def _warnings(folds: Folds, layers: Iterable[LayerRefit], second: Evaluation | N
             f"{units} distinct inputs are too few for four folds beside what is held out: the strength is fixed; give "
             "more"
         )
-    few = [layer for layer in layers if 4 * layer.rows < layer.width]
-    if few:
+    for title, evaluation in ((HELD_OUT, held_out), (SECOND_SET, second)):
+        if evaluation is not None and max_kl is not None and _distance(evaluation.refitted) > max_kl:
+            yield (
+                f"on the {title} the converted network is {distance_in_words(evaluation.refitted)} away from the "
+                f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
+            )
+    starved = [layer for layer in layers if layer.note and "starved" in layer.note]
+    if starved:
+        worst = min(starved, key=lambda layer: layer.rows / layer.width)
         yield (
-            f"{len(few)} layers were fitted on fewer rows than a quarter of their width (first "
-            f"{few[0].layers[0]}: {few[0].rows} rows, {few[0].width} features)"
+            f"{len(starved)} of {len(layers)} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
+            f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); give more inputs"
         )
     for layer in layers:
         if layer.note and layer.note.startswith("not refitted"):
@@ -284,15 +327,27 @@ def _require_better(report: ConversionReport) -> None:
     """Raise where the refit is no nearer to the original than the direct swap, on what was held out."""
     if report.held_out is None:
         return
-    direct, refitted = (_distance(change) for change in (report.held_out.direct, report.held_out.refitted))
-    if not refitted < direct and not refitted == direct == 0:
-        measure = "relative error" if report.held_out.refitted.kl is None else "KL"
+    direct, refitted = report.held_out.direct, report.held_out.refitted
+    if not _distance(refitted) < _distance(direct) and not _distance(refitted) == _distance(direct) == 0:
         raise ConversionRefusedError(
             f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
-            f"({measure} {refitted:.3g}) than the direct swap ({direct:.3g}); give more inputs, from where the model "
-            "is used. The model is as it was",
+            f"({distance_in_words(refitted)}) than the direct swap ({distance_in_words(direct)}); give more inputs, "
+            "from where the model is used. The model is as it was",
             report,
         )
+
+
+def _require_near(report: ConversionReport, max_kl: float | None) -> None:
+    """Raise where the network is further from the original than the bound on any set, or on none was measured."""
+    measured = [evaluation.refitted for _, evaluation in evaluations(report)]
+    if measured and (max_kl is None or all(_distance(change) <= max_kl for change in measured)):
+        return
+    raise ConversionRefusedError(
+        f"{how_far(report)} strict=True wants a measured distance"
+        + ("" if max_kl is None else f" of at most max_kl = {max_kl:g}")
+        + "; give more inputs, or train the model with hardening. The model is as it was",
+        report,
+    )
 
 
 def _distance(change: NetChange) -> float:

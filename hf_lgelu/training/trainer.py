@@ -13,7 +13,14 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from hf_lgelu.models.optimizer_groups import check_rate
-from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites, lambda_gelu_modules, raw_parameters, require_lambda_gelu
+from hf_lgelu.models.sites import (
+    LEARNED_KINDS,
+    SMOOTH_KINDS,
+    find_sites,
+    lambda_gelu_modules,
+    raw_parameters,
+    require_lambda_gelu,
+)
 from hf_lgelu.models.surgery import TemporaryRelu, temporary_relu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
@@ -33,7 +40,7 @@ logger = logging.get_logger(__name__)
 
 
 class LambdaGELUTrainer(Trainer):
-    """transformers' Trainer, and:
+    """transformers' Trainer for models with λ-GELU: it learns, hardens and reports λ.
 
     - s has its own parameter group, with learning rate c·η and no weight decay, in every optimizer
       that keeps ordinary groups; the others are refused;
@@ -47,6 +54,31 @@ class LambdaGELUTrainer(Trainer):
 
     Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments. A model without λ-GELU raises
     unless `args.require_lambda_gelu` is off.
+
+    What differs from Trainer on purpose: `lr_scheduler_type="greedy"` and a floor of `reduce_lr_on_plateau` are
+    refused where there is a λ-GELU, since they lose the ratio of the two learning rates; s has no weight decay,
+    whatever `weight_decay` says; a HardnessLogCallback stands before the other callbacks; a best checkpoint of a
+    hardening run is a hardened one; and an evaluation takes a second forward pass a batch (with `batch_eval_metrics`
+    or without `eval_do_concat_batches`, a second loop over the data), in the random state of the first.
+    `report_substitution=False` does without it. With DeepSpeed, hardening is refused.
+
+    Generation works by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, the arguments likewise.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
+    >>> args = hf_lgelu.LambdaGELUTrainingArguments(
+    ...     output_dir="run", harden=True, num_train_epochs=4, use_cpu=True, report_to=[], save_strategy="no",
+    ...     disable_tqdm=True, logging_strategy="no",
+    ... )
+    >>> trainer = hf_lgelu.LambdaGELUTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {...}
+    >>> [round(value, 3) for value in hf_lgelu.hardness_profile(model).values()]
+    [159.577, 159.577]
+    >>> sorted(name for name in trainer.evaluate() if "relu" in name)  # doctest: +ELLIPSIS
+    {...}
+    ['eval_relu_loss', 'eval_relu_max_logit_change', 'eval_relu_unchanged_predictions']
     """
 
     args: LambdaGELUTrainingArguments
@@ -183,14 +215,14 @@ class LambdaGELUTrainer(Trainer):
         if self.args.relufication and find_sites(self.model, RELUFIED_KINDS):
             return False  # ReLU is not in yet
         hardening = self._hardening_callback()
-        if hardening is None or is_hardened(self.model, hardening.target_hardness):
+        if hardening is None or is_hardened(self.model, hardening.targets):
             return super()._determine_best_metric(metrics, trial)
         selects = self.args.load_best_model_at_end or self.args.save_strategy == "best"
         if selects and not self._told_soft:
             self._told_soft = True
             logger.warning(
                 "The gates are still soft: no epoch counts as the best before every λ has reached "
-                f"{HARDENED_FRACTION:.0%} of the target {hardening.target_hardness:.6g}, since substituting ReLU in an "
+                f"{HARDENED_FRACTION:.0%} of the target {self._target_text(hardening)}, since substituting ReLU in an "
                 "earlier one would destroy it"
             )
         return False
@@ -200,7 +232,11 @@ class LambdaGELUTrainer(Trainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _substituted_kinds(self) -> tuple[str, ...]:
-        return ("lambda_gelu",) if lambda_gelu_modules(self.model) else SMOOTH_KINDS
+        return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS
+
+    def _target_text(self, hardening: HardeningCallback) -> str:
+        targets = {hardening.targets[module.gate] for _, module in lambda_gelu_modules(self.model)}
+        return " or ".join(f"{target:.6g}" for target in sorted(targets))
 
     def _hardening_callback(self) -> HardeningCallback | None:
         callbacks = self.callback_handler.callbacks
