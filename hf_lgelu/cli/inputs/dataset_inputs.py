@@ -22,7 +22,8 @@ from hf_lgelu.cli.inputs.texts import (
     text_sequences,
     tokenizer_of,
 )
-from hf_lgelu.cli.named_places import did_you_mean, local, require_data_there
+from hf_lgelu.cli.named_places import local, require_data_there
+from hf_lgelu.cli.near_names import did_you_mean
 
 _NAMED = {"text": ("text", "sentence", "content"), "image": ("image", "img")}
 _LABELS = ("label", "labels")
