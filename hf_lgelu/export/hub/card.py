@@ -110,7 +110,6 @@ def write_card(
     Raises:
         ValueError: see `render_card`; or config.json names no class.
         FileNotFoundError: no config.json.
-        ImportError: matplotlib is missing (extra "benchmarks").
 
     Example:
         >>> import tempfile
