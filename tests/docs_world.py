@@ -6,7 +6,13 @@ from pathlib import Path
 import torch
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 import hf_lgelu
 
@@ -33,6 +39,12 @@ def build_world(folder: Path) -> None:
             hf_lgelu.anneal_hardness(model, 1.0)
         model.save_pretrained(folder / "your" / name)
         tokenizer.save_pretrained(folder / "your" / name)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            num_key_value_heads=2, max_position_embeddings=32,
+        )
+    ).save_pretrained(folder / "your" / "llama")  # fmt: skip
     texts = _texts(160)
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     lines = [json.dumps({"text": text, "label": index % 2}) for index, text in enumerate(texts)]
