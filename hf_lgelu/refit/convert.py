@@ -31,6 +31,7 @@ from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit, NetChange
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.weights import write_refit
+from hf_lgelu.refit.widen import Preparation
 
 
 class Conversion(NamedTuple):
@@ -175,11 +176,16 @@ def _refit(
     folds: Folds,
     allow_unrefitted: bool,
     progress: bool,
+    extra: int = 0,
+    placed: bool = True,
 ) -> list[LayerRefit]:
     """Refit `converted` in place, layer after layer; what was done to each."""
     with Carrier(model, converted, sites, folds) as carrier:
         found = carrier.layers
         _refuse_unfit(type(model).__name__, found, allow_unrefitted)
+        preparation = Preparation(model, sites, folds, carrier.trace.program, found, extra) if placed else None
+        if preparation is not None:
+            preparation.write(converted, None)
         names = [site.name for site in sites]
         done = [
             LayerRefit(
@@ -194,6 +200,8 @@ def _refit(
                 bar.set_postfix_str(layer.maps[0].name)
                 fit, total = fit_layer(layer, carrier.moments(index, bar.update))
                 write_refit(converted, carrier.trace.program, layer, fit, total)
+                if preparation is not None:
+                    preparation.write(converted, index)
                 done.append(_described(layer, fit, total, names))
                 bar.update()
     return done
