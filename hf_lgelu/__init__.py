@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from hf_lgelu.activation.report import kernel_report as kernel_report
     from hf_lgelu.analysis.int8 import quantize_onnx as quantize_onnx
     from hf_lgelu.analysis.piecewise.certificate import certify_substitution as certify_substitution
+    from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError as NotPiecewiseAffineError
     from hf_lgelu.analysis.piecewise.linear_pieces import local_linear_model as local_linear_model
     from hf_lgelu.analysis.pruning.units import prune_units as prune_units
     from hf_lgelu.analysis.pruning.units import remove_dead_units as remove_dead_units
     from hf_lgelu.analysis.pruning.zeros import measure_zeros as measure_zeros
+    from hf_lgelu.analysis.verification.marabou import UnreadableNetworkError as UnreadableNetworkError
     from hf_lgelu.analysis.verification.robustness import verify_robustness as verify_robustness
     from hf_lgelu.export.folding.fold import fold_hardness as fold_hardness
+    from hf_lgelu.export.folding.neighbours import NotFoldableError as NotFoldableError
     from hf_lgelu.export.gelu import export_gelu as export_gelu
     from hf_lgelu.export.hub.card import write_card as write_card
     from hf_lgelu.export.hub.card_facts import CardData as CardData
@@ -37,12 +40,16 @@ if TYPE_CHECKING:
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
     from hf_lgelu.export.relu import export_relu as export_relu
+    from hf_lgelu.models.adapters import hardness_modules_to_save as hardness_modules_to_save
+    from hf_lgelu.models.config_keys import UnsupportedConfigError as UnsupportedConfigError
     from hf_lgelu.models.mlp import MLPConfig as MLPConfig
     from hf_lgelu.models.mlp import MLPForClassification as MLPForClassification
     from hf_lgelu.models.profile import hardness_profile as hardness_profile
     from hf_lgelu.models.profile import initialize_hardness as initialize_hardness
     from hf_lgelu.models.rebuild import from_pretrained as from_pretrained
     from hf_lgelu.models.registry import register_activation as register_activation
+    from hf_lgelu.models.runtimes import RUNTIMES as RUNTIMES
+    from hf_lgelu.models.runtimes import runtime_warnings as runtime_warnings
     from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
     from hf_lgelu.models.surgery import SurgeryReport as SurgeryReport
     from hf_lgelu.models.surgery import replace_activations as replace_activations
@@ -55,6 +62,7 @@ if TYPE_CHECKING:
     from hf_lgelu.refit.report import Evaluation as Evaluation
     from hf_lgelu.refit.report import LayerRefit as LayerRefit
     from hf_lgelu.refit.report import NetChange as NetChange
+    from hf_lgelu.refit.ridge import NotFiniteError as NotFiniteError
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
     from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
@@ -86,7 +94,13 @@ _HOME = {
     "MLPConfig": "models.mlp",
     "MLPForClassification": "models.mlp",
     "NetChange": "refit.report",
+    "NotFiniteError": "refit.ridge",
+    "NotFoldableError": "export.folding.neighbours",
+    "NotPiecewiseAffineError": "analysis.piecewise.input_flow",
+    "RUNTIMES": "models.runtimes",
     "SurgeryReport": "models.surgery",
+    "UnreadableNetworkError": "analysis.verification.marabou",
+    "UnsupportedConfigError": "models.config_keys",
     "__version__": "version",
     "anneal_hardness": "training.hardening",
     "attach_model_code": "export.hub.loading",
@@ -101,6 +115,7 @@ _HOME = {
     "from_pretrained": "models.rebuild",
     "hardening_progress": "training.schedules",
     "hardness_for_tolerance": "activation.hardness",
+    "hardness_modules_to_save": "models.adapters",
     "hardness_parameter_groups": "training.optim",
     "hardness_profile": "models.profile",
     "initialize_hardness": "models.profile",
@@ -117,6 +132,7 @@ _HOME = {
     "release_hardness": "training.hardening",
     "remove_dead_units": "analysis.pruning.units",
     "replace_activations": "models.surgery",
+    "runtime_warnings": "models.runtimes",
     "save_card_facts": "export.hub.card_facts",
     "separate_hardness_group": "training.optim",
     "substitute_relu": "models.surgery",
@@ -128,6 +144,7 @@ _HOME = {
 }
 
 __all__ = [
+    "RUNTIMES",
     "CardData",
     "CardFacts",
     "CardScores",
@@ -144,7 +161,12 @@ __all__ = [
     "MLPConfig",
     "MLPForClassification",
     "NetChange",
+    "NotFiniteError",
+    "NotFoldableError",
+    "NotPiecewiseAffineError",
     "SurgeryReport",
+    "UnreadableNetworkError",
+    "UnsupportedConfigError",
     "__version__",
     "anneal_hardness",
     "attach_model_code",
@@ -159,6 +181,7 @@ __all__ = [
     "from_pretrained",
     "hardening_progress",
     "hardness_for_tolerance",
+    "hardness_modules_to_save",
     "hardness_parameter_groups",
     "hardness_profile",
     "initialize_hardness",
@@ -175,6 +198,7 @@ __all__ = [
     "release_hardness",
     "remove_dead_units",
     "replace_activations",
+    "runtime_warnings",
     "save_card_facts",
     "separate_hardness_group",
     "substitute_relu",

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import hf_lgelu
+
 PACKAGE = Path(__file__).parents[1] / "hf_lgelu"
 
 # What a part may import of the others. The top-level __init__ collects the public names; nothing imports it.
@@ -81,6 +83,37 @@ def test_the_activation_needs_torch_alone(path):
 def test_no_file_of_the_library_knows_the_laboratory():
     known = {str(path.relative_to(PACKAGE)) for path in FILES if any(n.startswith("lgelu_lab") for n in imported(path))}
     assert known == set()
+
+
+LABORATORY = PACKAGE.parent / "scripts"
+# What the laboratory may import of the library beside its public names, and who does.
+LISTED = {
+    "activation.kernels",  # kernel_bench times each backend by itself
+    "analysis.int8",  # the graph that onnxruntime runs, of a float file too
+    "analysis.verification",  # what the solver says of a network before it is asked
+    "environment",  # the hardware and the versions of a record
+    "export.hub.loading",  # the facts of a checkpoint that a card is written without
+    "export.onnx.onnx_run",
+    "extras",
+    "models.checkpoint",  # loading and saving with the processor's files
+    "models.comparison",
+    "models.sites",
+}
+OF_ONE_FILE = {"bias_fold.py": {"refit", "models.example_run", "models.surgery"}}  # a refit with one choice alone
+
+
+@pytest.mark.parametrize(
+    "path", sorted(LABORATORY.rglob("*.py")), ids=lambda path: str(path.relative_to(LABORATORY)).replace("/", ".")
+)
+def test_the_laboratory_uses_public_names(path):
+    public = {f"hf_lgelu.{name}" for name in hf_lgelu.__all__} | {"hf_lgelu"}
+    allowed = LISTED | OF_ONE_FILE.get(path.name, set())
+    for name in imported(path):
+        if name.partition(".")[0] == "hf_lgelu" and name not in public:
+            inner = name.removeprefix("hf_lgelu.")
+            assert any(inner == listed or inner.startswith(f"{listed}.") for listed in allowed), (
+                f"{name} is no public name of hf_lgelu; import it as one, or list its module here with the reason"
+            )
 
 
 def test_names_say_what_a_module_is():

@@ -1,5 +1,6 @@
 """What a user gets who installs the package: names, version, typing, and no optional package needed."""
 
+import ast
 import importlib
 import subprocess
 import sys
@@ -87,6 +88,16 @@ def test_every_public_name_is_there_and_documented():
     assert sorted(hf_lgelu.__all__) == sorted(set(hf_lgelu.__all__))
     for name in set(hf_lgelu.__all__) - {"__version__"}:
         assert getattr(hf_lgelu, name).__doc__, f"{name} has no docstring"
+
+
+def test_every_exception_of_our_own_can_be_imported():
+    defined = set()
+    for path in (ROOT / "hf_lgelu").rglob("*.py"):
+        classes = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef))
+        defined |= {node.name for node in classes if node.name.endswith("Error") and not node.name.startswith("_")}
+    assert "ConversionRefusedError" in defined
+    errors = {name for name in hf_lgelu.__all__ if name.endswith("Error")}
+    assert errors == {name for name in defined if issubclass(getattr(hf_lgelu, name), Exception)}
 
 
 @pytest.mark.slow

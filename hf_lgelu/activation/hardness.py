@@ -26,13 +26,13 @@ SWAP_ERROR_CONSTANT = 0.16997120747990366
 """κ = max_u u(1 − Φ(u)); sup_x |x·Φ(λx) − ReLU(x)| = κ / λ."""
 
 # s, t and λ live in float32 tensors; with more, or with a smaller t, s/t would overflow or be 0/0.
-_LARGEST = 1e37
+LARGEST_HARDNESS = 1e37
 
 
 def check_temperature(temperature: float) -> float:
     """Return `temperature` as a float, or raise if it is not a number above 0 that float32 can hold."""
     value = _as_number("temperature", temperature)
-    if not 1 / _LARGEST <= value <= _LARGEST:
+    if not 1 / LARGEST_HARDNESS <= value <= LARGEST_HARDNESS:
         raise ValueError(
             f"temperature must be a finite number > 0 within float32's range, got {temperature!r} (the paper uses 0.1)"
         )
@@ -42,7 +42,7 @@ def check_temperature(temperature: float) -> float:
 def check_init_hardness(hardness: float) -> float:
     """Return `hardness` as a float, or raise if no finite raw hardness stands for it."""
     value = _as_number("hardness", hardness)
-    if not 1 < value <= _LARGEST:
+    if not 1 < value <= LARGEST_HARDNESS:
         raise ValueError(
             f"a learnable hardness λ must be a finite number > 1 within float32's range, got {hardness!r}: "
             "λ(s) = 1 + softplus(s/t) reaches exactly 1 only at s = -inf, where it has no gradient. "

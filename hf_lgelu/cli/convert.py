@@ -1,25 +1,31 @@
-"""From a trained smooth checkpoint to a ReLU one without training: refit, report, card, push."""
+"""`hf-lgelu convert`: from a trained smooth checkpoint to a ReLU one without training: refit, report, card, push."""
 
 import json
 import os
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
 from accelerate import PartialState
-from transformers import PreTrainedModel
+from torch import nn
 
-from hf_lgelu.cli.convert_arguments import ConvertArguments
-from hf_lgelu.cli.given_checkpoint import require_fitting_rows, require_other_folder
-from hf_lgelu.cli.inputs.chosen import input_sets
+from hf_lgelu.cli.given_checkpoint import (
+    GivenCheckpoint,
+    hub_id,
+    push,
+    read_checkpoint,
+    repository,
+    require_fitting_rows,
+    require_gates,
+    require_other_folder,
+)
+from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_text import shown
 from hf_lgelu.export.hub.conversion_card import original_licence, write_conversion_card
-from hf_lgelu.export.hub.push import CARD_FILE, push_to_hub
-from hf_lgelu.extras import require
-from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
 from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.whole_folder import whole_folder
 from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
@@ -33,8 +39,8 @@ _COMPARED_ROWS = 8
 _ADVICE = "Give inputs like those that the model was trained on"
 
 
-def convert(arguments: ConvertArguments, say: Callable[[str], None] = print) -> ConversionReport:
-    """Do what the arguments ask for: read inputs, convert, write model, report and card, push; returns the report.
+def convert(arguments: Namespace) -> ConversionReport:
+    """Read inputs, convert, write model, report and card, push; returns the report.
 
     Under `accelerate launch` every process converts, each with its share of the inputs, and the main one writes.
 
@@ -45,25 +51,27 @@ def convert(arguments: ConvertArguments, say: Callable[[str], None] = print) -> 
         OSError, RuntimeError, ImportError: of what loads, converts and writes.
     """
     folder, state = Path(arguments.output_dir), _processes()
-    _check(arguments, folder)
-    require("matplotlib", "benchmarks")  # for the figure; not to be missed when the conversion is done
-    tell = say if state.is_main_process else _say_nothing
+    require_other_folder(arguments.model, folder)
+    tell = print if state.is_main_process else _say_nothing
+    progress = not arguments.disable_tqdm and state.is_main_process
     # Entered first: a folder that cannot be written to must not be found out after the work.
     with whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext() as new:
         with state.main_process_first():  # data sets are prepared once
-            model = load_checkpoint(arguments.model).to(state.device)
-            calibration, evaluation = input_sets(arguments, model)
-        for inputs in filter(None, (calibration, evaluation)):
-            require_fitting_rows(model, arguments.model, inputs.first(2), inputs.description, _ADVICE)
-        converted, report = _converted(arguments, model, calibration, evaluation, tell)
+            given = read_checkpoint(arguments.model, progress=progress)
+            require_gates(given)
+            given.network.to(state.device)
+            data = data_set(arguments, given.model, given.processors)
+            evaluation = evaluation_set(arguments, given.model, given.processors)
+        for inputs in filter(None, (data, evaluation)):
+            require_fitting_rows(given.network, given.name, inputs.first(2), inputs.description, _ADVICE)
+        converted, report = _converted(arguments, given.network, data, evaluation, tell, progress)
         tell(summarize(report))
-        if state.is_main_process:
-            provenance = _provenance(arguments, calibration, evaluation, state.num_processes)
-            _write(new, arguments, converted, report, provenance, calibration)
-    tell(f"Saved in {folder}, with {PAGE_FILE} and {CARD_FILE}")
-    if arguments.push_to_hub is not None and state.is_main_process:
-        commit = push_to_hub(folder, _repo_id(arguments), private=arguments.private or None)
-        tell(f"Pushed: {commit.commit_url}")
+        if new is not None:
+            provenance = _provenance(arguments, data, evaluation, state.num_processes)
+            _write(new, arguments, given, converted, report, provenance, data)
+    tell(f"Saved in {folder}, with {PAGE_FILE} and the model card README.md")
+    if state.is_main_process:
+        push(folder, repository(arguments.push_to_hub, folder), private=arguments.private, tell=tell)
     state.wait_for_everyone()
     return report
 
@@ -80,31 +88,22 @@ def _processes() -> PartialState:
     return state
 
 
-def _check(arguments: ConvertArguments, folder: Path) -> None:
-    require_other_folder(arguments.model, folder)
-    for name in ("max_calibration_samples", "max_evaluation_samples", "batch_size"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
-    if not 0 <= arguments.seed < 2**32:
-        raise ValueError(f"--seed must be from 0 to 2**32 - 1, got {arguments.seed}")
-
-
 def _converted(
-    arguments: ConvertArguments,
-    model: PreTrainedModel,
-    calibration: InputSet,
+    arguments: Namespace,
+    network: nn.Module,
+    data: InputSet,
     evaluation: InputSet | None,
     tell: Callable[[str], None],
-) -> tuple[PreTrainedModel, ConversionReport]:
+    progress: bool,
+) -> tuple[nn.Module, ConversionReport]:
     try:
         return convert_to_relu(
-            model,
-            calibration.batches(),
-            evaluation_data=None if evaluation is None else evaluation.batches(),
+            network,
+            data.batches("inputs", progress=progress),
+            evaluation_data=None if evaluation is None else evaluation.batches("second set", progress=progress),
             batch_size=arguments.batch_size,
             allow_unrefitted=arguments.allow_unrefitted,
-            progress=not arguments.disable_tqdm,
+            progress=progress,
         )
     except ConversionRefusedError as error:
         if error.report is not None:
@@ -112,15 +111,13 @@ def _converted(
         raise
 
 
-def _provenance(
-    arguments: ConvertArguments, calibration: InputSet, evaluation: InputSet | None, processes: int
-) -> Provenance:
-    on_hub = not Path(arguments.model).exists()
+def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | None, processes: int) -> Provenance:
+    on_hub = hub_id(arguments.model)
     return Provenance(
-        model=arguments.model if on_hub else shown(str(Path(arguments.model).resolve())),
-        model_is_on_hub=on_hub,
-        data=calibration.description,
-        samples=len(calibration),
+        model=on_hub or shown(str(Path(arguments.model).resolve())),
+        model_is_on_hub=on_hub is not None,
+        data=data.description,
+        samples=len(data),
         seed=arguments.seed,
         evaluation=None if evaluation is None else evaluation.description,
         evaluation_source=None if evaluation is None else evaluation.source,
@@ -132,29 +129,27 @@ def _provenance(
 
 def _write(
     folder: Path,
-    arguments: ConvertArguments,
-    converted: PreTrainedModel,
+    arguments: Namespace,
+    given: GivenCheckpoint,
+    converted: nn.Module,
     report: ConversionReport,
     provenance: Provenance,
-    calibration: InputSet,
+    data: InputSet,
 ) -> None:
     """Everything that the output folder holds; the model in it, loaded again, must be the converted one."""
-    save_checkpoint(converted, folder, source=arguments.model)
-    reloaded = load_checkpoint(folder).to(converted.device)
-    require_same_model(converted, reloaded, calibration.first(_COMPARED_ROWS))
+    given.save(converted, folder)
+    reloaded = read_checkpoint(str(folder), progress=False).network
+    reloaded.to(next(converted.parameters()).device)
+    require_same_model(converted, reloaded, data.first(_COMPARED_ROWS))
     document = {"provenance": provenance.as_dict(), "report": report.as_dict()}
     (folder / REPORT_FILE).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (folder / PAGE_FILE).write_text(render_markdown(report, figure=FIGURE_FILE), encoding="utf-8")
     draw_conversion(folder / FIGURE_FILE, report)
     write_conversion_card(
         folder, report, provenance, figure=FIGURE_FILE,
-        repo_id=None if arguments.push_to_hub is None else _repo_id(arguments),
-        license=arguments.license or original_licence(arguments.model),
+        repo_id=repository(arguments.push_to_hub, Path(arguments.output_dir)),
+        license=arguments.license or original_licence(given.name),
     )  # fmt: skip
-
-
-def _repo_id(arguments: ConvertArguments) -> str:
-    return arguments.push_to_hub or Path(arguments.output_dir).resolve().name
 
 
 def _say_nothing(_: str) -> None:

@@ -1,13 +1,140 @@
-"""What is checked of a checkpoint that a script is given, before any work is done with it."""
+"""The checkpoint that a command is given: what it is, whether it can be worked on, what its card says."""
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
+import safetensors
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
+from hf_lgelu.cli.named_places import CONFIG_FILE, local, require_model_there
+from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
+from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.sentence_embedder import SentenceEmbedder
+from hf_lgelu.models.sites import find_sites
+
+LAMBDA_GELU = "lambda_gelu"
+GATE_NAMES = {LAMBDA_GELU: "λ-GELU", "gelu": "GELU", "silu": "SiLU", "mish": "Mish"}
+
+_ADAPTER_FILE = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class GivenCheckpoint:
+    """A checkpoint that was loaded.
+
+    Args:
+        name: as it was given, a folder or Hub id.
+        network: what is run: a model of transformers, or of sentence-transformers a `SentenceEmbedder`.
+        sentences: its folder, if it is one of sentence-transformers.
+    """
+
+    name: str
+    network: PreTrainedModel | SentenceEmbedder
+    sentences: SentenceFolder | None = None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model of transformers in it."""
+        return self.network.encoder if isinstance(self.network, SentenceEmbedder) else self.network
+
+    @property
+    def processors(self) -> str:
+        """Where its tokenizer or image processor lies."""
+        return self.name if self.sentences is None else str(self.sentences.encoder_path)
+
+    def save(self, network: nn.Module, folder: Path) -> None:
+        """Write `network`, changed, as a checkpoint of the same kind with all that goes along."""
+        if self.sentences is not None and isinstance(network, SentenceEmbedder):
+            self.sentences.save(network.encoder, folder)
+        elif isinstance(network, PreTrainedModel):
+            save_checkpoint(network, folder, source=self.name)
+
+
+def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
+    """The checkpoint of a folder or Hub id.
+
+    Raises:
+        FileNotFoundError: there is none; said at once.
+        ValueError: it is an adapter, or damaged, or of a class that is not known, or has a file that is a link to
+            another place.
+        ImportError: it is one of sentence-transformers, which is not installed.
+        OSError: it cannot be read.
+    """
+    if not progress:
+        logging.disable_progress_bar()
+    require_model_there(name)
+    _refuse_other_folders(name)
+    sentences = find_sentence_folder(name)
+    if Path(name).is_dir():
+        processor_files(Path(name))  # a link among them is refused before the work, not after it
+    try:
+        network = load_checkpoint(name) if sentences is None else sentences.load()
+    except safetensors.SafetensorError as error:
+        raise ValueError(
+            f"the weights of {name} are damaged: {error}; copy or download the checkpoint again"
+        ) from error
+    return GivenCheckpoint(name, network, sentences)
+
+
+def _refuse_other_folders(name: str) -> None:
+    path = local(name)
+    if path is None or not path.is_dir():
+        return
+    if (path / _ADAPTER_FILE).is_file():
+        raise ValueError(
+            f"{name} is an adapter of PEFT, not a model: what it would be saved as lacks the changed weights of its "
+            "base. Merge it first (PeftModel.merge_and_unload(), then save_pretrained) and give the merged folder"
+        )
+    inside = sorted(entry.parent.name for entry in path.glob(f"*/{CONFIG_FILE}"))
+    if not (path / CONFIG_FILE).is_file() and not (path / "modules.json").is_file() and inside:
+        raise FileNotFoundError(
+            f"{name} has no {CONFIG_FILE}; checkpoints in it are {', '.join(inside[:8])}: give one of these folders"
+        )
+
+
+def gates_in_words(network: nn.Module) -> str:
+    """ "12 GELU" or "3 SiLU and 12 GELU", the smooth gates that a network has as modules; "no smooth gates"."""
+    kinds = Counter(site.kind for site in find_sites(network))
+    named = [f"{count} {GATE_NAMES.get(kind, kind)}" for kind, count in kinds.items()]
+    return " and ".join(named) or "no smooth gates"
+
+
+def require_hardness(given: GivenCheckpoint) -> None:
+    """Raise ValueError, with the road that leads on, unless the checkpoint has a λ-GELU."""
+    kinds = {site.kind for site in find_sites(given.model)}
+    if LAMBDA_GELU in kinds:
+        return
+    if kinds:
+        raise ValueError(
+            f"{given.name} has no λ-GELU: its gates are {gates_in_words(given.model)}. `hf-lgelu convert` makes a "
+            "ReLU network of it without training; to learn the hardness of its gates, load it with the activation "
+            "lambda_gelu and train it with hf_lgelu.LambdaGELUTrainer"
+        )
+    _refuse_gateless(given)
+
+
+def require_gates(given: GivenCheckpoint) -> None:
+    """Raise ValueError, with what there is instead, unless the checkpoint has a smooth gate as a module."""
+    if not find_sites(given.network):
+        _refuse_gateless(given)
+
+
+def _refuse_gateless(given: GivenCheckpoint) -> None:
+    relus = sum(isinstance(module, nn.ReLU | nn.ReLU6 | nn.LeakyReLU) for module in given.network.modules())
+    if relus:
+        raise ValueError(
+            f"{given.name} is a ReLU network already ({relus} ReLU modules, no smooth gate): nothing to do"
+        )
+    raise ValueError(
+        f"{given.name} has no gate as a module of a kind that is exchanged here; `hf-lgelu check {given.name}` lists "
+        "what it computes smoothly"
+    )
 
 
 def require_other_folder(model: str | os.PathLike, folder: Path) -> None:
@@ -17,15 +144,31 @@ def require_other_folder(model: str | os.PathLike, folder: Path) -> None:
         raise ValueError(f"{folder} {what}; give another output folder, so that it is not lost")
 
 
-def require_fitting_rows(
-    model: PreTrainedModel, name: str, rows: Mapping[str, Tensor], source: str, advice: str
-) -> None:
+def require_fitting_rows(network: nn.Module, name: str, rows: Mapping[str, Tensor], source: str, advice: str) -> None:
     """Raise ValueError, with what the model said, unless it takes these rows.
 
     `name` is the checkpoint's, `source` says where the rows are from, `advice` what to do.
     """
     try:
-        run_example(model, rows)
+        run_example(network, rows)
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
         shapes = ", ".join(f"{column} {tuple(tensor.shape)}" for column, tensor in rows.items())
         raise ValueError(f"{name} does not take the rows of {source} ({shapes}): {error}. {advice}") from error
+
+
+def hub_id(name: str) -> str | None:
+    """The name, if it is not that of something local."""
+    return name if local(name) is None else None
+
+
+def repository(push_to_hub: str | None, folder: Path) -> str | None:
+    """Where --push_to_hub sends a folder: as it says, or one named like the folder; None where it was not given."""
+    return None if push_to_hub is None else push_to_hub or folder.resolve().name
+
+
+def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[str], None]) -> None:
+    """Push a folder that is in place, if a repository was named, and say where it is."""
+    if repo_id is not None:
+        from hf_lgelu.export.hub.push import push_to_hub
+
+        tell(f"Pushed: {push_to_hub(folder, repo_id, private=private or None).commit_url}")

@@ -14,6 +14,7 @@ from hf_lgelu.models.comparison import OutputChange, compare_models
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.random_inputs import random_inputs
+from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import require_lambda_gelu
 from hf_lgelu.models.whole_folder import whole_folder
 
@@ -29,7 +30,8 @@ class GELUExport:
     """What `export_gelu` did.
 
     `change` is between the λ-GELU model and the GELU model loaded from the folder, on the example inputs, both
-    computed in float32 (float64 for a float64 model).
+    computed in float32 (float64 for a float64 model). `warnings` name the programs that are known not to compute what
+    this checkpoint says (`RUNTIMES`).
     """
 
     folder: str
@@ -37,6 +39,7 @@ class GELUExport:
     config_changes: tuple[ConfigChange, ...]
     change: OutputChange
     processor_files: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def relative_change(self) -> float:
@@ -49,6 +52,7 @@ class GELUExport:
             f"  on the example inputs: {self.change}",
             *(f"  {site}" for site in self.sites),
             *(f"  config {change}" for change in self.config_changes),
+            *(f"  warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join(lines)
 
@@ -64,9 +68,8 @@ def export_gelu(
 ) -> GELUExport:
     """Save `model` as a GELU model that computes the same: a checkpoint that needs nothing of this package.
 
-    Every λ is folded into the layers around its activation (`fold_hardness`), the config key of the model's family is
-    rewritten, the folder is loaded again with transformers and compared with the λ-GELU model. The given model is
-    left as it is.
+    `model` stays as it is. Every λ is folded into the layers around its activation (`fold_hardness`), the config key of
+    the model's family is rewritten, the folder is loaded again with transformers and compared with the λ-GELU model.
 
     Args:
         model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
@@ -84,6 +87,16 @@ def export_gelu(
         RuntimeError: no config key says GELU in its erf form at these sites (UnsupportedConfigError), or the folder,
             loaded again, computes something else.
         FileExistsError: `folder` is not empty.
+        OSError: the disk is full or not writable; what was at `folder` is as it was.
+
+    Example:
+        >>> import tempfile
+        >>> from hf_lgelu import MLPConfig, MLPForClassification, export_gelu
+        >>> model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_gelu(model, f"{folder}/gelu")
+        >>> report.relative_change < 1e-5
+        True
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
@@ -97,7 +110,8 @@ def export_gelu(
     with whole_folder(folder, overwrite=overwrite) as new:
         files = save_checkpoint(folded, new, processor, source)
         change = _change_after_reload(model, folded, new, inputs)
-    return GELUExport(str(folder), report.sites, report.config_changes, change, files)
+    warnings = runtime_warnings(folded.config)
+    return GELUExport(str(folder), report.sites, report.config_changes, change, files, warnings)
 
 
 def _change_after_reload(

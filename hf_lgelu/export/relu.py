@@ -15,6 +15,7 @@ from hf_lgelu.models.comparison import OutputChange, compare_models, require_sam
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.random_inputs import random_inputs
+from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import find_sites, require_lambda_gelu
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
@@ -31,7 +32,8 @@ class ReLUExport:
 
     `hardness` is the smallest λ of each site, `swap_error` the bound κ/λ there: the most that one unit of that gate
     can change. `change` is what the swap did to the outputs on the example inputs. `smooth_calls` is what the ReLU
-    model still computes smoothly there; an empty list says that no gate on that path is smooth.
+    model still computes smoothly there; an empty list says that no gate on that path is smooth. `warnings` name the
+    programs that are known not to compute what this checkpoint says (`RUNTIMES`).
     """
 
     folder: str
@@ -41,6 +43,7 @@ class ReLUExport:
     change: OutputChange
     smooth_calls: tuple[SmoothCall, ...]
     processor_files: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         softest = min(self.hardness, key=self.hardness.__getitem__)
@@ -51,6 +54,7 @@ class ReLUExport:
             f"  on the example inputs: {self.change}",
             *(f"  config {change}" for change in self.config_changes),
             *(f"  still smooth: {call}" for call in self.smooth_calls),
+            *(f"  warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join(lines)
 
@@ -68,8 +72,8 @@ def export_relu(
 ) -> ReLUExport:
     """Save `model` with ReLU in the place of every λ-GELU: a checkpoint that needs nothing of this package.
 
-    The config key of the model's family is rewritten, the folder is loaded again with transformers, and its outputs
-    must be those of the substituted model. The given model is left as it is.
+    `model` stays as it is. The config key of the model's family is rewritten, the folder is loaded again with
+    transformers, and its outputs must be those of the substituted model.
 
     Args:
         model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
@@ -90,13 +94,24 @@ def export_relu(
         RuntimeError: no config key says ReLU at these sites (UnsupportedConfigError), or the folder, loaded again,
             gives other outputs.
         FileExistsError: `folder` is not empty.
+        OSError: the disk is full or not writable; what was at `folder` is as it was.
+
+    Example:
+        >>> import tempfile
+        >>> from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_relu
+        >>> model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1))
+        >>> anneal_hardness(model, 1.0)  # every λ at 159.577, as after hardening
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_relu(model, f"{folder}/relu")
+        >>> report.change.unchanged_predictions, max(report.swap_error.values()) < 0.0011
+        (1.0, True)
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"export_relu saves transformers models, got {type(model).__name__}; substitute_relu(model) changes any "
             "module in memory"
         )
-    require_lambda_gelu(model)
+    _require_lambda_gelu(model)
     hardness = _smallest_hardness(model)
     swap_error = {name: swap_error_bound(value) for name, value in hardness.items()}
     inputs = random_inputs(model) if inputs is None else inputs
@@ -119,7 +134,22 @@ def export_relu(
         change=change,
         smooth_calls=tuple(find_smooth_calls(substituted, inputs)),
         processor_files=files,
+        warnings=runtime_warnings(substituted.config),
     )
+
+
+def _require_lambda_gelu(model: PreTrainedModel) -> None:
+    try:
+        require_lambda_gelu(model)
+    except ValueError as error:
+        smooth = sorted({site.kind for site in find_sites(model)})
+        advice = (
+            f"its gates are {', '.join(smooth)}: convert_to_relu(model, data) (hf-lgelu convert) makes a ReLU model of "
+            "it without training"
+            if smooth
+            else "it has no smooth gate that a substitution could exchange"
+        )
+        raise ValueError(f"{type(model).__name__} has no λ-GELU for export_relu to replace; {advice}") from error
 
 
 @torch.no_grad()

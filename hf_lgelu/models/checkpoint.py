@@ -1,16 +1,23 @@
 """Loading a checkpoint as the model class that it names, and the files that belong to a model beside its weights."""
 
+import functools
+import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import transformers
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
+from hf_lgelu.models.links import require_inside
 from hf_lgelu.models.mlp import MLPForClassification
 from hf_lgelu.models.rebuild import from_pretrained
+from hf_lgelu.models.sites import lambda_gelu_modules
 
 PROCESSOR_FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken"),
@@ -19,24 +26,71 @@ PROCESSOR_FILES = (
 )
 """Names under which tokenizers and processors of transformers save themselves, as patterns."""
 
+_HEADS = frozenset({"cls", "pooler", "lm_head", "classifier", "score", "qa_outputs"})
+
 
 def load_checkpoint(name_or_path: str | os.PathLike, *, revision: str | None = None) -> PreTrainedModel:
     """The model of a folder or Hub id, as the class that its config names, with every λ-GELU in its place.
 
-    Weights are read from safetensors only, and no code of the checkpoint is run.
+    Weights are read from safetensors only, and no code of the checkpoint is run. Every tensor of the model must be
+    there, and no other, but those of a head that this class does not have.
 
     Raises:
-        ValueError: the config names no class that transformers or this package has, or one that comes as code.
+        ValueError: the config names no class that transformers or this package has, or one that comes as code; tensors
+            are missing or unexpected; or the config says λ-GELU, and no λ was saved.
         OSError: there is no checkpoint, or none in safetensors.
     """
     _check_folder(name_or_path)
     # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
     config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
-    model = from_pretrained(model_class(config), name_or_path, revision=revision, use_safetensors=True).eval()
+    model, found = from_pretrained(
+        model_class(config), name_or_path, revision=revision, use_safetensors=True, output_loading_info=True
+    )
+    model.eval()
+    _require_all_tensors(model, name_or_path, revision, found)
     # The class is ours or transformers': code that the config names was not run, and must not be named in an export.
     if hasattr(model.config, "auto_map"):
         del model.config.auto_map
     return model
+
+
+def _require_all_tensors(
+    model: PreTrainedModel, name_or_path: str | os.PathLike, revision: str | None, found: Mapping[str, Any]
+) -> None:
+    """Refuse a model of which a part is new: transformers only warns, and its outputs would be taken for its own."""
+    missing = sorted(found["missing_keys"])
+    # A new hardness is none of transformers' missing keys: models are trained on from checkpoints that have none.
+    if lambda_gelu_modules(model) and not any(
+        name.endswith(".raw_hardness") for name in _saved(name_or_path, revision)
+    ):
+        missing += [f"{name}.raw_hardness" for name, _ in lambda_gelu_modules(model)]
+    unexpected = sorted(name for name in found["unexpected_keys"] if not _of_another_head(name, model))
+    if missing or unexpected:
+        told = [
+            f"{len(names)} {kind} ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
+            for kind, names in (("missing", missing), ("unexpected", unexpected))
+            if names
+        ]
+        raise ValueError(
+            f"{name_or_path} does not hold the tensors of {type(model).__name__}: {' and '.join(told)}. What is "
+            "missing would be random. Save the whole model with save_pretrained, or look at its config.json"
+        )
+
+
+def _of_another_head(name: str, model: PreTrainedModel) -> bool:
+    """A tensor of a head that the model's class does not have, as published checkpoints hold some."""
+    owner = name.rpartition(".")[0]
+    return not _HEADS.isdisjoint(owner.split(".")) and owner not in dict(model.named_modules())
+
+
+def _saved(name_or_path: str | os.PathLike, revision: str | None) -> list[str]:
+    """Names of the tensors of a checkpoint that was loaded from safetensors."""
+    find = functools.partial(cached_file, os.fspath(name_or_path), _raise_exceptions_for_missing_entries=False)
+    index = find(SAFE_WEIGHTS_INDEX_NAME, revision=revision)
+    if index is not None:
+        return list(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"])
+    with safe_open(find(SAFE_WEIGHTS_NAME, revision=revision), "pt") as file:
+        return list(file.keys())
 
 
 def _check_folder(name_or_path: str | os.PathLike) -> None:
@@ -73,22 +127,37 @@ def save_checkpoint(
 ) -> tuple[str, ...]:
     """Save a model with its tokenizer or image processor: the object itself, or the files of a folder or Hub id.
 
-    Returns the names of the files copied from `source`.
+    Returns the names of the files copied from `source`. Raises OSError if the disk is full, and ValueError for a file
+    of `source` that is a link out of it.
     """
-    model.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # its words for what the system says
+        raise OSError(f"{folder} could not be written, and is not complete: {error}") from error
     if processor is not None:
         processor.save_pretrained(folder)
     return tuple(copy_processor_files(source, folder)) if source is not None else ()
 
 
 def copy_processor_files(source: str | os.PathLike, target: str | os.PathLike) -> list[str]:
-    """Copy the tokenizer's and processor's files of a folder or Hub id, byte for byte; returns their names."""
+    """Copy the tokenizer's and processor's files of a folder or Hub id, byte for byte; returns their names.
+
+    Raises ValueError for a link that leads out of the folder; nothing has been copied then.
+    """
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(str(source), allow_patterns=list(PROCESSOR_FILES)))
-    files = sorted({path for pattern in PROCESSOR_FILES for path in folder.glob(pattern) if path.is_file()})
+    files = processor_files(folder)
     for file in files:
         copy = Path(target) / file.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
     return [file.relative_to(folder).as_posix() for file in files]
+
+
+def processor_files(folder: Path) -> list[Path]:
+    """The tokenizer's and processor's files in a folder, sorted. Raises ValueError for a link that leads out of it."""
+    files = sorted({path for pattern in PROCESSOR_FILES for path in folder.glob(pattern) if path.is_file()})
+    for file in files:
+        require_inside(file, folder)
+    return files

@@ -8,7 +8,7 @@ went through save and load, and looking at what then sits at the sites in questi
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,7 @@ def _write(config: PreTrainedConfig, changes: list[ConfigChange]) -> None:
         holder: Any = config
         for step in change.path[:-1]:
             holder = holder[step] if isinstance(holder, Mapping) else getattr(holder, step)
-        if isinstance(holder, Mapping):
+        if isinstance(holder, MutableMapping):
             holder[change.path[-1]] = change.new
         elif change.new is None:
             delattr(holder, change.path[-1])

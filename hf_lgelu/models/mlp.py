@@ -59,7 +59,7 @@ class MLPConfig(PreTrainedConfig):
     def hidden_sizes(self) -> list[int]:
         """Units of each hidden layer, in order."""
         if isinstance(self.hidden_size, int):
-            return [self.hidden_size] * self.num_hidden_layers
+            return [self.hidden_size] * (self.num_hidden_layers or 0)
         return list(self.hidden_size)
 
     def _check_hidden_layers(self) -> None:

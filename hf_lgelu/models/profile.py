@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, check_temperature, init_profile, raw_from_hardness
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
-from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, ActivationSite, find_sites, require_lambda_gelu
+from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, ActivationSite, find_sites, raw_parameters, require_lambda_gelu
 
 
 @torch.no_grad()
@@ -80,7 +80,10 @@ def initialize_hardness(
         if temperature is not None:
             torch.nn.init.constant_(module.temperature, check_temperature(temperature))
         raw_hardness = raw_from_hardness(value, float(module.temperature))
-        torch.nn.init.constant_(module.raw_hardness, raw_hardness)
+        if raw_parameters(module)[0] is module.raw_hardness:
+            torch.nn.init.constant_(module.raw_hardness, raw_hardness)
+        else:  # parametrized: assigned, it goes back through the parametrization
+            module.raw_hardness = torch.full_like(module.raw_hardness, raw_hardness)
         torch.nn.init.zeros_(module.hardness_override)
     return {name: value for (name, _), value in zip(owners, values, strict=True)}
 

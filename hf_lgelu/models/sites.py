@@ -16,6 +16,12 @@ _FUSED_KERNEL = "activation_relu_or_gelu"
 
 _TIMM_LAYERS = "timm.layers"
 
+_HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
+)
+
 # kind → (torch classes, names in transformers.activations, names in timm.layers)
 _KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...]]] = {
     "lambda_gelu": (LAMBDA_GELU_CLASSES, (), ()),
@@ -57,6 +63,7 @@ class ActivationSite:
     def put(self, module: nn.Module) -> None:
         """Place `module` at this site, in the training mode of what was there."""
         setattr(self.parent, self.attribute, module.train(self.module.training))
+        _keep_hooks(self.module, module)
         # torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). It runs in eval mode
         # without looking at the module, so the code it goes by has to follow; 0 keeps it off.
         if getattr(self.parent, _FUSED_KERNEL, 0):
@@ -64,11 +71,12 @@ class ActivationSite:
 
     def is_in_place(self, model: nn.Module) -> bool:
         """Whether `model`, in which the site was found, still holds `module` where its name says."""
-        place: nn.Module | None = model
+        place = model
         for step in self.name.split("."):  # from the top: a whole block may have been exchanged
-            place = place._modules.get(step)
-            if place is None:
+            child = place._modules.get(step)
+            if child is None:
                 return False
+            place = child
         return place is self.module
 
 
@@ -93,6 +101,21 @@ def kind_of(module: nn.Module) -> str | None:
     return next((kind for kind in SMOOTH_KINDS if isinstance(module, kind_classes(kind))), None)
 
 
+def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Have the hooks of a module run at the one in its place; their handles then remove them from both."""
+    for name in _HOOKS:
+        hooks = getattr(old, name)
+        if hooks and not getattr(new, name):
+            setattr(new, name, hooks)
+
+
+def checked_module(model: nn.Module) -> nn.Module:
+    """The model, or a TypeError that says what came in its place."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; load a checkpoint first")
+    return model
+
+
 def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[ActivationSite]:
     """Every activation site of the given kinds, in the order in which the modules were registered.
 
@@ -100,7 +123,7 @@ def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[Ac
     them. A parent that is itself shared (ALBERT's single layer) is walked once: its site is one.
     """
     wanted = check_kinds(kinds)
-    return [site for site in _walk(model, "", set()) if site.kind in wanted]
+    return [site for site in _walk(checked_module(model), "", set()) if site.kind in wanted]
 
 
 def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
@@ -119,15 +142,41 @@ def _walk(module: nn.Module, prefix: str, seen: set[int]) -> Iterator[Activation
     if id(module) in seen:
         return
     seen.add(id(module))
-    for attribute, child in module._modules.items():
-        if child is None:
-            continue
-        name = f"{prefix}{attribute}"
+    for step, parent, attribute, child in _live_children(module):
+        name = f"{prefix}{step}"
         kind = kind_of(child)
         if kind is None:
             yield from _walk(child, f"{name}.", seen)
         else:
-            yield ActivationSite(name, module, attribute, child, kind)
+            yield ActivationSite(name, parent, attribute, child, kind)
+
+
+def _live_children(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
+    """(name, parent, attribute, child) of the modules that a module runs.
+
+    PEFT keeps, of a module that an adapter saves, the original beside a copy for each adapter; one of them runs.
+    """
+    copies, original = module._modules.get("modules_to_save"), module._modules.get("original_module")
+    if original is not None and isinstance(copies, nn.ModuleDict):
+        active = () if module.disable_adapters else module.active_adapters
+        if active and active[0] in copies:
+            yield f"modules_to_save.{active[0]}", copies, active[0], copies[active[0]]
+        else:
+            yield "original_module", module, "original_module", original
+        return
+    for attribute, child in module._modules.items():
+        if child is not None:
+            yield attribute, module, attribute, child
+
+
+def _live_modules(module: nn.Module, name: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    """`named_modules`, without PEFT's unused copies."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield name, module
+    for step, _, _, child in _live_children(module):
+        yield from _live_modules(child, f"{name}.{step}" if name else step, seen)
 
 
 def uncompiled_name(name: str) -> str:
@@ -137,7 +186,16 @@ def uncompiled_name(name: str) -> str:
 
 def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
     """(name, module) of every module that owns a hardness, each once, in registration order."""
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, LambdaGELU)]
+    live = _live_modules(checked_module(model), "", set())
+    return [(name, module) for name, module in live if isinstance(module, LambdaGELU)]
+
+
+def raw_parameters(module: LambdaGELU) -> list[nn.Parameter]:
+    """The parameters that make s: one, `raw_hardness`, unless torch.nn.utils.parametrize computes it from others."""
+    parametrized = getattr(module, "parametrizations", {})
+    if "raw_hardness" in parametrized:
+        return list(parametrized["raw_hardness"].parameters())
+    return [module.raw_hardness]
 
 
 def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGELU]]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.models.example_run import Inputs, run_example
-from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, kind_of
+from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, checked_module, kind_of
 
 # erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
 _SMOOTH_OPERATIONS = frozenset(
@@ -27,26 +27,34 @@ _SMOOTH_OPERATIONS = frozenset(
 _FUSED_ENCODER_LAYER = "_transformer_encoder_layer_fwd"  # torch's, in eval mode; one argument says GELU or ReLU
 _USE_GELU = 7
 
+# Where torch, transformers and timm keep their activation modules.
+_ACTIVATION_FILES = ("torch.nn.modules.activation", "transformers.activations", "timm.layers.activations")
+_ROLES = {
+    "gate": "activation module",
+    "activation": "activation module that surgery leaves alone",
+    "function": "called as a function",
+}
+
 
 @dataclass(frozen=True)
 class SmoothCall:
     """A smooth elementwise operation that ran.
 
     `module` is the dotted name of the innermost module running it ("" is the model itself; None a
-    module that is not registered in it), `module_class` that module's class. `functional` says that
-    the module is no activation module of a kind that surgery exchanges.
+    module that is not registered in it), `module_class` that module's class. `role` is what the module is to
+    surgery: "gate", an activation module of a kind that it exchanges; "activation", one of another kind, such as
+    `nn.Tanh`; "function", a module in whose code the operation stands, or one that is built anew at each call.
     """
 
     module: str | None
     module_class: str
     operation: str
-    functional: bool
+    role: str
     count: int
 
     def __str__(self) -> str:
         place = "a module built during the forward" if self.module is None else self.module or "the model itself"
-        how = "called as a function" if self.functional else "activation module"
-        return f"{place} ({self.module_class}): {self.operation} × {self.count}, {how}"
+        return f"{place} ({self.module_class}): {self.operation} × {self.count}, {_ROLES[self.role]}"
 
 
 def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
@@ -58,7 +66,9 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) and what runs outside torch.
     Raises TypeError for example inputs of another kind than `Inputs`.
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile, which would run eagerly here all the same
+    model = getattr(
+        checked_module(model), "_orig_mod", model
+    )  # of torch.compile, which would run eagerly here all the same
     names = {id(module): name for name, module in model.named_modules()}
     watch = _Watch()
     with _module_stack(watch.stack), watch:
@@ -67,9 +77,15 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     for (module_id, operation), count in watch.counts.items():
         module = watch.modules[module_id]
         name = names.get(module_id)
-        functional = name is None or kind_of(module) is None
-        calls.append(SmoothCall(name, type(module).__name__, operation, functional, count))
+        role = "function" if name is None else _role(module)
+        calls.append(SmoothCall(name, type(module).__name__, operation, role, count))
     return calls
+
+
+def _role(module: nn.Module) -> str:
+    if kind_of(module) is not None:
+        return "gate"
+    return "activation" if type(module).__module__.startswith(_ACTIVATION_FILES) else "function"
 
 
 class _Watch(TorchDispatchMode):

@@ -20,9 +20,17 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
+from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.registry import ACTIVATION_NAME
-from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, check_kinds, find_sites, uncompiled_name
+from hf_lgelu.models.sites import (
+    LEARNED_KINDS,
+    ActivationSite,
+    check_kinds,
+    checked_module,
+    find_sites,
+    uncompiled_name,
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,8 @@ def replace_activations(
     channel_axis: int | None = None,
     include: Callable[[str], bool] | None = None,
     rewrite_config: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+    hardness_lr_multiplier: float = DEFAULT_LR_MULTIPLIER,
 ) -> SurgeryReport:
     """Put a λ-GELU, each with its own λ, in the place of every activation module of the given kinds.
 
@@ -80,12 +90,21 @@ def replace_activations(
         include: a predicate on site names; the default takes all.
         rewrite_config: make a transformers config rebuild the model. With one λ per layer and a key that
             can say so, plain `from_pretrained` then loads it; otherwise `hf_lgelu.from_pretrained` does.
+        optimizer: one that holds the model's parameters already, changed in place: every new s joins its hardness
+            group, which is made if there is none, and a parameter that is gone leaves it. Without it, make the
+            optimizer after the surgery: one made before would never learn λ.
+        hardness_lr_multiplier: c of a hardness group that has to be made.
 
     Raises:
-        ValueError: nothing to replace, or an argument is wrong. The model is then unchanged.
-        RuntimeError: the model is wrapped for distributed training or scripted.
+        TypeError: the model is no module, or an argument has the wrong type.
+        ValueError: nothing to replace, or an argument is wrong.
+        RuntimeError: the model is wrapped for distributed training or by PEFT, or scripted; or the optimizer cannot
+            take up a hardness. After every error model and optimizer are unchanged.
     """
     model = operable_module(model)
+    change = None if optimizer is None else OptimizerChange(optimizer, model, hardness_lr_multiplier)
+    if change is not None:
+        change.require_room_for_hardness()
     granularity = check_granularity(granularity).name
     kinds = check_kinds(kinds)
     sites = _found(model, kinds, include)
@@ -104,11 +123,15 @@ def replace_activations(
         (root, _plan_lambda_gelu(root, _inside(name, sites, modules)))
         for name, root in (pretrained_roots(model) if rewrite_config else [])
     ]
-    return _carry_out(sites, modules, plans)
+    return _carry_out(model, sites, modules, plans, change)
 
 
 def substitute_relu(
-    model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_config: bool = True
+    model: nn.Module,
+    *,
+    kinds: Sequence[str] = LEARNED_KINDS,
+    rewrite_config: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> SurgeryReport:
     """Put `nn.ReLU` in the place of every λ-GELU: same weights, a plain ReLU network.
 
@@ -120,13 +143,17 @@ def substitute_relu(
         kinds: rows of `SMOOTH_KINDS`. ("gelu",) is the direct GELU → ReLU swap.
         rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
             loads the saved model.
+        optimizer: one that holds the model's parameters, changed in place: every s that is gone leaves it.
 
     Raises:
-        ValueError: nothing to replace. The model is then unchanged.
-        RuntimeError: wrapped or scripted model, or (UnsupportedConfigError) a config with no key that says
-            ReLU at exactly these sites. The model is then unchanged.
+        TypeError: the model is no module.
+        ValueError: nothing to replace, or an optimizer of another model.
+        RuntimeError: a model wrapped for distributed training or by PEFT (merge_and_unload it first), or scripted;
+            or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every error
+            model and optimizer are unchanged.
     """
     model = operable_module(model)
+    change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
     kinds = check_kinds(kinds)
     sites = _found(model, kinds, None)
     modules = [nn.ReLU() for _ in sites]
@@ -134,7 +161,7 @@ def substitute_relu(
         (root, _plan_relu(root, _inside(name, sites, modules)))
         for name, root in (pretrained_roots(model) if rewrite_config else [])
     ]
-    return _carry_out(sites, modules, plans)
+    return _carry_out(model, sites, modules, plans, change)
 
 
 @contextmanager
@@ -173,9 +200,7 @@ class TemporaryRelu:
 
 def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
     """The module to operate on, or a RuntimeError with the reason why it must not be touched (TypeError: no module)."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; load a checkpoint first")
-    if isinstance(model, torch._dynamo.OptimizedModule):
+    if isinstance(checked_module(model), torch._dynamo.OptimizedModule):
         model = model._orig_mod  # the compiled wrapper guards on the modules inside and compiles again
     for name, module in model.named_modules():
         where = f"its module {name!r}" if name else "it"
@@ -186,6 +211,12 @@ def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module
                 f"the model cannot be changed: {where} is wrapped by {type(module).__name__}, which has already taken "
                 "stock of the parameters. Do the surgery before wrapping, or on the unwrapped model "
                 "(accelerator.unwrap_model(model))"
+            )
+        if type(module).__module__.startswith("peft.") and not temporarily:
+            raise RuntimeError(
+                f"the model cannot be changed: {where} is {type(module).__name__} of PEFT, and a saved adapter says "
+                "nothing of the activations that it was trained with. Replace activations before get_peft_model, and "
+                "substitute after merging: model = model.merge_and_unload()"
             )
         if isinstance(module, torch.jit.ScriptModule):
             raise RuntimeError(
@@ -264,11 +295,20 @@ def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Con
 
 
 def _carry_out(
+    model: nn.Module,
     sites: Sequence[ActivationSite],
     modules: Sequence[nn.Module],
     plans: Sequence[tuple[PreTrainedModel, list[ConfigChange]]],
+    change: OptimizerChange | None,
 ) -> SurgeryReport:
+    before = {id(parameter): parameter for parameter in model.parameters()}
     replaced = _exchange(sites, modules)
+    if change is not None:
+        after = {id(parameter): parameter for parameter in model.parameters()}
+        change.carry_out(
+            [parameter for key, parameter in before.items() if key not in after],
+            [parameter for key, parameter in after.items() if key not in before],
+        )
     for root, changes in plans:
         write_config_changes(root, changes)
     return SurgeryReport(replaced, tuple(change for _, changes in plans for change in changes))

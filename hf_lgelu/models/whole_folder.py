@@ -1,39 +1,67 @@
-"""A folder that is complete or not there."""
+"""A folder that is complete or not there, whenever the process is killed."""
 
+import ctypes
+import errno
+import glob
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is swept: who is alive cannot be seen there
+    fcntl = None  # type: ignore[assignment]
+
+_SUFFIX = ".hf_lgelu"
+_LOCK, _NEW, _OLD = "lock", "new", "old"
+_SECONDS_TO_LOCK = 60.0
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+
 
 @contextmanager
 def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a new folder beside `target` to write into; it becomes `target` when the block ends well.
+    """Yield a new folder to write into; it becomes `target` when the block ends well.
 
-    After an error nothing is left behind, and what was at `target` is as it was.
+    After an error nothing is left behind, and what was at `target` is as it was. A process that is killed leaves the
+    old folder or the new one at `target`, and perhaps a hidden one beside it, which the next call for the same
+    `target` removes. Where the system cannot exchange two folders in one step, a process killed between two steps
+    leaves the old one hidden; the next call puts it back.
 
     Args:
-        target: the folder to be. An empty one may be there.
+        target: the folder to be. An empty one may be there. Of a link, what it leads to.
         overwrite: put the new folder in the place of one that is not empty, if it holds a model: a config.json.
 
     Raises:
         FileExistsError: `target` is not empty, and `overwrite` is False or it holds no model.
         NotADirectoryError: `target` is a file.
         ValueError: the current folder is `target` or inside it, and would be gone.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     with whole_folder(Path(place, "model")) as new:
+        ...         _ = (new / "config.json").write_text("{}")
+        ...     os.listdir(place)
+        ['model']
     """
-    target = Path(target)
-    if Path.cwd().is_relative_to(target.resolve()):
-        raise ValueError(f"{target} is the current folder or has it inside; give a folder of the export's own")
+    named, target = Path(target), Path(os.path.realpath(target))
+    if Path.cwd().is_relative_to(target):
+        raise ValueError(f"{named} is the current folder or has it inside; give a folder of the export's own")
+    sweep(target)
     if target.exists() and not target.is_dir():
-        raise NotADirectoryError(f"{target} is a file; give a folder")
+        raise NotADirectoryError(f"{named} is a file; give a folder")
     if target.exists() and any(target.iterdir()):
-        _require_replaceable(target, overwrite)
-    with folder_beside(target) as new:
+        _require_replaceable(named, overwrite)
+    with folder_beside(target) as folder:
+        new = folder / _NEW
+        new.mkdir()
         yield new
-        os.chmod(new, 0o755)  # mkdtemp's 0700 would hide it from the people it is shared with
-        _put(new, target)
+        if target.exists() and any(target.iterdir()):
+            _require_replaceable(named, overwrite)  # it may have been filled in the meantime
+        _put(new, target, folder / _OLD)
 
 
 def _require_replaceable(target: Path, overwrite: bool) -> None:
@@ -41,7 +69,8 @@ def _require_replaceable(target: Path, overwrite: bool) -> None:
         raise FileExistsError(
             f"{target} is not empty; give another folder, or replace this one with overwrite=True (--overwrite)"
         )
-    if not (target / "config.json").is_file():
+    # sentence-transformers may keep its encoder, with the config, in a folder of its own.
+    if not any((target / name).is_file() for name in ("config.json", "modules.json")):
         raise FileExistsError(
             f"{target} holds no config.json: it is no model that an export could replace, and would be lost. Give "
             "another folder, or remove this one yourself"
@@ -50,24 +79,91 @@ def _require_replaceable(target: Path, overwrite: bool) -> None:
 
 @contextmanager
 def folder_beside(target: Path) -> Iterator[Path]:
-    """Yield a new hidden folder beside `target`, on the same disk; it is removed in the end, if it is still there."""
+    """Yield a new hidden folder beside `target`, on the same disk; it is removed in the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=_SUFFIX))
+    lock = None
     try:
+        lock = _locked(folder / _LOCK)  # as long as this process lives
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
 
 
-def _put(new: Path, target: Path) -> None:
+def sweep(target: Path) -> None:
+    """Remove what killed processes left hidden beside `target`, and put back a folder that one was about to replace."""
+    pattern = f".{glob.escape(target.name)}-*{_SUFFIX}"
+    for folder in sorted(target.parent.glob(pattern)):
+        lock = _lock_of_the_dead(folder)
+        if lock is None:
+            continue
+        try:
+            if (folder / _OLD).exists() and not target.exists():
+                os.replace(folder / _OLD, target)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    """A file of that name, held by this process until it is closed or the process ends; None without such locks."""
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # a file system without locks: nobody will take this folder for a dead one, nor sweep it
+        os.close(descriptor)
+        os.unlink(path)
+        return None
+    return descriptor
+
+
+def _lock_of_the_dead(folder: Path) -> int | None:
+    """The lock of a hidden folder whose process has ended, now held by this one; None if it lives, or nobody knows."""
+    if fcntl is None:
+        return None
+    path = folder / _LOCK
+    try:
+        if not path.exists() and time.time() - folder.stat().st_mtime < _SECONDS_TO_LOCK:
+            return None  # just made, perhaps, by a process that is about to lock it
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None  # gone in the meantime, or another user's
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _put(new: Path, target: Path, old: Path) -> None:
+    """`new` to `target`; what was there goes to where `new` was, or to `old`, to be removed with it."""
     if not target.exists():
         os.replace(new, target)
-        return
-    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-old-"))
-    os.replace(target, old)
-    try:
+    elif not any(target.iterdir()):
+        target.rmdir()
         os.replace(new, target)
-    except OSError:
-        os.replace(old, target)
-        raise
-    shutil.rmtree(old)
+    elif not _exchanged(new, target):
+        os.replace(target, old)
+        try:
+            os.replace(new, target)
+        except OSError:
+            os.replace(old, target)
+            raise
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step; False where the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    if rename is None:
+        return False
+    if rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM):
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))

@@ -19,9 +19,10 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.surgery import TemporaryRelu, operable_module, substitute_relu
+from hf_lgelu.models.surgery import SurgeryReport, TemporaryRelu, operable_module, substitute_relu
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion, main_output
@@ -138,7 +139,7 @@ def convert_to_relu(
         seconds=time.perf_counter() - started,
         config_changes=tuple(map(str, surgery.config_changes)),
         smooth_calls=tuple(map(str, find_smooth_calls(converted, folds.first.load()[:1].inputs))),
-        warnings=tuple(_warnings(folds, layers, evaluation)),
+        warnings=(*_warnings(folds, layers, evaluation), *_elsewhere(model, surgery)),
     )
     _require_better(report)
     return Conversion(converted, report)
@@ -247,6 +248,11 @@ def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str]
         rows=total.count,
         note=None if layer.has_intercept else "no bias: only its weights were refitted",
     )
+
+
+def _elsewhere(model: nn.Module, surgery: SurgeryReport) -> tuple[str, ...]:
+    """What other programs make of a config that now says ReLU."""
+    return runtime_warnings(getattr(model, "config", None)) if surgery.config_changes else ()
 
 
 def _warnings(folds: Folds, layers: Iterable[LayerRefit], second: Evaluation | None) -> Iterator[str]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
 
-from hf_lgelu.training.optim import DEFAULT_LR_MULTIPLIER
+from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER
 from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, SCHEDULES
 
 

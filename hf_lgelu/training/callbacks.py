@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
@@ -21,7 +22,7 @@ from hf_lgelu.training.hardening import (
     release_hardness,
     resolve_target_hardness,
 )
-from hf_lgelu.training.optim import hardness_learning_rate, hold_averaged_hardness
+from hf_lgelu.training.optim import check_hardness_learns, hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.training.schedules import (
     DEFAULT_SWITCH_FRACTION,
     check_schedule,
@@ -73,9 +74,16 @@ class HardeningCallback(TrainerCallback):
         self.strategy = strategy
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        optimizer: Any = None,
+        **kwargs: Any,
     ) -> None:
-        require_lambda_gelu(model)
+        _refuse_deepspeed(args)
+        check_hardness_learns(model, optimizer)
         if self.strategy == "epoch" and state.num_train_epochs >= sys.maxsize:
             raise ValueError(
                 "the training data has no length, so epochs cannot be counted; harden with strategy='steps'"
@@ -140,6 +148,14 @@ def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:
     # In the middle of an epoch, as after a resume, state.epoch has a fraction.
     position, total = int(state.epoch or 0) + 1, int(state.num_train_epochs)
     return hardening_progress(min(position, total), total, switch_fraction)
+
+
+def _refuse_deepspeed(args: TrainingArguments) -> None:
+    if args.distributed_state is not None and args.distributed_state.distributed_type == DistributedType.DEEPSPEED:
+        raise ValueError(
+            "hardening does not work with DeepSpeed: its engine makes the optimizer step inside backward, before s can "
+            "be frozen, and momentum would move s. Use FSDP2 or DistributedDataParallel"
+        )
 
 
 def _refuse_best_checkpoints(args: TrainingArguments) -> None:

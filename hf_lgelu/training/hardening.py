@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.hardness import hardness_for_tolerance, hardness_from_raw
+from hf_lgelu.activation.hardness import LARGEST_HARDNESS, hardness_for_tolerance, hardness_from_raw
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.profile import smallest_hardness, whole_tensor
-from hf_lgelu.models.sites import require_lambda_gelu
+from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
 
 HARDENED_FRACTION = 0.5
@@ -70,7 +70,8 @@ def freeze_hardness(model: nn.Module) -> None:
     Raises ValueError for a model without λ-GELU.
     """
     for _, module in require_lambda_gelu(model):
-        module.raw_hardness.grad = None
+        for parameter in raw_parameters(module):
+            parameter.grad = None
 
 
 @torch.no_grad()
@@ -113,9 +114,10 @@ def check_target_hardness(target_hardness: float | None) -> float:
     """Return the target, `hardness_for_tolerance()` for None; raise if it is not a finite number above 1."""
     if target_hardness is None:
         return hardness_for_tolerance()
-    if not isinstance(target_hardness, int | float) or not 1 < target_hardness < float("inf"):
+    is_number = isinstance(target_hardness, int | float) and not isinstance(target_hardness, bool)
+    if not is_number or not 1 < target_hardness <= LARGEST_HARDNESS:
         raise ValueError(
-            f"target_hardness must be a finite number > 1, got {target_hardness!r}; "
+            f"target_hardness must be a finite number > 1 within float32's range, got {target_hardness!r}; "
             "hardness_for_tolerance(tolerance) gives it"
         )
     return float(target_hardness)

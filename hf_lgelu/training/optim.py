@@ -6,13 +6,8 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
-from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
-
-DEFAULT_LR_MULTIPLIER = 9.0
-"""The paper's c."""
-
-HARDNESS_GROUP = "hardness"
-"""Value of a parameter group's "group_name" that marks it as the one that holds s."""
+from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, HARDNESS_GROUP, check_rate, hardness_group
+from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters, require_lambda_gelu
 
 # Trainer's rule: biases and normalizations are not decayed.
 _NO_DECAY_PATTERNS = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
@@ -40,11 +35,11 @@ def hardness_parameter_groups(
     """
     check_rate("learning_rate", learning_rate)
     check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
-    if not weight_decay >= 0:
-        raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
+    check_rate("weight_decay", weight_decay)
     hardness = _hardness_parameters(model)
     decayed_names = set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY_PATTERNS))
-    decayed, undecayed = [], []
+    decayed: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in hardness:
             (decayed if name in decayed_names else undecayed).append(parameter)
@@ -116,11 +111,37 @@ def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
     Where the optimizer holds it as a tensor, a copy on the same device: making a number of it would wait for the
     device.
     """
-    for group in optimizer.param_groups:
-        if group.get("group_name") == HARDNESS_GROUP:
-            rate = group["lr"]
-            return rate.clone() if isinstance(rate, torch.Tensor) else float(rate)
-    return None
+    group = hardness_group(optimizer)
+    if group is None:
+        return None
+    rate = group["lr"]
+    return rate.clone() if isinstance(rate, torch.Tensor) else float(rate)
+
+
+def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
+    """Raise where λ is to be learned and hardened and somebody has kept s from both.
+
+    Raises:
+        ValueError: no λ-GELU, or an s with requires_grad=False.
+        RuntimeError: the optimizer holds weights of the model, but not its s.
+    """
+    modules = require_lambda_gelu(model)
+    frozen = [name for name, module in modules if not all(p.requires_grad for p in raw_parameters(module))]
+    if frozen:
+        raise ValueError(
+            f"the raw hardness of {', '.join(frozen[:4])} is frozen (requires_grad=False), so λ is not learned, and "
+            "what froze it may not save it. For an adapter of PEFT, pass "
+            "modules_to_save=hardness_modules_to_save(model) to its config; else call "
+            "module.raw_hardness.requires_grad_(True)"
+        )
+    held = {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    forgotten = [name for name, module in modules if not held.issuperset(map(id, raw_parameters(module)))]
+    if forgotten and held & names.keys():  # sharded, an optimizer may hold other parameters altogether
+        raise RuntimeError(
+            f"the optimizer does not hold the raw hardness of {', '.join(forgotten[:4])}: it was made before the "
+            "λ-GELU was put in. Pass it to replace_activations(model, optimizer=...), or make it after the surgery"
+        )
 
 
 def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
@@ -130,25 +151,20 @@ def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
     evaluation and back. Once its second sequence ("z") equals s, the exchange changes nothing.
     """
     for _, module in lambda_gelu_modules(model):
-        state = optimizer.state.get(module.raw_hardness, {})
-        if "z" in state:
-            state["z"].copy_(module.raw_hardness.detach())
+        for parameter in raw_parameters(module):
+            state = optimizer.state.get(parameter, {})
+            if "z" in state:
+                state["z"].copy_(parameter.detach())
 
 
 def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
     """{id: s} of every hardness that learns, each once, as the model's own parameters() lists them."""
     require_lambda_gelu(model)
     visible = {id(parameter) for parameter in model.parameters()}
-    hardness = {id(module.raw_hardness): module.raw_hardness for _, module in lambda_gelu_modules(model)}
+    hardness = {id(s): s for _, module in lambda_gelu_modules(model) for s in raw_parameters(module)}
     if not hardness.keys() <= visible:
         raise RuntimeError(
             "the raw hardness is hidden in a flat parameter, so it cannot have a group of its own. Wrap with FSDP2, or "
             "with FSDP's use_orig_params=True (fsdp_use_orig_params: true in accelerate's config)"
         )
     return {key: parameter for key, parameter in hardness.items() if parameter.requires_grad}
-
-
-def check_rate(name: str, value: float) -> None:
-    """Raise a ValueError with the name unless the value is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")

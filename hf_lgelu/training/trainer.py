@@ -11,13 +11,14 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
-from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.models.optimizer_groups import check_rate
+from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites, lambda_gelu_modules, raw_parameters, require_lambda_gelu
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, metrics_of_both, on_both
 from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
-from hf_lgelu.training.optim import check_rate, hardness_learning_rate, separate_hardness_group
+from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
 from hf_lgelu.training.relufication import RELUFIED_KINDS, RelufyCallback
 
 logger = logging.get_logger(__name__)
@@ -69,7 +70,8 @@ class LambdaGELUTrainer(Trainer):
         An optimizer that was passed to the trainer is left as it is.
         """
         optimized = self.model if model is None else model
-        learns = any(module.raw_hardness.requires_grad for _, module in lambda_gelu_modules(optimized))
+        modules = lambda_gelu_modules(optimized)
+        learns = any(s.requires_grad for _, module in modules for s in raw_parameters(module))
         if self.optimizer is None:
             super().create_optimizer(model)
             if learns:

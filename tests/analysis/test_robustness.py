@@ -288,7 +288,20 @@ def test_an_absent_package_names_the_extra(monkeypatch, package):
         ({"epsilons": []}, ValueError, "one or more"),
         ({"epsilons": [-0.1]}, ValueError, "at least 0"),
         ({"epsilons": [float("nan")]}, ValueError, "finite"),
-        ({"margin": 0.0}, ValueError, "margin must be above 0"),
+        ({"epsilons": ["0.1"]}, TypeError, "epsilons must be numbers"),
+        ({"epsilons": [None]}, TypeError, "epsilons must be numbers"),
+        ({"epsilons": True}, TypeError, "epsilons must be numbers"),
+        ({"margin": 0.0}, ValueError, "margin must be a finite number above 0, got 0"),
+        ({"margin": float("inf")}, ValueError, "margin must be a finite number above 0, got inf"),
+        ({"margin": float("nan")}, ValueError, "margin must be a finite number above 0, got nan"),
+        ({"timeout_seconds": float("inf")}, ValueError, "timeout_seconds must be a finite number"),
+        ({"attack_steps": -1}, ValueError, "attack_steps must be at least 0, got -1"),
+        ({"attack_restarts": -1}, ValueError, "attack_restarts must be at least 0, got -1"),
+        ({"attack_steps": 2.5}, TypeError, "attack_steps must be an integer"),
+        ({"inputs": [[0.0, 0.0]]}, TypeError, "inputs must be a torch Tensor, got list"),
+        ({"model": "model.onnx"}, TypeError, "model must be a torch Module, got str"),
+        ({"labels": ["a"]}, TypeError, "labels must be integers"),
+        ({"labels": torch.tensor([True])}, ValueError, "labels must be integers, .* got torch.bool"),
         ({"timeout_seconds": 0}, ValueError, "timeout_seconds"),
         ({"inputs": torch.tensor([[0.0, float("nan")]])}, ValueError, "inputs must be finite"),
         ({"scale": -1.0}, ValueError, "scale must be finite and at least 0, got -1 to -1"),
@@ -303,3 +316,16 @@ def test_arguments_that_do_not_fit(change, error, message):
     arguments = {"model": diamond(), "inputs": torch.zeros(1, 2), "labels": torch.tensor([0]), "epsilons": [0.1]}
     with pytest.raises(error, match=message):
         verify_robustness(**(arguments | change))
+
+
+@pytest.mark.parametrize("epsilons", [0.05, torch.tensor(0.05), np.array([0.05]), torch.tensor([0.05]), (0.05,)])
+@pytest.mark.parametrize("labels", [[0], np.array([0], np.int32), torch.tensor([0], dtype=torch.uint8)])
+def test_numbers_in_other_clothes_say_the_same(epsilons, labels):
+    report = verify_robustness(diamond(), torch.tensor([[0.2, 0.1]]), labels, epsilons=epsilons, attack_restarts=0)
+    expected = verify_robustness(
+        diamond(), torch.tensor([[0.2, 0.1]]), torch.tensor([0]), epsilons=[0.05], attack_restarts=0
+    )
+    assert [(result.status, result.by) for result in report.results] == [
+        (result.status, result.by) for result in expected.results
+    ]
+    assert report.results[0].epsilon == pytest.approx(0.05)

@@ -4,8 +4,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet
-from lgelu_lab.benchmarks.tokenizer import train_tokenizer
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from transformers import (
@@ -18,12 +16,15 @@ from transformers import (
     PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
+    TimmWrapperConfig,
+    TimmWrapperForImageClassification,
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessor,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
+from word_tokenizer import word_tokenizer
 
 from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
 from hf_lgelu.cli.inputs.input_set import sample_numbers
@@ -38,9 +39,7 @@ SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 def tokenizer(tmp_path_factory):
     """A folder with a tokenizer, and the tokenizer."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    made = train_tokenizer(TEXTS, 300, 64)
-    made.pad_token = made.eos_token
-    made.save_pretrained(folder)
+    word_tokenizer([*WORDS, *map(str, range(200))], 64).save_pretrained(folder)
     return str(folder), PreTrainedTokenizerFast.from_pretrained(folder)
 
 
@@ -206,7 +205,13 @@ def test_images_go_through_the_models_own_processor(pictures, tmp_path):
 def test_images_of_a_timm_model_are_normalized_by_its_pretrained_cfg(pictures, tmp_path):
     images, rows = pictures
     mean, deviation = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
-    model = new_cifar_resnet("gelu", ["a", "b"], mean, deviation)
+    described = {"input_size": [3, 32, 32], "mean": mean, "std": deviation, "crop_pct": 1.0}
+    names = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}
+    config = TimmWrapperConfig(
+        architecture="resnet18", model_args={"act_layer": "gelu"}, **names,
+        pretrained_cfg={**described, "interpolation": "bilinear"},
+    )  # fmt: skip
+    model = TimmWrapperForImageClassification(config)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(tmp_path)
     batch = whole(inputs(rows, model, str(tmp_path)))
@@ -272,10 +277,52 @@ def test_splits_of_a_folder(tmp_path):
     assert list(load_splits(str(tmp_path / "one"))) == ["train"]
     assert load_splits(str(tmp_path / "files"))["train"]["x"][:] == [1.0]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="cannot be loaded as a data set"):
+    with pytest.raises(ValueError, match="cannot be read as a data set"):
         load_splits(str(tmp_path / "empty"))
-    with pytest.raises(ValueError, match=r"there is no folder .*a benchmark's name"):
-        load_splits(str(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError, match=r"there is no folder or file .*did you mean .*files\?.*give a folder"):
+        load_splits(str(tmp_path / "filse"))
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "jsonl", "parquet", "txt"])
+def test_files_of_every_kind(ending, tmp_path):
+    rows = datasets.Dataset.from_dict({"text": ["one two", "three"]})
+    file = tmp_path / f"Rows.{ending}"
+    if ending == "txt":
+        file.write_text("one two\nthree\n")
+    elif ending == "json":
+        file.write_text('[{"text": "one two"}, {"text": "three"}]')
+    else:
+        {"csv": rows.to_csv, "jsonl": rows.to_json, "parquet": rows.to_parquet}[ending](file)
+    assert load_splits(str(file))["train"]["text"][:] == ["one two", "three"]
+    assert DatasetName(str(file), split="train").description == f"Rows.{ending}"
+    other = file.rename(tmp_path / "rows.xyz")
+    with pytest.raises(ValueError, match=r"rows\.xyz ends in \.xyz; files that can be read: \.csv, \.json"):
+        load_splits(str(other))
+
+
+def test_a_folder_of_images_has_its_folders_as_classes(pictures, tmp_path):
+    for number, image in enumerate(pictures[0]):
+        folder = tmp_path / "train" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        image.save(folder / f"{number}.png")
+    rows = load_splits(str(tmp_path))["train"]
+    assert sorted(rows["label"]) == [0, 0, 0, 1, 1, 1]
+    config = ViTConfig(**SMALL, image_size=16, patch_size=8, id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1})
+    (tmp_path / "model").mkdir()
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "model")
+    batch = whole(inputs(rows, ViTForImageClassification(config), str(tmp_path / "model")))
+    assert batch["pixel_values"].shape == (6, 3, 16, 16)
+    assert sorted(batch["labels"].tolist()) == [0, 0, 0, 1, 1, 1]
+
+
+def test_pixels_that_are_prepared_already_are_taken():
+    pixels = np.random.RandomState(0).randn(4, 3, 16, 16).astype(np.float32)
+    rows = datasets.Dataset.from_dict({"pixel_values": pixels.tolist(), "label": [0, 1, 1, 0]})
+    model = ViTForImageClassification(ViTConfig(**SMALL, image_size=16, patch_size=8, num_labels=2))
+    batch = whole(inputs(rows, model))
+    order = sample_numbers(4, None, 0)
+    assert np.array_equal(batch["pixel_values"].numpy(), pixels[order])
+    assert batch["labels"].tolist() == [[0, 1, 1, 0][i] for i in order]
 
 
 def test_a_local_folder_is_named_without_its_path(tmp_path):

@@ -1,152 +1,177 @@
-"""scripts/harden.py end to end on a small trained MLP: every target, the card, what is refused."""
+"""hf-lgelu harden end to end on a small trained MLP: every target, the card, what is refused."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+import dataclasses
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from lgelu_lab.studies.arguments import parse_mapping
-from lgelu_lab.studies.run import run_benchmark
-from safetensors.torch import load_file
+from torch import nn
 
-from hf_lgelu.cli import harden as module
-from hf_lgelu.cli.harden import HardenArguments, harden
-from hf_lgelu.export.targets import EXPORT_TARGETS, ExportOptions, check_target
+from hf_lgelu.cli.command import COMMANDS
+from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
+from hf_lgelu.export.hub.push import files_to_push
+from hf_lgelu.export.targets import EXPORT_TARGETS
 from hf_lgelu.models.checkpoint import load_checkpoint
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "harden.py"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A hardened run of two epochs on the digits, with its record."""
-    folder = tmp_path_factory.mktemp("run")
-    arguments = {
-        "benchmark": "mlp-digits", "harden": True, "switch_fraction": 0.5, "num_train_epochs": 2, "seed": 5,
-        "output_dir": str(folder), "disable_tqdm": True,
-    }  # fmt: skip
-    run_benchmark(*parse_mapping(arguments))
-    return folder
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.models.profile import hardness_profile
 
 
-@pytest.fixture(scope="module")
-def soft(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("soft")
-    arguments = {"benchmark": "mlp-digits", "num_train_epochs": 1, "output_dir": str(folder), "disable_tqdm": True}
-    run_benchmark(*parse_mapping(arguments))
-    return folder
+def test_the_commands_targets_are_those_of_the_export():
+    (to,) = [option for option in COMMANDS["harden"].options if option.name == "--to"]
+    assert list(to.settings["choices"]) == list(EXPORT_TARGETS)
+    assert all(f"{name}:" in to.help for name in EXPORT_TARGETS)
 
 
-def said_by(arguments):
-    lines = []
-    report = harden(arguments, lines.append)
-    return report, "\n".join(lines)
-
-
-def test_relu_checkpoint_with_its_score_and_card(run, tmp_path):
-    record = json.loads((run / "record.json").read_text())
-    report, said = said_by(HardenArguments(str(run), str(tmp_path / "relu"), eval="mlp-digits"))
-    score = record["epochs"][-1]["relu_score"]
-    assert f"accuracy {score:.4f} exported" in said
-    assert f"relu_accuracy {score:.4f} as it is" in said
-    assert report.change.rows == 64
+def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, call):
+    words = ("harden", place / "hard", "--output_dir", tmp_path / "relu", "--evaluation", place / "test.csv")
+    status, said, errors = call(*words, "--disable_tqdm")
+    assert (status, errors) == (0, "")
     assert {path.name for path in (tmp_path / "relu").iterdir()} == {
         "config.json", "model.safetensors", "README.md", "hardness.png",
     }  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["relu"]
+    features, labels = test_rows
+    model = load_checkpoint(tmp_path / "relu")
+    assert [type(layer.activation) for layer in model.layers] == [nn.ReLU] * 2
+    before, after = (
+        (network(features).logits.argmax(-1) == labels).double().mean().item()
+        for network in (load_checkpoint(place / "hard"), model)
+    )
+    assert f"test.csv, 100 inputs: accuracy {after:.4f}, {before:.4f} as it is; KL" in said
+    assert f"2 λ-GELU → ReLU, saved in {tmp_path / 'relu'}\n" in said
     card = ModelCard.load(tmp_path / "relu" / "README.md")
-    assert f"| ReLU, the same weights (this model) | {score:.4f} |" in card.text
-    assert card.data.license is None
-    assert "one run with seed 5" in card.text.lower()
-    ours, theirs = load_file(run / "relu" / "model.safetensors"), load_file(tmp_path / "relu" / "model.safetensors")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert card.data.license is None  # nobody stated one
+    assert "159.6" in card.text
 
 
-def test_gelu_checkpoint_keeps_the_score(soft, tmp_path):
-    score = json.loads((soft / "record.json").read_text())["epochs"][-1]["score"]
-    report, said = said_by(HardenArguments(str(soft), str(tmp_path / "gelu"), to="gelu", eval="mlp-digits"))
-    assert f"accuracy {score:.4f}" in said.splitlines()[-2]
-    assert said.splitlines()[-2].endswith("exported")
-    assert load_checkpoint(tmp_path / "gelu").config.hidden_act == "gelu"
-    assert report.change.max_change < 1e-4
+def test_gelu_checkpoint_computes_the_same(place, test_rows, tmp_path, call):
+    status, said, _ = call("harden", place / "soft", "--output_dir", tmp_path / "gelu", "--to", "gelu")
+    assert status == 0
+    assert "these inputs are random; --evaluation DATA takes real ones" in said
+    exported = load_checkpoint(tmp_path / "gelu")
+    assert exported.config.hidden_act == "gelu"
+    before, after = (model(test_rows[0]).logits for model in (load_checkpoint(place / "soft"), exported))
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
     assert (tmp_path / "gelu" / "README.md").exists()
 
 
-def test_onnx_folder(soft, tmp_path):
-    import onnxruntime
-
-    said_by(HardenArguments(str(soft), str(tmp_path / "onnx"), to="onnx"))
+def test_onnx_folder(place, test_rows, tmp_path, call):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    status, said, _ = call("harden", place / "soft", "--output_dir", tmp_path / "onnx", "--to", "onnx")
+    assert status == 0
+    assert str(tmp_path / "onnx" / "model.onnx") in said
     assert {path.name for path in (tmp_path / "onnx").iterdir()} == {"config.json", "model.onnx"}
     session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
-    features = torch.randn(7, 64)
-    found = torch.from_numpy(session.run(None, {"features": features.numpy()})[0])
-    torch.testing.assert_close(found, load_checkpoint(soft)(features).logits, rtol=1e-4, atol=1e-5)
+    found = torch.from_numpy(session.run(None, {"features": test_rows[0].numpy()})[0])
+    torch.testing.assert_close(found, load_checkpoint(place / "soft")(test_rows[0]).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_a_soft_model_is_refused_on_the_command_line_without_a_traceback(soft, tmp_path):
-    shown = subprocess.run(
-        [sys.executable, SCRIPT, "--model", soft, "--output_dir", tmp_path / "relu"], capture_output=True, text=True
-    )
-    assert shown.returncode == 1
-    assert shown.stderr.strip().splitlines()[-1].startswith("ValueError: 4 of 4 gates are too soft for ReLU")
-    assert "Traceback" not in shown.stderr
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("soft", "2 of 2 gates are too soft for ReLU"),
+        ("gelu", "has no λ-GELU: its gates are 2 GELU. `hf-lgelu convert` makes a ReLU network of it"),
+        ("relu", "is a ReLU network already (2 ReLU modules, no smooth gate): nothing to do"),
+    ],
+)
+def test_what_is_not_to_be_hardened_is_told_what_to_do(model, reason, place, tmp_path, call):
+    config = MLPConfig(num_features=5, hidden_act="relu", num_hidden_layers=2)
+    MLPForClassification(config).save_pretrained(tmp_path / "relu")
+    folder = tmp_path / model if model == "relu" else place / model
+    call()  # what was written to stderr until now
+    status, _, errors = call("harden", folder, "--output_dir", tmp_path / "out", "--disable_tqdm")
+    assert status == 1
+    assert reason in errors
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_soft_gates_go_through_where_that_is_asked_for(place, tmp_path, call):
+    assert call("harden", place / "soft", "--output_dir", tmp_path / "relu", "--allow_soft")[0] == 0
+    assert load_checkpoint(tmp_path / "relu").config.hidden_act == "relu"
+
+
+def test_the_folder_comes_with_its_card_or_not_at_all(place, tmp_path, monkeypatch, call):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hf_lgelu.cli.harden.write_card", full)
+    status, _, errors = call("harden", place / "hard", "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert status == 1
+    assert "No space left on device" in errors
     assert list(tmp_path.iterdir()) == []
-    said_by(HardenArguments(str(soft), str(tmp_path / "relu"), allow_soft=True))
-    assert (tmp_path / "relu" / "config.json").exists()
 
 
-def test_the_checkpoint_itself_is_not_overwritten(run):
-    before = sorted(path.name for path in run.iterdir())
-    with pytest.raises(ValueError, match="is the checkpoint itself"):
-        harden(HardenArguments(str(run), f"{run}/.", overwrite=True))
-    assert sorted(path.name for path in run.iterdir()) == before
-    with pytest.raises(ValueError, match="has the checkpoint inside"):
-        harden(HardenArguments(str(run), str(run.parent), overwrite=True))
-    assert sorted(path.name for path in run.iterdir()) == before
+def test_facts_beside_the_checkpoint_or_named_are_on_the_card(place, tmp_path, call):
+    model = load_checkpoint(place / "hard")
+    model.save_pretrained(tmp_path / "run")
+    facts = CardFacts(name="letters", recipe={"learning rate": 0.125}, license="cc-by-4.0")
+    save_card_facts(facts, tmp_path / "run")
+    call("harden", tmp_path / "run", "--output_dir", tmp_path / "a")
+    (tmp_path / "other").mkdir()
+    save_card_facts(dataclasses.replace(facts, name="digits"), tmp_path / "other")
+    call("harden", tmp_path / "run", "--output_dir", tmp_path / "b", "--facts", tmp_path / "other", "--license", "mit")
+    first, second = (ModelCard.load(tmp_path / name / "README.md") for name in "ab")
+    assert "# letters-relu" in first.text
+    assert "0.125" in first.text
+    assert (first.data.license, second.data.license) == ("cc-by-4.0", "mit")
+    assert "# digits-relu" in second.text
 
 
-def test_rows_of_another_benchmark_are_refused_by_its_name(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_evaluation_data", lambda *_: object())
-    monkeypatch.setattr(module, "_first_rows", lambda *_: {"features": torch.zeros(3, 5)})
-    with pytest.raises(ValueError, match=r"rows of mlp-adult \(features \(3, 5\)\).*--eval the benchmark"):
-        harden(HardenArguments(str(run), str(tmp_path / "relu"), eval="mlp-adult"))
-    assert list(tmp_path.iterdir()) == []
+def test_the_checkpoint_itself_is_not_overwritten(place, call):
+    before = sorted(path.name for path in (place / "hard").iterdir())
+    for output, reason in ((place / "hard", "is the checkpoint itself"), (place, "has the checkpoint inside")):
+        status, _, errors = call("harden", place / "hard", "--output_dir", output, "--overwrite")
+        assert status == 1
+        assert reason in errors
+    assert sorted(path.name for path in (place / "hard").iterdir()) == before
 
 
-def test_push_sends_the_folder_with_its_card(run, tmp_path, monkeypatch):
+def test_an_output_folder_that_is_a_link_is_followed(place, tmp_path, call):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "config.json").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    words = ("harden", place / "hard", "--output_dir", tmp_path / "link", "--overwrite", "--disable_tqdm")
+    assert call(*words)[0] == 0
+    assert (tmp_path / "link").is_symlink()
+    assert load_checkpoint(tmp_path / "real").config.hidden_act == "relu"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_push_sends_the_folder_with_its_card(place, tmp_path, monkeypatch, call):
     pushed = []
 
     def push(folder, repo_id, *, private):
-        pushed.append((sorted(path.name for path in folder.iterdir()), repo_id, private))
+        pushed.append((files_to_push(folder), repo_id, private))
         return type("Commit", (), {"commit_url": "http://hub/commit/1"})
 
-    monkeypatch.setattr(module, "push_to_hub", push)
-    _, said = said_by(HardenArguments(str(run), str(tmp_path / "relu"), push_to_hub="me/digits", private=True))
-    assert pushed == [(["README.md", "config.json", "hardness.png", "model.safetensors"], "me/digits", True)]
-    assert said.endswith("Pushed: http://hub/commit/1")
-    assert 'from_pretrained(MLPForClassification, "me/digits")' in (tmp_path / "relu" / "README.md").read_text()
-    with pytest.raises(ValueError, match="an ONNX file with `hf upload`"):
-        harden(HardenArguments(str(run), str(tmp_path / "onnx"), to="onnx", push_to_hub="me/digits"))
-    assert not (tmp_path / "onnx").exists()
+    monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", push)
+    words = ("harden", place / "hard", "--output_dir", tmp_path / "relu", "--push_to_hub", "me/rows", "--private")
+    _, said, _ = call(*words)
+    assert pushed == [(["README.md", "config.json", "hardness.png", "model.safetensors"], "me/rows", True)]
+    assert said.endswith("Pushed: http://hub/commit/1\n")
+    assert 'from_pretrained(MLPForClassification, "me/rows")' in (tmp_path / "relu" / "README.md").read_text()
 
 
-def test_every_target_is_a_choice_and_others_are_named():
-    assert list(EXPORT_TARGETS) == ["relu", "gelu", "onnx"]
-    for name, target in EXPORT_TARGETS.items():
-        assert check_target(name) is target
-        assert target.name == name
-    with pytest.raises(ValueError, match="unknown export target 'tflite'; accepted: relu, gelu, onnx"):
-        check_target("tflite")
+def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_path, call):
+    import sentence_transformers
 
+    from hf_lgelu import anneal_hardness
+    from hf_lgelu.cli.sentence_folder import find_sentence_folder
 
-def test_onnx_export_leaves_the_model_in_its_dtype(soft, tmp_path):
-    model = load_checkpoint(soft).bfloat16()
-    before = [parameter.dtype for parameter in model.parameters()]
-    report = check_target("onnx").export(model, tmp_path / "onnx", ExportOptions())
-    assert torch.bfloat16 in before
-    assert [parameter.dtype for parameter in model.parameters()] == before
-    assert report.path == tmp_path / "onnx" / "model.onnx"
-    assert report.path.exists()
+    model, texts = sentence_folder
+    soft = find_sentence_folder(str(model))
+    soft.copy_rest(tmp_path / "lambda")
+    encoder = type(soft.load().encoder).from_pretrained(model, hidden_act="lambda_gelu")
+    anneal_hardness(encoder, 1.0)
+    encoder.save_pretrained(tmp_path / "lambda")
+    assert list(hardness_profile(encoder).values()) == pytest.approx([159.577] * 2, abs=1e-3)
+    words = ("harden", tmp_path / "lambda", "--output_dir", tmp_path / "relu", "--evaluation", texts)
+    status, said, errors = call(*words, "--disable_tqdm")
+    assert status == 0, errors
+    assert "inputs: relative error" in said
+    hardened = sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu")
+    assert hardened[1].get_config_dict()["pooling_mode"] == "cls"
+    status, _, errors = call("harden", tmp_path / "lambda", "--output_dir", tmp_path / "onnx", "--to", "onnx")
+    assert status == 1
+    assert "would lack the pooling" in errors

@@ -19,7 +19,7 @@ from transformers import (
     TimmWrapperForImageClassification,
 )
 
-from hf_lgelu import LambdaGELU, anneal_hardness, initialize_hardness
+from hf_lgelu import LambdaGELU, anneal_hardness, export_gelu, initialize_hardness
 from hf_lgelu.export.relu import MAX_SWAP_ERROR, export_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.sites import find_sites
@@ -113,9 +113,25 @@ def test_one_soft_channel_counts(tmp_path):
 
 
 def test_a_model_without_lambda_gelu_is_refused(tmp_path):
-    mlp = MLPForClassification(MLPConfig(num_features=6, hidden_act="gelu"))
-    with pytest.raises(ValueError, match="has no λ-GELU activation"):
-        export_relu(mlp, tmp_path / "relu")
+    gelu, relu = (MLPForClassification(MLPConfig(num_features=6, hidden_act=name)) for name in ("gelu", "relu"))
+    with pytest.raises(ValueError, match=r"has no λ-GELU for.*its gates are gelu: convert_to_relu\(model, data\)"):
+        export_relu(gelu, tmp_path / "relu")
+    with pytest.raises(ValueError, match=r"has no λ-GELU for.*it has no smooth gate"):
+        export_relu(relu, tmp_path / "relu")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_programs_that_ignore_the_activation_are_named(mlp, tmp_path):
+    anneal_hardness(mlp, 1.0)
+    assert export_relu(mlp, tmp_path / "mlp").warnings == ()
+    config = GPT2Config(
+        vocab_size=8, n_positions=8, n_embd=4, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0,
+        activation_function="lambda_gelu",
+    )  # fmt: skip
+    gpt2 = GPT2LMHeadModel(config)
+    for export in (export_relu(gpt2, tmp_path / "relu", allow_soft=True), export_gelu(gpt2, tmp_path / "gelu")):
+        assert [warning.split()[:2] for warning in export.warnings] == [["llama.cpp", "ignores"]]
+        assert "  warning: llama.cpp ignores the activation" in str(export)
 
 
 def test_only_transformers_models_are_saved(tmp_path):

@@ -529,3 +529,17 @@ def test_a_compiled_model_is_folded_inside():
     fold_hardness(torch.compile(model), inputs)
     assert isinstance(model[1], nn.GELU)
     assert (computed(model, inputs) - before).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
+)
+def test_hooks_of_a_gate_are_not_lost_without_a_word(register):
+    model = nn.Sequential(nn.Linear(3, 4), harden(LambdaGELU()), nn.Linear(4, 2))
+    handle = getattr(model[1], register)(lambda *_: None)
+    weight = model[0].weight.clone()
+    with pytest.raises(ValueError, match=r"1 has hooks.*remove them first"):
+        fold_hardness(model, torch.randn(2, 3))
+    assert torch.equal(model[0].weight, weight)
+    handle.remove()
+    assert len(fold_hardness(model, torch.randn(2, 3))) == 1

@@ -1,10 +1,13 @@
 import json
+import resource
+import signal
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
-from hf_lgelu import hardness_profile, initialize_hardness, replace_activations
+from hf_lgelu import anneal_hardness, export_relu, hardness_profile, initialize_hardness, replace_activations
 from hf_lgelu.models.checkpoint import copy_processor_files, load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -86,3 +89,99 @@ def test_processor_files_are_copied_byte_for_byte_and_nothing_else(tmp_path):
     assert sorted(p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()) == wanted
     assert (target / "spiece.model").read_bytes() == b"spiece.model"
     assert copy_processor_files(target / "chat_templates", tmp_path / "c") == []
+
+
+def rewritten(folder, change):
+    """The checkpoint's tensors after `change`."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda t: t.pop("layers.0.linear.weight"), r"1 missing \(layers\.0\.linear\.weight\)"),
+        (lambda t: t.update({"layers.9.linear.bias": torch.zeros(3)}), r"1 unexpected \(layers\.9\.linear\.bias\)"),
+        (lambda t: t.update({"classifier.scale": torch.zeros(3)}), r"1 unexpected \(classifier\.scale\)"),
+        (
+            lambda t: t.update({"old": t.pop("classifier.bias")}),
+            r"1 missing \(classifier\.bias\) and 1 unexpected \(old\)",
+        ),
+        (lambda t: t.pop("layers.1.activation.raw_hardness"), r"1 missing \(layers\.1\.activation\.raw_hardness\)"),
+        (
+            lambda t: [t.pop(name) for name in list(t) if ".activation." in name],
+            r"missing \(layers\.0\.activation\.raw_hardness, layers\.1\.activation\.raw_hardness\)",
+        ),
+    ],
+    ids=["a weight", "a layer more", "a tensor more", "renamed", "one hardness", "no hardness"],
+)  # fmt: skip
+def test_missing_and_unexpected_tensors_are_refused(tmp_path, change, told):
+    MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=2)).save_pretrained(tmp_path)
+    rewritten(tmp_path, change)
+    with pytest.raises(ValueError, match=f"does not hold the tensors of MLPForClassification: .*{told}"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_head_that_the_class_does_not_have_is_no_fault(tmp_path):
+    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
+    rewritten(tmp_path, lambda t: t.update({"cls.seq_relationship.bias": torch.zeros(2)}))
+    assert load_checkpoint(tmp_path).config.num_hidden_layers == 2
+
+
+def test_tensors_in_several_files_are_all_found(tmp_path):
+    model = MLPForClassification(MLPConfig(num_features=3, hidden_size=64, num_hidden_layers=2))
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert hardness_profile(load_checkpoint(tmp_path)) == hardness_profile(model)
+
+
+def test_links_out_of_a_checkpoint_are_not_copied(tmp_path):
+    (tmp_path / "secret").write_text("mine")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "tokenizer.json").write_text("{}")
+    (source / "merges.txt").symlink_to("tokenizer.json")
+    assert copy_processor_files(source, tmp_path / "a") == ["merges.txt", "tokenizer.json"]
+    assert not (tmp_path / "a" / "merges.txt").is_symlink()
+    (source / "vocab.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"vocab\.txt in .* is a link that leads out of the folder"):
+        copy_processor_files(source, tmp_path / "b")
+    (source / "vocab.txt").unlink()
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "x.jinja").write_text("mine")
+    (source / "chat_templates").symlink_to(tmp_path / "templates")
+    with pytest.raises(ValueError, match=r"chat_templates/x\.jinja in"):
+        copy_processor_files(source, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_snapshot_of_the_hubs_cache_is_made_of_links(tmp_path):
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "0a1b", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "77").write_text("a b")
+    (snapshot / "vocab.txt").symlink_to("../../blobs/77")
+    assert copy_processor_files(snapshot, tmp_path / "c") == ["vocab.txt"]
+    assert (tmp_path / "c" / "vocab.txt").read_text() == "a b"
+
+
+@pytest.fixture
+def full_disk():
+    """No file may grow beyond 4 KiB; the system says so instead of ending the process."""
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_disk_that_fills_up_is_told_and_leaves_nothing(tmp_path, full_disk):
+    model = MLPForClassification(MLPConfig(num_features=3, hidden_size=64, num_hidden_layers=2))
+    anneal_hardness(model, 1.0)
+    (tmp_path / "relu").mkdir()
+    full_disk()
+    for _ in range(2):  # the rerun finds the same, not the leavings of the first
+        with pytest.raises(OSError, match=r"could not be written|File too large"):
+            export_relu(model, tmp_path / "relu")
+        assert [path.name for path in tmp_path.iterdir()] == ["relu"]
+        assert list((tmp_path / "relu").iterdir()) == []

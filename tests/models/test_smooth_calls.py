@@ -55,7 +55,7 @@ def test_a_smooth_function_is_found_with_the_module_that_calls_it(name):
     function, operation = SMOOTH_FUNCTIONS[name]
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), Calls(function)))
     assert find_smooth_calls(model, torch.randn(2, 4)) == [
-        SmoothCall("0.1", "Calls", operation, functional=True, count=1)
+        SmoothCall("0.1", "Calls", operation, role="function", count=1)
     ]
 
 
@@ -83,31 +83,31 @@ def test_what_is_no_smooth_gate_is_not_listed(name):
 def test_modules_and_functions_are_told_apart():
     model = nn.Sequential(nn.GELU(), nn.ReLU(), Calls(F.gelu), nn.SiLU(), nn.Tanh(), LambdaGELU())
     assert find_smooth_calls(model, torch.randn(2, 4)) == [
-        SmoothCall("0", "GELU", "gelu", functional=False, count=1),
-        SmoothCall("2", "Calls", "gelu", functional=True, count=1),
-        SmoothCall("3", "SiLU", "silu", functional=False, count=1),
-        SmoothCall("4", "Tanh", "tanh", functional=True, count=1),
-        SmoothCall("5", "LambdaGELU", "erf", functional=False, count=1),
+        SmoothCall("0", "GELU", "gelu", role="gate", count=1),
+        SmoothCall("2", "Calls", "gelu", role="function", count=1),
+        SmoothCall("3", "SiLU", "silu", role="gate", count=1),
+        SmoothCall("4", "Tanh", "tanh", role="activation", count=1),
+        SmoothCall("5", "LambdaGELU", "erf", role="gate", count=1),
     ]
 
 
 def test_the_model_itself_can_be_the_caller():
-    assert find_smooth_calls(Calls(F.gelu), torch.randn(2)) == [SmoothCall("", "Calls", "gelu", True, 1)]
-    assert find_smooth_calls(nn.GELU(), torch.randn(2)) == [SmoothCall("", "GELU", "gelu", False, 1)]
+    assert find_smooth_calls(Calls(F.gelu), torch.randn(2)) == [SmoothCall("", "Calls", "gelu", "function", 1)]
+    assert find_smooth_calls(nn.GELU(), torch.randn(2)) == [SmoothCall("", "GELU", "gelu", "gate", 1)]
 
 
 def test_a_module_built_in_the_forward_is_found():
     model = nn.Sequential(Calls(lambda x: nn.GELU()(nn.GELU()(x))))
-    assert find_smooth_calls(model, torch.randn(2)) == [SmoothCall(None, "GELU", "gelu", True, 1)] * 2
+    assert find_smooth_calls(model, torch.randn(2)) == [SmoothCall(None, "GELU", "gelu", "function", 1)] * 2
 
 
 def test_calls_are_counted():
     gelu = nn.GELU()
     model = nn.Sequential(gelu, Calls(lambda x: F.gelu(F.gelu(x)) + torch.tanh(x)), gelu, gelu)
     assert find_smooth_calls(model, torch.randn(2)) == [
-        SmoothCall("0", "GELU", "gelu", False, 3),
-        SmoothCall("1", "Calls", "gelu", True, 2),
-        SmoothCall("1", "Calls", "tanh", True, 1),
+        SmoothCall("0", "GELU", "gelu", "gate", 3),
+        SmoothCall("1", "Calls", "gelu", "function", 2),
+        SmoothCall("1", "Calls", "tanh", "function", 1),
     ]
 
 
@@ -170,7 +170,7 @@ def test_nothing_is_left_behind_by_an_error():
     assert global_hooks() == hooks
     assert all(module.training for module in model.modules())
     # and a later run is not disturbed by the one that failed
-    assert find_smooth_calls(nn.Sequential(nn.GELU()), torch.randn(2)) == [SmoothCall("0", "GELU", "gelu", False, 1)]
+    assert find_smooth_calls(nn.Sequential(nn.GELU()), torch.randn(2)) == [SmoothCall("0", "GELU", "gelu", "gate", 1)]
 
 
 def test_an_error_that_a_module_catches_does_not_shift_the_names():
@@ -188,7 +188,9 @@ def test_an_error_that_a_module_catches_does_not_shift_the_names():
             except LookupError:
                 return F.gelu(x)
 
-    assert find_smooth_calls(nn.Sequential(Catches()), torch.randn(2)) == [SmoothCall("0", "Catches", "gelu", True, 1)]
+    assert find_smooth_calls(nn.Sequential(Catches()), torch.randn(2)) == [
+        SmoothCall("0", "Catches", "gelu", "function", 1)
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -196,7 +198,7 @@ def test_a_compiled_model_hides_nothing():
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), Calls(F.silu)).eval()
     x = torch.randn(2, 4)
-    expected = [SmoothCall("1", "GELU", "gelu", False, 1), SmoothCall("2", "Calls", "silu", True, 1)]
+    expected = [SmoothCall("1", "GELU", "gelu", "gate", 1), SmoothCall("2", "Calls", "silu", "function", 1)]
     compiled = torch.compile(model, backend="aot_eager")
     with torch.no_grad():
         compiled(x)
@@ -215,16 +217,18 @@ def test_wrong_inputs_are_refused():
 def test_the_line_for_a_person():
     lines = [str(call) for call in find_smooth_calls(nn.Sequential(nn.GELU(), Calls(nn.GELU())), torch.randn(2))]
     assert lines[0] == "0 (GELU): gelu × 1, activation module"
-    assert str(SmoothCall(None, "GELU", "gelu", True, 2)) == (
+    assert str(SmoothCall(None, "GELU", "gelu", "function", 2)) == (
         "a module built during the forward (GELU): gelu × 2, called as a function"
     )
-    assert str(SmoothCall("", "Net", "tanh", True, 1)) == "the model itself (Net): tanh × 1, called as a function"
+    tanh = SmoothCall("pooler", "Tanh", "tanh", "activation", 1)
+    assert str(tanh) == "pooler (Tanh): tanh × 1, activation module that surgery leaves alone"
+    assert str(SmoothCall("", "Net", "tanh", "function", 1)) == "the model itself (Net): tanh × 1, called as a function"
 
 
 def test_after_surgery_only_functions_are_left_to_find():
     model = nn.Sequential(nn.GELU(), Calls(F.gelu))
     replace_activations(model)
-    assert [(call.module, call.functional) for call in find_smooth_calls(model, torch.randn(2))] == [
-        ("0", False),
-        ("1", True),
+    assert [(call.module, call.role) for call in find_smooth_calls(model, torch.randn(2))] == [
+        ("0", "gate"),
+        ("1", "function"),
     ]

@@ -1,7 +1,13 @@
+import itertools
+import os
+import signal
 import stat
+import sys
 
 import pytest
 
+from hf_lgelu.models import whole_folder as module
+from hf_lgelu.models.whole_file import whole_file
 from hf_lgelu.models.whole_folder import whole_folder
 
 
@@ -16,7 +22,7 @@ def test_it_is_there_when_the_block_ends_well(tmp_path):
     with whole_folder(target) as new:
         (new / "file").write_text("x")
         assert not target.exists()
-        assert new.parent == target.parent  # on the same disk: renaming does not copy
+        assert new.parent.parent == target.parent  # on the same disk: renaming does not copy
     assert (target / "file").read_text() == "x"
     assert [path.name for path in target.parent.iterdir()] == ["b"]
     assert stat.S_IMODE(target.stat().st_mode) == 0o755
@@ -38,12 +44,16 @@ def test_an_error_keeps_what_was_there(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
-def test_a_failing_exchange_puts_the_old_folder_back(tmp_path, monkeypatch):
-    import os
+@pytest.fixture(params=["in one step", "in two steps"])
+def exchange(request, monkeypatch):
+    """As the system exchanges folders, and as where it cannot."""
+    if request.param == "in two steps":
+        monkeypatch.setattr(module, "_exchanged", lambda one, other: False)
+    return request.param
 
-    target = tmp_path / "b"
-    target.mkdir()
-    (target / "config.json").write_text("old")
+
+def test_a_failing_exchange_puts_the_old_folder_back(tmp_path, monkeypatch):
+    target = old_model(tmp_path)
     replace = os.replace
 
     def fail_second(source, to):
@@ -51,11 +61,112 @@ def test_a_failing_exchange_puts_the_old_folder_back(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         replace(source, to)
 
+    monkeypatch.setattr(module, "_exchanged", lambda one, other: False)
     monkeypatch.setattr("hf_lgelu.models.whole_folder.os.replace", fail_second)
     with pytest.raises(OSError, match="No space"), whole_folder(target, overwrite=True) as new:
         (new / "file").write_text("x")
     assert [path.name for path in target.iterdir()] == ["config.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def old_model(place):
+    target = place / "b"
+    target.mkdir()
+    (target / "config.json").write_text("old")
+    return target
+
+
+def killed_at_call(number, target):
+    """Write `target` in a process that is killed at the `number`-th change of the file system; whether it was."""
+    child = os.fork()
+    if child == 0:
+        kill_at(number)
+        with whole_folder(target, overwrite=True) as new:
+            (new / "config.json").write_text("new")
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def kill_at(number):
+    """Kill this process when it is about to change the file system for the `number`-th time, and after a rename."""
+    changes = itertools.count()
+
+    def watch(event, arguments):
+        writes = event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", "ctypes.dlopen")
+        writes = writes or (event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & os.O_CREAT))
+        if writes and next(changes) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new(exchange, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SECONDS_TO_LOCK", 0.0)  # or a folder killed before it was locked stays for a minute
+    found, steps = set(), 0
+    while True:
+        place = tmp_path / str(steps)
+        place.mkdir()
+        target = old_model(place)
+        killed = killed_at_call(steps, target)
+        if target.exists():
+            found.add((target / "config.json").read_text())
+        else:
+            assert exchange == "in two steps"
+        with whole_folder(target, overwrite=True):  # the next start: what was left hidden is put in order
+            (text,) = [path.read_text() for path in target.iterdir()]
+            assert text in ("old", "new")
+            assert len(list(place.iterdir())) == 2  # the target, and the new start's own
+        assert [path.name for path in place.iterdir()] == ["b"]
+        if not killed:
+            break
+        steps += 1
+    assert found == {"old", "new"}
+    assert steps >= 6  # the folders, the lock, the file, the exchange, the removals
+
+
+def overtaken(target):
+    with whole_folder(target) as slow:
+        (slow / "config.json").write_text("slow")
+        with whole_folder(target) as quick:
+            (quick / "config.json").write_text("quick")
+        assert slow.is_dir()  # a living process's folder is not swept
+
+
+def test_who_comes_second_does_not_replace_the_first(tmp_path):
+    with pytest.raises(FileExistsError, match="is not empty"):
+        overtaken(tmp_path / "b")
+    assert (tmp_path / "b" / "config.json").read_text() == "quick"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_other_hidden_folders_are_left_alone(tmp_path):
+    (tmp_path / ".b-notes").mkdir()
+    (tmp_path / ".bc-xyz.hf_lgelu").mkdir()
+    with whole_folder(tmp_path / "b"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b-notes", ".bc-xyz.hf_lgelu", "b"]
+
+
+def test_a_link_to_a_folder_is_followed(exchange, tmp_path):
+    target = old_model(tmp_path)
+    (tmp_path / "link").symlink_to(target)
+    with whole_folder(tmp_path / "link", overwrite=True) as new:
+        (new / "file").write_text("x")
+    assert (tmp_path / "link").is_symlink()
+    assert [path.name for path in target.iterdir()] == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "link"]
+
+
+def test_a_file_is_whole_or_not_there_and_replaces_a_link(tmp_path):
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / "note").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match="is there already"), whole_file(tmp_path / "note"):
+        pytest.fail("the block must not run")
+    with whole_file(tmp_path / "note", overwrite=True) as new:
+        new.write_text("x")
+    assert not (tmp_path / "note").is_symlink()
+    assert ((tmp_path / "note").read_text(), (tmp_path / "elsewhere").read_text()) == ("x", "mine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "note"]
 
 
 def test_overwrite_replaces_all_of_it(tmp_path):

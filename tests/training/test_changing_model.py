@@ -90,6 +90,7 @@ def test_another_model_and_a_second_training_are_looked_at_anew(tmp_path):
     trainer.train()
     assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
     first.activations[0] = LambdaGELU()  # in place of one that the first training knew
+    trainer.optimizer = trainer.lr_scheduler = None
     trainer.train()
     assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
     again = tiny_trainer(tmp_path, second, callbacks=[HardeningCallback(switch_fraction=0.0)])

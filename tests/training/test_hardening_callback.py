@@ -107,7 +107,7 @@ def test_target_and_tolerance_together_are_refused(tmp_path):
         ({"strategy": "batch"}, "unknown strategy 'batch' of hardening; accepted: epoch, steps"),
         ({"schedule": "steep"}, "unknown schedule 'steep'; accepted: linear"),
         ({"switch_fraction": 1.0}, r"switch_fraction must lie in \[0, 1\), got 1.0"),
-        ({"target_hardness": 1.0}, "target_hardness must be a finite number > 1, got 1.0"),
+        ({"target_hardness": 1.0}, "target_hardness must be a finite number > 1 within float32's range, got 1.0"),
         ({"tolerance": 0.0}, "tolerance must lie in"),
     ],
 )

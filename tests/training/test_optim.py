@@ -120,8 +120,9 @@ def test_separation_leaves_a_frozen_hardness_alone(all_frozen):
         ({"learning_rate": "1e-3"}, "learning_rate must be a finite number >= 0, got '1e-3'"),
         ({"hardness_lr_multiplier": float("inf")}, "hardness_lr_multiplier must be a finite number >= 0, got inf"),
         ({"hardness_lr_multiplier": True}, "hardness_lr_multiplier must be a finite number >= 0, got True"),
-        ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
-        ({"weight_decay": float("nan")}, "weight_decay must be at least 0, got nan"),
+        ({"weight_decay": -0.1}, "weight_decay must be a finite number >= 0, got -0.1"),
+        ({"weight_decay": float("inf")}, "weight_decay must be a finite number >= 0, got inf"),
+        ({"weight_decay": float("nan")}, "weight_decay must be a finite number >= 0, got nan"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options, message):

@@ -77,9 +77,11 @@ def certify_substitution(
 ) -> SubstitutionCertificate:
     """How much `substitute_relu` can move the scores, and how much it does on the inputs given.
 
+    `model` stays as it is.
+
     Args:
-        model: has λ-GELU; not changed. Networks of linear layers, convolutions, batch norm, averages, sums (residual
-            connections), λ-GELU and ReLU get a bound (deploy/piecewise/swap_error.py); any other is measured only.
+        model: has λ-GELU. Networks of linear layers, convolutions, batch norm, averages, sums (residual
+            connections), λ-GELU and ReLU get a bound (swap_error.py beside this file); any other is measured only.
         inputs: a tensor (N, ...), alone or under the name of the model's first argument; anything else that the model
             takes by keyword or position is measured only. Rows must not depend on each other. One row is enough for
             the bound over every input; without any, it is known where the first layer is linear.
@@ -88,11 +90,21 @@ def certify_substitution(
     Raises:
         ValueError: the model has no λ-GELU; the inputs have no row, or a tensor of them holds NaN or infinity.
         RuntimeError: the model gives no floating-point output, or one that is not finite.
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import LambdaGELU, certify_substitution
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), LambdaGELU(init_hardness=160.0), torch.nn.Linear(4, 2))
+        >>> certificate = certify_substitution(model, torch.randn(32, 3))
+        >>> certificate.measured <= certificate.input_bounds <= certificate.bound
+        True
     """
     hardness_profile(model)  # refuses a model without λ-GELU in its own words
     network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
     inputs = _in_float64(network, inputs)
     _check_finite(inputs)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
     batches = inputs.split(batch_size) if isinstance(inputs, Tensor) else [] if inputs is None else [inputs]
     bounds, reason = _every_input_bound(network, inputs)
     measured, agree, rows, gates = _measure(network, batches) if batches else (None, None, None, {})

@@ -82,13 +82,13 @@ class LocalLinearModels:
 def local_linear_model(model: nn.Module, inputs: Tensor, *, batch_size: int = 64, seed: int = 0) -> LocalLinearModels:
     """The affine function that a ReLU network is around each input, computed in float64 on a copy.
 
-    Two checks make sure that it is exact. Every operation of the forward pass on each batch is held to a list of what
-    is affine in the input (input_flow.py beside this file). And each affine function is compared with the network at
-    a random point of its region.
+    `model` stays as it is. Two checks make sure that it is exact. Every operation of the forward pass on each batch is
+    held to a list of what is affine in the input (input_flow.py beside this file). And each affine function is compared
+    with the network at a random point of its region.
 
     Args:
         model: takes one tensor and gives scores (batch, outputs) or an output with such `logits`: our MLP, a
-            Sequential, a convolutional network without max-pooling, a ResNet of TimmWrapper. It is not changed.
+            Sequential, a convolutional network without max-pooling, a ResNet of TimmWrapper.
         inputs: (N, ...), floating point.
         batch_size: inputs at a time; memory grows with batch_size · outputs · units.
         seed: of the random points.
@@ -99,6 +99,15 @@ def local_linear_model(model: nn.Module, inputs: Tensor, *, batch_size: int = 64
             layer norm; or it holds an operation that is piecewise linear without being a ReLU (max-pooling, clamp),
             whose pieces are not recorded. Substitute λ-GELU first (hf_lgelu.substitute_relu).
         RuntimeError: a row depends on other rows, or a check found an affine function that is not the network's.
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import local_linear_model
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> inputs = torch.randn(5, 3)
+        >>> pieces = local_linear_model(model, inputs)
+        >>> torch.allclose(pieces.apply(inputs).float(), model(inputs), atol=1e-6)
+        True
     """
     _check_inputs(inputs, batch_size)
     network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations

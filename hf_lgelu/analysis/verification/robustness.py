@@ -65,9 +65,9 @@ class RobustnessReport:
 def verify_robustness(
     model: nn.Module,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Tensor | Sequence[int],
     *,
-    epsilons: Sequence[float],
+    epsilons: float | Sequence[float],
     scale: Tensor | float = 1.0,
     input_range: tuple[Tensor | float, Tensor | float] | None = None,
     timeout_seconds: float = 10.0,
@@ -90,25 +90,38 @@ def verify_robustness(
     Args:
         model: (batch, ...) → class scores, a tensor or an output with `logits`; float32, on the CPU.
         inputs: (N, ...), float32.
-        labels: (N,) int64, the true classes.
-        epsilons: radii of the balls, each at least 0, in units of `scale`.
+        labels: (N,) integers, the true classes.
+        epsilons: a radius of the balls, or several, each at least 0, in units of `scale`.
         scale: how far a feature moves for ε = 1: a number or a tensor that broadcasts to one input. For pixels
             standardized by (p − mean)/deviation, range/deviation makes ε a share of the pixels' range.
         input_range: lowest and highest valid features, numbers or tensors likewise; the ball is clipped to it.
             Where an input lies outside, by rounding, the range reaches to the input.
         timeout_seconds: of the solver, for each input and ε; it looks at the clock in whole seconds.
-        margin: above 0, in units of the scores. At 0 the solver stops on the boundary, where nothing changes yet.
+        margin: above 0 and finite, in units of the scores. At 0 the solver stops on the boundary, where nothing changes
+            yet.
         attack_steps: of the gradient descent; 0 looks at the starting points alone.
         attack_restarts: descents; 0 leaves the attack out.
         seed: of the attack's random starts.
 
     Raises:
         ValueError: the network is smooth (each place is named), or an argument does not fit.
-        TypeError: model or inputs are not float32.
+        TypeError: model, inputs, labels or epsilons are of another kind, or model and inputs not float32.
         ImportError: no maraboupy; the message names the extra [verify].
-        RuntimeError: Marabou cannot read the graph, in its own words.
+        RuntimeError: Marabou cannot read the graph, in its own words (`UnreadableNetworkError`).
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import verify_robustness
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
+        >>> for layer in (model[0], model[2]):
+        ...     _ = layer.weight.data.copy_(torch.eye(2)), layer.bias.data.zero_()
+        >>> report = verify_robustness(model, torch.tensor([[0.5, 0.2]]), [0], epsilons=[0.1, 0.2])
+        >>> report.count(0.1, "proved"), report.count(0.2, "refuted")
+        (1, 1)
     """
-    _check(model, inputs, labels, epsilons, timeout_seconds, margin)
+    labels, epsilons = _as_labels(labels), _as_epsilons(epsilons)
+    _check(model, inputs, labels)
+    _check_numbers(timeout_seconds, margin, attack_steps, attack_restarts)
     _check_box(inputs, scale, input_range)
     _refuse_smooth(model, inputs[:1])
     scores = ScoresOnly(model)
@@ -127,6 +140,45 @@ def verify_robustness(
                 other = None if found is None else verifier.predict(found)[1]
                 results.append(RobustnessResult(index, float(epsilon), status, by, seconds, found, other))
     return RobustnessReport(tuple(results), margin)
+
+
+STEP_FRACTION = 0.25
+"""Of the box's half width; it falls to 0 over the steps."""
+
+
+def find_adversarial(
+    scores: nn.Module, lower: Tensor, upper: Tensor, start: Tensor, label: int, *, steps: int, restarts: int, seed: int
+) -> Tensor | None:
+    """An input in the box whose class is not `label`, or None if none was found, which proves nothing.
+
+    Args:
+        scores: (batch, ...) → (batch, classes).
+        lower: of the box, of one input's shape; on the model's device, as the next two.
+        upper: likewise.
+        start: the input itself. The first descent begins there, the others at random points of the box.
+        label: the class to leave.
+        steps: of each descent, along the sign of the gradient of the leading wrong class's score minus the label's.
+        restarts: descents, side by side as one batch.
+        seed: of the random points.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shares = torch.rand((restarts, *start.shape), generator=generator, dtype=start.dtype).to(start.device)
+    points = lower + (upper - lower) * shares
+    points[0] = start
+    step_size = STEP_FRACTION * (upper - lower) / 2
+    for step in range(steps + 1):
+        points = torch.minimum(torch.maximum(points, lower), upper).detach().requires_grad_(True)
+        lead = _lead(scores(points), label)
+        if (lead > 0).any():
+            return points[int(lead.argmax())].detach()
+        (gradient,) = torch.autograd.grad(lead.sum(), points)
+        points = points.detach() + gradient.sign() * step_size * (1 - step / (steps + 1))
+    return None
+
+
+def _lead(scores: Tensor, label: int) -> Tensor:
+    others = torch.arange(scores.shape[-1], device=scores.device) != label
+    return scores[:, others].amax(-1) - scores[:, label]
 
 
 class _Verifier:
@@ -224,14 +276,30 @@ def _refuse_smooth(model: nn.Module, example: Tensor) -> None:
         )
 
 
-def _check(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    epsilons: Sequence[float],
-    timeout_seconds: float,
-    margin: float,
-) -> None:
+def _as_labels(labels: Tensor | Sequence[int]) -> Tensor:
+    try:
+        tensor = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"labels must be integers, the true classes, got {type(labels).__name__}: {error}") from error
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ValueError(f"labels must be integers, the true classes, got {tensor.dtype}")
+    return tensor.cpu().long()
+
+
+def _as_epsilons(epsilons: float | Sequence[float]) -> list[float]:
+    values = np.asarray(epsilons.cpu() if isinstance(epsilons, Tensor) else epsilons)
+    if values.dtype.kind not in "fiu":
+        raise TypeError(f"epsilons must be numbers, got {epsilons!r}")
+    found = [float(value) for value in np.atleast_1d(values).flat]
+    if not found or not all(0 <= epsilon < math.inf for epsilon in found):
+        raise ValueError(f"epsilons must be finite numbers of at least 0, one or more, got {found}")
+    return found
+
+
+def _check(model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
+    for name, value, kind in (("model", model, nn.Module), ("inputs", inputs, Tensor)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be a torch {kind.__name__}, got {type(value).__name__}")
     if inputs.dtype != torch.float32 or any(p.dtype != torch.float32 for p in model.parameters()):
         raise TypeError(f"model and inputs must be float32, got inputs of {inputs.dtype}; call .float() on both")
     if inputs.ndim < 2 or not len(inputs) or labels.shape != inputs.shape[:1]:
@@ -239,12 +307,17 @@ def _check(
             "inputs must have shape (N, ...) with N at least 1, and labels (N,), got "
             f"{tuple(inputs.shape)} and {tuple(labels.shape)}"
         )
-    if labels.is_floating_point() or labels.is_complex():
-        raise ValueError(f"labels must be integers, the true classes, got {labels.dtype}")
-    if not epsilons or not all(0 <= epsilon < math.inf for epsilon in epsilons):
-        raise ValueError(f"epsilons must be finite numbers of at least 0, one or more, got {list(epsilons)}")
-    if not (timeout_seconds > 0 and margin > 0):
-        raise ValueError(f"timeout_seconds and margin must be above 0, got {timeout_seconds} and {margin}")
+
+
+def _check_numbers(timeout_seconds: float, margin: float, attack_steps: int, attack_restarts: int) -> None:
+    for name, value in (("timeout_seconds", timeout_seconds), ("margin", margin)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a finite number above 0, got {value}")
+    for name, value in (("attack_steps", attack_steps), ("attack_restarts", attack_restarts)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+        if value < 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
 
 
 def _check_box(
@@ -271,42 +344,3 @@ def _check_labels(scores: ScoresOnly, example: Tensor, labels: Tensor) -> None:
         raise ValueError(
             f"labels must be 0 to {shape[1] - 1}, the classes of the scores, got {labels.min()} to {labels.max()}"
         )
-
-
-STEP_FRACTION = 0.25
-"""Of the box's half width; it falls to 0 over the steps."""
-
-
-def find_adversarial(
-    scores: nn.Module, lower: Tensor, upper: Tensor, start: Tensor, label: int, *, steps: int, restarts: int, seed: int
-) -> Tensor | None:
-    """An input in the box whose class is not `label`, or None if none was found, which proves nothing.
-
-    Args:
-        scores: (batch, ...) → (batch, classes).
-        lower: of the box, of one input's shape; on the model's device, as the next two.
-        upper: likewise.
-        start: the input itself. The first descent begins there, the others at random points of the box.
-        label: the class to leave.
-        steps: of each descent, along the sign of the gradient of the leading wrong class's score minus the label's.
-        restarts: descents, side by side as one batch.
-        seed: of the random points.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shares = torch.rand((restarts, *start.shape), generator=generator, dtype=start.dtype).to(start.device)
-    points = lower + (upper - lower) * shares
-    points[0] = start
-    step_size = STEP_FRACTION * (upper - lower) / 2
-    for step in range(steps + 1):
-        points = torch.minimum(torch.maximum(points, lower), upper).detach().requires_grad_(True)
-        lead = _lead(scores(points), label)
-        if (lead > 0).any():
-            return points[int(lead.argmax())].detach()
-        (gradient,) = torch.autograd.grad(lead.sum(), points)
-        points = points.detach() + gradient.sign() * step_size * (1 - step / (steps + 1))
-    return None
-
-
-def _lead(scores: Tensor, label: int) -> Tensor:
-    others = torch.arange(scores.shape[-1], device=scores.device) != label
-    return scores[:, others].amax(-1) - scores[:, label]

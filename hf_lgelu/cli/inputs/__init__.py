@@ -1,1 +1,1 @@
-"""Inputs of a model by name: the rows of a benchmark, or of a data set that `datasets` loads."""
+"""Inputs of a model from a data set that `datasets` reads: Hub id, folder, or file."""

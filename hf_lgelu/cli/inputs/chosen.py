@@ -1,88 +1,72 @@
-"""The calibration and the second set that a conversion's arguments name."""
+"""The inputs that a command's arguments name: those that something is fitted on, and those that it is judged by."""
 
+from argparse import Namespace
 from typing import Any
 
-from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.benchmarks.table import BENCHMARKS
 from transformers import PreTrainedModel
 
-from hf_lgelu.cli.convert_arguments import ConvertArguments
-from hf_lgelu.cli.inputs.benchmark_inputs import evaluation_rows, load_benchmark, training_rows
 from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.cli.inputs.texts import context_length
+from hf_lgelu.cli.named_places import did_you_mean
 
 _SECOND_SPLITS = ("validation", "valid", "test")
 # Inputs taken where the user names no number: past 32 times the width of a layer no gain was seen.
 _FEATURE_ROWS, _IMAGES, _TOKENS, _FEWEST_SEQUENCES = 8192, 1024, 32768, 32
 
 
-def input_sets(arguments: ConvertArguments, model: PreTrainedModel) -> tuple[InputSet, InputSet | None]:
-    """(calibration inputs, second set or None) as `model` takes them.
+def data_set(arguments: Namespace, model: PreTrainedModel, processors: str) -> InputSet:
+    """What --data names, as `model` takes it; `processors` is where its tokenizer or image processor lies.
 
-    Raises ValueError that says what is accepted where a set is not to be had, does not fit the model, or is the same
-    rows twice; RuntimeError where the Hub cannot be reached; ImportError without `datasets`.
+    Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
+    there is none.
     """
-    _refuse_what_benchmarks_lack(arguments)
-    wanted = arguments.max_calibration_samples or _default_samples(arguments, model)
-    if arguments.calibration in BENCHMARKS:
-        benchmark = BENCHMARKS[arguments.calibration]
-        data = _benchmark_data(arguments, benchmark.name, model)
-        calibration = training_rows(benchmark, data, wanted, arguments.seed)
-        if arguments.evaluation in (None, benchmark.name):
-            return calibration, evaluation_rows(benchmark, data)
-        return calibration, _second_set(arguments, model)
-    splits = load_splits(arguments.calibration, arguments.calibration_config)
-    rows = _split(splits, arguments.calibration_split, arguments.calibration, "--calibration_split")
-    calibration = dataset_rows(
-        _dataset_name(arguments, arguments.calibration, arguments.calibration_config, arguments.calibration_split),
-        rows, model, arguments.model, wanted=wanted, seed=arguments.seed, sequence_length=arguments.sequence_length,
-    )  # fmt: skip
-    return calibration, _second_set(arguments, model)
+    splits = _splits(arguments, arguments.data, arguments.data_config)
+    rows = _split(splits, arguments.data_split, arguments.data, "--data_split")
+    name = _dataset_name(arguments, arguments.data, arguments.data_config, arguments.data_split)
+    return _rows(arguments, name, rows, model, processors, arguments.max_samples)
 
 
-def _refuse_what_benchmarks_lack(arguments: ConvertArguments) -> None:
-    """A benchmark has its own splits and columns; an option that would be ignored is refused."""
-    second = arguments.evaluation or arguments.calibration
-    given = (
-        (arguments.calibration, "--calibration_split", arguments.calibration_split != "train"),
-        (arguments.calibration, "--calibration_config", arguments.calibration_config is not None),
-        (second, "--evaluation_split", arguments.evaluation_split is not None),
-        (second, "--evaluation_config", arguments.evaluation_config is not None),
-    )
-    for name, option, is_given in given:
-        if name in BENCHMARKS and is_given:
-            raise ValueError(f"{option}: {name} is a benchmark, which has its own splits; leave the option out")
+def evaluation_set(arguments: Namespace, model: PreTrainedModel, processors: str) -> InputSet | None:
+    """What --evaluation names; left out, another split of --data, where a command has one.
 
-
-def _second_set(arguments: ConvertArguments, model: PreTrainedModel) -> InputSet | None:
-    """What --evaluation names; left out, another split of the calibration's data set."""
-    if arguments.evaluation == "none":
-        return None
-    if arguments.evaluation in BENCHMARKS:
-        data = _benchmark_data(arguments, arguments.evaluation, model)
-        return evaluation_rows(BENCHMARKS[arguments.evaluation], data)
+    Raises as `data_set`, and ValueError where it would be the rows of --data once more.
+    """
+    data, taken = getattr(arguments, "data", None), getattr(arguments, "data_split", None)
     name, config = arguments.evaluation, arguments.evaluation_config
+    if name == "none" or (name is None and data is None):
+        return None
     if name is None:
-        name, config = arguments.calibration, config or arguments.calibration_config
-    splits = load_splits(name, config)
-    same = (name, config) == (arguments.calibration, arguments.calibration_config)
-    split = arguments.evaluation_split or _usual_split(splits, arguments.calibration_split if same else None)
+        name, config = data, config or arguments.data_config
+    splits = _splits(arguments, name, config)
+    same = data is not None and (name, config) == (data, arguments.data_config)
+    split = arguments.evaluation_split or _usual_split(splits, taken if same else None)
     if split is None and arguments.evaluation is None:
         return None
-    if split is None or (same and split == arguments.calibration_split):
+    if split is None or (same and split == taken):
+        beside = f" must be other rows than --data, split {taken!r}" if same else " has several splits"
         raise ValueError(
-            f"the second set must be other rows than the calibration set, split {arguments.calibration_split!r}; give "
-            f"--evaluation_split, of {', '.join(splits)}, or --evaluation another data set"
+            f"the second set{beside}; give --evaluation_split, of {', '.join(splits)}, or --evaluation another data set"
         )
+    rows = _split(splits, split, name, "--evaluation_split")
+    chosen = _dataset_name(arguments, name, config, split)
+    return _rows(arguments, chosen, rows, model, processors, arguments.max_eval_samples)
+
+
+def _splits(arguments: Namespace, name: str, config: str | None) -> dict[str, Any]:
+    if arguments.disable_tqdm:
+        import datasets
+
+        datasets.disable_progress_bars()
+    return load_splits(name, config)
+
+
+def _rows(
+    arguments: Namespace, name: DatasetName, rows: Any, model: PreTrainedModel, processors: str, wanted: int | None
+) -> InputSet:
+    wanted = wanted or _default_samples(arguments, model)
     return dataset_rows(
-        _dataset_name(arguments, name, config, split),
-        _split(splits, split, name, "--evaluation_split"),
-        model,
-        arguments.model,
-        wanted=arguments.max_evaluation_samples,
-        seed=arguments.seed,
-        sequence_length=arguments.sequence_length,
+        name, rows, model, processors, wanted=wanted, seed=arguments.seed, sequence_length=arguments.sequence_length
     )
 
 
@@ -93,22 +77,16 @@ def _usual_split(splits: dict[str, Any], taken: str | None) -> str | None:
 
 def _split(splits: dict[str, Any], name: str, source: str, option: str) -> Any:
     if name not in splits:
-        raise ValueError(f"{source} has no split {name!r}; give {option}, of {', '.join(splits)}")
+        near = did_you_mean(name, splits)
+        raise ValueError(f"{source} has no split {name!r}{near}; give {option}, of {', '.join(splits)}")
     return splits[name]
 
 
-def _dataset_name(arguments: ConvertArguments, name: str, config: str | None, split: str) -> DatasetName:
+def _dataset_name(arguments: Namespace, name: str, config: str | None, split: str) -> DatasetName:
     return DatasetName(name, config, split, arguments.column, arguments.label_column)
 
 
-def _benchmark_data(arguments: ConvertArguments, name: str, model: PreTrainedModel) -> BenchmarkData:
-    return load_benchmark(
-        name, arguments.model, model.config, data_dir=arguments.data_dir,
-        max_eval_samples=arguments.max_evaluation_samples, sequence_length=arguments.sequence_length,
-    )  # fmt: skip
-
-
-def _default_samples(arguments: ConvertArguments, model: PreTrainedModel) -> int:
+def _default_samples(arguments: Namespace, model: PreTrainedModel) -> int:
     if model.main_input_name == "input_ids":
         return max(_FEWEST_SEQUENCES, _TOKENS // context_length(model.config, arguments.sequence_length))
     return _IMAGES if model.main_input_name == "pixel_values" else _FEATURE_ROWS

@@ -1,5 +1,6 @@
-"""A data set's folder or Hub id → rows that a model takes, by the kind of input that the model is for."""
+"""A data set → rows that a model takes, by the kind of input that the model is for."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lgelu_lab.benchmarks.locate import require_package
 from torch import Tensor
 from torch.utils.data import Subset
 from transformers import PreTrainedModel
@@ -22,14 +22,19 @@ from hf_lgelu.cli.inputs.texts import (
     text_sequences,
     tokenizer_of,
 )
+from hf_lgelu.cli.named_places import did_you_mean, local, require_data_there
 
 _NAMED = {"text": ("text", "sentence", "content"), "image": ("image", "img")}
 _LABELS = ("label", "labels")
+_SAVED_TO_DISK = ("dataset_dict.json", "state.json")
+_BUILDERS = {
+    **{".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".arrow": "arrow"}
+}
 
 
 @dataclass(frozen=True)
 class DatasetName:
-    """Which rows: a folder or Hub id, one of its configurations, a split, and columns where they are not plain."""
+    """Which rows: of a folder, file or Hub id a configuration, a split, and columns where they are not plain."""
 
     name: str
     config: str | None = None
@@ -39,41 +44,52 @@ class DatasetName:
 
     @property
     def description(self) -> str:
-        """In words, without the path of a local folder."""
-        local = Path(self.name).expanduser().is_dir()
+        """In words, without the path of what is local."""
+        path = local(self.name)
+        only_split = path is not None and path.is_file()  # a file has one, and its name says nothing
         parts = [
-            Path(self.name).name if local else self.name,
+            self.name if path is None else path.resolve().name,
             self.config,
-            f"split {self.split}" if self.split else None,
+            f"split {self.split}" if self.split and not only_split else None,
         ]
         return ", ".join(part for part in parts if part)
 
     @property
     def hub_id(self) -> str | None:
-        """The name, unless it is a local folder's."""
-        return None if Path(self.name).expanduser().is_dir() else self.name
+        """The name, unless it is that of something local."""
+        return self.name if local(self.name) is None else None
 
 
 def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
-    """{split: datasets.Dataset} of a folder (of data files, or what `save_to_disk` wrote) or Hub id.
+    """{split: datasets.Dataset} of a file, a folder (of data files, images, or what `save_to_disk` wrote) or a Hub id.
 
-    Raises ValueError if it cannot be read, ImportError without `datasets`.
+    Raises ValueError if it cannot be read, and what `require_data_there` raises.
     """
-    datasets = require_package("datasets")
-    path = Path(name).expanduser()
-    if not path.is_dir() and (path.is_absolute() or name.startswith(".") or len(path.parts) > 2):
-        raise ValueError(f"there is no folder {path}; give a benchmark's name, a data set's folder, or a Hub id")
+    import datasets
+
+    require_data_there(name)
+    path = local(name)
     try:
-        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        if path is not None and path.is_file():
+            found = datasets.load_dataset(_builder(path), data_files={"train": str(path)})
+        elif path is not None and any((path / saved).is_file() for saved in _SAVED_TO_DISK):
             found = datasets.load_from_disk(str(path))
         else:
-            found = datasets.load_dataset(str(path) if path.is_dir() else name, config)
+            found = datasets.load_dataset(str(path or name), config)
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         raise ValueError(
-            f"{name} cannot be loaded as a data set ({error.__cause__ or error}); give a benchmark's name, a folder "
-            "that datasets can load, or a Hub id where the Hub can be reached"
+            f"{name} cannot be read as a data set ({error.__cause__ or error}); give a folder or Hub id that "
+            f"datasets.load_dataset takes, or a file that ends in {', '.join(_BUILDERS)}"
         ) from error
     return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+
+
+def _builder(file: Path) -> str:
+    """The reader of `datasets` for a file, by the end of its name."""
+    ending = file.suffix.lower()
+    if ending not in _BUILDERS:
+        raise ValueError(f"{file.name} ends in {ending or 'nothing'}; files that can be read: {', '.join(_BUILDERS)}")
+    return _BUILDERS[ending]
 
 
 def dataset_rows(
@@ -103,25 +119,35 @@ def dataset_rows(
 
     Raises ValueError that says what to do where no column fits, several do, or the model takes other inputs.
     """
-    kinds = {"input_ids": _token_rows, "pixel_values": _pixel_rows, "features": _feature_rows}
-    kind = kinds.get(model.main_input_name)
-    if kind is None or model.config.is_encoder_decoder:
-        what = "encoder-decoders" if kind else f"models whose main input is {model.main_input_name!r}"
+    reason = why_not_read(model)
+    if reason is not None:
         raise ValueError(
-            f"inputs for {what} are not read from a data set here; call hf_lgelu.convert_to_relu(model, batches) with "
+            f"inputs for {reason} are not read from a data set here; call hf_lgelu.convert_to_relu(model, data) with "
             "batches as the model takes them"
         )
     if not len(rows):
         raise ValueError(f"{name.description} has no rows")
-    made = kind(name, rows, model, source, wanted, seed, sequence_length)
+    made = _READERS[model.main_input_name](name, rows, model, source, wanted, seed, sequence_length)
     return InputSet(made, name.description, name.hub_id)
+
+
+def why_not_read(model: PreTrainedModel) -> str | None:
+    """What a model is whose inputs are not read from a data set here; None of those whose are."""
+    if model.main_input_name not in _READERS:
+        return f"models whose main input is {model.main_input_name!r}"
+    if model.config.is_encoder_decoder:
+        return "encoder-decoders"
+    accepted = inspect.signature(model.forward).parameters
+    if model.main_input_name == "input_ids" and "pixel_values" in accepted:
+        return "models of texts and images"
+    return None
 
 
 def _token_rows(
     name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
 ) -> Any:
     if "input_ids" in rows.column_names and name.column in (None, "input_ids"):
-        return encoded_sequences(rows, model, wanted, seed)
+        return encoded_sequences(rows, model, wanted, seed, _labels(name, rows, model))
     column = _column(name, rows, "text")
     tokenizer = tokenizer_of(source)
     longest = min(context_length(model.config, length), tokenizer.model_max_length)
@@ -133,10 +159,20 @@ def _token_rows(
 def _pixel_rows(
     name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
 ) -> Any:
+    if "pixel_values" in rows.column_names and name.column in (None, "pixel_values"):
+        return _prepared_pixels(rows, wanted, seed, _labels(name, rows, model))
     column = _column(name, rows, "image")
     mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
     images = ProcessedImages(rows, column, image_processor_of(source), mode=mode, labels=_labels(name, rows, model))
     return Subset(images, sample_numbers(len(images), wanted, seed).tolist())
+
+
+def _prepared_pixels(rows: Any, wanted: int | None, seed: int, labels: Tensor | None) -> TensorRows:
+    """The column pixel_values, (N, C, H, W), as the model takes it."""
+    chosen = sample_numbers(len(rows), wanted, seed).tolist()
+    pixels = np.stack([np.asarray(image, dtype=np.float32) for image in rows[chosen]["pixel_values"]])
+    tensors = {"pixel_values": torch.from_numpy(pixels)}
+    return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]})
 
 
 def _feature_rows(
@@ -177,7 +213,8 @@ def _column(name: DatasetName, rows: Any, kind: str) -> str:
 
 
 def _no_column(name: DatasetName, rows: Any, wanted: str, found: Sequence[str]) -> ValueError:
-    candidates = f"; candidates are {', '.join(found)}, choose one with --column" if found else ""
+    near = "" if name.column is None else did_you_mean(name.column, found)
+    candidates = f"; candidates are {', '.join(found)}, choose one with --column{near}" if found else ""
     return ValueError(f"{name.description} must have {wanted}, and has {', '.join(rows.column_names)}{candidates}")
 
 
@@ -187,7 +224,8 @@ def _columns_of(rows: Any, kind: str) -> list[str]:
 
 def _kind(feature: Any) -> str | None:
     """ "text", "image", "number", "list" (of numbers), or None."""
-    datasets = require_package("datasets")
+    import datasets
+
     if isinstance(feature, datasets.Image):
         return "image"
     if isinstance(feature, datasets.ClassLabel):
@@ -208,8 +246,9 @@ def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | No
         [name.label_column] if name.label_column else [column for column in _LABELS if column in rows.column_names]
     )
     if name.label_column and name.label_column not in rows.column_names:
+        near = did_you_mean(name.label_column, rows.column_names)
         raise ValueError(
-            f"{name.description} has no column {name.label_column!r}; it has {', '.join(rows.column_names)}"
+            f"{name.description} has no column {name.label_column!r}{near}; it has {', '.join(rows.column_names)}"
         )
     if not columns:
         return None
@@ -230,3 +269,7 @@ def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: Pr
     if values.min() < 0 or values.max() >= model.config.num_labels:
         return None
     return torch.from_numpy(values.astype(np.int64))
+
+
+_READERS = {"input_ids": _token_rows, "pixel_values": _pixel_rows, "features": _feature_rows}
+"""By the model's main input."""

@@ -1,6 +1,6 @@
 """Rows that a model takes, and what they are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from tqdm.auto import tqdm
 
 _LOADED_TOGETHER = 64
 """Rows read at a time; how many are computed at a time is another matter."""
@@ -43,7 +44,7 @@ class InputSet:
     Args:
         rows: a data set in memory or on disk; `__getitems__` gives a batch, {name of an argument: tensor}, with
             "labels" where they are known.
-        description: what they are, in words, such as "mlp-adult, training rows".
+        description: what they are, in words, such as "rows.csv" or "user/texts, split train".
         source: Hub id of the data set, if it is on the Hub.
     """
 
@@ -54,9 +55,10 @@ class InputSet:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batches(self) -> DataLoader:
-        """All rows, in order."""
-        return DataLoader(self.rows, batch_size=_LOADED_TOGETHER, collate_fn=_as_it_is)
+    def batches(self, what: str, *, progress: bool, batch_size: int = _LOADED_TOGETHER) -> Iterable[dict[str, Tensor]]:
+        """All rows, in order, with a progress bar that says `what` they are for."""
+        loader = DataLoader(self.rows, batch_size=batch_size, collate_fn=_as_it_is)
+        return tqdm(loader, desc=what, unit="batch", disable=not progress)
 
     def first(self, count: int) -> dict[str, Tensor]:
         """The first rows as a batch, without labels."""
@@ -81,5 +83,5 @@ def float_rows(values: Any) -> Tensor:
     return found
 
 
-def _as_it_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def _as_it_is(batch: Any) -> dict[str, Tensor]:
     return batch

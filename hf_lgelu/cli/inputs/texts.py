@@ -8,12 +8,14 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_lgelu.cli.inputs.input_set import TensorRows, sample_numbers
-from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
 
 LONGEST = 1024
 """Tokens of a sequence where the user names no length and the model takes more."""
 
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+IGNORED = -100
+"""The label of a token that nothing predicts."""
+
 _TOGETHER = 64  # consecutive texts that stay together, so that most blocks are a text as it was written
 _CHOICE = 4  # times as many blocks are cut as are wanted, so that those chosen are of many texts
 
@@ -37,9 +39,9 @@ def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a checkpoint. Raises ValueError if there is none."""
     try:
         return AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # what a damaged one ends in
         raise ValueError(
-            f"texts need the model's tokenizer, and none can be loaded from {model}. Save it there "
+            f"texts need the model's tokenizer, and none can be loaded from {model} ({error}). Save it there "
             "(tokenizer.save_pretrained), or give a data set that holds a column input_ids"
         ) from error
 
@@ -51,8 +53,8 @@ def is_language_model(model: PreTrainedModel) -> bool:
 
 def text_blocks(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, wanted: int | None, seed: int
-) -> TokenBlocks:
-    """`wanted` blocks of `length` tokens, or all; the tokens themselves are the labels.
+) -> TensorRows:
+    """`wanted` blocks of `length` tokens, or all; the tokens themselves are the labels, and the model shifts them.
 
     The texts follow one another without a token between, as in transformers' examples; what is left behind the last
     whole block is dropped. Of many texts only as many are read as it takes, in a seeded order.
@@ -69,8 +71,15 @@ def text_blocks(
             tokens += [token for text in encoded["input_ids"] for token in text]
         if wanted is not None and len(tokens) >= _CHOICE * wanted * length:
             break
-    blocks = TokenBlocks.cut(torch.tensor(tokens, dtype=torch.int64), length)
-    return blocks.take(sample_numbers(len(blocks), wanted, seed))
+    count = len(tokens) // length
+    if not count:
+        raise ValueError(
+            f"the texts have {len(tokens)} tokens, which do not fill one sequence of {length}; give more of them, or "
+            "a smaller --sequence_length"
+        )
+    blocks = torch.tensor(tokens[: count * length], dtype=torch.int64).view(count, length)
+    blocks = blocks[torch.from_numpy(sample_numbers(count, wanted, seed))]
+    return TensorRows({"input_ids": blocks, "labels": _predicted(blocks)})
 
 
 def text_sequences(
@@ -98,10 +107,12 @@ def text_sequences(
     return TensorRows(dict(encoded) if labels is None else {**encoded, "labels": labels[chosen]})
 
 
-def encoded_sequences(rows: Any, model: PreTrainedModel, wanted: int | None, seed: int) -> TensorRows:
+def encoded_sequences(
+    rows: Any, model: PreTrainedModel, wanted: int | None, seed: int, labels: Tensor | None = None
+) -> TensorRows:
     """The columns input_ids and attention_mask of a tokenized data set, padded on the right.
 
-    A language model's labels are its tokens, -100 where they are padding.
+    A language model's labels are its tokens, -100 where they are padding; another model's are `labels`, (len(rows),).
     """
     chosen = sample_numbers(len(rows), wanted, seed).tolist()
     ids = [torch.tensor(sequence, dtype=torch.int64) for sequence in rows[chosen]["input_ids"]]
@@ -112,7 +123,14 @@ def encoded_sequences(rows: Any, model: PreTrainedModel, wanted: int | None, see
     pad = torch.nn.utils.rnn.pad_sequence
     tensors = {"input_ids": pad(ids, batch_first=True), "attention_mask": pad(masks, batch_first=True)}
     if is_language_model(model):
-        labels = tensors["input_ids"].masked_fill(tensors["attention_mask"] == 0, -100)
-        labels[:, 0] = -100
-        tensors["labels"] = labels
+        tensors["labels"] = _predicted(tensors["input_ids"]).masked_fill(tensors["attention_mask"] == 0, IGNORED)
+    elif labels is not None:
+        tensors["labels"] = labels[chosen]
     return TensorRows(tensors)
+
+
+def _predicted(tokens: Tensor) -> Tensor:
+    """The labels of (N, T) tokens: the tokens themselves but the first, which nothing in the sequence predicts."""
+    labels = tokens.clone()
+    labels[:, 0] = IGNORED
+    return labels

@@ -64,27 +64,40 @@ class FoldReport:
 def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = True) -> FoldReport:
     """Put `nn.GELU` (erf) in the place of every λ-GELU and λ into the layers around it; the function stays the same.
 
-    One λ per site (granularity "layer", "network") goes through reshapes, pooling and products with other tensors
-    (gated units); a λ per channel where the channels can be followed to both layers. λ is folded as it is now, a
-    hardening override included. New weights are computed in float64 and rounded once to their own dtype.
+    Changes `model` in place. One λ per site (granularity "layer", "network") goes through reshapes, pooling and
+    products with other tensors (gated units); a λ per channel where the channels can be followed to both layers. λ is
+    folded as it is now, a hardening override included. New weights are computed in float64 and rounded once to their
+    own dtype.
 
     Args:
-        model: any module tree, changed in place.
+        model: any module tree.
         inputs: for one forward pass, from which the layers around each activation are read. The whole model
             must run. What depends on the inputs' shape or values is taken as these make it.
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
 
     Raises:
         ValueError: no λ-GELU; the model cannot be traced; or sites whose λ cannot be folded, each with the reason
-            (behind a residual sum, feeding several layers, between tied weights). The model is then unchanged.
+            (behind a residual sum, feeding several layers, between tied weights), or whose forward hooks would go with
+            the module. The model is then unchanged.
         RuntimeError: (UnsupportedConfigError) no config key says GELU in its erf form at these sites. The model is
             then unchanged.
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import LambdaGELU, fold_hardness
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), LambdaGELU(init_hardness=2.0), torch.nn.Linear(4, 1))
+        >>> inputs = torch.randn(5, 3)
+        >>> before = model(inputs)
+        >>> _ = fold_hardness(model, inputs)
+        >>> type(model[1]).__name__, torch.allclose(model(inputs), before, atol=1e-6)
+        ('GELU', True)
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     require_lambda_gelu(model)
     sites = find_sites(model, ("lambda_gelu",))
     if not sites:
         raise ValueError("the model is a single λ-GELU with no layer to fold λ into; give the model that contains it")
+    _refuse_hooks(sites)
     plan = plan_fold(model, sites, trace_sites(model, sites, inputs))
     changes = [
         (root, plan_erf_gelu(root, _names_inside(name, sites)))
@@ -102,6 +115,19 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
         ),
         tuple(change for _, root_changes in changes for change in root_changes),
     )
+
+
+def _refuse_hooks(sites: Sequence[ActivationSite]) -> None:
+    hooked = [
+        site.name
+        for site in sites
+        if any((site.module._forward_hooks, site.module._forward_pre_hooks, site.module._backward_hooks))
+    ]
+    if hooked:
+        raise ValueError(
+            f"{', '.join(hooked)} has hooks, which would be lost with the module that GELU replaces; remove them first "
+            "(handle.remove()) and register them again on the model that comes out"
+        )
 
 
 def plan_erf_gelu(root: PreTrainedModel, names: set[str]) -> list[ConfigChange]:

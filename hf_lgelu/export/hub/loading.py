@@ -108,6 +108,14 @@ def attach_model_code(folder: str | os.PathLike) -> Path:
     Raises:
         ValueError: another model, or one with λ-GELU, which the file alone cannot build.
         FileNotFoundError: there is no config.json.
+
+    Example:
+        >>> import tempfile
+        >>> from hf_lgelu import MLPConfig, MLPForClassification, attach_model_code
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     MLPForClassification(MLPConfig(num_features=2, hidden_act="relu")).save_pretrained(folder)
+        ...     attach_model_code(folder).name
+        'mlp.py'
     """
     folder = Path(folder)
     path = folder / "config.json"

@@ -10,6 +10,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
 from hf_lgelu.export.hub.card_text import holds_token, without_tokens
+from hf_lgelu.models.links import require_inside
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,10 @@ def push_to_hub(
         PermissionError: the Hub does not take the token.
         ConnectionError: the push was cut off; repeat it.
         OSError: the Hub answered with another error.
+
+    Example:
+        >>> from hf_lgelu import push_to_hub
+        >>> push_to_hub("out/relu", "you/model-relu", private=True)  # doctest: +SKIP
     """
     files = files_to_push(folder)
     _refuse_tokens(Path(folder), files, token or get_token())
@@ -102,7 +107,7 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     Raises:
         NotADirectoryError: no folder is there.
         ValueError: config.json, README.md or the weights are missing, or a file is a pickle, which could run code
-            on the machine of whoever loads it.
+            on the machine of whoever loads it, or a link that leads out of the folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -123,6 +128,8 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
         if path.suffix.lower() in _SUFFIXES or path.name == LICENSE_FILE or path.name in code
     ]
     _require_complete(folder, names)
+    for name in names:
+        require_inside(folder / name, folder)
     return sorted(names)
 
 

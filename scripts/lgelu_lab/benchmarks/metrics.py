@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import EvalPrediction
 
-from hf_lgelu.cli.inputs.token_blocks import IGNORED
+from lgelu_lab.benchmarks.token_blocks import IGNORED
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:

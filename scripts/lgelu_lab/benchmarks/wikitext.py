@@ -20,12 +20,12 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_lgelu.cli.inputs.token_blocks import IGNORED, TokenBlocks
 from hf_lgelu.extras import require
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions, choose_rows, collate_rows
 from lgelu_lab.benchmarks.metrics import perplexity, token_losses
 from lgelu_lab.benchmarks.source import load_splits
+from lgelu_lab.benchmarks.token_blocks import IGNORED, TokenBlocks
 
 logger = logging.get_logger(__name__)
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from lgelu_lab.conversion_bench.cases import CASES
-from lgelu_lab.report.figures.drawing import DOTS_PER_INCH, new_figure, style
+from lgelu_lab.report.drawing import DOTS_PER_INCH, new_figure, style
 
 _SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 _COLOUR, _GUIDE = "#0072B2", "#666666"

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from transformers import PreTrainedModel, PrinterCallback, set_seed
 
 from hf_lgelu import LambdaGELUTrainer
-from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
 from hf_lgelu.models.checkpoint import load_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.benchmarks.images import ImageRows
 from lgelu_lab.benchmarks.table import check_benchmark
+from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 from lgelu_lab.studies.arguments import parse_mapping, recorded_options
 from lgelu_lab.studies.experiments import STUDIES, Configuration, experiment_name
 from lgelu_lab.studies.records import RELU_FOLDER, RunRecord, read_record, require_own_weights

@@ -1,9 +1,10 @@
 """Numbers as a reader sees them: digits that fit the metric, mean ± deviation, a dash where there is none."""
 
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from lgelu_lab.studies.records import RunRecord
+import pandas as pd
 
 NONE = "–"
 """Where a number does not apply, e.g. λ of a GELU network."""
@@ -11,59 +12,75 @@ NONE = "–"
 MISSING = "missing"
 """Where a run is not there. Never a zero."""
 
-_DIGITS = {"accuracy": 4, "perplexity": 2}
+DIGITS = {"accuracy": 4, "perplexity": 2}
+"""Digits after the point of a score of each metric; 4 for others."""
+
+LOWER_IS_BETTER = frozenset({"perplexity"})
+_SHARES = frozenset({"accuracy"})  # a share of the evaluation samples: a single one has a binomial interval
+
+Show = int | Callable[[float], str]
+"""So many digits after the point, or how a number is written."""
 
 
 def digits_of(metric: str) -> int:
     """Digits after the point that a score of this metric is shown with."""
-    return _DIGITS.get(metric, 4)
+    return DIGITS.get(metric, 4)
 
 
-def metric_with_direction(metric: str, greater_is_better: bool) -> str:
-    """The metric's name, with what is better where that is not the usual: "perplexity (lower is better)"."""
-    return metric if greater_is_better else f"{metric} (lower is better)"
+def number(value: float, digits: int, *, signed: bool = False) -> str:
+    """One number with a minus sign, not a hyphen, and a plus where `signed` says so; what rounds to 0 has no sign."""
+    value = round(value, digits) + 0.0
+    return f"{value:{'+' if signed and value else ''}.{digits}f}".replace("-", "−")
 
 
-def metrics_in_words(records: Iterable[RunRecord]) -> str:
-    """One sentence on what the scores are: "Scores are accuracy; of gpt2-wikitext2 perplexity (lower is better)."
+def present(values: Sequence[object]) -> list:
+    """Those that are there: neither None nor NaN."""
+    return [value for value in values if value is not None and not pd.isna(value)]
 
-    Empty for no records.
+
+def mean_and_deviation(values: Sequence[float | None], show: Show, *, signed: bool = False) -> str:
+    """ "mean ± sample standard deviation"; the value alone for one; a dash where there is none.
+
+    Where some seeds have a value and others have none, it says of how many the mean is. `signed` puts a sign before
+    every mean but zero.
     """
-    benchmarks: dict[str, list[str]] = {}
-    for record in records:
-        names = benchmarks.setdefault(metric_with_direction(record.metric, record.greater_is_better), [])
-        if record.config["benchmark"] not in names:
-            names.append(record.config["benchmark"])
-    if not benchmarks:
-        return ""
-    usual, *others = sorted(benchmarks, key=lambda metric: -len(benchmarks[metric]))
-    return "; ".join([f"Scores are {usual}", *(f"of {listed(benchmarks[metric])} {metric}" for metric in others)]) + "."
-
-
-def mean_and_deviation(values: Sequence[float | None], digits: int, *, signed: bool = False) -> str:
-    """ "mean ± sample standard deviation"; the value alone for one; a dash where any is missing.
-
-    `signed` puts a sign before every mean but zero.
-    """
-    if not values or any(value is None for value in values):
+    there = present(values)
+    if not there:
         return NONE
-    mean = round(statistics.fmean(values), digits) + 0.0  # -0.00004 is shown as 0.0000, without a sign
-    text = number(mean, digits, signed=signed)
-    return text if len(values) == 1 else f"{text} ± {statistics.stdev(values):.{digits}f}"
+    write = show if callable(show) else lambda value: number(value, show)
+    mean = statistics.fmean(there)
+    text = write(mean) if callable(show) else number(mean, show, signed=signed)
+    text += f" ± {write(statistics.stdev(there))}" if len(there) > 1 else ""
+    return text if len(there) == len(values) else f"{text} ({len(there)} of {len(values)} seeds)"
+
+
+def interval(metric: str, scores: Sequence[float | None], samples: float | None) -> str:
+    """ "0.29 to 0.37": Wilson's 95 % interval of one seed's accuracy on so many samples; empty for anything else.
+
+    Several seeds show their deviation; a perplexity has no binomial interval.
+    """
+    there = present(scores)
+    if metric not in _SHARES or len(there) != 1 or not present([samples]):
+        return ""
+    share, z = float(there[0]), statistics.NormalDist().inv_cdf(0.975)
+    centre = (share + z * z / (2 * samples)) / (1 + z * z / samples)
+    half = z / (1 + z * z / samples) * math.sqrt(share * (1 - share) / samples + (z / (2 * samples)) ** 2)
+    digits = 3 if samples < 20_000 else 4
+    return f"{max(0.0, centre - half):.{digits}f} to {min(1.0, centre + half):.{digits}f}"
 
 
 def tone(changes: Sequence[float], digits: int, greater_is_better: bool) -> str:
     """ "better", "worse", or "" for changes whose mean rounds to nothing, and for none."""
-    mean = round(statistics.fmean(changes), digits) if changes else 0
+    mean = round(statistics.fmean(changes), digits) if len(changes) else 0
     if mean == 0:
         return ""
     return "better" if (mean > 0) == greater_is_better else "worse"
 
 
-def number(value: float, digits: int, *, signed: bool = False) -> str:
-    """One number with a minus sign, not a hyphen, and a plus where `signed` says so."""
-    text = f"{value:+.{digits}f}" if signed and value != 0 else f"{value:.{digits}f}"
-    return text.replace("-", "−")
+def largest(values: Sequence[float | None]) -> str:
+    """The largest of those that are there, with two significant digits; a dash where there is none."""
+    there = present(values)
+    return f"{max(there):.2g}".replace("e-", "e−") if there else NONE
 
 
 def count(value: float) -> str:
@@ -71,9 +88,19 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def largest(values: Sequence[float | None]) -> str:
-    """The largest, with two significant digits; a dash where any is missing."""
-    return NONE if not values or any(value is None for value in values) else f"{max(values):.2g}"
+def amount(value: float) -> str:
+    """A count, or a mean of counts: "20", "19.3"."""
+    return f"{value:,.1f}".removesuffix(".0")
+
+
+def percentage(value: float) -> str:
+    """A share of 1 in per cent, without the sign: it stands in the heading."""
+    return number(100 * value, 1)
+
+
+def metric_with_direction(metric: str, greater_is_better: bool) -> str:
+    """The metric's name, with what is better where that is not the usual: "perplexity (lower is better)"."""
+    return metric if greater_is_better else f"{metric} (lower is better)"
 
 
 def listed(values: Sequence[object]) -> str:
@@ -84,3 +111,17 @@ def listed(values: Sequence[object]) -> str:
 def either(values: Sequence[object]) -> str:
     """The different ones among the values: "50", or "4 or 50"."""
     return " or ".join(dict.fromkeys(str(value) for value in values))
+
+
+def metrics_in_words(runs: pd.DataFrame) -> str:
+    """One sentence on what the scores are: "Scores are accuracy; of gpt2-wikitext2 perplexity (lower is better)."
+
+    Empty for no runs.
+    """
+    benchmarks: dict[str, list[str]] = {}
+    for metric, greater, benchmark in runs[["metric", "greater_is_better", "benchmark"]].drop_duplicates().values:
+        benchmarks.setdefault(metric_with_direction(metric, greater), []).append(benchmark)
+    if not benchmarks:
+        return ""
+    usual, *others = sorted(benchmarks, key=lambda metric: -len(benchmarks[metric]))
+    return "; ".join([f"Scores are {usual}", *(f"of {listed(benchmarks[metric])} {metric}" for metric in others)]) + "."

@@ -1,20 +1,24 @@
-"""What the paper (arXiv:2603.21991) ran, as far as it says, and where a record differs from it.
+"""What the paper (arXiv:2603.21991) ran and found, as far as it says, and where a record differs from it."""
 
-No torch here: a record names its settings, and these are the paper's.
-"""
-
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from lgelu_lab.report.configurations import PAPER_LR_MULTIPLIER, is_grid, is_relufied, learns_hardness
-from lgelu_lab.report.numbers import count, either
-from lgelu_lab.studies.experiments import PAPER_TEMPERATURE
+import pandas as pd
+
+from lgelu_lab.report.numbers import NONE, count, either
+from lgelu_lab.studies.experiments import INIT_MODES, PAPER_TEMPERATURE, STUDIES
 from lgelu_lab.studies.records import RunRecord
 
+PAPER_LR_MULTIPLIER = 9.0
 PAPER_TARGET_HARDNESS = 2 / (5e-3 * math.sqrt(2 * math.pi))
 """λ whose gate is within ε = 5e-3 of a step, in the mean: 159.577."""
+
+PAPER_VALUES_FILE = Path(__file__).with_name("paper_values.json")
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,29 @@ _HARDENING = {
     "hardening_strategy": ("hardening by", "epoch"),
 }
 
+DATA_READ: dict[str, str] = {
+    "wikitext2_small": "WikiText-2's test split served as training split, its validation split for evaluation",
+    "tiny_imagenet_40": "40 of 200 classes",
+}
+"""{folder that was read: how it differs from the Hub's data set}, of shortened copies."""
+
+_READ_EARLIER = {"gpt2-wikitext2": "wikitext2_small", "deit-tiny-imagenet": "tiny_imagenet_40"}
+"""{benchmark: the folder read} of records from before 0.2.0, which name the Hub id whatever was read."""
+
+
+def data_folder(record: RunRecord) -> str | None:
+    """The name of the folder that a run's data was read from; None for the Hub's, or where the record does not say."""
+    if "copy_of" in record.data:
+        return record.data.get("folder")
+    return _READ_EARLIER.get(record.config["benchmark"])
+
+
+def data_read(record: RunRecord) -> str:
+    """What a run read, in words: "wikitext2_small, a local copy of Salesforce/wikitext", or the Hub id."""
+    folder = data_folder(record)
+    hub = record.data.get("copy_of") or record.data.get("source", "")
+    return f"{folder}, a local copy of {hub}" if folder else str(hub)
+
 
 def differences(record: RunRecord) -> tuple[str, ...]:
     """The settings of a run that are not the paper's, in words; none for a benchmark that is not in the paper.
@@ -86,9 +113,10 @@ def _shortened(record: RunRecord, recipe: PaperRecipe) -> list[str]:
         if whole is not None and record.data[name] != whole:
             what = "training" if name == "train_samples" else "evaluation"
             found.append(f"{count(record.data[name])} of {count(whole)} {what} samples")
-    classes = record.data.get("classes", recipe.classes)  # older records do not say
-    if recipe.classes is not None and classes != recipe.classes:
+    read, classes = DATA_READ.get(data_folder(record) or "", ""), record.data.get("classes", recipe.classes)
+    if recipe.classes is not None and classes != recipe.classes and "classes" not in read:
         found.append(f"{classes} of {recipe.classes} classes")
+    found += [read] * bool(read)
     if recipe.train_samples is None and config.get("max_train_samples"):
         found.append(f"{count(record.data['train_samples'])} training samples only")
     if config.get("validation_fraction"):
@@ -103,10 +131,10 @@ def _other_recipe(record: RunRecord, recipe: PaperRecipe) -> list[str]:
     for name, words in (("learning_rate", "learning rate"), ("weight_decay", "weight decay")):
         if name in config and config[name] != getattr(recipe, name):
             found.append(f"{words} {config[name]:g}, not {getattr(recipe, name):g}")
-    sizes = [(config.get(name), getattr(recipe, name), name.partition("_")[0]) for name in ("image_size", "patch_size")]
-    for actual, paper, what in sizes:
+    for name in ("image_size", "patch_size"):
+        actual, paper = config.get(name), getattr(recipe, name)
         if paper is not None and actual not in (None, paper):
-            found.append(f"{what} size {actual}, not {paper}")
+            found.append(f"{name.replace('_', ' ')} {actual}, not {paper}")
     if recipe.model and not config.get("pretrained"):
         size = model_size(config)
         found.append(f"a model from scratch{f' ({size})' if size else ''} in place of {recipe.model}")
@@ -114,21 +142,22 @@ def _other_recipe(record: RunRecord, recipe: PaperRecipe) -> list[str]:
 
 
 def _other_hardness(record: RunRecord) -> list[str]:
-    # The study of t and c differs in them on purpose, and says so in its axes.
-    expected: dict[str, tuple[str, Any]] = dict(_HARDNESS) if learns_hardness(record) and not is_grid(record) else {}
-    if record.config["harden"]:
+    config, expected = record.config, {}
+    if config["activation"] == "lambda_gelu" and not record.name.startswith("grid/"):
+        expected |= _HARDNESS  # the study of t and c differs in them on purpose, and says so in its axes
+    if config["harden"]:
         expected |= _HARDENING
-    elif is_relufied(record):
+    elif config.get("relufication"):
         expected["switch_fraction"] = _HARDENING["switch_fraction"]
     found = []
     for name, (words, value) in expected.items():
-        actual = record.config.get(name, value)
+        actual = config.get(name, value)
         if actual != value and not (isinstance(value, float) and abs(actual - value) < 1e-6 * value):
             found.append(f"{words} {_short(actual)}, not {_short(value)}")
     return found
 
 
-def model_size(config: dict[str, Any]) -> str:
+def model_size(config: Mapping[str, Any]) -> str:
     """The options of the model that a run set: "4 layers, width 128"; empty where it has none."""
     words = {
         "num_layers": "{} layers",
@@ -142,33 +171,109 @@ def model_size(config: dict[str, Any]) -> str:
     return ", ".join(text.format(config[name]) for name, text in words.items() if config.get(name) is not None)
 
 
-def marked(seeds: Sequence[RunRecord], notes: dict[str, str]) -> str:
+Notes = dict[str, str]
+"""{difference from the paper: its letter} of one table."""
+
+
+def marked(seeds: pd.DataFrame, notes: Notes) -> str:
     """ " [a]", where `seeds` differ from the paper; the letter is that of the same difference in `notes`.
 
-    A new difference is added to `notes` ({difference: letter}) with the next letter.
+    A new difference is added to `notes` with the next letter.
     """
-    found = dict.fromkeys("; ".join(differences(record)) for record in seeds)
-    text = " or ".join(filter(None, found))
+    text = " or ".join(filter(None, dict.fromkeys("; ".join(differences(record)) for record in seeds["record"])))
     if not text:
         return ""
-    letter = notes.setdefault(text, _letter(len(notes)))
-    return f" [{letter}]"
+    place = len(notes)
+    return f" [{notes.setdefault(text, chr(ord('a') + place % 26) * (1 + place // 26))}]"
 
 
-def trained_on(seeds: Sequence[RunRecord], notes: dict[str, str]) -> str:
+def trained_on(seeds: pd.DataFrame, notes: Notes) -> str:
     """Epochs × training samples of a row, with a letter where its settings are not the paper's."""
-    epochs = either([f"{record.last.epoch:g}" for record in seeds])
-    samples = either([count(record.data["train_samples"]) for record in seeds])
-    return f"{epochs} × {samples}{marked(seeds, notes)}"
+    epochs = either([f"{epoch:g}" for epoch in seeds["last_epoch"]])
+    return f"{epochs} × {either([count(samples) for samples in seeds['train_samples']])}{marked(seeds, notes)}"
 
 
-def note_lines(notes: dict[str, str]) -> tuple[str, ...]:
+def note_lines(notes: Notes) -> tuple[str, ...]:
     """One line for each letter that `marked` gave."""
     return tuple(f"[{letter}] Unlike the paper: {text}." for text, letter in notes.items())
 
 
-def _letter(number: int) -> str:
-    return chr(ord("a") + number % 26) * (1 + number // 26)
+QUANTITIES = ("best_validation_score", "best_epoch", "mean_hardness", "drift", "as_is", "substituted")
+_LAMBDA = tuple(f"lambda_gelu-{mode}{end}" for mode in INIT_MODES for end in ("", "-hardened"))
+CONFIGURATION_KEYS = ("gelu", "relu", "gelu-relufied", "silu", "mish", "prelu", "learnable_swish", *_LAMBDA)
+
+
+@dataclass(frozen=True)
+class PaperValues:
+    """The paper's own numbers: {benchmark: {configuration key: {quantity: (mean, std or None)}}}, and their source."""
+
+    values: Mapping[str, Mapping[str, Mapping[str, tuple[float, float | None]]]] = field(default_factory=dict)
+    citation: str = ""
+
+    def value(self, benchmark: str, key: str, quantity: str) -> tuple[float, float | None] | None:
+        """(mean, standard deviation or None); None where the paper has none."""
+        return self.values.get(benchmark, {}).get(key, {}).get(quantity)
+
+    def text(self, benchmark: str, key: str, quantity: str) -> str:
+        """ "mean ± std" with the paper's own digits; a dash where it has none."""
+        found = self.value(benchmark, key, quantity)
+        return (
+            NONE if found is None else " ± ".join(f"{part:g}".replace("e-", "e−") for part in found if part is not None)
+        )
+
+    def has(self, benchmarks: Sequence[str], quantity: str) -> bool:
+        """Whether any configuration of these benchmarks has this quantity."""
+        return any(quantity in row for name in benchmarks for row in self.values.get(name, {}).values())
+
+
+def read_paper_values(path: str | os.PathLike = PAPER_VALUES_FILE) -> PaperValues:
+    """Read such a file: {"citation": text, "values": {benchmark: {configuration: {quantity: value}}}}.
+
+    A configuration is its key as in the names of runs ("lambda_gelu-uniform-hardened"), a quantity one of QUANTITIES,
+    a value a number or [mean, standard deviation].
+
+    Raises FileNotFoundError, or ValueError that names the place and what is accepted there.
+    """
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    benchmarks = tuple(dict.fromkeys(name for study in STUDIES.values() for name in study.benchmarks))
+    values = {}
+    raw = _mapping(raw, f"{path}")
+    _accept(raw, ("citation", "values"), f"{path}: key")
+    for benchmark, rows in _mapping(raw.get("values"), f"{path}: values").items():
+        _accept([benchmark], benchmarks, f"{path}: benchmark")
+        where = f"{path}: {benchmark}"
+        _accept(_mapping(rows, where), CONFIGURATION_KEYS, f"{where}: configuration")
+        values[benchmark] = {}
+        for key, row in rows.items():
+            _accept(_mapping(row, f"{where}: {key}"), QUANTITIES, f"{where}: {key}: quantity")
+            values[benchmark][key] = {name: _value(value, f"{where}: {key}: {name}") for name, value in row.items()}
+    return PaperValues(values, str(raw.get("citation", "")))
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object of names, got {value!r}")
+    return value
+
+
+def _accept(names: Sequence[str] | Mapping[str, Any], accepted: tuple[str, ...], where: str) -> None:
+    for name in names:
+        if name not in accepted:
+            raise ValueError(f"{where} {name!r} is unknown; accepted: {', '.join(accepted)}")
+
+
+def _value(value: Any, where: str) -> tuple[float, float | None]:
+    mean, deviation = value if isinstance(value, list) and len(value) == 2 else (value, None)
+    if not _is_number(mean) or not (deviation is None or (_is_number(deviation) and deviation >= 0)):
+        raise ValueError(f"{where} must be a number or [mean, standard deviation], got {value!r}")
+    return float(mean), None if deviation is None else float(deviation)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _short(value: object) -> str:

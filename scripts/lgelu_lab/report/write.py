@@ -1,80 +1,284 @@
-"""Records → a folder with tables, figures and a page. No torch: a report is made where the records are."""
+"""Records → a folder with tables, figures and a page, and the results in a README. Where the records are, no torch."""
 
+import base64
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from lgelu_lab.measurements.records import MeasurementRecord
-from lgelu_lab.report.configurations import benchmarks_of, is_downstream, is_grid
-from lgelu_lab.report.downstream.tables.conversion import conversion_overview_table
-from lgelu_lab.report.downstream.tables.conversion_finetuning import finetuning_overview_table
-from lgelu_lab.report.downstream.tables.overview import overview_table
-from lgelu_lab.report.markup import LATEX_PREAMBLE, to_latex, to_markdown
+from lgelu_lab.measurements.records import MeasurementRecord, read_measurements
+from lgelu_lab.report.claims import CLAIMS_TABLE
+from lgelu_lab.report.drawing import Drawing, FigureSpec, draw_all
+from lgelu_lab.report.frames import ReportData
+from lgelu_lab.report.markup import LATEX_PREAMBLE, TEMPLATES, Table, TableSpec, build_table, to_latex, to_markdown
+from lgelu_lab.report.measured_figures import MEASURED_FIGURES
+from lgelu_lab.report.measured_tables import MEASURED_TABLES
 from lgelu_lab.report.numbers import listed
-from lgelu_lab.report.page import render_page
-from lgelu_lab.report.paper_values import NOT_AT_HAND, PaperValues
-from lgelu_lab.report.section import Section
-from lgelu_lab.report.sections import build_sections
-from lgelu_lab.report.tables.basis import basis_table
-from lgelu_lab.report.tables.glance import glance_table
-from lgelu_lab.report.tables.profiles import profile_table
-from lgelu_lab.report.tables.substitution import substitution_table
-from lgelu_lab.studies.records import RunRecord
-
-__all__ = ["failed_runs", "markdown_tables", "readme_tables", "summarize", "write_report"]
+from lgelu_lab.report.results import PATH, RESULTS, conclusions
+from lgelu_lab.report.run_figures import FIGURES
+from lgelu_lab.report.run_tables import TABLES
+from lgelu_lab.studies.folder import write_whole
+from lgelu_lab.studies.records import RECORD_FILE, RunRecord, read_records
 
 TITLE = "λ-GELU: what the gates learn, and what ReLU costs in their place"
+START = "<!-- results: written by scripts/report.py --readme README.md -->"
+END = "<!-- end of results -->"
 ERROR_FILE = "error.txt"
-_MEASURED = (overview_table, conversion_overview_table, finetuning_overview_table)  # without rows where not measured
+
+ALL_TABLES: dict[str, TableSpec] = {"results": RESULTS, "claims": CLAIMS_TABLE, **TABLES, **MEASURED_TABLES}
+ALL_FIGURES: dict[str, FigureSpec] = {"path": PATH, **FIGURES, **MEASURED_FIGURES}
+
+_FOLDED_FROM = 24  # rows; a longer table is folded on the page
+_FULL_WIDTH = 7.9  # inches; a wider figure is not legible at half the page
 
 
-def write_report(
-    records: Sequence[RunRecord],
-    folder: str | os.PathLike,
-    *,
-    paper: PaperValues | None = None,
-    failed: Mapping[str, str] | None = None,
-    measurements: Sequence[MeasurementRecord] = (),
-) -> list[Path]:
-    """Write tables.md, tables.tex, figures/*.png, figures/*.svg and report.html, and return their paths.
+@dataclass(frozen=True)
+class SectionSpec:
+    """One part of the report: which tables and figures stand in it, and what is said above them.
 
-    Args:
-        records: all runs; a run twice is refused.
-        folder: made if it is not there.
-        paper: the paper's values, shown beside ours.
-        failed: {run: last line of its error} of runs without a record.
-        measurements: of scripts/downstream.py.
-
-    Raises:
-        ValueError: there is no record, or one is there twice.
-        ImportError: matplotlib or scipy is not installed.
+    `measured`: the part is about what was measured on trained networks, and left out where there is nothing of it.
     """
-    sections = build_sections(records, paper, failed, measurements)
+
+    title: str
+    text: str
+    tables: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    measured: bool = False
+
+
+SECTIONS: dict[str, SectionSpec] = {
+    "glance": SectionSpec(
+        "At a glance",
+        "λ-GELU is x·Φ(λx): λ = 1 is GELU, and a large λ is ReLU. Hardening trains a network while every λ grows to "
+        "about 160, so that ReLU can take its place with the same weights. Its plain rivals: swap ReLU into a finished "
+        "GELU network, refit that without training, swap it in early and train on, or train with ReLU from the start.",
+        ("results", "glance"),
+        ("glance",),
+    ),
+    "claims": SectionSpec("What holds", "The paper's claims beside these runs.", ("claims",)),
+    "profiles": SectionSpec(
+        "The gates as learned",
+        "The same network with GELU, with ReLU, and with a hardness λ per layer that is learned from three starts: "
+        "uniform (every λ close to 1), increasing over depth (1 to 2), and decreasing.",
+        ("profiles", "correlation"),
+        ("trajectories",),
+    ),
+    "hardness": SectionSpec(
+        "Hardness over depth and epochs",
+        "How hard each layer's gate becomes when nothing drives it but the loss.",
+        (),
+        ("hardness",),
+    ),
+    "substitution": SectionSpec(
+        "ReLU in the gates' place",
+        "Every smooth gate of a checkpoint is replaced by ReLU, the weights stay, and the network is measured again. "
+        "Which checkpoint matters: the best epoch as trained may lie before the gates are hard.",
+        ("substitution-best", "substitution-best-substituted", "substitution-last", "substitution-learned-last"),
+        ("substitution",),
+    ),
+    "grid": SectionSpec(
+        "Temperature and learning-rate multiplier",
+        "How the temperature t of λ = 1 + softplus(s/t) and the factor c on the learning rate of s move the gates.",
+        ("grid",),
+        ("grid",),
+    ),
+    "related": SectionSpec(
+        "Other activations",
+        "The same network, seeds and steps with other activations; PReLU and learnable-β Swish learn theirs as well.",
+        ("related",),
+        ("related",),
+    ),
+    "downstream": SectionSpec(
+        "Downstream: what a ReLU network allows",
+        "The reason to harden: tools that take piecewise-linear networks. Each was run on the same networks with GELU, "
+        "with ReLU from the start, and with hardened λ-GELU as it is and swapped.",
+        ("downstream", "networks", "measured-with"),
+        measured=True,
+    ),
+    "downstream-int8": SectionSpec(
+        "Downstream: integer inference",
+        "onnxruntime runs each network in float32 and in int8. A ReLU costs nothing there; a smooth gate needs its "
+        "input back in float32.",
+        ("int8",),
+        ("downstream-int8",),
+        measured=True,
+    ),
+    "downstream-verification": SectionSpec(
+        "Downstream: proofs of robustness",
+        "Marabou decides exactly, given the time, whether a ReLU network can be fooled near an input. It has no GELU.",
+        ("verification",),
+        ("downstream-verification",),
+        measured=True,
+    ),
+    "downstream-zeros": SectionSpec(
+        "Downstream: zeros",
+        "A ReLU network computes many exact zeros, and some of its units never fire. A smooth gate has small negative "
+        "outputs in their place.",
+        ("zeros",),
+        ("downstream-zeros",),
+        measured=True,
+    ),
+    "downstream-pruning": SectionSpec(
+        "Downstream: pruning",
+        "Units that never fire can go without a trace; the next candidates are those that fire least, or those with "
+        "the smallest weights.",
+        ("pruning",),
+        ("downstream-pruning",),
+        measured=True,
+    ),
+    "downstream-linear-pieces": SectionSpec(
+        "Downstream: exact linear pieces",
+        "A ReLU network is linear around almost every input: W and b of that piece explain it there exactly. A smooth "
+        "network has a first-order model alone, whose error grows with the square of the step.",
+        ("linear-pieces",),
+        ("downstream-linear-pieces",),
+        measured=True,
+    ),
+    "downstream-certificate": SectionSpec(
+        "Downstream: what the swap can change at most",
+        "Before swapping: a bound on the change of every score, beside the change that was then measured.",
+        ("certificate",),
+        measured=True,
+    ),
+    "downstream-conversion": SectionSpec(
+        "Downstream: ReLU without training",
+        "The other road to a ReLU network: the gates of a finished GELU network become ReLU, and only the linear maps "
+        "behind them are refitted, layer by layer, on unlabelled inputs. Hardening is the road for those who train.",
+        ("conversion",),
+        ("downstream-conversion",),
+        measured=True,
+    ),
+    "downstream-conversion-finetuning": SectionSpec(
+        "Downstream: a few training steps around the swap",
+        "Who can train for some steps may begin with the refit, with the direct swap, or anneal λ over the steps and "
+        "swap at the end. The same steps with GELU, never swapped, show what the training alone gives.",
+        ("conversion-finetuning",),
+        ("downstream-conversion-finetuning",),
+        measured=True,
+    ),
+    "coverage": SectionSpec("What is there and what is missing", "", ("coverage",)),
+    "basis": SectionSpec("What the numbers rest on", "", ("basis",)),
+}
+"""{key: one part of the report}, in its order."""
+
+NONE_THERE = "Nothing of this was run yet: missing, not zero."
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report, made."""
+
+    key: str
+    title: str
+    text: str
+    drawings: tuple[Drawing, ...]
+    tables: tuple[Table, ...]
+
+
+def build_sections(data: ReportData, only: Sequence[str] = tuple(SECTIONS)) -> list[Section]:
+    """The sections, those without runs too."""
+    made = []
+    for key in only:
+        spec = SECTIONS[key]
+        if spec.measured and not data.measurements and not len(data.part("downstream")):
+            continue
+        tables = [build_table(name, ALL_TABLES[name], data) for name in spec.tables]
+        drawings = [drawing for name in spec.figures for drawing in draw_all(name, ALL_FIGURES[name], data)]
+        tables = [table for table in tables if table.rows]
+        text = spec.text if tables or drawings else f"{spec.text} {NONE_THERE}"
+        made.append(Section(key, spec.title, text, tuple(drawings), tuple(tables)))
+    return made
+
+
+def write_report(data: ReportData, folder: str | os.PathLike) -> list[Path]:
+    """Write tables.md, tables.tex, figures/*.png and report.html, and return their paths.
+
+    Raises ImportError without matplotlib, before anything is written.
+    """
+    sections = build_sections(data)
+    hero = draw_all("path", PATH, data)
     folder = Path(folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    saved = {d.key: d.save(folder / "figures") for section in sections for d in section.drawings}
-    pictures = {key: svg for key, (_, svg) in saved.items()}
+    drawings = [*hero, *(drawing for section in sections for drawing in section.drawings)]
+    saved = {drawing.key: drawing.save(folder / "figures") for drawing in drawings}
+    tables = [table for section in sections for table in section.tables]
     texts = {
         "tables.md": markdown_tables(sections),
-        "tables.tex": _latex(sections),
-        "report.html": render_page(TITLE, _introduction(records, paper), sections, pictures),
+        "tables.tex": "\n\n".join([LATEX_PREAMBLE, *map(to_latex, tables)]) + "\n",
+        "report.html": _page(data, sections, hero, saved),
     }
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return [*(folder / name for name in texts), *(path for pair in saved.values() for path in pair)]
+        write_whole(folder / name, text)
+    return [*(folder / name for name in texts), *saved.values()]
 
 
-def readme_tables(records: Sequence[RunRecord], measurements: Sequence[MeasurementRecord] = ()) -> str:
-    """The README's results in Markdown: at a glance, Table I, Table II in the last epoch, what the ReLU networks
-    allow and how one is had without training, where that was measured, and the basis.
+def _page(data: ReportData, sections: Sequence[Section], hero: Sequence[Drawing], saved: Mapping[str, Path]) -> str:
+    """One HTML page that needs nothing else: no network, no script, every figure inside."""
+    pictures = {key: base64.b64encode(path.read_bytes()).decode("ascii") for key, path in saved.items()}
+    return TEMPLATES.get_template("page.html.j2").render(
+        title=TITLE,
+        conclusions=conclusions(data),
+        basis=_basis(data),
+        hero=hero,
+        sections=sections,
+        pictures=pictures,
+        folded_from=_FOLDED_FROM,
+        full_width=_FULL_WIDTH,
+    )
+
+
+def _basis(data: ReportData) -> str:
+    return (
+        f"{len(data.runs)} runs, {data.runs['hours'].sum():.1f} hours of training and evaluation, on "
+        f"{listed(dict.fromkeys(data.runs['benchmark']))}. Every number and figure here is made from their records by "
+        "scripts/report.py. The method is that of Pérez-Corral et al., arXiv:2603.21991. Tables and figures say on how "
+        "many seeds, epochs and samples they rest; a letter in brackets leads to what is not as in the paper."
+    )
+
+
+def markdown_tables(sections: Sequence[Section]) -> str:
+    """Every table of the report, under the titles of its sections."""
+    parts = []
+    for section in sections:
+        if section.tables:
+            parts += [f"## {section.title}", *filter(None, [section.text])]
+            parts += [to_markdown(table, level=3) for table in section.tables]
+    return "\n\n".join(parts) + "\n"
+
+
+def readme_results(data: ReportData) -> str:
+    """The README's results in Markdown: one table, with its notes."""
+    return to_markdown(build_table("results", RESULTS, data))
+
+
+def put_results(readme: str, results: str) -> str:
+    """The text with `results` between its two marks.
+
+    Raises ValueError unless each of `START` and `END` is there once, in that order.
     """
-    runs = [record for record in records if not is_grid(record) and not is_downstream(record)]
-    tables = [
-        *((glance_table(runs), profile_table(runs), substitution_table(runs, "last")) if runs else ()),
-        *(make(measurements) for make in _MEASURED if measurements),
-        basis_table(records),
-    ]
-    return "\n\n".join(to_markdown(table) for table in tables if table.rows)
+    if readme.count(START) != 1 or readme.count(END) != 1 or readme.index(START) > readme.index(END):
+        raise ValueError(
+            f"the README must have {START!r} and, behind it, {END!r}, once each, to put the results between"
+        )
+    before, after = readme.partition(START)[0], readme.partition(END)[2]
+    return f"{before}{START}\n\n{results}\n\n{END}{after}"
+
+
+def read_downstream(
+    folder: str | os.PathLike, records: Sequence[RunRecord] = ()
+) -> tuple[list[RunRecord], list[MeasurementRecord]]:
+    """(records and those of the runs below `folder`, each once; the measurements below `folder`).
+
+    Raises FileNotFoundError where there is no measurement.
+    """
+    measurements = read_measurements(folder)
+    if not measurements:
+        raise FileNotFoundError(
+            f"no measurement below {folder}; make them with: python scripts/measure.py --runs RUNS "
+            f"--output_dir {folder}"
+        )
+    networks = read_records(folder) if any(Path(folder).rglob(RECORD_FILE)) else []
+    return [*records, *(record for record in networks if record not in records)], measurements
 
 
 def failed_runs(folder: str | os.PathLike) -> dict[str, str]:
@@ -101,31 +305,4 @@ def summarize(record: RunRecord, folder: str | os.PathLike) -> str:
         )
     if last.hardness:
         lines.append("λ: " + ", ".join(f"{site} {value:.4g}" for site, value in last.hardness.items()))
-    return "\n".join([*lines, f"Record: {os.path.join(folder, 'record.json')}"])
-
-
-def markdown_tables(sections: Sequence[Section]) -> str:
-    """Every table of the report, under the titles of its sections."""
-    parts = []
-    for section in sections:
-        if section.tables:
-            parts += [f"## {section.title}", *filter(None, [section.text])]
-            parts += [to_markdown(table, level=3) for table in section.tables]
-    return "\n\n".join(parts) + "\n"
-
-
-def _latex(sections: Sequence[Section]) -> str:
-    tables = [to_latex(table) for section in sections for table in section.tables]
-    return "\n\n".join(["% Written by scripts/report.py from the run records.\n" + LATEX_PREAMBLE, *tables]) + "\n"
-
-
-def _introduction(records: Sequence[RunRecord], paper: PaperValues | None) -> list[str]:
-    hours = sum(record.seconds for record in records) / 3600
-    lines = [
-        f"{len(records)} runs, {hours:.1f} hours of training and evaluation, on {listed(benchmarks_of(records))}. "
-        "Every number and figure here is made from their records by scripts/report.py. The method is that of "
-        "Pérez-Corral et al., arXiv:2603.21991.",
-        "Tables and figures say on how many seeds, epochs and samples they rest; a letter in brackets leads to what is "
-        "not as in the paper. Green is better, red is worse, and a run that is missing is called missing.",
-    ]
-    return lines if paper is not None and paper.values else [*lines, NOT_AT_HAND]
+    return "\n".join([*lines, f"Record: {os.path.join(folder, RECORD_FILE)}"])

@@ -155,14 +155,29 @@ def _data(record: RunRecord) -> CardData:
         limits.append(f"evaluation was limited to {config['max_eval_samples']:,} samples")
     if limits and "max_eval_samples" not in config:
         limits.append("the record, an early one, does not say whether evaluation was")
+    name, hub_id, of_the_copy = _what_was_read(data)
     return CardData(
-        name=data["source"],
+        name=name,
         eval_rows=data["eval_samples"],
         eval_split=data["eval_split"],
         train_rows=data["train_samples"],
-        hub_id=data["source"] if "/" in data["source"] else None,
-        limits=tuple(limits),
+        hub_id=hub_id,
+        limits=(*limits, *of_the_copy),
     )
+
+
+def _what_was_read(data: dict[str, Any]) -> tuple[str, str | None, list[str]]:
+    """(name, Hub id if the Hub's own data was read, what a reader must know of a copy)."""
+    source = data["source"]
+    if data.get("folder") is not None:
+        told = " ".join((data.get("readme") or "it has no README").split())
+        return source, None, [f"a local copy was read in the place of {data['copy_of']}; its README: {told}"]
+    if "/" not in source:
+        return source, None, []
+    if "copy_of" in data:
+        return source, source, []
+    early = "the record, an early one, does not say whether the Hub's data or a local copy of another extent was read"
+    return source, None, [early]
 
 
 def _recipe(record: RunRecord) -> dict[str, Any]:

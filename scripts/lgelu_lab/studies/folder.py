@@ -71,7 +71,8 @@ def write_whole(target: Path, text: str) -> Path:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide it from the people it is shared with
+        # mkstemp's 0600 would hide it from the people it is shared with.
+        os.chmod(temporary, target.stat().st_mode & 0o777 if target.exists() else 0o644)
         os.replace(temporary, target)
     except BaseException as error:
         os.unlink(temporary)

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, ModelOptions
+from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 from lgelu_lab.benchmarks.wikitext import build_gpt2, train_tokenizer
 from transformers import BertConfig, GPT2Config, GPT2LMHeadModel
 
 from hf_lgelu import hardness_profile
-from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
 
 TOKENIZER = train_tokenizer([" a few words to begin with \n"], 262, 8)
 BLOCKS = TokenBlocks(torch.randint(0, 262, (5, 8), generator=torch.Generator().manual_seed(0)))

@@ -3,9 +3,8 @@
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import collate_rows
+from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 from torch.utils.data import DataLoader
-
-from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
 
 
 def test_blocks_are_contiguous_and_the_rest_is_dropped():

@@ -6,9 +6,8 @@ import pytest
 import torch
 from lgelu_lab.benchmarks.data import TensorRows
 from lgelu_lab.benchmarks.images import Augmentation, ImageRows
+from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 from lgelu_lab.measurements.networks import available_rows, draw_calibration
-
-from hf_lgelu.cli.inputs.token_blocks import TokenBlocks
 
 
 def data_of(train):

@@ -2,6 +2,10 @@ import copy
 
 import pytest
 from lgelu_lab.measurements.records import MeasurementRecord
+from lgelu_lab.report.drawing import draw_all
+from lgelu_lab.report.frames import read_frames
+from lgelu_lab.report.markup import build_table
+from lgelu_lab.report.write import ALL_FIGURES, ALL_TABLES
 
 SUMMARIES = {
     "gelu": {"run": "g", "metric": "accuracy", "score": 0.75, "relu_score": 0.5, "target_hardness": None},
@@ -33,3 +37,48 @@ def measurement_of():
 def summaries():
     """What a record says of its networks; a fresh copy."""
     return copy.deepcopy(SUMMARIES)
+
+
+@pytest.fixture(scope="session")
+def data_of(record_of):
+    """Records and measurements → the frames of a report; a downstream run stands in where there is no record."""
+
+    def build(records=(), measurements=(), **options):
+        name = "downstream/mlp-digits/gelu-seed0"
+        records = list(records) or [record_of(benchmark="mlp-digits", name=name)]
+        return read_frames(records, measurements, **options)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def table_of(data_of):
+    """A table by its key, from records and measurements."""
+
+    def build(key, records=(), measurements=(), **options):
+        return build_table(key, ALL_TABLES[key], data_of(records, measurements, **options))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def drawings_of(data_of):
+    """The drawings of a figure by its key."""
+
+    def build(key, records=(), measurements=()):
+        return draw_all(key, ALL_FIGURES[key], data_of(records, measurements))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def relufied(record_of):
+    """GELU for `switched` epochs, then ReLU."""
+
+    def build(scores=(0.8, 0.9, 0.85), switched=1, **fields):
+        relu = tuple(0.5 if number < switched else None for number in range(len(scores)))
+        record = record_of(scores=scores, relu_scores=relu, **fields)
+        record.config["relufication"] = True
+        return record
+
+    return build

@@ -1,6 +1,19 @@
+import json
+
 import pytest
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.report.paper import PAPER_RECIPES, PAPER_TARGET_HARDNESS, differences, marked, model_size, note_lines
+from lgelu_lab.report.frames import configuration_key, run_frame
+from lgelu_lab.report.paper import (
+    CONFIGURATION_KEYS,
+    PAPER_RECIPES,
+    PAPER_TARGET_HARDNESS,
+    data_read,
+    differences,
+    marked,
+    model_size,
+    note_lines,
+    read_paper_values,
+)
 from lgelu_lab.studies.experiments import STUDIES
 
 
@@ -63,6 +76,7 @@ def test_a_run_of_the_grid_differs_in_t_and_c_on_purpose(record_of):
 
 def test_a_small_model_in_gpt2s_place_is_named_with_its_size(record_of):
     run = record_of(benchmark="gpt2-wikitext2", scores=(1.0,) * 10, relu_scores=(1.0,) * 10)
+    run.data["copy_of"] = None
     run.config.update(optim="adamw_torch", learning_rate=5e-5, weight_decay=1e-2, num_layers=4, width=128)
     assert differences(run) == ("a model from scratch (4 layers, width 128) in place of GPT-2",)
     run.config["pretrained"] = "openai-community/gpt2"
@@ -74,14 +88,31 @@ def test_a_benchmark_of_our_own_differs_from_nothing(record_of):
     assert differences(record_of(benchmark="mlp-digits")) == ()
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "folder", "words"),
+    [
+        ("gpt2-wikitext2", "wikitext2_small", "WikiText-2's test split served as training split"),
+        ("deit-tiny-imagenet", "tiny_imagenet_40", "40 of 200 classes"),
+    ],
+)
+def test_shortened_copies_of_data_are_named_also_in_records_that_do_not_say(record_of, benchmark, folder, words):
+    early, late, whole = (record_of(benchmark=benchmark) for _ in range(3))
+    late.data.update({"source": "local folder", "copy_of": "hub/id", "folder": folder})
+    whole.data["copy_of"] = None
+    for run in (early, late):
+        assert [text for text in differences(run) if text.startswith(words)]
+    assert not [text for text in differences(whole) if text.startswith(words)]
+    assert data_read(early) == f"{folder}, a local copy of x"
+    assert data_read(late) == f"{folder}, a local copy of hub/id"
+    assert data_read(whole) == "x"
+
+
 def test_letters_lead_to_notes_and_the_same_difference_has_the_same_letter(faithful):
     notes = {}
-    short, other = faithful(epochs=4), faithful(learning_rate=0.1)
-    assert marked([faithful()], notes) == ""
-    assert marked([short, short], notes) == " [a]"
-    assert marked([other], notes) == " [b]"
-    assert marked([short], notes) == " [a]"
-    assert marked([short, other], notes) == " [c]"
+    short, other = run_frame([faithful(epochs=4)]), run_frame([faithful(learning_rate=0.1)])
+    both = run_frame([faithful(epochs=4), faithful(learning_rate=0.1, seed=1)])
+    assert marked(run_frame([faithful()]), notes) == ""
+    assert [marked(seeds, notes) for seeds in (short, other, short, both)] == [" [a]", " [b]", " [a]", " [c]"]
     assert note_lines(notes) == (
         "[a] Unlike the paper: 4 of 50 epochs.",
         "[b] Unlike the paper: learning rate 0.1, not 0.05.",
@@ -101,10 +132,79 @@ def test_every_benchmark_of_the_paper_has_its_recipe_and_trains_by_it():
 def test_a_vision_transformer_of_another_size_or_on_fewer_classes_is_named(record_of):
     def deit(classes=200, **config):
         record = record_of(benchmark="deit-tiny-imagenet", scores=(0.1,) * 90, relu_scores=(0.1,) * 90)
-        record.data.update({"train_samples": 100_000, "eval_samples": 10_000, "classes": classes})
+        record.data.update({"train_samples": 100_000, "eval_samples": 10_000, "classes": classes, "copy_of": None})
         record.config.update({"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 7e-2, **config})
         return record
 
     assert differences(deit(image_size=224, patch_size=16)) == ()
     small = deit(classes=40, image_size=64, patch_size=8)
     assert differences(small) == ("40 of 200 classes", "image size 64, not 224", "patch size 8, not 16")
+
+
+def write(path, value):
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+def test_a_value_is_shown_with_the_papers_own_digits(tmp_path):
+    row = {"gelu": {"best_validation_score": [0.85, 0.0004], "drift": [3.0, 6e-05], "mean_hardness": 3}}
+    values = read_paper_values(write(tmp_path / "paper.json", {"citation": "who", "values": {"mlp-adult": row}}))
+    texts = [values.text("mlp-adult", "gelu", name) for name in ("best_validation_score", "drift", "mean_hardness")]
+    assert texts == ["0.85 ± 0.0004", "3 ± 6e−05", "3"]
+    assert values.text("mlp-adult", "relu", "drift") == values.text("mlp-fmnist", "gelu", "drift") == "–"
+    assert values.citation == "who"
+    assert values.has(["mlp-adult"], "drift")
+    assert not values.has(["mlp-fmnist"], "drift")
+
+
+def test_the_committed_values_are_of_every_benchmark_and_cited():
+    """Some by hand from the paper's Tables I and II."""
+    values = read_paper_values()
+    assert "2603.21991" in values.citation
+    assert set(values.values) == set(PAPER_RECIPES)
+    assert values.text("mlp-adult", "lambda_gelu-increasing", "mean_hardness") == "8.67 ± 0.1"
+    assert values.text("resnet18-cifar100", "gelu", "substituted") == "0.67"
+    assert values.text("gpt2-wikitext2", "relu", "best_validation_score") == "30.48 ± 0.04"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], r"values must be an object of names, got \[\]"),
+        ({"mlp-mnist": {}}, r"benchmark 'mlp-mnist' is unknown; accepted: .*mlp-adult"),
+        ({"mlp-adult": 3}, r"mlp-adult must be an object"),
+        ({"mlp-adult": {"GELU": {}}}, r"configuration 'GELU' is unknown; accepted: gelu, .*lambda_gelu-uniform"),
+        ({"mlp-adult": {"gelu": {"accuracy": 1}}}, r"quantity 'accuracy' is unknown; accepted: best_validation_score"),
+        (
+            {"mlp-adult": {"gelu": {"drift": "1.5"}}},
+            r"must be a number or \[mean, standard deviation\], got '1.5'",
+        ),
+        ({"mlp-adult": {"gelu": {"drift": [1, 2, 3]}}}, r"got \[1, 2, 3\]"),
+        ({"mlp-adult": {"gelu": {"drift": [1, -2]}}}, r"got \[1, -2\]"),
+        ({"mlp-adult": {"gelu": {"drift": True}}}, r"got True"),
+        ({"mlp-adult": {"gelu": {"drift": float("nan")}}}, r"got nan"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place_and_what_is_accepted(tmp_path, value, message):
+    with pytest.raises(ValueError, match=message):
+        read_paper_values(write(tmp_path / "paper.json", {"values": value}))
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path):
+    (tmp_path / "paper.json").write_text("{")
+    with pytest.raises(ValueError, match="is no JSON"):
+        read_paper_values(tmp_path / "paper.json")
+    with pytest.raises(FileNotFoundError):
+        read_paper_values(tmp_path / "elsewhere.json")
+
+
+def test_every_configuration_of_the_studies_can_be_named(record_of):
+    runs = []
+    for name in ("profiles", "substitution", "related"):
+        for experiment in STUDIES[name].build(("mlp-adult",), seeds=(0,)):
+            arguments = dict(experiment.arguments)
+            run = record_of(activation=arguments["activation"], harden=arguments.get("harden", False))
+            run.config.update(arguments)
+            assert experiment.name == f"mlp-adult/{configuration_key(run)}-seed0"
+            runs.append(run)
+    assert {configuration_key(run) for run in runs} <= set(CONFIGURATION_KEYS)

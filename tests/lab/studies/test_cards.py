@@ -92,6 +92,27 @@ def test_only_a_whole_split_is_a_result_on_the_hubs_data_set():
     assert card_facts(digits).data.hub_id is None
 
 
+def test_a_card_names_the_hubs_data_set_only_where_that_was_read(tmp_path):
+    whole = with_config(validation_fraction=0.0, max_train_samples=None)
+    read = {"copy_of": None, "folder": None, "files": {}, "readme": None}
+    hub = dataclasses.replace(whole, data={**RECORD.data, **read})
+    assert card_facts(hub).data.hub_id == RECORD.data["source"]
+    assert "model-index" in card_of(hub, tmp_path)
+    copy = {"source": "local folder adult_few", "copy_of": "scikit-learn/adult-census-income", "folder": "adult_few"}
+    local = dataclasses.replace(
+        whole, data={**RECORD.data, **read, **copy, "readme": "# few\n\nThe test split, as train."}
+    )
+    assert card_facts(local).data.hub_id is None
+    text = card_of(local, tmp_path)
+    assert "model-index" not in text
+    assert "samples of local folder adult" in text
+    assert "a local copy was read in the place of scikit-learn/adult-census-income; its README:" in text
+    assert "few The test split, as train." in text
+    early = card_of(whole, tmp_path)
+    assert "model-index" not in early
+    assert "does not say whether the Hub's data or a local copy" in early
+
+
 def test_perplexity_and_limits(tmp_path):
     record = dataclasses.replace(
         with_config(
@@ -105,11 +126,13 @@ def test_perplexity_and_limits(tmp_path):
     text = card_of(record, tmp_path)
     assert "perplexity (lower is better)" in text
     assert "| ReLU, the same weights (this model) | 105.64 |" in text
-    assert "evaluation was limited to 300 samples." in text
+    assert "evaluation was limited to 300 samples; the record, an early one" in text
     assert "training was limited" not in text
     assert "| context (tokens) | 128 |" in text
     assert "GPT2LMHeadModel.from_pretrained" in text
-    assert "no limit was set" in card_of(with_config(max_train_samples=None, validation_fraction=0.0), tmp_path)
+    whole = with_config(max_train_samples=None, validation_fraction=0.0)
+    of_the_hub = dataclasses.replace(whole, data={**RECORD.data, "copy_of": None})
+    assert "no limit was set" in card_of(of_the_hub, tmp_path)
 
 
 OF_CIFAR = dataclasses.replace(with_config(benchmark="resnet18-cifar10"), data={**RECORD.data, "classes": 7})

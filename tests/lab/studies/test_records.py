@@ -1,9 +1,15 @@
+import itertools
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from lgelu_lab.studies import records
-from lgelu_lab.studies.records import read_record, read_records, write_record
+from lgelu_lab.studies.records import EpochRecord, RunRecord, read_record, read_records, write_record
+
+from hf_lgelu import hardening_progress
 
 PATH = [{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 1.5}, {"a": 2.0, "b": 1.5}]
 
@@ -113,3 +119,89 @@ def test_as_learned_is_the_last_evaluation_before_hardening_begins(record_of, fr
     found = record.as_learned
     assert (found.epoch if found else None) == learned
     assert record_of(scores=scores, relu_scores=scores, config={**config, "harden": False}).as_learned is None
+
+
+def test_as_learned_begins_where_the_library_hardens():
+    for total, fraction in itertools.product((1, 2, 3, 7, 10, 50, 100), (0.0, 0.1, 0.25, 0.29, 0.5, 0.99)):
+        learned = [e for e in range(1, total + 1) if hardening_progress(e, total, fraction) is None]
+        epochs = tuple(EpochRecord(epoch=float(e), score=0.0) for e in range(1, total + 1))
+        config = {"harden": True, "num_train_epochs": total, "switch_fraction": fraction}
+        record = RunRecord("", "", 0.0, config, {}, {}, "accuracy", True, {}, epochs, {}, {})
+        assert (record.as_learned.epoch if record.as_learned else 0) == len(learned), (total, fraction)
+
+
+def test_a_failed_run_is_in_no_list_of_records(record_of, tmp_path):
+    write_record(record_of(), tmp_path / "whole")
+    failed = record_of(failure="training has diverged: at epoch 2", epochs=())
+    assert write_record(failed, tmp_path / "broken").name == "failed.json"
+    assert [record.failure for record in read_records(tmp_path)] == [None]
+    assert read_record(tmp_path / "broken" / "failed.json") == failed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"config": None}, "config must be an object, got None"),
+        ({"seconds": "7.5"}, "seconds must be a number, got '7.5'"),
+        ({"greater_is_better": 1}, "greater_is_better must be true or false, got 1"),
+        ({"epochs": {}}, r"epochs must be a list, got \{\}"),
+        ({"epochs": []}, "epochs must hold an evaluation, got none"),
+        ({"epochs": [3]}, r"epochs\[0\] must be an object of epoch, .*, got 3"),
+        ({"epochs": [{"epoch": 1.0, "score": None}]}, r"epochs\[0\]\.score must be a number, got None"),
+        ({"epochs": [{"epoch": 1.0, "score": 0.5, "hardness": {"a": 1.0}}]}, r"epochs\[0\].* other sites .*: a, b, c"),
+        ({"initial_hardness": {"a": "1"}}, "initial_hardness must be an object of numbers"),
+        ({"versions": {"torch": 2}}, "versions must be an object of texts"),
+        ({"config": {"benchmark": ["x"]}}, r"config\.benchmark must be a text"),
+        ({"config": {"harden": True}}, r"config\.num_train_epochs of a hardened run is missing"),
+        ({"data": {"train_samples": 1.5}}, r"data\.train_samples must be an integer, got 1\.5"),
+    ],
+)
+def test_a_record_that_is_wrong_in_depth_is_told_with_file_and_field(record_of, tmp_path, change, message):
+    record = record_of(activation="lambda_gelu", hardness=[{"b": 1.0, "c": 2.0}] * 3)
+    path = write_record(record, tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=rf"record\.json is not a run record: {message}"):
+        read_record(path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{}", b"NaN", b'{"schema_version": NaN}', b"[]", b""])
+def test_a_file_that_is_no_text_or_no_object_is_told_with_its_name(tmp_path, content):
+    (tmp_path / "record.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"record\.json is not a run record"):
+        read_record(tmp_path)
+
+
+def test_what_earlier_versions_wrote_is_read(record_of, tmp_path):
+    path = write_record(record_of(), tmp_path)
+    raw = json.loads(path.read_text())
+    for name in ("weights", "failure"):
+        del raw[name]
+    raw["config"]["hardening_granularity"] = "step"
+    path.write_text(json.dumps(raw))
+    record = read_record(path)
+    assert (record.weights, record.failure, record.config["hardening_strategy"]) == ({}, None, "steps")
+    assert "hardening_granularity" not in record.config
+
+
+def test_all_committed_records_are_read_without_torch():
+    """In a process of its own: the library itself, which registers with transformers, is not imported either."""
+    script = (
+        "import sys\n"
+        "import lgelu_lab.studies.experiments\n"
+        "from lgelu_lab.measurements.records import read_measurements\n"
+        "from lgelu_lab.studies.records import read_records\n"
+        "records = read_records('model_cards/records') + read_records('model_cards/downstream/runs')\n"
+        "print(len(records), len(read_measurements('model_cards/downstream')))\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})\n"
+    )
+    root = Path(__file__).parents[3]
+    environment = os.environ | {"PYTHONPATH": str(root / "scripts")}
+    output = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    counts, loaded = output.splitlines()
+    files = list((root / "model_cards").rglob("*.json"))
+    measured = [path for path in files if "-seed" in path.name]
+    assert [int(count) for count in counts.split()] == [len(files) - len(measured), len(measured)]
+    heavy = {"torch", "transformers", "timm", "datasets", "numpy", "pandas", "hf_lgelu"}
+    assert heavy & set(loaded.split()) == set()

@@ -1,0 +1,52 @@
+"""`hf-lgelu card`: the model card of a λ-GELU checkpoint, or of what `harden` made of one."""
+
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from hf_lgelu.cli.given_checkpoint import LAMBDA_GELU, GivenCheckpoint, read_checkpoint
+from hf_lgelu.cli.known_facts import known_facts
+from hf_lgelu.cli.named_places import CARD_FILE, local
+from hf_lgelu.export.hub.card import write_card
+from hf_lgelu.export.hub.conversion_card import original_licence
+from hf_lgelu.export.hub.loading import facts_of_folder
+from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.sites import find_sites
+
+
+def card(arguments: Namespace) -> Path:
+    """Write README.md and the picture of λ into the checkpoint's folder; returns the card's path.
+
+    Raises:
+        NotADirectoryError: the checkpoint is no folder here.
+        FileExistsError: there is a card, and --overwrite was not given.
+        ValueError: nothing is known of λ, neither from the checkpoint nor from facts.
+    """
+    folder = local(arguments.model)
+    if folder is None or not folder.is_dir():
+        raise NotADirectoryError(f"there is no folder {arguments.model}: a card is written beside a checkpoint")
+    if (folder / CARD_FILE).exists() and not arguments.overwrite:
+        raise FileExistsError(f"{folder / CARD_FILE} is there already; replace it with --overwrite")
+    given = read_checkpoint(arguments.model)
+    facts, export = known_facts(given.name, arguments.facts), _form(given)
+    if export == LAMBDA_GELU:
+        facts = replace(facts, hardness=hardness_profile(given.model))
+    if not facts.hardness:
+        raise ValueError(
+            f"{given.name} has no λ-GELU any more, and its card would tell the hardness its gates had: give --facts "
+            "of the checkpoint that it was made of (hf_lgelu.save_card_facts)"
+        )
+    licence = arguments.license or facts.license or original_licence(given.name)
+    place = folder if given.sentences is None else given.sentences.encoder_path
+    facts = replace(facts, license=licence, checkpoint=facts_of_folder(place))
+    path = write_card(folder, facts, export=export, repo_id=arguments.repo_id)
+    print(f"Model card: {path}")
+    return path
+
+
+def _form(given: GivenCheckpoint) -> str:
+    """The name of its activations, as the card's writer knows the forms."""
+    kinds = {site.kind for site in find_sites(given.model)}
+    if LAMBDA_GELU in kinds:
+        return LAMBDA_GELU
+    return "gelu" if "gelu" in kinds else "relu"

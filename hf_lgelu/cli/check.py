@@ -1,0 +1,236 @@
+"""`hf-lgelu check`: what a checkpoint is, what ReLU would cost, and what stands in the way. Nothing is written."""
+
+import copy
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hf_lgelu.activation.hardness import swap_error_bound
+from hf_lgelu.cli.compared import compare, in_words
+from hf_lgelu.cli.given_checkpoint import (
+    LAMBDA_GELU,
+    GivenCheckpoint,
+    gates_in_words,
+    read_checkpoint,
+    require_fitting_rows,
+)
+from hf_lgelu.cli.inputs.chosen import evaluation_set
+from hf_lgelu.cli.inputs.dataset_inputs import why_not_read
+from hf_lgelu.cli.inputs.input_set import InputSet
+from hf_lgelu.models.comparison import compare_models
+from hf_lgelu.models.config_keys import UnsupportedConfigError
+from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.profile import hardness_profile, smallest_hardness
+from hf_lgelu.models.random_inputs import random_inputs
+from hf_lgelu.models.runtimes import runtime_warnings
+from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
+from hf_lgelu.models.smooth_calls import find_smooth_calls
+from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.refit.layers import Layers, Unfit, find_layers
+from hf_lgelu.refit.program import Program
+from hf_lgelu.training.hardening import is_hardened
+
+FAR_KL = 0.1
+"""Nats per prediction from where on a network counts as far from the original."""
+
+_EXAMPLE_ROWS = 8
+_LONGEST_LIST = 12
+_ADVICE = "Give --evaluation inputs like those that the model was trained on, or leave it out"
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What the answers are read from: a checkpoint, one batch, and where there is one the set it is of."""
+
+    given: GivenCheckpoint
+    inputs: Mapping[str, Tensor]
+    evaluation: InputSet | None
+    arguments: Namespace
+
+    @property
+    def sites(self) -> list[ActivationSite]:
+        """Its smooth gates."""
+        return find_sites(self.given.network)
+
+    @property
+    def kinds(self) -> set[str]:
+        """Of its smooth gates."""
+        return {site.kind for site in self.sites}
+
+
+def check(arguments: Namespace) -> None:
+    """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
+    given = read_checkpoint(arguments.model, progress=not arguments.disable_tqdm)
+    evaluation = evaluation_set(arguments, given.model, given.processors)
+    if evaluation is not None:
+        require_fitting_rows(given.network, given.name, evaluation.first(2), evaluation.description, _ADVICE)
+    print(f"{given.name}: {type(given.model).__name__}, {gates_in_words(given.network)}")
+    inputs = _random_inputs(given) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
+    if inputs is None:
+        return
+    examined = Examined(given, inputs, evaluation, arguments)
+    for title, lines in (
+        ("Is it piecewise linear?", _linearity(examined)),
+        ("What would ReLU in the place of its gates cost?", _swap(examined)),
+        ("Can it be converted without training?", _conversion(examined)),
+        ("Before anything is written", _notes(examined)),
+        ("What to do", _advice(examined)),
+    ):
+        found = list(lines)
+        if found:
+            print(f"\n{title}", *(f"  {line}" for line in found), sep="\n", flush=True)
+
+
+def _random_inputs(given: GivenCheckpoint) -> Mapping[str, Tensor] | None:
+    try:
+        return random_inputs(given.model)
+    except ValueError as error:
+        print(f"\nIt cannot be run here, and nothing more is known: {error}")
+        return None
+
+
+def _linearity(examined: Examined) -> Iterator[str]:
+    calls = find_smooth_calls(examined.given.network, examined.inputs)
+    if calls:
+        yield "No. On the path of these inputs it computes smoothly:"
+        yield from _shortened([f"- {call}" for call in calls])
+        others = sum(call.role != "gate" for call in calls)
+        if others and examined.sites:
+            yield f"Of these {others} would stay smooth: no modules of a kind that is exchanged."
+    else:
+        yield "Yes, its gates are: no smooth activation is on the path of these inputs."
+    yield "Softmax, normalization and products of activations are not gates, and not listed."
+
+
+def _swap(examined: Examined) -> Iterator[str]:
+    network, evaluation = examined.given.network, examined.evaluation
+    if not examined.sites:
+        return
+    if LAMBDA_GELU in examined.kinds:
+        softest = smallest_hardness(examined.given.model)
+        yield (
+            f"λ of {len(hardness_profile(examined.given.model))} gates from {softest:.4g} on: one unit changes by at "
+            f"most κ/λ = {swap_error_bound(softest):.3g}"
+        )
+    if evaluation is not None:
+        options = {"batch_size": examined.arguments.batch_size, "progress": not examined.arguments.disable_tqdm}
+        found = compare(network, network, evaluation, **options)
+        words = in_words(found.direct, dict(found.original_metrics))
+        yield f"On {evaluation.description}, {found.units:,} inputs, swapped without a refit: {words}"
+        if found.direct.kl is not None and not found.direct.kl <= FAR_KL:
+            yield f"That is far from the original: KL {found.direct.kl:.3g} of {FAR_KL} nat a prediction"
+        return
+    swapped = copy.deepcopy(network)
+    substitute_relu(swapped, kinds=SMOOTH_KINDS, rewrite_config=False)
+    yield f"On random inputs, swapped without a refit: {compare_models(network, swapped, examined.inputs)}"
+    yield "Random inputs say little: --evaluation DATA takes real ones."
+
+
+def _conversion(examined: Examined) -> Iterator[str]:
+    network, sites = examined.given.network, examined.sites
+    if not sites:
+        return
+    if getattr(examined.given.model, "is_quantized", False):
+        yield "No: it is quantized, and quantized weights are not refitted. Convert first, then quantize."
+        return
+    try:
+        substitute_relu(copy.deepcopy(network), kinds=SMOOTH_KINDS)
+        layers = find_layers(Program(network, sites, dict(examined.inputs)), network, sites)
+    except UnsupportedConfigError as error:
+        yield f"Not to be saved: {error}"
+    except ValueError as error:  # torch.export cannot trace it
+        yield f"No: {' '.join(str(error).split())}"
+    else:
+        yield from _layers_in_words(layers, sites)
+
+
+def _layers_in_words(layers: Layers, sites: list[ActivationSite]) -> Iterator[str]:
+    unfit = {site for entry in layers.unfit for site in entry.sites}
+    maps = sum(len(layer.maps) for layer in layers.layers)
+    yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be, with {maps} linear maps behind them to refit."
+    yield from _shortened([f"- not {_names(entry, sites)}: {_reason(entry)}" for entry in layers.unfit])
+    if unfit:
+        yield "--allow_unrefitted exchanges these gates all the same, with the weights behind them as they are."
+
+
+def _names(unfit: Unfit, sites: list[ActivationSite]) -> str:
+    return ", ".join(sites[index].name for index in unfit.sites)
+
+
+def _reason(unfit: Unfit) -> str:
+    return unfit.reason if unfit.reason.startswith(unfit.name) else f"{unfit.name}: {unfit.reason}"
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    more = len(lines) - _LONGEST_LIST
+    return lines if more <= 1 else [*lines[:_LONGEST_LIST], f"- and {more} more"]
+
+
+def _notes(examined: Examined) -> Iterator[str]:
+    given = examined.given
+    if LAMBDA_GELU in examined.kinds:
+        yield (
+            "- Saved as it is, it is λ-GELU only where hf_lgelu is installed and imported. `harden` makes checkpoints "
+            "that need nothing of it."
+        )
+        if _frozen(given.model):
+            yield "- Its hardness takes no gradient (frozen by an adapter, or by hand): trained on, λ would stay."
+    if given.sentences is not None:
+        yield (
+            "- A checkpoint of sentence-transformers: pooling and the modules behind it go along unchanged, and "
+            "networks are compared by their embeddings."
+        )
+    for warning in runtime_warnings(given.model.config):
+        yield f"- With ReLU in its config: {warning}."
+    names = _outputs(run_example(given.network, examined.inputs))
+    if len(names) > 1:
+        yield f"- It gives {', '.join(names)}: networks are compared by {names[0]}. Gates behind the others count too."
+    if examined.sites and given.model.main_input_name == "input_ids":
+        yield (
+            "- In int8 (quantize_onnx), have padded rows among the inputs: what masks padding stays in float, and only "
+            "such rows show what int8 changes there."
+        )
+    if examined.sites:
+        yield from (f"- As ReLU: {warning}" for warning in runtime_warnings(given.model.config))
+    if examined.sites:
+        yield (
+            f"- A conversion counts as near up to a KL of {FAR_KL} nat a prediction; beyond that, its report and card "
+            "say first how far it is."
+        )
+
+
+def _advice(examined: Examined) -> Iterator[str]:
+    name, kinds = examined.given.name, examined.kinds
+    if not examined.sites:
+        yield "Nothing: it has no gate that hf-lgelu exchanges."
+    elif LAMBDA_GELU in kinds and is_hardened(examined.given.model):
+        yield f"hf-lgelu harden {name} --output_dir FOLDER"
+    elif LAMBDA_GELU in kinds:
+        yield "Its gates are soft. Train it on with harden=True, keep its function as GELU with"
+        yield f"  hf-lgelu harden {name} --to gelu --output_dir FOLDER"
+        yield f"or refit it: {_how_to_convert(examined)}"
+    else:
+        yield _how_to_convert(examined)
+
+
+def _how_to_convert(examined: Examined) -> str:
+    reason = why_not_read(examined.given.model)
+    if reason is not None:
+        return f"hf_lgelu.convert_to_relu(model, data) in Python: inputs for {reason} are not read from files here"
+    return f"hf-lgelu convert {examined.given.name} --data DATA --output_dir FOLDER"
+
+
+def _frozen(model: nn.Module) -> bool:
+    return any(
+        name.endswith("raw_hardness") and not parameter.requires_grad for name, parameter in model.named_parameters()
+    )
+
+
+def _outputs(output: Any) -> list[str]:
+    """Names of what a network gives, tensors or tuples of them; the loss and caches are left out."""
+    if not isinstance(output, Mapping):
+        return []
+    return [name for name, value in output.items() if isinstance(value, Tensor | tuple | list) and name != "loss"]

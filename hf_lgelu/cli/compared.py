@@ -1,0 +1,43 @@
+"""A checkpoint beside what becomes of it, on the inputs that a command's --evaluation names."""
+
+from torch import Tensor, nn
+
+from hf_lgelu.cli.inputs.input_set import InputSet
+from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.refit.compare import evaluate_conversion
+from hf_lgelu.refit.report import Evaluation, NetChange
+
+_ROWS, _TOKENS, _IMAGES = 1024, 2048, 32  # computed at once
+
+
+def compare(
+    network: nn.Module, other: nn.Module, inputs: InputSet, *, batch_size: int | None, progress: bool
+) -> Evaluation:
+    """`network`, itself with ReLU at every smooth gate ("direct"), and `other` ("refitted"), on all of `inputs`.
+
+    Raises ValueError for a network without a smooth gate.
+    """
+    size = batch_size or _at_once(inputs.first(1))
+    batches = inputs.batches("evaluation", progress=progress, batch_size=size)
+    found = evaluate_conversion(network, other, TemporaryRelu(network, kinds=SMOOTH_KINDS), read_batches(batches))
+    if found is None:
+        raise ValueError(f"{inputs.description} holds no rows to evaluate on")
+    return found
+
+
+def in_words(change: NetChange, original: dict[str, float]) -> str:
+    """How far a network is from the one that was given: scores first, where there are labels."""
+    parts = [f"{name} {value:.4f}, {original[name]:.4f} as it is" for name, value in change.metrics.items()]
+    if change.kl is None:
+        parts.append(f"relative error {change.relative_error:.3g}")
+    else:
+        parts.append(f"KL {change.kl:.3g} nat, {change.agreement:.2%} of the predictions unchanged")
+    return "; ".join([*parts, f"largest change {change.max_logit_change:.3g}"])
+
+
+def _at_once(row: dict[str, Tensor]) -> int:
+    if "input_ids" in row:
+        return max(1, _TOKENS // row["input_ids"].shape[1])
+    return _IMAGES if "pixel_values" in row else _ROWS

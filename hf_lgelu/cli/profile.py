@@ -1,0 +1,46 @@
+"""`hf-lgelu profile`: the hardness λ of every gate, as text and as a picture."""
+
+import math
+from argparse import Namespace
+from pathlib import Path
+
+from hf_lgelu.activation.hardness import swap_error_bound
+from hf_lgelu.cli.given_checkpoint import read_checkpoint, require_hardness
+from hf_lgelu.export.hub.hardness_figure import draw_hardness
+from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.whole_file import whole_file
+from hf_lgelu.training.hardening import is_hardened
+
+_BAR = 40
+
+
+def profile(arguments: Namespace) -> None:
+    """Print λ of each gate with the bound κ/λ of its swap, and draw it where --figure says.
+
+    Raises ValueError for a checkpoint without λ-GELU, and what loads and writes.
+    """
+    given = read_checkpoint(arguments.model)
+    require_hardness(given)
+    hardness = hardness_profile(given.model)
+    print(table(hardness))
+    print(f"hardened: {'yes' if is_hardened(given.model) else 'no'}")
+    if arguments.figure is not None:
+        path = Path(arguments.figure)
+        with whole_file(path, overwrite=arguments.overwrite) as new:
+            draw_hardness(new, {}, hardness)
+        print(f"Picture: {path}")
+
+
+def table(hardness: dict[str, float]) -> str:
+    """A line for each gate: λ, the most that ReLU in its place changes one unit (κ/λ), and a bar, logarithmic in λ."""
+    width = max(4, *map(len, hardness))
+    longest = max(map(_length, hardness.values()))
+    lines = [f"{'gate':{width}}  {'λ':>10}  {'κ/λ':>8}"]
+    for gate, value in hardness.items():
+        bar = "█" * round(_BAR * _length(value) / longest)
+        lines.append(f"{gate:{width}}  {value:10.4g}  {swap_error_bound(value):8.2g}  {bar}".rstrip())
+    return "\n".join(lines)
+
+
+def _length(hardness: float) -> float:
+    return max(math.log2(hardness), 0.0) + 0.05  # λ = 1 has a bar, too

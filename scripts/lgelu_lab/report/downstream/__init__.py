@@ -1,1 +1,0 @@
-"""Records of trained networks and of what was measured on them → the report's part on what ReLU networks allow."""

@@ -1,1 +1,0 @@
-"""One table a measurement, one over all, and what they rest on."""

@@ -1,0 +1,189 @@
+"""A figure with its words, how it is saved, and what all figures share: palette, panels, legend, axes."""
+
+import importlib.util
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lgelu_lab.report.frames import ReportData
+from lgelu_lab.report.numbers import MISSING, digits_of, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GREY = "#666666"
+PALETTE = {
+    "GELU": "#000000",
+    "ReLU": "#882255",
+    "λ-GELU uniform": "#009E73",
+    "λ-GELU increasing": "#D55E00",
+    "λ-GELU decreasing": "#5B4B9A",
+    "λ-GELU hardened": "#B5588A",
+    "hardened, swapped": "#0072B2",
+    "direct swap": GREY,
+    "converted": "#D55E00",
+}
+"""Colours that stay apart for colour-blind readers (after Okabe and Ito) and dark enough for a line on white."""
+
+PALETTE |= {"ReLU from the start": PALETTE["ReLU"], "λ-GELU as learned": PALETTE["λ-GELU uniform"]}
+DASHES = {"GELU": (0, (5, 2)), "ReLU": (0, (1, 1.2))}
+
+DOTS_PER_INCH = 150
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and its words.
+
+    Args:
+        key: its file name without suffix.
+        title: what it shows of what.
+        caption: how to read it, in plain sentences; also the text for those who do not see it.
+        figure: of matplotlib.
+        note: what holds for this figure alone, such as what is missing in it.
+    """
+
+    key: str
+    title: str
+    caption: str
+    figure: "Figure"
+    note: str = ""
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write `folder`/key.png, the same bytes from the same records, and return its path."""
+        from PIL import Image
+
+        path, pixels = Path(folder) / f"{self.key}.png", io.BytesIO()
+        self.figure.savefig(pixels, format="png", dpi=DOTS_PER_INCH)
+        # Lines and letters need no more than 256 colours, and the file is a third as large.
+        Image.open(pixels).convert("RGB").quantize(256).save(path, optimize=True)
+        return path
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """How a figure is made of a report's data.
+
+    Args:
+        title: what it shows; "{}" is the benchmark of one that is drawn for each.
+        draw: (data, benchmark) → (figure, caption, note), or None where there is nothing to draw; data alone for one
+            figure of all benchmarks.
+    """
+
+    title: str
+    draw: Callable[..., "tuple[Figure, str, str] | None"]
+
+
+def draw_all(key: str, spec: FigureSpec, data: ReportData) -> list[Drawing]:
+    """The drawings of one specification: one, or one for each benchmark that has something to show."""
+    if "{}" not in spec.title:
+        made = {key: (spec.title, spec.draw(data))}
+    else:
+        names = dict.fromkeys(data.runs["benchmark"])
+        made = {f"{key}-{name}": (spec.title.format(name), spec.draw(data, name)) for name in names}
+    return [Drawing(name, title, parts[1], parts[0], parts[2]) for name, (title, parts) in made.items() if parts]
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of so many inches, for the Agg canvas: no window, no global state.
+
+    Raises ImportError, naming the extra, without matplotlib.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("drawing figures needs matplotlib: pip install 'hf-lgelu[benchmarks]'")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def style(axis: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
+    """Titles, a light grid, and no box where nothing is read off it."""
+    axis.set_title(title, fontsize=11, loc="left")
+    axis.set_xlabel(x, fontsize=10.5)
+    axis.set_ylabel(y, fontsize=10.5)
+    axis.tick_params(labelsize=10)
+    axis.grid(alpha=0.3)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def label_rows(axis: "Axes", labels: Sequence[str], missing: Iterable[int] = ()) -> None:
+    """Names of horizontal rows from the top (height len − 1) down; `missing` heights are called so in their middle."""
+    axis.grid(visible=False, axis="y")
+    axis.set_yticks(range(len(labels)), list(reversed(labels)))
+    axis.set_ylim(-0.6, len(labels) - 0.4)
+    for height in missing:
+        axis.text(0.5, height, MISSING, transform=axis.get_yaxis_transform(), color=GREY, style="italic", ha="center")
+
+
+def legend_below(figure: "Figure", entries: "Mapping[str, Mapping]", columns: int = 3) -> None:
+    """{text: how its line or mark looks}; a look with "patch" is a square of that colour."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(color=look["patch"], label=text) if "patch" in look else Line2D([], [], **{**look, "label": text})
+        for text, look in entries.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
+
+
+def draw_panels(
+    found: Mapping[str, object],
+    draw: "Callable[[Axes, str, object], None]",
+    *,
+    height: float,
+    colours: Mapping[str, str],
+) -> "Figure":
+    """One panel by `draw` for each benchmark of `found`, two in a row, and one legend {text: colour} below them all."""
+    columns = min(2, len(found))
+    lines = -(-len(found) // columns)
+    figure = new_figure(1.2 + 4.0 * columns, 0.6 + height * lines)
+    figure.get_layout_engine().set(hspace=0.08, wspace=0.05)
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for axis, (benchmark, content) in zip(axes, found.items(), strict=False):
+        draw(axis, benchmark, content)
+    for axis in axes[len(found) :]:
+        axis.remove()
+    legend_below(figure, {text: {"patch": colour} for text, colour in colours.items()}, min(len(colours), 2 * columns))
+    return figure
+
+
+def fit_scores(axis: "Axes", shown: Iterable[tuple[float, float]], others: Mapping[str, float], metric: str) -> None:
+    """A score axis around `shown`, (mean, deviation) each; `others` {what: score} beyond it are written at the edge.
+
+    One that is not farther away than the range of `shown` is taken in.
+    """
+    shown = list(shown)
+    low, high = min(mean - spread for mean, spread in shown), max(mean + spread for mean, spread in shown)
+    reach = max(high - low, 1e-3 * abs(high))
+    near = [score for score in others.values() if low - reach <= score <= high + reach]
+    low, high = min([low, *near]), max([high, *near])
+    margin = 0.15 * max(high - low, reach)
+    axis.set_ylim(low - margin, high + margin)
+    far = {what: score for what, score in others.items() if not low <= score <= high}
+    for above, place, alignment in ((True, 0.985, "top"), (False, 0.015, "bottom")):
+        lines = [
+            f"{what} {number(score, digits_of(metric))} {'↑' if above else '↓'}"
+            for what, score in far.items()
+            if (score > high) == above
+        ]
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        look = {"ha": "right", "va": alignment, "fontsize": 9, "color": GREY, "bbox": box}
+        if lines:
+            axis.text(0.985, place, "\n".join(lines), transform=axis.transAxes, **look)
+
+
+def seeds_in_words(counts: Sequence[int]) -> str:
+    """ "3 seeds", or "1 to 3 seeds" where the configurations differ."""
+    low, high = min(counts), max(counts)
+    if low != high:
+        return f"{low} to {high} seeds"
+    return "1 seed" if high == 1 else f"{high} seeds"

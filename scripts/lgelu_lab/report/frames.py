@@ -1,0 +1,328 @@
+"""Records → data frames: a row a run, a row an epoch, a row of each measurement, all in the order of the tables."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from lgelu_lab.measurements.records import MeasurementRecord
+from lgelu_lab.report.paper import PAPER_LR_MULTIPLIER, PAPER_TARGET_HARDNESS, PaperValues
+from lgelu_lab.studies.experiments import PAPER_TEMPERATURE, SEEDS, STUDIES, experiment_name
+from lgelu_lab.studies.records import RunRecord
+
+_ACTIVATION_LABELS = {
+    "gelu": "GELU",
+    "relu": "ReLU",
+    "silu": "SiLU",
+    "mish": "Mish",
+    "prelu": "PReLU",
+    "learnable_swish": "Swish, learnable β",
+}
+_ORDER = (*_ACTIVATION_LABELS.values(), "λ-GELU uniform", "λ-GELU increasing", "λ-GELU decreasing")
+_PARTS = {"grid/": "grid", "downstream/": "downstream"}  # by the folder of a study that has runs of its own
+
+MODEL_LABELS = {
+    "gelu": "GELU",
+    "relu": "ReLU from the start",
+    "lambda_gelu": "λ-GELU as learned",
+    "hardened": "λ-GELU hardened",
+    "hardened_relu": "hardened, swapped",
+}
+"""What the tables call the networks that were measured."""
+
+_RECIPE = (
+    *("optim", "learning_rate", "weight_decay", "lr_scheduler_type", "train_batch_size", "num_train_epochs"),
+    *("max_steps", "bf16", "validation_fraction", "pretrained", "image_size", "patch_size", "num_layers", "width"),
+    *("num_heads", "context_length", "vocabulary_size", "recipe"),
+)
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """What a report is made of.
+
+    Args:
+        runs: a row a run, with its `record`, `benchmark`, `part` ("", "grid" or "downstream"), `label`, `seed`, ...;
+            benchmarks in the paper's order, baselines first.
+        epochs: a row an evaluation, with the `run`'s name and what it was with ReLU in the gates' place.
+        measured: a row of a measurement's record, with `measurement`, `benchmark`, `seed`, and `metric` of its network.
+        measurements: the measurements' records.
+        paper: the paper's values.
+        failed: {run: last line of its error} of runs that left no record.
+    """
+
+    runs: pd.DataFrame
+    epochs: pd.DataFrame
+    measured: pd.DataFrame
+    measurements: Sequence[MeasurementRecord] = ()
+    paper: PaperValues = field(default_factory=PaperValues)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    def part(self, name: str) -> pd.DataFrame:
+        """The runs of one part; "" are those of the paper's tables."""
+        return self.runs[self.runs["part"] == name]
+
+
+def read_frames(
+    records: Sequence[RunRecord],
+    measurements: Sequence[MeasurementRecord] = (),
+    *,
+    paper: PaperValues | None = None,
+    failed: Mapping[str, str] | None = None,
+) -> ReportData:
+    """The frames of some records.
+
+    Raises ValueError without any, and where a run or a measurement is there twice.
+    """
+    if not records:
+        raise ValueError("a report needs at least one record")
+    runs = run_frame(records)
+    return ReportData(
+        runs=runs,
+        epochs=epoch_frame(runs),
+        measured=measurement_frame(measurements, runs),
+        measurements=measurements,
+        paper=paper or PaperValues(),
+        failed=failed or {},
+    )
+
+
+def run_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
+    """A row a run. Raises ValueError where two records are the same seed of the same configuration."""
+    frame = pd.DataFrame([_run_row(record) for record in records])
+    frame["place"] = _places(frame["benchmark"], STUDIES["profiles"].benchmarks)
+    frame = frame.sort_values(["place", "rank", "label", "seed"], kind="stable", ignore_index=True)
+    twice = frame[frame.duplicated(["part", "benchmark", "label", "seed"], keep=False)]
+    if len(twice):
+        first = twice.iloc[0]
+        same = frame[(frame[["part", "benchmark", "label"]] == first[["part", "benchmark", "label"]]).all(axis=1)]
+        raise ValueError(
+            f"{first['benchmark']}, {first['label']}: more than one record of a seed "
+            f"({', '.join(map(str, same['seed']))}). Their mean would count it twice; report on a folder that holds "
+            "each run once"
+        )
+    return frame
+
+
+def _run_row(record: RunRecord) -> dict:
+    config, last = record.config, record.last
+    label = configuration_label(record)
+    part = next((part for prefix, part in _PARTS.items() if record.name.startswith(prefix)), "")
+    recipe = [config.get(name) for name in _RECIPE]
+    return {
+        **{name: config.get(name) for name in ("benchmark", "activation", "init_mode", "seed")},
+        **{"record": record, "name": record.name, "part": part, "label": label, "key": configuration_key(record)},
+        "rank": _rank(record, label),
+        "temperature": config.get("temperature"),
+        "multiplier": config.get("hardness_lr_multiplier"),
+        "hardens": bool(config["harden"]),
+        "relufied": is_relufied(record),
+        "metric": record.metric,
+        "greater_is_better": record.greater_is_better,
+        "train_samples": record.data["train_samples"],
+        "eval_samples": record.data["eval_samples"],
+        "recipe": json.dumps([*recipe, record.data["train_samples"]]),
+        "best_score": record.best.score,
+        "best_epoch": record.best.epoch,
+        "last_score": last.score,
+        "last_epoch": last.epoch,
+        "mean_hardness": last.mean_hardness,
+        "drift": record.drift,
+        "hours": record.seconds / 3600,
+    }
+
+
+def epoch_frame(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row an evaluation of each run: `score`, and `relu`, that of the ReLU network with its weights.
+
+    A run that swapped ReLU in during training is a ReLU network from then on: its own score is both (`is_relu`).
+    `early`: the gates were not hard yet, or ReLU was not in yet.
+    """
+    rows = []
+    for run in runs.itertuples():
+        target = run.record.config.get("target_hardness") or PAPER_TARGET_HARDNESS
+        for epoch in run.record.epochs:
+            swapped = run.relufied and epoch.relu_score is None
+            smallest = min(epoch.hardness.values()) if epoch.hardness else None
+            soft = run.hardens and smallest is not None and smallest < target / 2
+            rows.append(
+                {
+                    **{"run": run.Index, "epoch": epoch.epoch, "score": epoch.score, "is_relu": swapped},
+                    "relu": epoch.score if swapped else epoch.relu_score,
+                    "early": (run.relufied and not swapped) or soft,
+                    "smallest_hardness": smallest,
+                    "logit_change": 0.0 if swapped else epoch.relu_max_logit_change,
+                    "unchanged": 1.0 if swapped else epoch.relu_unchanged_predictions,
+                }
+            )
+    return pd.DataFrame(rows).astype({"relu": float, "smallest_hardness": float})
+
+
+EVALUATIONS = {
+    "best": "at each run's best epoch as trained (the paper's choice)",
+    "best_substituted": "at each run's best epoch with ReLU in place",
+    "last": "in the last epoch",
+}
+"""Which evaluation of each run is looked at."""
+
+
+def evaluations(data: ReportData, at: str) -> pd.DataFrame:
+    """The runs with one evaluation of each beside them (the columns of `epoch_frame`); NaN where none was substituted.
+
+    Raises ValueError for an `at` that is no key of EVALUATIONS.
+    """
+    if at not in EVALUATIONS:
+        raise ValueError(f"unknown evaluation {at!r}; accepted: {', '.join(EVALUATIONS)}")
+    epochs = data.epochs.join(data.runs[["relufied", "greater_is_better"]], on="run")
+    if at == "last":
+        chosen = epochs.groupby("run").tail(1)
+    else:
+        if at == "best_substituted":  # of a run that was swapped early, after the switch
+            epochs = epochs[epochs["relu"].notna() & (epochs["is_relu"] | ~epochs["relufied"])]
+        sign = epochs["greater_is_better"].map({True: -1.0, False: 1.0})
+        order = sign * epochs["score" if at == "best" else "relu"]
+        chosen = epochs.assign(order=order).sort_values(["run", "order", "epoch"]).groupby("run").head(1)
+    chosen = chosen[chosen["relu"].notna()].set_index("run").drop(columns=["relufied", "greater_is_better"])
+    return data.runs.join(chosen.drop(columns="order", errors="ignore"))
+
+
+def measurement_frame(measurements: Iterable[MeasurementRecord], runs: pd.DataFrame) -> pd.DataFrame:
+    """A row of each measurement's record; None where a row has no such column. One seed after the other.
+
+    Raises ValueError where a measurement is there twice for a seed.
+    """
+    records = list(measurements)
+    columns = ["measurement", "benchmark", "seed", "model", "metric", "samples"]
+    samples = runs.groupby("name")["eval_samples"].first()
+    rows, seen = [], set()
+    for record in records:
+        key = (record.measurement, record.benchmark, record.seed)
+        if key in seen:
+            seeds = sorted(r.seed for r in records if (r.measurement, r.benchmark) == key[:2])
+            raise ValueError(
+                f"{key[0]} of {key[1]}: more than one record of a seed ({', '.join(map(str, seeds))}). Their mean "
+                "would count it twice; report on a folder that holds each measurement once"
+            )
+        seen.add(key)
+        for row in record.rows:
+            model = record.models.get(row.get("model"), {})
+            known = {"metric": model.get("metric"), "samples": samples.get(model.get("run"))}
+            rows.append({**dict(zip(columns[:3], key, strict=True)), **known, **row})
+    frame = pd.DataFrame(rows, dtype=object, columns=None if rows else columns)
+    frame = frame.where(frame.notna(), None)
+    frame["place"] = _places(frame["benchmark"], STUDIES["downstream"].benchmarks)
+    return frame.sort_values(["place", "seed"], kind="stable", ignore_index=True)
+
+
+def rows_by(frame: pd.DataFrame, *keys: str) -> dict[tuple, pd.DataFrame]:
+    """{values of `keys`: that row of each seed that has it}, in the order of the first seed that has one.
+
+    Raises ValueError where there is no such column, or a record has two rows with the same values.
+    """
+    absent = [key for key in keys if key not in frame]
+    if absent and len(frame):
+        raise ValueError(f"the rows of {frame['measurement'].iloc[0]} have no {', '.join(absent)}")
+    found: dict[tuple, list] = {}
+    seen = set()
+    for index, benchmark, seed, *raw in frame[["benchmark", "seed", *keys]].itertuples():
+        values = tuple(None if pd.isna(value) else value for value in raw)
+        if (benchmark, seed, values) in seen:
+            pairs = ", ".join(f"{key} = {value!r}" for key, value in zip(keys, values, strict=True))
+            raise ValueError(f"{frame['measurement'].iloc[0]} of {benchmark}, seed {seed}: two rows with {pairs}")
+        seen.add((benchmark, seed, values))
+        found.setdefault(values, []).append(index)
+    return {values: frame.loc[indices] for values, indices in found.items()}
+
+
+def of_measurement(data: ReportData, name: str) -> dict[str, pd.DataFrame]:
+    """{benchmark: its rows, one seed after the other} of one measurement."""
+    frame = data.measured[data.measured["measurement"] == name]
+    return dict(iter(frame.groupby("benchmark", sort=False)))
+
+
+def measured_benchmarks(data: ReportData) -> list[str]:
+    """Every benchmark that something was measured on, in the study's order."""
+    names = {record.benchmark: None for record in data.measurements}
+    order = STUDIES["downstream"].benchmarks
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def by_label(runs: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
+    """((benchmark, label), its seeds), in the frame's order."""
+    yield from runs.groupby(["benchmark", "label"], sort=False)
+
+
+def of_label(runs: pd.DataFrame, benchmark: str) -> dict[str, pd.DataFrame]:
+    """{label: its seeds} of one benchmark."""
+    return {label: seeds for (name, label), seeds in by_label(runs[runs["benchmark"] == benchmark])}
+
+
+def paired(runs: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
+    """Each run beside the baseline with the same seed and recipe (columns …_base); those without one are left out."""
+    on = ["benchmark", "seed", "recipe"]
+    return runs.merge(baselines, on=on, suffixes=("", "_base"), how="inner")
+
+
+def configuration_label(record: RunRecord) -> str:
+    """What the seeds of one configuration have in common, in words: "λ-GELU uniform, hardened".
+
+    t and c are named where they are not the paper's 0.1 and 9.
+    """
+    config = record.config
+    name = _ACTIVATION_LABELS.get(config["activation"], config["activation"])
+    if is_relufied(record):
+        return f"{name} → ReLU at {config.get('switch_fraction', 0.25):.0%}, trained on"
+    if config["activation"] != "lambda_gelu":
+        return name
+    parts = [f"λ-GELU {config['init_mode']}"]
+    if config.get("temperature", PAPER_TEMPERATURE) != PAPER_TEMPERATURE:
+        parts.append(f"t = {config['temperature']:g}")
+    if config.get("hardness_lr_multiplier", PAPER_LR_MULTIPLIER) != PAPER_LR_MULTIPLIER:
+        parts.append(f"c = {config['hardness_lr_multiplier']:g}")
+    return ", ".join([*parts, *["hardened"] * config["harden"]])
+
+
+def configuration_key(record: RunRecord) -> str:
+    """The same as in a run's folder name, without the seed: "lambda_gelu-uniform-hardened"."""
+    config = record.config
+    named = {"activation": config["activation"], "harden": config["harden"], "relufication": is_relufied(record)}
+    if config["activation"] == "lambda_gelu":
+        named["init_mode"] = config["init_mode"]
+    return experiment_name("", named, 0).removeprefix("/").removesuffix("-seed0")
+
+
+def is_relufied(record: RunRecord) -> bool:
+    """Whether ReLU was swapped in for the smooth gate in the middle of training (the rival of hardening)."""
+    return bool(record.config.get("relufication"))
+
+
+def seed_count(seeds: Sequence) -> str:
+    """How many of the paper's seeds are there: "3", or "2 of 3"."""
+    return str(len(seeds)) if len(seeds) >= len(SEEDS) else f"{len(seeds)} of {len(SEEDS)}"
+
+
+def hardness_path(record: RunRecord) -> pd.DataFrame:
+    """λ by epoch (rows, from 0 for the initial profile) and layer (columns, in the order of depth)."""
+    sites = list(record.initial_hardness)
+    rows = {0.0: record.initial_hardness} | {epoch.epoch: epoch.hardness for epoch in record.epochs}
+    return pd.DataFrame([[row[site] for site in sites] for row in rows.values()], index=list(rows), columns=sites)
+
+
+def mean_path(seeds: pd.DataFrame) -> pd.DataFrame:
+    """`hardness_path` of the epochs that all seeds have, mean over the seeds."""
+    return pd.concat([hardness_path(record) for record in seeds["record"]], keys=range(len(seeds)), join="inner").pipe(
+        lambda paths: paths.groupby(level=1).mean()[paths.groupby(level=1).size() == len(seeds)]
+    )
+
+
+def _rank(record: RunRecord, label: str) -> int:
+    base = label.removesuffix(", hardened")
+    place = _ORDER.index(base) if base in _ORDER else len(_ORDER)
+    return place + 100 * bool(record.config["harden"]) + 200 * is_relufied(record)
+
+
+def _places(names: pd.Series, order: Sequence[str]) -> pd.Series:
+    others = [name for name in dict.fromkeys(names) if name not in order]
+    places = {name: place for place, name in enumerate((*order, *others))}
+    return names.map(places)

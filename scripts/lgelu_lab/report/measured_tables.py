@@ -1,0 +1,652 @@
+"""The tables of what was measured on trained networks, one specification each."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from lgelu_lab.report.frames import (
+    MODEL_LABELS,
+    ReportData,
+    measured_benchmarks,
+    of_measurement,
+    rows_by,
+    seed_count,
+)
+from lgelu_lab.report.markup import Cell, Column, Group, Row, TableSpec
+from lgelu_lab.report.numbers import (
+    LOWER_IS_BETTER,
+    NONE,
+    Show,
+    amount,
+    count,
+    digits_of,
+    either,
+    interval,
+    largest,
+    listed,
+    mean_and_deviation,
+    metric_with_direction,
+    number,
+    percentage,
+    present,
+)
+from lgelu_lab.report.paper import Notes
+from lgelu_lab.report.run_tables import machine_of
+from lgelu_lab.studies.experiments import STUDIES
+
+_ALL = STUDIES["downstream"].benchmarks
+_DENSE = ("mlp-digits", "mlp-fmnist")
+_ALL_BUT_CIFAR100 = tuple(name for name in _ALL if name != "resnet18-cifar100")
+
+MEASURED_ON: dict[str, tuple[str, ...]] = {
+    "int8": _ALL_BUT_CIFAR100,
+    "verification": _DENSE,
+    "zeros": _ALL,
+    "pruning": _DENSE,
+    "linear_pieces": _DENSE,
+    "certificate": _DENSE,
+    "conversion": _ALL_BUT_CIFAR100,
+    "conversion-finetuning": ("mlp-digits", "mlp-adult", "mlp-fmnist", "gpt2-wikitext2"),
+}
+"""{measurement: what it can be made on}: those of `measurements.run.MEASUREMENTS`, which needs torch."""
+
+INT8 = "int8-all"
+PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "int8"}
+METHODS = {
+    "original": "original",
+    "direct": "direct swap",
+    "bias-fold": "bias fold",
+    "refit": "refit",
+    "hardened": "hardened in training",
+}
+STARTS = {
+    "direct": "direct swap, then tuned",
+    "refit": "refit, then tuned",
+    "anneal": "annealed, then swapped",
+    "gelu": "GELU tuned, never swapped",
+}
+CRITERIA = {"none": "nothing", "dead": "dead units", "apoz": "by APoZ", "magnitude": "by magnitude"}
+STEP = 0.01
+"""Length of the step at which linear models are compared, L2, in standardized features."""
+
+_COMPARED = ("gelu", "relu", "hardened_relu")
+_TRANSFORMERS = ("deit-tiny-imagenet", "gpt2-wikitext2")
+
+
+# Which rows
+
+
+def wanted_benchmarks(data: ReportData, name: str) -> list[str]:
+    """Those that a measurement was made on, or could have been beside others that were."""
+    found = of_measurement(data, name)
+    return [
+        benchmark for benchmark in measured_benchmarks(data) if benchmark in MEASURED_ON[name] or benchmark in found
+    ]
+
+
+def _rows(data: ReportData, name: str, keys: Sequence[str]) -> Iterator[Group]:
+    """A row per network and other keys."""
+    found = of_measurement(data, name)
+    for benchmark in wanted_benchmarks(data, name) if found else ():
+        if benchmark not in found:
+            yield (benchmark, "all"), None
+        else:
+            for values, seeds in rows_by(found[benchmark], "model", *keys).items():
+                yield (benchmark, MODEL_LABELS.get(values[0], values[0])), seeds
+
+
+def _refusals(data: ReportData, rows: Sequence[Row], name: str, after: str = "") -> Iterator[str]:
+    """A line for each different refusal in the rows of a measurement, in the tool's own words."""
+    said: dict[str, dict[str, None]] = {}
+    for frame in of_measurement(data, name).values():
+        for model, words in frame.loc[frame["refusal"].notna(), ["model", "refusal"]].values:
+            said.setdefault(words, {})[MODEL_LABELS.get(model, model)] = None
+    yield from (f"Refused, {listed(models)}: “{words}”." for words, models in said.items())
+    if said and after:
+        yield after
+
+
+# Which columns
+
+
+def _quantity(heading: str, key: str, show: Show) -> Column:
+    return Column(heading, lambda seeds, notes: mean_and_deviation(list(seeds[key]), show))
+
+
+def _significant(heading: str, key: str, digits: int = 3) -> Column:
+    """With as many digits after the point as give the mean so many significant ones."""
+
+    def cell(seeds: pd.DataFrame, notes: Notes) -> str:
+        values = present(list(seeds[key]))
+        size = abs(statistics.fmean(values)) if values else 0
+        places = max(0, digits - 1 - math.floor(math.log10(size))) if size else digits - 1
+        return mean_and_deviation(list(seeds[key]), places)
+
+    return Column(heading, cell)
+
+
+def _largest(heading: str, key: str) -> Column:
+    return Column(heading, lambda seeds, notes: largest(list(seeds[key])))
+
+
+def _constant(heading: str, key: str, show: Callable[[Any], str] = str) -> Column:
+    """What is the same in every seed; "4 or 5" where it is not."""
+    return Column(heading, lambda seeds, notes: either([NONE if v is None else show(v) for v in seeds[key]]))
+
+
+def score_text(seeds: pd.DataFrame | None, key: str = "score") -> str:
+    """Mean ± deviation of a score with the digits of its metric, and the interval of a single seed."""
+    if seeds is None or not len(seeds):
+        return NONE
+    first, values = seeds.iloc[0], list(seeds[key])
+    brackets = interval(first["metric"], values, first.get("evaluated_rows") or first["samples"])
+    return mean_and_deviation(values, digits_of(first["metric"])) + (f" ({brackets})" if brackets else "")
+
+
+def _score(heading: str, key: str) -> Column:
+    return Column(heading, lambda seeds, notes: score_text(seeds, key))
+
+
+_SEEDS = Column("Seeds", lambda seeds, notes: seed_count(seeds))
+
+
+def _refused(seeds: pd.DataFrame, text: str) -> Cell | str:
+    return Cell(text, "warning") if seeds["refusal"].notna().all() else text
+
+
+def _int8_rows(data: ReportData) -> Iterator[Group]:
+    for head, seeds in _rows(data, "int8", ("precision", "batch_size")):
+        if seeds is None:
+            yield head, None
+            continue
+        if seeds["batch_size"].iloc[0] == _batch_sizes(data, seeds["benchmark"].iloc[0])[0]:
+            same = data.measured[data.measured["measurement"] == "int8"]
+            for key in ("benchmark", "model", "precision"):
+                same = same[same[key] == seeds[key].iloc[0]]
+            yield head, seeds.assign(megabytes=seeds["file_bytes"] / 1e6, timed=[same] * len(seeds))
+
+
+def _batch_sizes(data: ReportData, benchmark: str | None = None) -> list[int]:
+    found = of_measurement(data, "int8")
+    frames = [frame for name, frame in found.items() if benchmark in (None, name)]
+    return sorted({size for frame in frames for size in frame["batch_size"]})
+
+
+def _latency(size: int) -> Column:
+    def cell(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+        timed = seeds["timed"].iloc[0]
+        return _significant("", "median_ms").cell(timed[timed["batch_size"] == size], notes)
+
+    return Column(f"Median ms, batch {size}", cell)
+
+
+def _int8_columns(data: ReportData) -> tuple[Column, ...]:
+    return (
+        _constant("Precision", "precision", lambda name: PRECISIONS.get(name, name)),
+        _score("Score", "score"),
+        *map(_latency, _batch_sizes(data)),
+        _constant("Activations", "activations"),
+        _constant("of these in float", "float_activations"),
+        _constant("Integer layers", "integer_layers"),
+        _constant("To integers", "quantize_nodes"),
+        _constant("Back to float", "dequantize_nodes"),
+        _quantity("Same predictions, %", "same_argmax", percentage),
+        _largest("Largest logit difference", "max_logit_difference"),
+        _constant("Rows evaluated", "evaluated_rows", count),
+        _constant("File, MB", "megabytes", lambda value: number(value, 2)),
+        _SEEDS,
+    )
+
+
+def _epsilon(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+    first = seeds.iloc[0]
+    return _refused(seeds, "refused") if first["refusal"] else f"{first['epsilon']:g}"
+
+
+def _linear_model(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+    return _refused(seeds, "first order" if seeds["refusal"].iloc[0] else "exact piece")
+
+
+def parameters_left(seeds: pd.DataFrame) -> list[float | None]:
+    """Share of the parameters of each seed; None where nothing was pruned."""
+    pairs = zip(seeds["parameters"], seeds["parameters_before"], strict=True)
+    return [None if left is None else left / before for left, before in pairs]
+
+
+def _pruned(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+    row = seeds.iloc[0]
+    words = CRITERIA.get(row["criterion"], row["criterion"])
+    if row["fraction"] is not None:
+        words += f", {row['fraction']:.0%}"
+    elif row["rule"] is not None:
+        words += f", {row['rule']}"
+    return _refused(seeds, words)
+
+
+def change_of(row: Mapping[str, Any]) -> float | None:
+    """Score less the original's: of perplexity in per cent of it; None where there is no network."""
+    if row["score"] is None:
+        return None
+    difference = row["score"] - row["original_score"]
+    return 100 * difference / row["original_score"] if row["metric"] in LOWER_IS_BETTER else difference
+
+
+def _against_original(seeds: pd.DataFrame, notes: Notes) -> str:
+    first = seeds.iloc[0]
+    if first["method"] == "original":
+        return NONE
+    relative = first["metric"] in LOWER_IS_BETTER
+    changes = [change_of(row) for _, row in seeds.iterrows()]
+    text = mean_and_deviation(changes, 2 if relative else digits_of(first["metric"]), signed=True)
+    return f"{text} %" if relative and present(changes) else text
+
+
+Tunings = Mapping[tuple[str, int, float | None], pd.DataFrame]
+"""{(start, steps, learning rate): that row of each seed}."""
+
+
+def tunings_of(frame: pd.DataFrame) -> Tunings:
+    """The fine-tuning runs of one benchmark."""
+    return rows_by(frame, "start", "steps", "learning_rate")
+
+
+def _tunings(data: ReportData) -> Iterator[Group]:
+    found = of_measurement(data, "conversion-finetuning")
+    for benchmark in wanted_benchmarks(data, "conversion-finetuning") if found else ():
+        if benchmark not in found:
+            yield (benchmark, "all"), None
+            continue
+        runs = tunings_of(found[benchmark])
+        for steps, rate in dict.fromkeys(key[1:] for key in runs):
+            same = {start: runs.get((start, steps, rate)) for start in STARTS}
+            yield (benchmark, str(steps)), {"rate": rate, "seeds": set(found[benchmark]["seed"]), **same}
+
+
+def _start(start: str) -> Column:
+    return Column(STARTS[start], lambda row, notes: score_text(row[start]))
+
+
+# All networks, and what each measurement came to
+
+
+def network_summaries(data: ReportData) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
+    """{(benchmark, network): {seed: what the records say of it}}; the substituted one is the hardened one's run.
+
+    Raises ValueError where two measurements were made on different networks of the same name and seed.
+    """
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for record in data.measurements:
+        for model, summary in record.models.items():
+            seeds = found.setdefault((record.benchmark, model.removesuffix("_relu")), {})
+            if seeds.setdefault(record.seed, summary) != summary:
+                raise ValueError(
+                    f"the measurements of {record.benchmark}, seed {record.seed}, were made on different networks "
+                    f"{model!r}: {seeds[record.seed]} and, in {record.measurement}, {summary}; measure again what is "
+                    "older than the networks"
+                )
+    return found
+
+
+def _networks(data: ReportData) -> Iterator[Group]:
+    summaries = network_summaries(data)
+    samples = data.runs.groupby("name")["eval_samples"].first()
+    for benchmark in measured_benchmarks(data):
+        for model, label in MODEL_LABELS.items():
+            seeds = summaries.get((benchmark, model))
+            if seeds:
+                frame = pd.DataFrame(list(seeds.values()), dtype=object)
+                yield (benchmark, label), frame.where(frame.notna(), None).assign(samples=frame["run"].map(samples))
+
+
+def _metric(seeds: pd.DataFrame, notes: Notes) -> str:
+    metric = seeds["metric"].iloc[0]
+    return metric_with_direction(metric, metric not in LOWER_IS_BETTER)
+
+
+def _target(seeds: pd.DataFrame, notes: Notes) -> str:
+    return mean_and_deviation(list(seeds["target_hardness"]), 1).removesuffix(" ± 0.0")
+
+
+def _settings(seeds: Sequence[Any], notes: Notes) -> str:
+    def setting(value: Any) -> str:
+        if isinstance(value, list):
+            return listed([setting(entry) for entry in value]) or "of the benchmark"
+        return NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+    return either(
+        ["; ".join(f"{name.replace('_', ' ')} {setting(v)}" for name, v in r.settings.items()) for r in seeds]
+    )
+
+
+def _measured_with(data: ReportData) -> Iterator[Group]:
+    for name in dict.fromkeys(record.measurement for record in data.measurements):
+        for benchmark in of_measurement(data, name):
+            seeds = [r for r in data.measurements if (r.measurement, r.benchmark) == (name, benchmark)]
+            yield (name, benchmark), sorted(seeds, key=lambda record: record.seed)
+
+
+_NOT_TOLD = ("python", "datasets", "evaluate", "tokenizers", "accelerate")  # no number rests on them
+
+
+def _tool_versions(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
+    versions = [record.versions for record in data.measurements]
+    names = [name for name in dict.fromkeys(n for found in versions for n in found) if name not in _NOT_TOLD]
+    shown = [f"{name} {either([found[name] for found in versions if name in found])}" for name in names]
+    if shown:
+        yield f"Versions: {listed(shown)}."
+
+
+Line = Callable[[pd.DataFrame], tuple[str, Mapping[str, str]]]
+"""The rows of one benchmark → (what was measured, {network: text})."""
+
+
+def _mean(seeds: pd.DataFrame, key: str) -> float:
+    return statistics.fmean(seeds[key])
+
+
+def _int8_line(frame: pd.DataFrame) -> tuple[str, Mapping[str, str]]:
+    timed = rows_by(frame, "model", "precision", "batch_size")
+    size = max(frame["batch_size"])
+    # What between a transformer's products is rounded as well costs GPT-2 a tenth of its perplexity.
+    transformer = frame["benchmark"].iloc[0] in _TRANSFORMERS
+    small, what = ("int8-layers", "int8 products") if transformer else (INT8, "int8")
+    texts = {}
+    for model in _COMPARED:
+        pair = [timed.get((model, precision, size)) for precision in ("float32", small)]
+        if all(rows is not None for rows in pair):
+            digits = digits_of(pair[0]["metric"].iloc[0])
+            scores = " → ".join(number(_mean(rows, "score"), digits) for rows in pair)
+            times = " → ".join(f"{_mean(rows, 'median_ms'):.3g}" for rows in pair)
+            texts[model] = f"{scores}; {times} ms"
+    return f"float32 → {what}: score; batch of {size}", texts
+
+
+def _verification_line(frame: pd.DataFrame) -> tuple[str, Mapping[str, str]]:
+    asked = rows_by(frame, "model", "epsilon")
+    epsilons = sorted(set(frame["epsilon"].dropna()))
+    texts = {}
+    for model in _COMPARED:
+        found = [asked[model, epsilon] for epsilon in (None, *epsilons) if (model, epsilon) in asked]
+        if any(rows["refusal"].iloc[0] is not None for rows in found):
+            texts[model] = "refused"
+        elif found:
+            texts[model] = listed([amount(_mean(rows, "proved")) for rows in found])
+    shown = listed([f"{epsilon:g}" for epsilon in epsilons])
+    return f"images proved of {frame['points'].dropna().max()}, ε = {shown}", texts
+
+
+def _pruning_line(frame: pd.DataFrame) -> tuple[str, Mapping[str, str]]:
+    rows = rows_by(frame, "model", "criterion", "rule", "fraction")
+    half = min(set(frame["fraction"].dropna()), key=lambda fraction: abs(fraction - 0.5))
+    texts = {}
+    for model in _COMPARED:
+        pair = [rows.get((model, criterion, "fraction", half)) for criterion in ("apoz", "magnitude")]
+        if all(found is not None for found in pair):
+            digits = digits_of(pair[0]["metric"].iloc[0])
+            texts[model] = listed([number(_mean(found, "score_finetuned"), digits) for found in pair])
+    return f"score without {half * 100:.0f} % of the units, fine-tuned: by APoZ, by magnitude", texts
+
+
+def _pieces_line(frame: pd.DataFrame) -> tuple[str, Mapping[str, str]]:
+    rows = rows_by(frame, "model", "perturbation")
+    texts = {}
+    for model in _COMPARED:
+        found = rows.get((model, STEP), frame[:0])
+        found = found[found["max_error_float64"].notna()]
+        if len(found):
+            inside = present(list(found["inside"]))
+            texts[model] = largest(list(found["max_error_float64"]))
+            texts[model] += f" ({100 * statistics.fmean(inside):.0f} % inside)" if inside else ""
+    return f"error of W·x + b, {STEP:g} away in the piece", texts
+
+
+_LINES: dict[str, tuple[str, Line]] = {
+    "int8": ("float32 → int8", _int8_line),
+    "verification": ("images proved", _verification_line),
+    "pruning": ("score pruned", _pruning_line),
+    "linear_pieces": ("error of the linear model", _pieces_line),
+}
+
+
+def _overview(data: ReportData) -> Iterator[Group]:
+    for benchmark in measured_benchmarks(data):
+        for name, (title, line) in _LINES.items():
+            if benchmark in MEASURED_ON[name]:
+                frame = of_measurement(data, name).get(benchmark)
+                if frame is None:
+                    yield (benchmark, title), None
+                else:
+                    title, texts = line(frame)
+                    yield (benchmark, title), {"texts": texts, "seeds": set(frame["seed"])}
+
+
+def _compared(model: str) -> Column:
+    return Column(MODEL_LABELS[model], lambda row, notes: row["texts"].get(model, NONE))
+
+
+_NETWORK = ("Benchmark", "Network")
+_OVER_SEEDS = "Mean ± sample standard deviation over seeds."
+
+
+MEASURED_TABLES: dict[str, TableSpec] = {
+    "downstream": TableSpec(
+        title="What the ReLU networks allow",
+        caption="Means over seeds, of errors the largest; the report has the deviations, the settings, the machines "
+        "and every other row. int8 by onnxruntime, with the median time of a batch on one thread; proofs by Marabou, "
+        "which has no GELU (other verifiers can bound it).",
+        rows=_overview,
+        head=("Benchmark", "Measured"),
+        columns=(*map(_compared, _COMPARED), Column("Seeds", lambda row, notes: seed_count(row["seeds"]))),
+        text_columns=5,
+        wide_columns=(1, 2, 3, 4),
+    ),
+    "networks": TableSpec(
+        title="The networks that were measured",
+        caption="Score on the evaluation split in the last epoch, as trained and with ReLU in the gates' place. "
+        f"{_OVER_SEEDS}",
+        rows=_networks,
+        head=_NETWORK,
+        columns=(
+            Column("Metric", _metric),
+            _score("As trained", "score"),
+            _score("With ReLU", "relu_score"),
+            Column("Target λ", _target),
+            _SEEDS,
+        ),
+        text_columns=3,
+    ),
+    "measured-with": TableSpec(
+        title="Settings, seconds and machines of the measurements",
+        caption="Written by scripts/measure.py; every setting has its default there.",
+        rows=_measured_with,
+        head=("Measurement", "Benchmark"),
+        columns=(
+            Column("Seeds", lambda seeds, notes: listed([record.seed for record in seeds])),
+            Column("Settings", _settings),
+            Column("Seconds", lambda seeds, notes: listed([f"{record.seconds:.1f}" for record in seeds])),
+            Column("Machine", lambda seeds, notes: either([machine_of(record.hardware) for record in seeds])),
+        ),
+        notes=_tool_versions,
+        text_columns=6,
+        wide_columns=(3,),
+    ),
+    "int8": TableSpec(
+        title="float32 and int8 by onnxruntime",
+        caption="Static int8: weights per channel, activations unsigned, ranges from calibration rows of the training "
+        "split; of every operation that can be, or of convolutions and matrix products alone. Score in onnxruntime on "
+        "the rows evaluated; predictions and logits against torch in float32. Latency of one call on one thread, every "
+        "file timed in turn in each round; the median over the rounds. Activations in float stand between a step back "
+        "to float and one to integers; a ReLU is the lower end of the integers' range and vanishes. "
+        f"{_OVER_SEEDS}",
+        rows=_int8_rows,
+        head=_NETWORK,
+        columns=_int8_columns,
+        text_columns=3,
+    ),
+    "verification": TableSpec(
+        title="Local robustness by Marabou, images proved and refuted per ε",
+        caption="Of the first test images that each network classifies correctly: is the class the same everywhere in "
+        "the L∞ ball of radius ε, a share of the pixels' range? Refuted: a counterexample that changes the class when "
+        "replayed in torch; unconfirmed: one of the solver's that does not. A proof holds in the solver's arithmetic "
+        f"and up to a margin. {_OVER_SEEDS}",
+        rows=partial(_rows, name="verification", keys=("epsilon",)),
+        head=_NETWORK,
+        columns=(
+            Column(
+                "ε", lambda s, notes: _refused(s, "refused") if s["refusal"].iloc[0] else f"{s['epsilon'].iloc[0]:g}"
+            ),
+            _constant("Images", "points"),
+            _quantity("Proved", "proved", amount),
+            _quantity("by bounds alone", "proved_by_bounds", amount),
+            _quantity("Refuted", "refuted", amount),
+            _quantity("by attack", "refuted_by_attack", amount),
+            _quantity("Timeout", "timeout", amount),
+            _quantity("Unknown", "unknown", amount),
+            _quantity("Unconfirmed", "unconfirmed", amount),
+            _significant("Median time, s", "median_seconds", 2),
+            _largest("Longest, s", "max_seconds"),
+            _SEEDS,
+        ),
+        notes=partial(
+            _refusals,
+            name="verification",
+            after="Other verifiers can bound a GELU network; the refusal is this solver's.",
+        ),
+    ),
+    "zeros": TableSpec(
+        title="Zeros of the activations on training rows, layer by layer",
+        caption="Zeros: outputs that are exactly zero, mean over the units (average percentage of zeros). A smooth "
+        "gate has hardly any: beside them the share of outputs that are not positive, which is the same for ReLU, and "
+        "of those close to zero (|a| at most the setting near_zero). A unit is never on where no output is positive. "
+        f"Zeros are a measurement; no speed-up is claimed. {_OVER_SEEDS}",
+        rows=partial(_rows, name="zeros", keys=("layer",)),
+        head=_NETWORK,
+        columns=(
+            _constant("Layer", "layer"),
+            _constant("Units", "units", count),
+            _quantity("Zeros, %", "apoz", percentage),
+            _quantity("Outputs ≤ 0, %", "off_fraction", percentage),
+            _quantity("Close to zero, %", "near_zero_fraction", percentage),
+            _significant("Mean size", "mean_absolute"),
+            _quantity("Units never on", "never_on_units", amount),
+            _quantity("Units always zero", "dead_units", amount),
+            _constant("Outputs counted of each unit", "values", count),
+            _SEEDS,
+        ),
+        text_columns=3,
+    ),
+    "pruning": TableSpec(
+        title="Units removed by APoZ and by magnitude",
+        caption="Dead units never fire on the calibration rows: without them every logit there is the same but for "
+        "rounding. APoZ: the units with the most zeros go. Magnitude: those with the smallest L1 norm of incoming "
+        "weights. Every row is fine-tuned alike, also the network from which nothing was removed. A dash: refused. "
+        f"{_OVER_SEEDS}",
+        rows=partial(_rows, name="pruning", keys=("criterion", "rule", "fraction")),
+        head=_NETWORK,
+        columns=(
+            Column("Removed", _pruned),
+            _constant("Units left per layer", "widths"),
+            Column("Parameters left, %", lambda s, notes: mean_and_deviation(parameters_left(s), percentage)),
+            _score("Score before", "score_before"),
+            _score("Score pruned", "score_pruned"),
+            _score("Score fine-tuned", "score_finetuned"),
+            _largest("Largest logit change, calibration rows", "calibration_max_logit_change"),
+            _largest("Largest logit change, evaluation split", "eval_max_logit_change"),
+            _SEEDS,
+        ),
+        notes=partial(_refusals, name="pruning"),
+        text_columns=4,
+    ),
+    "linear-pieces": TableSpec(
+        title="Exact linear pieces, and first-order models of smooth networks",
+        caption="W and b with f(z) = W·z + b around each test row, and random steps away from it in standardized "
+        "features. Of a ReLU network the error is the largest over the steps that stay inside the row's region; of a "
+        "smooth one, which has no regions, over all steps, with its Jacobian as W. Errors in units of the scores, the "
+        "largest over seeds; the others mean ± sample standard deviation.",
+        rows=partial(_rows, name="linear_pieces", keys=("perturbation",)),
+        head=_NETWORK,
+        columns=(
+            Column(
+                "Linear model", lambda s, notes: _refused(s, "first order" if s["refusal"].iloc[0] else "exact piece")
+            ),
+            _constant("Step, L2", "perturbation", lambda value: f"{value:g}"),
+            _quantity("Still inside the region, %", "inside", percentage),
+            _largest("Largest error, float64", "max_error_float64"),
+            _largest("Largest error, float32", "max_error_float32"),
+            _largest("Inside or not, float64", "max_error_everywhere"),
+            _quantity("Regions", "distinct_regions", amount),
+            _constant("Points", "points"),
+            _significant("Seconds for all", "seconds"),
+            _SEEDS,
+        ),
+        notes=partial(_refusals, name="linear_pieces"),
+        text_columns=3,
+    ),
+    "certificate": TableSpec(
+        title="Change of the scores by the swap: certified and measured",
+        caption="A gate moves by at most κ/λ when ReLU takes its place; the following layers carry that to the scores. "
+        "Bounds hold in exact arithmetic, for any input and for the test rows; changes are the largest over scores and "
+        "rows, in units of the scores. Certified: the bound is smaller than the lead of the predicted class. Mean ± "
+        "sample standard deviation over seeds; of the gates the largest.",
+        rows=partial(_rows, name="certificate", keys=()),
+        head=_NETWORK,
+        columns=(
+            _constant("Rows", "rows", count),
+            _largest("Gate bound κ/λ", "gate_bound"),
+            _largest("Gate, measured", "measured_gate_error"),
+            _significant("Bound, any input", "bound"),
+            _significant("Bound, these rows", "input_bound"),
+            _significant("Measured change", "measured"),
+            _significant("Bound ÷ measured", "ratio", 2),
+            _significant("These rows ÷ measured", "input_ratio", 2),
+            _quantity("Predictions certified, %", "certified_fraction", percentage),
+            _quantity("Predictions unchanged, %", "unchanged_predictions", percentage),
+            _SEEDS,
+        ),
+    ),
+    "conversion": TableSpec(
+        title="ReLU without training: score and distance from the GELU network",
+        caption="Everything is measured on the evaluation split, against the same network with its GELU. Calibration "
+        "rows are drawn from the training rows, without labels: of text tokens, else rows of features or images; all "
+        "where there are fewer than asked. Bias fold: only the biases behind the gates are fitted. Hardened: another "
+        "network, trained with λ-GELU to become ReLU, so its distance from the GELU network is that of two "
+        "trainings. Differences from the original are taken seed by seed. Mean ± sample "
+        "standard deviation over seeds; of logit changes the largest.",
+        rows=partial(_rows, name="conversion", keys=("method", "rows")),
+        head=_NETWORK,
+        columns=(
+            Column("Way", lambda s, notes: _refused(s, METHODS.get(s["method"].iloc[0], s["method"].iloc[0]))),
+            _constant("Calibration rows", "rows", count),
+            _score("Score", "score"),
+            Column("Against the original", _against_original),
+            _significant("KL, nats", "kl"),
+            _quantity("Same prediction, %", "agreement", percentage),
+            _largest("Largest logit change", "max_logit_change"),
+            _SEEDS,
+        ),
+        notes=partial(_refusals, name="conversion"),
+        text_columns=3,
+    ),
+    "conversion-finetuning": TableSpec(
+        title="Score after so many training steps, by what they begin with",
+        caption="On the evaluation split, with ReLU but for the last column. Every number of steps is a run of its own "
+        "with the same training rows in the same order. Refit: without labels, on the calibration rows that the "
+        "settings name, before the first step. Annealed: λ-GELU in GELU's place, every λ in equal factors from 1 to "
+        "159.6 over the steps, then ReLU. MLPs: SGD at a constant learning rate; GPT-2: AdamW, cosine to a tenth, no "
+        f"warm-up. {_OVER_SEEDS}",
+        rows=_tunings,
+        head=("Benchmark", "Steps"),
+        columns=(
+            Column("Learning rate", lambda row, notes: NONE if row["rate"] is None else f"{row['rate']:g}"),
+            *map(_start, STARTS),
+            Column("Seeds", lambda row, notes: seed_count(row["seeds"])),
+        ),
+        notes=partial(_refusals, name="conversion-finetuning"),
+        text_columns=1,
+    ),
+}
+"""{key: how the table is made}."""

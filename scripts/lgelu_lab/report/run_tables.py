@@ -1,0 +1,611 @@
+"""The tables of the training runs, one specification each."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import pandas as pd
+
+from lgelu_lab.report.frames import (
+    EVALUATIONS,
+    ReportData,
+    evaluations,
+    hardness_path,
+    of_label,
+    paired,
+    seed_count,
+)
+from lgelu_lab.report.markup import Cell, Column, Group, Row, TableSpec
+from lgelu_lab.report.numbers import (
+    MISSING,
+    NONE,
+    count,
+    digits_of,
+    either,
+    interval,
+    largest,
+    listed,
+    mean_and_deviation,
+    metric_with_direction,
+    metrics_in_words,
+    number,
+    present,
+    tone,
+)
+from lgelu_lab.report.paper import (
+    PAPER_RECIPES,
+    Notes,
+    data_read,
+    differences,
+    marked,
+    model_size,
+    trained_on,
+)
+from lgelu_lab.studies.experiments import INIT_MODES, SEEDS, STUDIES
+
+LEARNED_LABELS = tuple(f"λ-GELU {mode}" for mode in INIT_MODES)
+PROFILE_LABELS = ("GELU", "ReLU", *LEARNED_LABELS)
+HARDENED = "λ-GELU uniform, hardened"
+SUBSTITUTION_LABELS = ("GELU", HARDENED, "GELU → ReLU at 25%, trained on")
+RELATED_LABELS = ("ReLU", "GELU", "SiLU", "Mish", "PReLU", "Swish, learnable β", *LEARNED_LABELS)
+_OTHERS = ("silu", "mish", "prelu", "learnable_swish")
+
+WAYS = ("GELU, then swapped", "λ-GELU hardened, swapped", "Swapped early, trained on", "ReLU from the start")
+"""The ways to a ReLU network that begin with training."""
+
+ONE_SEED = "An interval in brackets: one seed, and what its evaluation samples leave open (Wilson, 95 %)."
+
+
+# Which rows
+
+
+def profile_runs(data: ReportData) -> pd.DataFrame:
+    """The runs of Table I: GELU, ReLU and λ-GELU as learned and hardened; neither grid nor other activations."""
+    runs = data.part("")
+    return runs[~runs["relufied"] & runs["activation"].isin(("gelu", "relu", "lambda_gelu"))]
+
+
+def related_runs(data: ReportData) -> pd.DataFrame:
+    """The runs beside other activations, on the benchmarks where one of those was trained."""
+    runs = data.part("")
+    runs = runs[~runs["hardens"] & ~runs["relufied"] & runs["label"].isin(RELATED_LABELS)]
+    return runs[runs["benchmark"].isin(runs.loc[runs["activation"].isin(_OTHERS), "benchmark"])]
+
+
+def substituted_runs(data: ReportData, at: str, learned: bool = False) -> pd.DataFrame:
+    """The runs of Table II at one evaluation of each, or those of λ-GELU swapped as learned."""
+    runs = evaluations(data, at)
+    runs = runs[runs["part"] == ""]
+    if learned:
+        return runs[(runs["activation"] == "lambda_gelu") & ~runs["hardens"]]
+    return runs[(runs["activation"] == "gelu") | runs["hardens"]]
+
+
+def expected_benchmarks(runs: pd.DataFrame) -> list[str]:
+    """Those with a run and, where one of the paper's is among them, all of the paper's."""
+    found = list(dict.fromkeys(runs["benchmark"]))
+    return list(dict.fromkeys([*PAPER_RECIPES, *found])) if PAPER_RECIPES.keys() & set(found) else found
+
+
+def _asked(
+    benchmarks: Sequence[str], runs: pd.DataFrame, study: str = "", labels: Sequence[str] = ()
+) -> Iterator[Group]:
+    """The labels that a study asks for, whether they are there or not, then the others that are."""
+    for benchmark in benchmarks:
+        found = of_label(runs, benchmark)
+        wanted = labels if study and benchmark in STUDIES[study].benchmarks else ()
+        if wanted and not found:
+            yield (benchmark, "all"), None
+        for label in dict.fromkeys([*wanted, *found]) if found else ():
+            yield (benchmark, label), found.get(label)
+
+
+def _substituted(data: ReportData, at: str, learned: bool) -> Iterator[Group]:
+    asked = ("substitution", SUBSTITUTION_LABELS) if not learned else ()
+    for head, seeds in _asked(expected_benchmarks(data.part("")), substituted_runs(data, at, learned), *asked):
+        if seeds is None or seeds["relu"].notna().all():
+            yield head, seeds
+
+
+# Which columns
+
+
+def _digits(seeds: pd.DataFrame) -> int:
+    return digits_of(seeds["metric"].iloc[0])
+
+
+def score_text(seeds: pd.DataFrame, key: str) -> str:
+    """Mean ± deviation of a score over the seeds; of a single seed its interval, where it has one."""
+    first = seeds.iloc[0]
+    brackets = interval(first["metric"], list(seeds[key]), first["eval_samples"])
+    return mean_and_deviation(list(seeds[key]), _digits(seeds)) + (f" ({brackets})" if brackets else "")
+
+
+def _score(heading: str, key: str) -> Column:
+    return Column(heading, lambda seeds, notes: score_text(seeds, key))
+
+
+def _mean(heading: str, key: str, digits: int) -> Column:
+    return Column(heading, lambda seeds, notes: mean_and_deviation(list(seeds[key]), digits))
+
+
+def _of_paper(data: ReportData, runs: pd.DataFrame, heading: str, quantity: str) -> tuple[Column, ...]:
+    """The column of the paper's own value, where it has one for a benchmark of the table."""
+
+    def cell(seeds: pd.DataFrame, notes: Notes) -> str:
+        return data.paper.text(seeds["benchmark"].iloc[0], seeds["key"].iloc[0], quantity)
+
+    there = data.paper.has(expected_benchmarks(runs), quantity)
+    return (Column(f"{heading}, paper", cell),) if there else ()
+
+
+_SEEDS = Column("Seeds", lambda seeds, notes: seed_count(seeds))
+_TRAINED = Column("Epochs × samples", trained_on)
+
+
+def _profile_columns(data: ReportData) -> tuple[Column, ...]:
+    paper = partial(_of_paper, data, data.part(""))
+    return (
+        *(_score("Best validation score", "best_score"), *paper("Best validation score", "best_validation_score")),
+        *(_mean("Its epoch", "best_epoch", 0), *paper("Its epoch", "best_epoch")),
+        *(_mean("Mean λ, last epoch", "mean_hardness", 2), *paper("Mean λ, last epoch", "mean_hardness")),
+        *(_mean("Drift V_λ", "drift", 2), *paper("Drift V_λ", "drift")),
+        *(_SEEDS, _TRAINED),
+    )
+
+
+_EARLY = "†"
+
+
+def _substitution_columns(data: ReportData, at: str) -> tuple[Column, ...]:
+    paper = partial(_of_paper, data, data.part("")) if at == "best" else lambda *names: ()
+    return (
+        *(_score("As is", "score"), *paper("As is", "as_is")),
+        *(_score("ReLU substituted", "relu"), *paper("ReLU substituted", "substituted")),
+        Column("Change", _change),
+        Column("Epoch", _epoch),
+        Column("Smallest λ", _smallest),
+        Column("Largest logit change", lambda seeds, notes: _unless_relu(seeds, largest(list(seeds["logit_change"])))),
+        Column("Unchanged predictions", _unchanged),
+        *(_SEEDS, _TRAINED),
+    )
+
+
+def _unless_relu(seeds: pd.DataFrame, cell: Cell | str) -> Cell | str:
+    return NONE if seeds["is_relu"].astype(bool).all() else cell
+
+
+def _change(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+    changes, digits = list(seeds["relu"] - seeds["score"]), _digits(seeds)
+    direction = bool(seeds["greater_is_better"].iloc[0])
+    text = mean_and_deviation(changes, digits, signed=True)
+    return _unless_relu(seeds, Cell(text, tone(changes, digits, direction)))
+
+
+def _epoch(seeds: pd.DataFrame, notes: Notes) -> Cell:
+    early = bool(seeds["early"].any())
+    return Cell(mean_and_deviation(list(seeds["epoch"]), 0) + f" {_EARLY}" * early, "warning" if early else "")
+
+
+def _smallest(seeds: pd.DataFrame, notes: Notes) -> Cell:
+    text = mean_and_deviation(list(seeds["smallest_hardness"]), 1)
+    return Cell(text, "warning" if seeds["early"].astype(bool).any() and text != NONE else "")
+
+
+def _unchanged(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+    return _unless_relu(seeds, mean_and_deviation(list(seeds["unchanged"]), 4))
+
+
+def _substitution_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
+    if any(isinstance(cell, Cell) and cell.text.endswith(_EARLY) for row in rows for cell in row):
+        yield (
+            f"{_EARLY} In at least one seed this epoch lies before the gates were hard (smallest λ below half the "
+            "target) or, for ReLU swapped in during training, before the switch."
+        )
+    if any("→ ReLU" in str(row[1]) for row in rows):
+        yield (
+            "→ ReLU: from the switch on this is a ReLU network that trains on. Its score is both, as is and "
+            "substituted; there is nothing left to exchange."
+        )
+
+
+def _substitution_caption(data: ReportData, at: str, learned: bool) -> str:
+    runs = substituted_runs(data, at, learned)
+    text = f"{metrics_in_words(runs)} Change: ReLU substituted minus as is".lstrip()
+    lower = dict.fromkeys(runs.loc[~runs["greater_is_better"].astype(bool), "metric"])
+    if lower:
+        text += f"; of {' and '.join(lower)} lower is better, so there a change above zero is a loss"
+    return f"{text}. Logits and predictions are compared on every evaluation sample. {ONE_SEED}"
+
+
+def _substitution(at: str, learned: bool = False) -> TableSpec:
+    what = "λ-GELU as learned, swapped without hardening, " if learned else "ReLU in the gates' place, same weights, "
+    return TableSpec(
+        title=what + EVALUATIONS[at],
+        caption=partial(_substitution_caption, at=at, learned=learned),
+        rows=partial(_substituted, at=at, learned=learned),
+        columns=partial(_substitution_columns, at=at),
+        notes=_substitution_notes,
+    )
+
+
+def ways_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
+    """{way to a ReLU network: its runs at the last epoch} of one benchmark; empty frames where there are none.
+
+    `relu` is the score of the ReLU network that a run ends with; NaN where it was not measured.
+    """
+    runs = evaluations(data, "last")
+    runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)]
+    runs["relu"] = runs["relu"].where(runs["activation"] != "relu", runs["last_score"])
+    found = of_label(runs, benchmark)
+    early = (seeds for label, seeds in found.items() if label.startswith("GELU → ReLU"))
+    chosen = (found.get("GELU"), found.get(HARDENED), next(early, None), found.get("ReLU"))
+    return {way: runs[:0] if seeds is None else seeds for way, seeds in zip(WAYS, chosen, strict=True)}
+
+
+def way_text(seeds: pd.DataFrame, key: str, *, brief: bool = False) -> Cell | str:
+    """A score of a way, with the number of seeds where it is not the paper's three, and the interval of a single one.
+
+    `brief`: of a single seed the interval alone, where it has one.
+    """
+    if not len(seeds):
+        return Cell(MISSING, "missing")
+    first, values = seeds.iloc[0], list(seeds[key])
+    few = f"{seed_count(seeds)} seeds" if len(seeds) < len(SEEDS) else ""
+    samples = interval(first["metric"], values, first["eval_samples"])
+    brackets = samples if brief and samples else "; ".join(filter(None, (few, samples)))
+    return mean_and_deviation(values, _digits(seeds)) + (f" ({brackets})" if brackets else "")
+
+
+def _way(way: str) -> Column:
+    return Column(way, lambda ways, notes: way_text(ways[way], "relu"))
+
+
+def _way_benchmark(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
+    runs = pd.concat([seeds for seeds in ways.values() if len(seeds)])
+    return runs["benchmark"].iloc[0] + marked(runs, notes)
+
+
+def _benchmarks_by_way(data: ReportData) -> Iterator[Group]:
+    for benchmark in dict.fromkeys(data.part("")["benchmark"]):
+        ways = ways_of(data, benchmark)
+        if any(map(len, ways.values())):
+            yield (), ways
+
+
+def _related_gain(data: ReportData, seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+    runs = related_runs(data)
+    pairs = paired(seeds, runs[runs["label"] == "GELU"])
+    gains, digits = list(pairs["best_score"] - pairs["best_score_base"]), _digits(seeds)
+    text = mean_and_deviation(gains, digits, signed=True)
+    same = seeds["label"].iloc[0] == "GELU"
+    return NONE if same else Cell(text, tone(gains, digits, bool(seeds["greater_is_better"].iloc[0])))
+
+
+# Rank correlation between the profiles of two init modes
+
+
+def correlation_curve(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Spearman's ρ over the layers of two configurations, by epoch (rows) and shared seed (columns).
+
+    Equal λ share their average rank; NaN where every layer of a side has the same λ, which has no ranks.
+    """
+    others = second.set_index("seed")["record"]
+    curves = {}
+    for run in first.itertuples():
+        if run.seed in others.index:
+            one, other = hardness_path(run.record), hardness_path(others[run.seed])
+            shared = [epoch for epoch in one.index if epoch in other.index]
+            ranks = [path.loc[shared].rank(axis=1) for path in (one, other)]
+            curves[run.seed] = ranks[0].corrwith(ranks[1].set_axis(ranks[0].columns, axis=1), axis=1)
+    return pd.DataFrame(curves).loc[lambda frame: frame.index] if curves else pd.DataFrame()
+
+
+def correlation_curves(data: ReportData, benchmark: str) -> dict[tuple[str, str], pd.DataFrame]:
+    """{(init mode, init mode): ρ_S by epoch and seed} for the pairs of which there are runs."""
+    seeds = of_label(profile_runs(data), benchmark)
+    pairs = {
+        pair: correlation_curve(*(seeds[f"λ-GELU {mode}"] for mode in pair))
+        for pair in combinations(INIT_MODES, 2)
+        if all(f"λ-GELU {mode}" in seeds for mode in pair)
+    }
+    return {pair: curve for pair, curve in pairs.items() if len(curve)}
+
+
+def _correlations(data: ReportData) -> Iterator[Group]:
+    for benchmark in dict.fromkeys(profile_runs(data)["benchmark"]):
+        for (first, second), curve in correlation_curves(data, benchmark).items():
+            yield (benchmark, f"{first} and {second}"), curve
+
+
+def _rho(at: Callable[[int], int], named: bool = True) -> Callable[[pd.DataFrame, Notes], str]:
+    def cell(curve: pd.DataFrame, notes: Notes) -> str:
+        place = at(len(curve) - 1)
+        values = present(list(curve.iloc[place]))
+        text = UNDEFINED
+        if values:
+            low, high = (number(value, 2, signed=True) for value in (min(values), max(values)))
+            text = number(sum(values) / len(values), 2, signed=True)
+            text += f" ({low} to {high})" if min(values) != max(values) else ""
+        return f"{text}, epoch {curve.index[place]:g}" if named else text
+
+    return cell
+
+
+UNDEFINED = "undefined"
+
+# The study of temperature t and learning-rate multiplier c
+
+EXPECTED_RUNS = len(INIT_MODES) * len(SEEDS)
+"""Init modes × seeds behind a complete cell of the grid."""
+
+
+def grid_cells(data: ReportData, benchmark: str) -> dict[tuple[float, float], pd.DataFrame]:
+    """{(t, c): its runs} of one benchmark, for every pair that the study asks for or a run has.
+
+    `drift` is V_λ, `gain` the best validation score − that of the GELU baseline with the same seed and recipe; NaN for
+    a run without one.
+    """
+    runs = data.part("grid")
+    runs = runs[runs["benchmark"] == benchmark]
+    learned, baselines = runs[runs["activation"] == "lambda_gelu"], runs[runs["activation"] == "gelu"]
+    if not len(learned):
+        return {}
+    pairs = paired(learned, baselines).set_index("name")
+    gains = pairs["best_score"] - pairs["best_score_base"]
+    learned = learned.assign(gain=learned["name"].map(gains))
+    study = STUDIES["grid"]
+    planned = study.build((benchmark,)) if benchmark in study.benchmarks else []
+    points = {
+        (e.arguments["temperature"], e.arguments["hardness_lr_multiplier"])
+        for e in planned
+        if "temperature" in e.arguments
+    }
+    points |= set(zip(learned["temperature"], learned["multiplier"], strict=True))
+    temperatures, multipliers = (sorted(set(values)) for values in zip(*points, strict=True))
+    return {
+        (t, c): learned[(learned["temperature"] == t) & (learned["multiplier"] == c)]
+        for t in temperatures
+        for c in multipliers
+    }
+
+
+def _grid_rows(data: ReportData) -> Iterator[Group]:
+    for benchmark, runs in data.part("grid").groupby("benchmark", sort=False):
+        for (t, c), cell in grid_cells(data, benchmark).items():
+            yield (), {"benchmark": benchmark, "runs": runs, "t": t, "c": c, "cell": cell}
+
+
+def _grid_runs(point: dict[str, Any], notes: Notes) -> Cell:
+    there = len(point["cell"])
+    if not there:
+        return Cell(MISSING, "missing")
+    return Cell(str(there)) if there >= EXPECTED_RUNS else Cell(f"{there} of {EXPECTED_RUNS}", "warning")
+
+
+def _grid_drift(point: dict[str, Any], notes: Notes) -> Cell:
+    cell = point["cell"]
+    return Cell(mean_and_deviation(list(cell["drift"]), 2)) if len(cell) else Cell(NONE, "missing")
+
+
+def _grid_gain(point: dict[str, Any], notes: Notes) -> Cell:
+    cell = point["cell"]
+    gains = present(list(cell["gain"])) if len(cell) else []
+    if not gains:
+        return Cell("baseline missing" if len(cell) else NONE, "missing")
+    digits, greater = _digits(cell), bool(cell["greater_is_better"].iloc[0])
+    return Cell(mean_and_deviation(gains, digits, signed=True), tone(gains, digits, greater))
+
+
+# What is there, and what it rests on
+
+_NAMED_AT_MOST = 6
+_PART_ORDER = ("", "grid", "downstream")
+_VERSIONS = ("torch", "transformers", "accelerate", "timm", "hf-lgelu")
+
+
+def _coverage(data: ReportData) -> Iterator[Group]:
+    there = set(data.runs["name"])
+    # A look at a toy benchmark is no half-finished reproduction of the paper.
+    of_paper = bool(PAPER_RECIPES.keys() & set(data.runs["benchmark"]))
+    for study in STUDIES.values():
+        named = {run.name for run in study.build(study.benchmarks)}
+        if (of_paper and set(study.benchmarks) <= PAPER_RECIPES.keys()) or there & named:
+            for benchmark in study.benchmarks:
+                names = [run.name for run in study.build((benchmark,))]
+                missing = [name for name in names if name not in there]
+                failed = sum(name in data.failed for name in missing)
+                yield (study.name, benchmark), {"names": names, "missing": missing, "failed": failed}
+
+
+def _coverage_runs(runs: dict[str, Any], notes: Notes) -> Cell:
+    names, missing = runs["names"], runs["missing"]
+    return Cell(f"{len(names) - len(missing)} of {len(names)}", "missing" if missing else "")
+
+
+def _coverage_missing(runs: dict[str, Any], notes: Notes) -> Cell:
+    names, missing = runs["names"], runs["missing"]
+    if not missing:
+        return Cell(NONE)
+    prefix = names[0].rpartition("/")[0] + "/"
+    text = "all" if len(missing) == len(names) else _first_of([name.removeprefix(prefix) for name in missing])
+    return Cell(text + (f" ({runs['failed']} failed)" if runs["failed"] else ""), "missing")
+
+
+def _coverage_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
+    there = set(data.runs["name"])
+    planned = {run.name for study in STUDIES.values() for run in study.build(study.benchmarks)}
+    yield from (f"Failed: {name}: {error}" for name, error in data.failed.items() if name not in there)
+    if there - planned:
+        yield f"Of no study, and shown all the same: {_first_of(sorted(there - planned))}."
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_AT_MOST
+    return listed(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def _basis(data: ReportData) -> Iterator[Group]:
+    for part in _PART_ORDER:
+        for benchmark, runs in data.part(part).groupby("benchmark", sort=False):
+            yield (", ".join(filter(None, (benchmark, part))),), runs
+
+
+def _unlike(runs: pd.DataFrame, notes: Notes) -> Cell:
+    found = dict.fromkeys(text for record in runs["record"] for text in differences(record))
+    return Cell("; ".join(found), "warning") if found else Cell(NONE)
+
+
+def _evaluated_on(runs: pd.DataFrame, notes: Notes) -> str:
+    metric = metric_with_direction(runs["metric"].iloc[0], bool(runs["greater_is_better"].iloc[0]))
+    splits = either([record.data["eval_split"] for record in runs["record"]])
+    return f"{metric} on {either(runs['eval_samples'].map(count))} rows of {splits}"
+
+
+def _recipe(runs: pd.DataFrame, notes: Notes) -> str:
+    return either([_recipe_of(record.config) for record in runs["record"]])
+
+
+def _recipe_of(config: dict[str, Any]) -> str:
+    parts = [f"{config['optim']}, learning rate {config['learning_rate']:g}"]
+    if "weight_decay" in config:
+        parts.append(f"weight decay {config['weight_decay']:g}")
+    if "lr_scheduler_type" in config:
+        parts.append(f"schedule {config['lr_scheduler_type']}")
+    parts.append(f"batch {config['train_batch_size']}")
+    parts += ["bf16"] * bool(config.get("bf16"))
+    if config.get("pretrained"):
+        parts.append(f"fine-tuned from {config['pretrained']}")
+    return listed(filter(None, [*parts, model_size(config)]))
+
+
+def machine_of(hardware: dict[str, Any]) -> str:
+    """ "AMD EPYC, 1 thread", an accelerator's name, and "2 × ..." for so many processes."""
+    threads, processes = hardware["threads_per_process"], hardware["processes"]
+    where = listed(hardware["accelerators"]) or f"{hardware['cpu']}, {threads} thread{'s' * (threads > 1)}"
+    return where if processes == 1 else f"{processes} × {where}"
+
+
+def _basis_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
+    versions = [record.versions for record in data.runs["record"]]
+    told = [name for name in _VERSIONS if any(name in found for found in versions)]
+    shown = [f"{name} {either([found[name] for found in versions if name in found])}" for name in told]
+    yield f"Versions: {listed(shown)}. ± is the sample standard deviation over seeds."
+    if any("copy_of" not in record.data for record in data.runs["record"]):
+        yield "Data read: records from before 0.2.0 name the Hub id also where a whole local copy was read."
+
+
+TABLES: dict[str, TableSpec] = {
+    "glance": TableSpec(
+        title="Four ways to a ReLU network, score in the last epoch",
+        caption=lambda data: (
+            f"{metrics_in_words(data.part(''))} GELU is the smooth network; the other columns are networks with ReLU "
+            "alone. Mean ± sample standard deviation over seeds, whose number is in brackets where it is not the "
+            f"paper's three. {ONE_SEED}"
+        ),
+        rows=_benchmarks_by_way,
+        head=(),
+        columns=(
+            Column("Benchmark", _way_benchmark),
+            Column("GELU", lambda ways, notes: way_text(ways[WAYS[0]], "last_score")),
+            *map(_way, WAYS),
+        ),
+        text_columns=1,
+        in_groups=False,
+    ),
+    "profiles": TableSpec(
+        title="The gates as learned (the paper's Table I)",
+        caption=lambda data: (
+            f"{metrics_in_words(profile_runs(data))} Mean ± sample standard deviation over seeds. {ONE_SEED} The best "
+            "validation score is that of each run's best epoch; λ is averaged over layers, and the drift V_λ is each "
+            "layer's way over the epochs, averaged likewise."
+        ),
+        rows=lambda data: _asked(expected_benchmarks(data.part("")), profile_runs(data), "profiles", PROFILE_LABELS),
+        columns=_profile_columns,
+    ),
+    "correlation": TableSpec(
+        title="Do the init modes end at the same profile? Spearman's ρ_S over layers",
+        caption="Mean over the seeds that both init modes have, with the lowest and highest in brackets. Layers with "
+        f"equal λ share their average rank; where every layer has the same λ, as in a uniform start, ρ_S is "
+        f"{UNDEFINED}: such seeds are left out, and the curves have a gap.",
+        rows=_correlations,
+        head=("Benchmark", "Init modes"),
+        columns=(
+            Column("Seeds", lambda curve, notes: str(curve.shape[1])),
+            Column("Before training", _rho(lambda last: 0, named=False)),
+            Column("Halfway", _rho(lambda last: last // 2)),
+            Column("Last epoch", _rho(lambda last: last)),
+        ),
+    ),
+    "substitution-best": _substitution("best"),
+    "substitution-best-substituted": _substitution("best_substituted"),
+    "substitution-last": _substitution("last"),
+    "substitution-learned-last": _substitution("last", learned=True),
+    "grid": TableSpec(
+        title="Temperature t and learning-rate multiplier c",
+        caption="Δλ: drift V_λ averaged over seeds and init modes. ΔBVS: best validation score minus that of the GELU "
+        "baseline with the same seed and recipe, averaged likewise, ± the sample standard deviation.",
+        rows=_grid_rows,
+        head=(),
+        columns=(
+            Column("Benchmark", lambda point, notes: point["benchmark"] + marked(point["runs"], notes)),
+            Column("t", lambda point, notes: f"{point['t']:g}"),
+            Column("c", lambda point, notes: f"{point['c']:g}"),
+            Column("Runs", _grid_runs),
+            Column("Δλ", _grid_drift),
+            Column("ΔBVS", _grid_gain),
+        ),
+        text_columns=1,
+    ),
+    "related": TableSpec(
+        title="Best validation score beside other activations",
+        caption=lambda data: (
+            f"{metrics_in_words(related_runs(data))} Minus GELU: the difference from the GELU run of the same seed and "
+            "recipe, mean ± sample standard deviation."
+        ),
+        rows=lambda data: _asked(
+            list(dict.fromkeys(related_runs(data)["benchmark"])), related_runs(data), "related", RELATED_LABELS
+        ),
+        columns=lambda data: (
+            _score("Best validation score", "best_score"),
+            Column("Minus GELU", partial(_related_gain, data)),
+            *(_SEEDS, _TRAINED),
+        ),
+    ),
+    "coverage": TableSpec(
+        title="Runs of each study",
+        caption="A run that is missing shows as missing in the tables and figures, never as zero. A run may serve "
+        "several studies.",
+        rows=_coverage,
+        head=("Study", "Benchmark"),
+        columns=(Column("Runs", _coverage_runs), Column("Missing", _coverage_missing)),
+        notes=_coverage_notes,
+        text_columns=4,
+        wide_columns=(3,),
+    ),
+    "basis": TableSpec(
+        title="Seeds, epochs, samples, recipes and machines",
+        caption="The paper gives optimizer, learning rate, weight decay, t, c and the hardening schedule, and no batch "
+        "size, learning-rate schedule, momentum, number of epochs or λ₀ of the uniform start; those are ours. "
+        "Epochs are compared with the latest best epoch that it names.",
+        rows=_basis,
+        head=("Benchmark",),
+        columns=(
+            Column("Unlike the paper", _unlike),
+            Column("Runs", lambda runs, notes: f"{len(runs)}, {runs['hours'].sum():.1f} h"),
+            Column("Seeds", lambda runs, notes: listed(sorted(set(runs["seed"])))),
+            Column("Epochs", lambda runs, notes: either([f"{epoch:g}" for epoch in runs["last_epoch"]])),
+            Column("Training samples", lambda runs, notes: either(runs["train_samples"].map(count))),
+            Column("Evaluated on", _evaluated_on),
+            Column("Data read", lambda runs, notes: either([data_read(record) for record in runs["record"]])),
+            Column("Recipe", _recipe),
+            Column("Machine", lambda runs, notes: either([machine_of(record.hardware) for record in runs["record"]])),
+        ),
+        notes=_basis_notes,
+        text_columns=10,
+        wide_columns=(1, 6, 7, 8, 9),
+        in_groups=False,
+    ),
+}
+"""{key: how the table is made}."""

@@ -1,1 +1,0 @@
-"""Records → tables, one file a table."""

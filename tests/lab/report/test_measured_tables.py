@@ -1,0 +1,358 @@
+"""The tables of what was measured, from records small enough to count by hand."""
+
+from dataclasses import replace
+
+import pytest
+from lgelu_lab.measurements.certificate import CERTIFICATE_COLUMNS
+from lgelu_lab.measurements.conversion import CONVERSION_COLUMNS
+from lgelu_lab.measurements.conversion_finetuning import FINETUNING_COLUMNS
+from lgelu_lab.measurements.int8 import INT8_COLUMNS
+from lgelu_lab.measurements.linear_pieces import LINEAR_PIECES_COLUMNS
+from lgelu_lab.measurements.pruning import PRUNING_COLUMNS
+from lgelu_lab.measurements.zeros import ZEROS_COLUMNS
+
+
+def cells(table):
+    """{(benchmark, network, third cell): {heading: text}}."""
+    return {tuple(row[:3]): dict(zip(table.header, row, strict=True)) for row in table.texts}
+
+
+def verified(model, epsilon, **counts):
+    row = dict.fromkeys(
+        ("points", "misclassified", "proved", "proved_by_bounds", "refuted", "refuted_by_attack", "unconfirmed"), 0
+    )
+    row |= {"timeout": 0, "unknown": 0, "median_seconds": 0.5, "max_seconds": 1.25, "refusal": None}
+    return row | {"model": model, "epsilon": epsilon, "points": 20} | counts
+
+
+def refused(model, words):
+    return dict.fromkeys(verified(model, 0.1)) | {"model": model, "refusal": words}
+
+
+def test_networks_are_counted_once_however_often_they_were_measured(measurement_of, summaries, table_of):
+    relu = {"relu": summaries["relu"]}
+    other = {**summaries, "gelu": {**summaries["gelu"], "score": 0.25}}
+    other["hardened"] = {**summaries["hardened"], "score": 0.625}
+    records = [
+        measurement_of("int8", [{"model": "gelu"}]),
+        measurement_of("pruning", [{"model": "gelu"}]),
+        measurement_of("int8", [{"model": "gelu"}], seed=1, models=other),
+        measurement_of("int8", [{"model": "gelu"}], benchmark="mlp-fmnist", models=relu),
+    ]
+    assert table_of("networks", measurements=records).texts == [
+        ["mlp-digits", "GELU", "accuracy", "0.5000 ± 0.3536", "0.5000 ± 0.0000", "–", "2 of 3"],
+        ["mlp-digits", "ReLU from the start", "accuracy", "0.6250 ± 0.0000", "–", "–", "2 of 3"],
+        ["mlp-digits", "λ-GELU hardened", "accuracy", "0.7500 ± 0.1768", "0.8750 ± 0.0000", "160.0", "2 of 3"],
+        ["mlp-fmnist", "ReLU from the start", "accuracy", "0.6250", "–", "–", "1 of 3"],
+    ]
+
+
+def test_perplexity_has_two_digits_and_says_that_lower_is_better(measurement_of, summaries, table_of):
+    summary = summaries["gelu"] | {"metric": "perplexity", "score": 105.125}
+    table = table_of("networks", measurements=[measurement_of("int8", [{"model": "gelu"}], models={"gelu": summary})])
+    assert table.texts[0][2:4] == ["perplexity (lower is better)", "105.12"]
+
+
+@pytest.mark.parametrize("other", ["hardened", "hardened_relu"])
+def test_measurements_of_networks_trained_anew_do_not_mix(measurement_of, summaries, other, table_of):
+    changed = {other: summaries["hardened"] | {"score": 0.1}}
+    records = [measurement_of("int8", [{"model": "gelu"}]), measurement_of("pruning", [{}], models=changed)]
+    with pytest.raises(ValueError, match="seed 0, were made on different networks 'hardened"):
+        table_of("networks", measurements=records)
+
+
+def test_settings_seconds_and_machines_by_hand(measurement_of, table_of):
+    records = [measurement_of("int8", [{}]), measurement_of("int8", [{}], seed=2, seconds=99.6)]
+    assert table_of("measured-with", measurements=records).texts == [
+        ["int8", "mlp-digits", "0, 2", "points 4; epsilons 0.01, 0.5", "12.4, 99.6", "abacus, 1 thread"],
+    ]
+    assert table_of("measured-with", measurements=records).notes == ("Versions: torch 1.",)
+    left_open = replace(records[0], settings={"learning_rates": [], "rows": 8})
+    assert table_of("measured-with", measurements=[left_open]).texts[0][3] == "learning rates of the benchmark; rows 8"
+
+
+def test_proofs_by_hand(measurement_of, table_of):
+    first = [refused("gelu", "no Gelu"), verified("hardened_relu", 0.01, proved=20, proved_by_bounds=18)]
+    second = [
+        refused("gelu", "no Gelu"),
+        verified("hardened_relu", 0.01, proved=17, proved_by_bounds=14, refuted=1, refuted_by_attack=1, timeout=2),
+    ]
+    records = [measurement_of("verification", rows, seed=seed) for seed, rows in enumerate((first, second))]
+    elsewhere = measurement_of("int8", [{}], benchmark="mlp-fmnist")
+    nowhere = measurement_of("int8", [{}], benchmark="gpt2-wikitext2")
+    table = table_of("verification", measurements=[*records, elsewhere, nowhere])
+    found = cells(table)
+    assert found["mlp-digits", "hardened, swapped", "0.01"] == {
+        "Benchmark": "mlp-digits", "Network": "hardened, swapped", "ε": "0.01", "Images": "20",
+        "Proved": "18.5 ± 2.1", "by bounds alone": "16 ± 2.8", "Refuted": "0.5 ± 0.7", "by attack": "0.5 ± 0.7",
+        "Timeout": "1 ± 1.4", "Unknown": "0 ± 0", "Unconfirmed": "0 ± 0", "Median time, s": "0.50 ± 0.00",
+        "Longest, s": "1.2", "Seeds": "2 of 3",
+    }  # fmt: skip
+    assert list(found["mlp-digits", "GELU", "refused"].values())[3:] == ["–"] * 10 + ["2 of 3"]
+    assert list(found["mlp-fmnist", "all", "missing"].values())[3:] == ["–"] * 11
+    assert len(found) == 3, "GPT-2 cannot be verified, and is not called missing"
+    assert table.notes[0] == "Refused, GELU: “no Gelu”."
+
+
+def test_another_number_of_images_is_not_hidden(measurement_of, table_of):
+    records = [measurement_of("verification", [verified("relu", 0.1, points=p)], seed=p) for p in (20, 5)]
+    assert (
+        cells(table_of("verification", measurements=records))["mlp-digits", "ReLU from the start", "0.1"]["Images"]
+        == "5 or 20"
+    )
+
+
+# Zeros, pruning, int8, linear pieces, certificates
+
+
+def timed(model, precision, batch_size, median, **fields):
+    row = dict.fromkeys(INT8_COLUMNS, 0) | {"file_bytes": 1_250_000, "score": 0.5, "max_logit_difference": 0.00025}
+    row |= {"quartile1_ms": median - 0.1, "quartile3_ms": median + 0.1, "min_ms": median - 0.2, "metric": "accuracy"}
+    return row | {"model": model, "precision": precision, "batch_size": batch_size, "median_ms": median} | fields
+
+
+def zeros(model, layer, **fields):
+    row = dict.fromkeys(ZEROS_COLUMNS, 0) | {"gate": "relu", "units": 256, "values": 10_000, "mean_absolute": 0.5}
+    return row | {"model": model, "layer": layer} | fields
+
+
+def pruned(model, criterion, fraction=None, **fields):
+    row = dict.fromkeys(PRUNING_COLUMNS) | {"parameters_before": 1000, "score_before": 0.5}
+    rule = None if fraction is None else "fraction"
+    return row | {"model": model, "criterion": criterion, "rule": rule, "fraction": fraction} | fields
+
+
+def done(model, criterion, fraction=None, *, widths="8-8", parameters=500, finetuned=0.5):
+    changes = dict.fromkeys(("calibration_max_logit_change", "eval_max_logit_change"), 0.25)
+    scores = {"score_pruned": 0.25, "score_finetuned": finetuned}
+    return pruned(model, criterion, fraction, widths=widths, parameters=parameters, **changes, **scores)
+
+
+def piece(model, step, **fields):
+    row = dict.fromkeys(LINEAR_PIECES_COLUMNS) | {"points": 100, "max_error_everywhere": 0.125}
+    return row | {"model": model, "perturbation": step} | fields
+
+
+def exact(step, **fields):
+    return piece("hardened_relu", step, inside=0.75, distinct_regions=90, seconds=2.0) | fields
+
+
+def only(table, *first):
+    (row,) = (row for row in table.texts if tuple(row[: len(first)]) == first)
+    return dict(zip(table.header, row, strict=True))
+
+
+def test_int8_has_a_column_per_batch_size(measurement_of, table_of):
+    first = [
+        timed("gelu", "int8-all", 1, 0.5, float_activations=4),
+        timed("gelu", "int8-all", 64, 20.0, float_activations=4),
+    ]
+    second = [
+        timed("gelu", "int8-all", 1, 1.5, float_activations=5, score=0.75, max_logit_difference=0.5),
+        timed("gelu", "int8-all", 64, 30.0, float_activations=4, score=0.75),
+    ]
+    records = [measurement_of("int8", rows, seed=seed) for seed, rows in enumerate((first, second))]
+    table = table_of("int8", measurements=records)
+    assert table.texts == [
+        [
+            *("mlp-digits", "GELU", "int8", "0.6250 ± 0.1768", "1.00 ± 0.71", "25.0 ± 7.1", "0", "4 or 5", "0", "0"),
+            *("0", "0.0 ± 0.0", "0.5", "0", "1.25", "2 of 3"),
+        ]
+    ]
+    assert table.header[4:6] == ("Median ms, batch 1", "Median ms, batch 64")
+
+
+def test_a_batch_size_that_was_not_timed_is_a_dash(measurement_of, table_of):
+    small = measurement_of("int8", [timed("gelu", "float32", 1, 0.5)])
+    large = measurement_of("int8", [timed("gelu", "float32", 64, 0.5)], benchmark="mlp-fmnist")
+    table = table_of("int8", measurements=[small, large])
+    assert only(table, "mlp-digits")["Median ms, batch 64"] == "–"
+    assert only(table, "mlp-fmnist")["Median ms, batch 1"] == "–"
+
+
+def test_zeros_by_hand(measurement_of, table_of):
+    rows = [zeros("relu", "layers.0", apoz=0.25, off_fraction=0.25, near_zero_fraction=0.5, dead_units=3)]
+    found = only(
+        table_of("zeros", measurements=[measurement_of("zeros", rows)]), "mlp-digits", "ReLU from the start", "layers.0"
+    )
+    assert list(found.values())[3:] == ["256", "25.0", "25.0", "50.0", "0.500", "0", "3", "10,000", "1 of 3"]
+
+
+def test_pruning_by_hand_with_what_was_refused(measurement_of, table_of):
+    first = [pruned("gelu", "dead", refusal="smooth"), done("relu", "dead", parameters=900)]
+    second = [pruned("gelu", "dead", refusal="smooth"), pruned("relu", "dead", refusal="none is dead")]
+    records = [measurement_of("pruning", rows, seed=seed) for seed, rows in enumerate((first, second))]
+    table = table_of("pruning", measurements=records)
+    assert only(table, "mlp-digits", "ReLU from the start", "dead units")["Parameters left, %"] == "90.0 (1 of 2 seeds)"
+    assert list(only(table, "mlp-digits", "GELU").values())[2:5] == ["dead units", "–", "–"]
+    assert table.rows[0][2].tone == "warning"
+    assert table.rows[1][2] == "dead units", "one seed was pruned"
+    assert table.notes == ("Refused, GELU: “smooth”.", "Refused, ReLU from the start: “none is dead”.")
+
+
+def test_linear_pieces_show_the_largest_error_and_the_mean_share_inside(measurement_of, table_of):
+    first = [piece("gelu", 0.01, refusal="smooth", max_error_float64=2e-5), exact(0.01, max_error_float64=1e-14)]
+    second = [
+        piece("gelu", 0.01, refusal="smooth", max_error_float64=3e-5),
+        exact(0.01, max_error_float64=None, inside=0.25),
+    ]
+    records = [measurement_of("linear_pieces", rows, seed=seed) for seed, rows in enumerate((first, second))]
+    table = table_of("linear-pieces", measurements=records)
+    smooth = only(table, "mlp-digits", "GELU", "first order")
+    assert (smooth["Largest error, float64"], smooth["Still inside the region, %"]) == ("3e−05", "–")
+    found = only(table, "mlp-digits", "hardened, swapped", "exact piece")
+    assert found["Still inside the region, %"] == "50.0 ± 35.4"
+    assert found["Largest error, float64"] == "1e−14"
+    assert found["Inside or not, float64"] == "0.12"
+
+
+def test_certificates_by_hand(measurement_of, table_of):
+    row = dict.fromkeys(CERTIFICATE_COLUMNS, 0.5) | {"model": "hardened", "rows": 359, "bound": 13.748, "ratio": 5587.6}
+    found = only(
+        table_of("certificate", measurements=[measurement_of("certificate", [row])]), "mlp-digits", "λ-GELU hardened"
+    )
+    assert list(found.values())[2:] == [
+        *("359", "0.5", "0.5", "13.7", "0.500", "0.500", "5588", "0.50", "50.0", "50.0", "1 of 3"),
+    ]
+
+
+def test_the_overview_has_a_row_per_measurement_that_can_be_made(measurement_of, table_of):
+    half = {"finetuned": 0.75}
+    records = [
+        measurement_of(
+            "int8",
+            [
+                timed(model, precision, size, median, score=0.25 if precision == "int8-all" else 0.5)
+                for model in ("gelu", "hardened_relu")
+                for size in (1, 64)
+                for precision, median in (("float32", 4.0 * size), ("int8-all", 1.0 * size))
+            ],
+        ),
+        measurement_of("pruning", [done("relu", "apoz", 0.5), done("relu", "magnitude", 0.5, **half)]),
+        measurement_of("linear_pieces", [exact(0.01, max_error_float64=2e-14), exact(0.1, max_error_float64=0.5)]),
+        measurement_of("int8", [timed("gelu", "float32", 1, 1.0)], benchmark="gpt2-wikitext2"),
+    ]
+    texts = table_of("downstream", measurements=records).texts
+    assert texts[0] == [
+        *("mlp-digits", "float32 → int8: score; batch of 64", "0.5000 → 0.2500; 256 → 64 ms", "–"),
+        *("0.5000 → 0.2500; 256 → 64 ms", "1 of 3"),
+    ]
+    assert texts[1] == ["mlp-digits", "images proved", "missing", "–", "–", "–"]
+    assert texts[2][2:] == ["–", "0.5000, 0.7500", "–", "1 of 3"]
+    assert texts[3][2:] == ["–", "–", "2e−14 (75 % inside)", "1 of 3"]
+    assert [row[0] for row in texts[4:]] == ["gpt2-wikitext2"], "nothing but int8 can be measured there"
+
+
+def test_the_overview_shows_a_transformer_with_its_products_alone_in_int8(measurement_of, table_of):
+    medians = {"float32": 8.0, "int8-layers": 4.0, "int8-all": 2.0}
+    rows = [timed("gelu", precision, 64, median) for precision, median in medians.items()]
+    shown = {
+        benchmark: table_of("downstream", measurements=[measurement_of("int8", rows, benchmark=benchmark)]).texts[0][
+            1:3
+        ]
+        for benchmark in ("gpt2-wikitext2", "deit-tiny-imagenet", "resnet18-cifar10")
+    }
+    products = ["float32 → int8 products: score; batch of 64", "0.5000 → 0.5000; 8 → 4 ms"]
+    assert shown["gpt2-wikitext2"][0] == products[0]
+    assert shown["gpt2-wikitext2"][1].endswith("8 → 4 ms")
+    assert shown["deit-tiny-imagenet"] == products
+    assert shown["resnet18-cifar10"][1].endswith("8 → 2 ms")
+
+
+# Conversion
+
+
+def converted(method, score, rows=None, *, original=0.75, model="gelu", **fields):
+    row = dict.fromkeys(CONVERSION_COLUMNS) | {"kl": 0.0125, "agreement": 0.875, "max_logit_change": 2.0}
+    row |= {"model": model, "method": method, "rows": rows, "score": score, "original_score": original}
+    return row | fields
+
+
+def not_converted(rows):
+    return dict.fromkeys(CONVERSION_COLUMNS) | {
+        "model": "gelu", "method": "refit", "rows": rows, "original_score": 0.75, "refusal": "too few",
+    }  # fmt: skip
+
+
+def tuned(start, steps, rate, score, **fields):
+    row = dict.fromkeys(FINETUNING_COLUMNS) | {"model": "gelu", "start": start, "steps": steps, "seconds": 1.0}
+    return row | {"learning_rate": rate, "score": score} | fields
+
+
+@pytest.fixture
+def conversions(measurement_of, summaries):
+    def rows(shift, seconds):
+        return [
+            converted("original", 0.75, kl=0.0),
+            converted("direct", 0.5 + shift),
+            converted("bias-fold", 0.625, 1438, seconds=1.0),
+            not_converted(8) if seconds == 1.0 else converted("refit", 0.625, 8, seconds=1.0),
+            converted("refit", 0.75 - shift, 64, seconds=seconds),
+            converted("refit", 0.75 + shift, 1438, seconds=seconds),
+            converted("hardened", 0.8125, model="hardened_relu", seconds=60.0),
+        ]
+
+    models = summaries | {"hardened_relu": summaries["hardened"]}
+    return [
+        measurement_of("conversion", rows(shift, seconds), seed=seed, models=models)
+        for seed, (shift, seconds) in enumerate(((0.0, 1.0), (0.125, 2.0)))
+    ]
+
+
+def test_ways_stand_beside_the_original_seed_by_seed(conversions, table_of):
+    table = table_of("conversion", measurements=conversions)
+    assert only(table, "mlp-digits", "GELU", "refit", "64") == {
+        "Benchmark": "mlp-digits", "Network": "GELU", "Way": "refit", "Calibration rows": "64",
+        "Score": "0.6875 ± 0.0884", "Against the original": "−0.0625 ± 0.0884", "KL, nats": "0.0125 ± 0.0000",
+        "Same prediction, %": "87.5 ± 0.0", "Largest logit change": "2", "Seeds": "2 of 3",
+    }  # fmt: skip
+    assert only(table, "mlp-digits", "GELU", "refit", "1,438")["Against the original"] == "+0.0625 ± 0.0884"
+    assert only(table, "mlp-digits", "GELU", "original", "–")["Against the original"] == "–"
+    hardened = only(table, "mlp-digits", "hardened, swapped", "hardened in training", "–")
+    assert hardened["Score"] == "0.8125 ± 0.0000"
+
+
+def test_a_refusal_is_a_dash_of_its_seed_and_a_note(conversions, table_of):
+    few = only(table_of("conversion", measurements=conversions), "mlp-digits", "GELU", "refit", "8")
+    assert few["Score"] == "0.6250 (1 of 2 seeds)"
+    assert few["Against the original"] == "−0.1250 (1 of 2 seeds)"
+    assert table_of("conversion", measurements=conversions).notes == ("Refused, GELU: “too few”.",)
+    alone = only(table_of("conversion", measurements=conversions[:1]), "mlp-digits", "GELU", "refit", "8")
+    assert alone["Score"] == alone["Against the original"] == "–"
+
+
+def test_perplexity_is_compared_in_per_cent_and_a_change_that_rounds_to_nothing_has_no_sign(
+    measurement_of, summaries, table_of
+):
+    models = {"gelu": summaries["gelu"] | {"metric": "perplexity"}}
+    rows = [converted("refit", 101.5, 64, original=100.0), converted("direct", 99.999, original=100.0)]
+    table = table_of(
+        "conversion", measurements=[measurement_of("conversion", rows, benchmark="gpt2-wikitext2", models=models)]
+    )
+    assert [row[4:6] for row in table.texts] == [["101.50", "+1.50 %"], ["100.00", "0.00 %"]]
+
+
+@pytest.fixture
+def tunings(measurement_of):
+    def rows(shift):
+        return [
+            *(tuned("direct", 0, None, 0.25), tuned("refit", 0, None, 0.5), tuned("gelu", 0, None, 0.75)),
+            tuned("direct", 10, 0.05, 0.5 + shift),
+            tuned("direct", 10, 0.005, 0.5 - shift),
+            tuned("anneal", 10, 0.05, 0.625),
+            tuned("anneal", 10, 0.005, None, refusal="no"),
+        ]
+
+    return [measurement_of("conversion-finetuning", rows(shift), seed=i) for i, shift in enumerate((0.0, 0.125))]
+
+
+def test_a_row_per_steps_and_learning_rate_and_a_column_per_start(tunings, table_of):
+    assert table_of("conversion-finetuning", measurements=tunings).header[3:7] == (
+        "direct swap, then tuned", "refit, then tuned", "annealed, then swapped", "GELU tuned, never swapped",
+    )  # fmt: skip
+    assert table_of("conversion-finetuning", measurements=tunings).texts == [
+        ["mlp-digits", "0", "–", "0.2500 ± 0.0000", "0.5000 ± 0.0000", "–", "0.7500 ± 0.0000", "2 of 3"],
+        ["mlp-digits", "10", "0.05", "0.5625 ± 0.0884", "–", "0.6250 ± 0.0000", "–", "2 of 3"],
+        ["mlp-digits", "10", "0.005", "0.4375 ± 0.0884", "–", "–", "–", "2 of 3"],
+    ]
+    assert table_of("conversion-finetuning", measurements=tunings).notes == ("Refused, GELU: “no”.",)

@@ -1,0 +1,350 @@
+"""The tables of the training runs, from records small enough to count by hand."""
+
+import dataclasses
+
+import pytest
+from lgelu_lab.report.markup import Cell
+from lgelu_lab.report.paper import PaperValues
+from lgelu_lab.report.run_tables import EXPECTED_RUNS, grid_cells
+from lgelu_lab.studies.experiments import STUDIES
+
+# Over the two sites: |2 − 1| + |4 − 2| = 3 and 0, so V = 1.5; mean λ in the last epoch 2.5.
+PATH = [{"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 1.0}, {"a": 4.0, "b": 1.0}]
+
+
+def rows(table):
+    return {tuple(row[:2]): dict(zip(table.header, row, strict=True)) for row in table.texts}
+
+
+def test_table_one_by_hand(table_of, record_of):
+    gelu = [record_of(seed=seed, scores=(0.1, 0.9 - 0.01 * seed, 0.8)) for seed in range(3)]
+    soft = [record_of(activation="lambda_gelu", hardness=PATH, seed=seed) for seed in range(2)]
+    found = rows(table_of("profiles", [*gelu, *soft]))
+    assert found["mlp-adult", "GELU"] == {
+        "Benchmark": "mlp-adult", "Activation": "GELU", "Seeds": "3", "Epochs × samples": "3 × 100 [a]",
+        "Best validation score": "0.8900 ± 0.0100", "Its epoch": "2 ± 0", "Mean λ, last epoch": "–", "Drift V_λ": "–",
+    }  # fmt: skip
+    uniform = found["mlp-adult", "λ-GELU uniform"]
+    assert (uniform["Seeds"], uniform["Mean λ, last epoch"], uniform["Drift V_λ"]) == (
+        *("2 of 3", "2.50 ± 0.00", "1.50 ± 0.00"),
+    )
+
+
+def test_table_one_has_a_row_for_every_run_of_the_study_and_calls_it_missing(table_of, record_of):
+    found = rows(table_of("profiles", [record_of(), record_of(activation="silu")]))
+    missing = ["ReLU", "λ-GELU uniform", "λ-GELU increasing", "λ-GELU decreasing"]
+    for label in missing:
+        assert list(found["mlp-adult", label].values())[2:] == ["missing", *["–"] * 5]
+    elsewhere = [key for key in found if key[0] != "mlp-adult"]
+    assert elsewhere == [(name, "all") for name in STUDIES["profiles"].benchmarks if name != "mlp-adult"]
+    assert ("mlp-adult", "SiLU") not in found
+    assert list(rows(table_of("profiles", [record_of(benchmark="mlp-digits")]))) == [("mlp-digits", "GELU")]
+
+
+def test_table_one_of_perplexity_takes_the_lowest_with_two_digits(table_of, record_of):
+    fields = {"metric": "perplexity", "greater_is_better": False, "benchmark": "gpt2-wikitext2"}
+    table = table_of("profiles", [record_of(scores=(90.0, 30.125, 31.0), relu_scores=(99.0,) * 3, **fields)])
+    assert rows(table)["gpt2-wikitext2", "GELU"]["Best validation score"] == "30.12"
+    assert table.caption.startswith("Scores are perplexity (lower is better).")
+
+
+def test_table_one_beside_the_paper(table_of, record_of):
+    values = {"best_validation_score": (0.5, 0.25), "mean_hardness": (3.0, None)}
+    paper = PaperValues({"mlp-adult": {"lambda_gelu-uniform": values}})
+    table = table_of("profiles", [record_of(), record_of(activation="lambda_gelu", hardness=PATH)], paper=paper)
+    found = rows(table)
+    assert found["mlp-adult", "λ-GELU uniform"]["Best validation score, paper"] == "0.5 ± 0.25"
+    assert found["mlp-adult", "λ-GELU uniform"]["Mean λ, last epoch, paper"] == "3"
+    assert found["mlp-adult", "GELU"]["Best validation score, paper"] == "–"
+    assert "Drift V_λ, paper" not in table.header
+    assert not [name for name in table_of("profiles", [record_of()]).header if "paper" in name]
+
+
+def test_seeds_of_different_length_are_both_named(table_of, record_of):
+    short = record_of(seed=1, scores=(0.5, 0.6), relu_scores=(0.5, 0.6))
+    table = table_of("profiles", [record_of(), short])
+    assert rows(table)["mlp-adult", "GELU"]["Epochs × samples"] == "3 or 2 × 100 [a]"
+    assert "3 of 50 epochs" in table.notes[0]
+    assert "2 of 50 epochs" in table.notes[0]
+
+
+def test_related_activations_are_compared_by_seed(table_of, record_of):
+    runs = [
+        record_of(seed=0, scores=(0.5, 0.5, 0.80)),
+        record_of(seed=1, scores=(0.5, 0.5, 0.60)),
+        record_of(seed=1, activation="mish", scores=(0.5, 0.7, 0.65)),
+        record_of(seed=2, activation="mish", scores=(0.5, 0.9, 0.65)),
+    ]
+    table = table_of("related", runs)
+    found = rows(table)
+    assert found["mlp-adult", "Mish"]["Best validation score"] == "0.8000 ± 0.1414"
+    assert found["mlp-adult", "Mish"]["Minus GELU"] == "+0.1000"  # seed 1 alone has a GELU run
+    assert found["mlp-adult", "GELU"]["Minus GELU"] == "–"
+    assert found["mlp-adult", "PReLU"]["Best validation score"] == "missing"
+    assert [label for _, label in found] == [
+        *("ReLU", "GELU", "SiLU", "Mish", "PReLU", "Swish, learnable β"),
+        *("λ-GELU uniform", "λ-GELU increasing", "λ-GELU decreasing"),
+    ]
+    assert table_of("related", [record_of(), record_of(activation="relu")]).rows == ()
+
+
+def test_glance_reads_the_relu_network_that_each_way_ends_with(table_of, record_of):
+    early = record_of(scores=(0.5, 0.6, 0.66), relu_scores=(0.1, None, None))
+    early.config["relufication"] = True
+    runs = [
+        record_of(scores=(0.9, 0.9, 0.8), relu_scores=(0.1, 0.1, 0.7)),
+        record_of(activation="lambda_gelu", harden=True, hardness=PATH, relu_scores=(0.1, 0.1, 0.77)),
+        early,
+    ]
+    ((benchmark, *scores),) = table_of("glance", runs).texts
+    assert benchmark == "mlp-adult [a]"
+    assert [score.split(" (1 of 3 seeds; ")[0] for score in scores] == [
+        "0.8000",
+        "0.7000",
+        "0.7700",
+        "0.6600",
+        "missing",
+    ]
+    assert scores[0] == "0.8000 (1 of 3 seeds; 0.670 to 0.888)"  # 40 of 50 samples
+
+
+def test_coverage_counts_and_names(table_of, record_of):
+    experiments = STUDIES["profiles"].build(("mlp-adult",))
+    records = []
+    for experiment in experiments[:-2]:
+        records.append(record_of(name=experiment.name, hardness=[{"a": 1.5}] * 3))
+        records[-1].config.update(experiment.arguments)
+    failed = {experiments[-1].name: "OSError: disk", "mlp-adult/gelu-seed0": "done again since"}
+    table = table_of("coverage", [*records, record_of(name="mlp-adult/mine", seed=7)], failed=failed)
+    found = rows(table)
+    row = found["profiles", "mlp-adult"]
+    names = [experiment.name.removeprefix("mlp-adult/") for experiment in experiments[-2:]]
+    assert row["Runs"] == f"{len(experiments) - 2} of {len(experiments)}"
+    assert row["Missing"] == f"{', '.join(names)} (1 failed)"
+    assert found["profiles", "gpt2-wikitext2"]["Missing"] == "all"
+    assert {study for study, _ in found} == {"grid", "profiles", "substitution", "related"}
+    assert table.notes == (
+        f"Failed: {experiments[-1].name}: OSError: disk",
+        "Of no study, and shown all the same: mlp-adult/mine.",
+    )
+
+
+def test_coverage_of_a_toy_benchmark_does_not_ask_for_the_paper(table_of, record_of):
+    table = table_of("coverage", [record_of(benchmark="mlp-digits", name="mlp-digits/gelu-seed0")])
+    assert {row[0] for row in table.texts} == {"quickstart"}
+
+
+def test_the_basis_names_seeds_epochs_samples_recipe_machine_and_differences(table_of, record_of):
+    table = table_of("basis", [record_of(seed=2), record_of(seed=0), record_of(name="grid/mlp-adult/gelu-seed0")])
+    profile, grid = (dict(zip(table.header, row, strict=True)) for row in table.texts)
+    assert (profile["Benchmark"], grid["Benchmark"]) == ("mlp-adult", "mlp-adult, grid")
+    assert profile["Seeds"] == "0, 2"
+    assert profile["Epochs"] == "3"
+    assert profile["Training samples"] == "100"
+    assert profile["Evaluated on"] == "accuracy on 50 rows of test"
+    assert profile["Recipe"] == "sgd, learning rate 0.05, batch 64"
+    assert profile["Machine"] == "abacus, 1 thread"
+    assert "3 of 50 epochs; 100 of 32,561 training samples" in profile["Unlike the paper"]
+    assert "torch 1, transformers 2" in table.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "words"),
+    [
+        ({"accelerators": ["NVIDIA H200"]}, "NVIDIA H200"),
+        ({"threads_per_process": 4, "processes": 2}, "2 × abacus, 4 threads"),
+    ],
+)
+def test_the_basis_names_accelerators_and_processes(table_of, record_of, hardware, words):
+    run = record_of()
+    run.hardware.update(hardware)
+    assert (
+        dict(zip(table_of("basis", [run]).header, table_of("basis", [run]).texts[0], strict=True))["Machine"] == words
+    )
+
+
+def test_the_correlation_table_says_undefined_never_nan_or_zero(table_of, record_of):
+    runs = [
+        record_of(activation="lambda_gelu", init_mode="uniform", hardness=PATH),
+        record_of(activation="lambda_gelu", init_mode="increasing", hardness=[{"a": 1.0, "b": 2.0}] * 3),
+    ]
+    ((benchmark, modes, seeds, start, half, last),) = table_of("correlation", runs).texts
+    assert (benchmark, modes, seeds) == ("mlp-adult", "uniform and increasing", "1")
+    assert (start, half, last) == ("undefined", "undefined, epoch 1", "−1.00, epoch 3")
+    assert table_of("correlation", [record_of()]).rows == ()
+
+
+# Substitution
+
+HARD = [{"a": 2.0, "b": 9.0}, {"a": 70.0, "b": 90.0}, {"a": 160.0, "b": 160.0}]
+
+
+def hardened(record_of, **fields):
+    return record_of(activation="lambda_gelu", harden=True, **{"hardness": HARD, **fields})
+
+
+def test_the_tables_numbers_by_hand(record_of, table_of):
+    runs = [hardened(record_of, seed=seed, relu_scores=(0.5, 0.6 + 0.1 * seed, 0.7)) for seed in (0, 1)]
+    row = rows(table_of("substitution-best", runs))["mlp-adult", "λ-GELU uniform, hardened"]
+    assert row == {
+        "Benchmark": "mlp-adult", "Activation": "λ-GELU uniform, hardened", "Seeds": "2 of 3",
+        "Epochs × samples": "3 × 100 [a]", "Epoch": "2 ± 0 †", "Smallest λ": "70.0 ± 0.0",
+        "As is": "0.9000 ± 0.0000", "ReLU substituted": "0.6500 ± 0.0707", "Change": "−0.2500 ± 0.0707",
+        "Largest logit change": "0.5", "Unchanged predictions": "0.5000 ± 0.0000",
+    }  # fmt: skip
+
+
+def test_rows_before_the_gates_are_hard_are_marked_and_explained(record_of, table_of):
+    table = table_of("substitution-best", [hardened(record_of)])
+    (row,) = [dict(zip(table.header, row, strict=True)) for row in table.rows if row[1] == "λ-GELU uniform, hardened"]
+    assert (row["Epoch"].tone, row["Smallest λ"].tone) == ("warning", "warning")
+    assert any(note.startswith("† In at least one seed") for note in table.notes)
+    last = table_of("substitution-last", [hardened(record_of)])
+    assert "†" not in "".join(text for row in last.texts for text in row) + "".join(last.notes)
+
+
+def test_the_rival_shows_one_network_and_mixed_seeds_count_the_exchange_where_there_was_one(table_of, relufied):
+    label = "GELU → ReLU at 25%, trained on"
+    after = rows(table_of("substitution-last", [relufied()]))["mlp-adult", label]
+    assert after["As is"] == after["ReLU substituted"] == "0.8500 (0.726 to 0.924)"
+    assert after["Change"] == after["Largest logit change"] == after["Unchanged predictions"] == "–"
+    mixed = [relufied(seed=0), relufied(seed=1, scores=(0.9, 0.8, 0.85))]
+    row = rows(table_of("substitution-best", mixed))["mlp-adult", label]
+    assert row["Epoch"] == "2 ± 1 †"  # 2 and 1
+    assert row["ReLU substituted"] == "0.7000 ± 0.2828"  # 0.9 and 0.5
+    assert row["Change"] == "−0.2000 ± 0.2828"  # 0 and −0.4
+    assert row["Unchanged predictions"] == "0.7500 ± 0.3536"  # 1 and 0.5
+    assert "→ ReLU: from the switch on" in " ".join(table_of("substitution-best", mixed).notes)
+
+
+def test_of_perplexity_a_rise_is_worse_and_the_caption_says_so(record_of, table_of):
+    run = record_of(
+        benchmark="gpt2-wikitext2", metric="perplexity", greater_is_better=False, scores=(90.0, 30.5, 31.0),
+        relu_scores=(99.0, 95.0, 92.25),
+    )  # fmt: skip
+    table = table_of("substitution-best", [run])
+    (row,) = [dict(zip(table.header, row, strict=True)) for row in table.rows if row[1] == "GELU"]
+    assert (row["As is"], row["ReLU substituted"], row["Change"]) == ("30.50", "95.00", Cell("+64.50", "worse"))
+    assert "of perplexity lower is better, so there a change above zero is a loss" in table.caption
+
+
+def test_missing_runs_are_rows_without_a_number(record_of, table_of):
+    found = rows(table_of("substitution-last", [record_of()]))
+    assert list(found["mlp-adult", "λ-GELU uniform, hardened"].values())[2:] == ["missing", *["–"] * 8]
+    assert list(found["mlp-adult", "GELU → ReLU at 25%, trained on"].values())[2] == "missing"
+    assert list(found["deit-tiny-imagenet", "all"].values())[2:] == ["missing", *["–"] * 8]
+    digits = table_of("substitution-last", [record_of(benchmark="mlp-digits")])
+    assert list(rows(digits)) == [("mlp-digits", "GELU")], "no row for what no one asked"
+
+
+def test_neither_grid_nor_other_activations_nor_learned_gates_are_among_the_papers_rows(record_of, table_of):
+    soft = [{"a": 1.5}] * 3
+    runs = [
+        record_of(),
+        record_of(seed=1, name="grid/mlp-adult/gelu-seed1"),
+        record_of(activation="silu"),
+        record_of(activation="lambda_gelu", hardness=soft),
+    ]
+    found = rows(table_of("substitution-last", runs))
+    assert found["mlp-adult", "GELU"]["Seeds"] == "1 of 3"
+    assert not {"SiLU", "λ-GELU uniform"} & {label for _, label in found}
+    assert list(rows(table_of("substitution-learned-last", runs))) == [("mlp-adult", "λ-GELU uniform")]
+
+
+def test_the_papers_value_stands_at_its_own_choice_of_checkpoint_alone(record_of, table_of):
+    paper = PaperValues({"mlp-adult": {"gelu": {"substituted": (0.123, 0.004), "as_is": (0.5, None)}}})
+    best = rows(table_of("substitution-best", [record_of()], paper=paper))["mlp-adult", "GELU"]
+    assert best["ReLU substituted, paper"] == "0.123 ± 0.004"
+    assert best["As is, paper"] == "0.5"
+    assert not [name for name in table_of("substitution-last", [record_of()], paper=paper).header if "paper" in name]
+
+
+def test_what_was_not_measured_is_a_dash(record_of, table_of):
+    run = record_of()
+    epochs = [vars(epoch) | {"relu_unchanged_predictions": None} for epoch in run.epochs]
+    run = type(run)(**{**vars(run), "epochs": tuple(type(run.epochs[0])(**epoch) for epoch in epochs)})
+    assert rows(table_of("substitution-last", [run]))["mlp-adult", "GELU"]["Unchanged predictions"] == "–"
+
+
+# The grid of t and c
+
+# Drift: |3 − 1| over one site between the two epochs.
+TWO_EPOCHS = [{"a": 1.0}, {"a": 3.0}]
+
+
+@pytest.fixture
+def grid_run(record_of):
+    def build(t, c, *, seed=0, mode="uniform", scores=(0.5, 0.7), path=None, benchmark="mlp-fmnist", **config):
+        record = record_of(
+            activation="lambda_gelu", init_mode=mode, seed=seed, scores=scores, relu_scores=scores,
+            hardness=path or TWO_EPOCHS, benchmark=benchmark, name=f"grid/{benchmark}/{mode}-t{t}-c{c}-seed{seed}",
+        )  # fmt: skip
+        record.config.update(temperature=t, hardness_lr_multiplier=c, **config)
+        return record
+
+    return build
+
+
+@pytest.fixture
+def baseline(record_of):
+    def build(seed=0, scores=(0.4, 0.6), benchmark="mlp-fmnist", **fields):
+        name = f"grid/{benchmark}/gelu-seed{seed}"
+        return record_of(seed=seed, scores=scores, relu_scores=scores, benchmark=benchmark, name=name, **fields)
+
+    return build
+
+
+def test_a_cell_is_the_mean_over_seeds_and_modes_paired_by_seed(grid_run, baseline, data_of):
+    runs = [
+        grid_run(0.1, 9.0, seed=0, scores=(0.5, 0.70)),  # 0.70 − 0.60
+        grid_run(0.1, 9.0, seed=1, scores=(0.9, 0.70)),  # 0.90 − 0.50, at its best epoch
+        grid_run(0.1, 9.0, seed=1, mode="increasing", scores=(0.4, 0.45), path=[{"a": 5.0}, {"a": 4.0}]),
+        baseline(seed=0, scores=(0.4, 0.6)),
+        baseline(seed=1, scores=(0.5, 0.3)),
+    ]
+    cell = grid_cells(data_of(runs), "mlp-fmnist")[0.1, 9.0]
+    assert list(cell["gain"]) == pytest.approx([0.1, 0.4, -0.05])
+    assert list(cell["drift"]) == pytest.approx([2.0, 2.0, 1.0])
+
+
+def test_planned_cells_without_a_run_are_there_and_empty(grid_run, baseline, data_of):
+    cells = grid_cells(data_of([grid_run(0.3, 6.0), baseline()]), "mlp-fmnist")
+    assert list(cells) == [(t, c) for t in (0.1, 0.3, 0.6, 0.9) for c in (1.0, 3.0, 6.0, 9.0)]
+    assert sum(not len(cell) for cell in cells.values()) == 15
+
+
+def test_the_resnet_grid_has_one_temperature(grid_run, data_of):
+    cells = grid_cells(data_of([grid_run(0.1, 6.0, benchmark="resnet18-cifar100")]), "resnet18-cifar100")
+    assert list(cells) == [(0.1, c) for c in (1.0, 3.0, 6.0, 9.0)]
+
+
+def test_no_baseline_of_the_seed_or_of_another_recipe_is_no_gain(grid_run, baseline, record_of, data_of):
+    other = baseline(seed=0)
+    other.config["learning_rate"] = 0.1
+    outside = record_of(seed=0, benchmark="mlp-fmnist")  # a baseline of the profiles, not of the grid
+    data = data_of([grid_run(0.1, 1.0), baseline(seed=2), other, outside])
+    cell = grid_cells(data, "mlp-fmnist")[0.1, 1.0]
+    assert cell["gain"].isna().all()
+    assert list(cell["drift"]) == [2.0]
+
+
+def test_without_runs_there_is_no_grid(record_of, baseline, data_of, table_of):
+    assert grid_cells(data_of([record_of(), baseline()]), "mlp-fmnist") == {}
+    assert table_of("grid", [record_of()]).rows == ()
+
+
+def test_the_table_counts_runs_and_calls_missing_cells_missing(grid_run, baseline, table_of):
+    table = table_of("grid", [grid_run(0.1, 1.0), grid_run(0.1, 3.0, seed=1), baseline()])
+    found = {(t, c): rest for _, t, c, *rest in table.texts}
+    assert found["0.1", "1"] == [f"1 of {EXPECTED_RUNS}", "2.00", "+0.1000"]
+    assert found["0.1", "3"] == [f"1 of {EXPECTED_RUNS}", "2.00", "baseline missing"]
+    assert found["0.9", "9"] == ["missing", "–", "–"]
+    assert len(found) == 16
+
+
+def test_of_perplexity_a_gain_above_zero_is_worse(grid_run, baseline, table_of):
+    fields = {"metric": "perplexity", "greater_is_better": False}
+    runs = [grid_run(0.1, 1.0, scores=(31.0, 40.0)), baseline(scores=(35.0, 30.5), **fields)]
+    runs[0] = dataclasses.replace(runs[0], **fields)
+    found = {row[1:3]: row[-1] for row in table_of("grid", runs).rows}
+    assert found["0.1", "1"] == Cell("+0.50", "worse")

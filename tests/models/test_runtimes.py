@@ -1,0 +1,35 @@
+"""What other programs do with a checkpoint's activation: the table, the page that shows it, and who is warned."""
+
+from pathlib import Path
+
+import pytest
+from transformers import BertConfig, GPT2Config, LlamaConfig, PreTrainedConfig, ViTConfig
+
+from hf_lgelu.models.runtimes import HONOURS, IGNORES, REFUSES, RUNTIMES, UNKNOWN, runtime_table, runtime_warnings
+
+PAGE = Path(__file__).parents[2] / "docs" / "export.md"
+
+
+def test_the_page_shows_the_table():
+    assert runtime_table() in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES.values(), ids=lambda runtime: runtime.name)
+def test_every_row_says_what_it_rests_on(runtime):
+    assert {runtime.default, *runtime.families.values()} <= {HONOURS, REFUSES, IGNORES, UNKNOWN}
+    assert runtime.basis.startswith(("tried", "read: "))
+    assert "|" not in runtime.takes + runtime.basis
+
+
+def test_families_that_are_known_to_be_ignored_are_warned_of():
+    gpt2, bert, llama = (runtime_warnings(config()) for config in (GPT2Config, BertConfig, LlamaConfig))
+    assert [sentence.split()[:2] for sentence in gpt2] == [["llama.cpp", "ignores"]]
+    assert [sentence.split()[:2] for sentence in bert] == [["llama.cpp", "ignores"]]
+    assert [sentence.split()[:2] for sentence in llama] == [
+        ["CTranslate2", "ignores"], ["llama.cpp", "ignores"], ["vLLM", "refuses"],
+    ]  # fmt: skip
+
+
+def test_others_are_not():
+    for config in (ViTConfig(), PreTrainedConfig(), None, object()):
+        assert runtime_warnings(config) == ()
