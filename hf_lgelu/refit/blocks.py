@@ -31,6 +31,11 @@ class BlockRows:
     inputs: Tensor
     targets: Tensor
 
+    @classmethod
+    def of(cls, parts: Sequence["BlockRows"]) -> "BlockRows":
+        """All rows of several."""
+        return cls(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
+
 
 @dataclass(frozen=True)
 class BlockStep:

@@ -10,7 +10,7 @@ In a gated unit, φ(z)·u, only what is constant in φ becomes linear in the uni
 unless units are added for it; so the fit is without b and d, or with b alone, and weighted by u².
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
@@ -47,6 +47,13 @@ class GateUnit:
     site: int
     before: AffineOperation
     other: AffineOperation | None
+
+    @property
+    def parameters(self) -> Iterator[str]:
+        """Names of the weights and biases."""
+        for operation in (self.before, self.other):
+            if operation is not None:
+                yield from (name for name in (operation.weight, operation.bias) if name is not None)
 
 
 def find_gate_units(program: Program) -> list[GateUnit]:

@@ -75,15 +75,14 @@ class _Deviations:
     def solve(self, strength: float) -> tuple[Tensor, Tensor]:
         """(weight change transposed (g, d, m), bias change (g, m))."""
         varies = self.scale > 0
-        system = self.gram * varies[:, None, None]
-        system.diagonal(dim1=1, dim2=2).add_(torch.where(varies, strength * self.scale, 1.0)[:, None])
-        try:
-            factor = torch.linalg.cholesky(system)
-        except torch.linalg.LinAlgError as error:
-            raise ValueError(
-                f"strength {strength} is too small for these features: their moments are singular to rounding"
-            ) from error
-        change = torch.cholesky_solve(self.cross * varies[:, None, None], factor)
+        penalty = torch.where(varies, strength * self.scale, 1.0)[:, None]
+        system, right = self.gram * varies[:, None, None], self.cross * varies[:, None, None]
+        system.diagonal(dim1=1, dim2=2).add_(penalty)
+        factor, failed = torch.linalg.cholesky_ex(system)
+        if failed.any():
+            change = _solve_singular(self.gram * varies[:, None, None], right, penalty)
+        else:
+            change = torch.cholesky_solve(right, factor)
         return change, self.residual_mean - _apply(change, self.feature_mean)
 
     def squared_error(self, change: Tensor | None, bias_change: Tensor) -> Tensor:
@@ -93,6 +92,18 @@ class _Deviations:
             error = error + (change * torch.baddbmm(self.cross, self.gram, change, beta=-2)).sum()
             gap = gap - _apply(change, self.feature_mean)
         return (error + self.count * gap.square().sum()).clamp(min=0)
+
+
+def _solve_singular(gram: Tensor, right: Tensor, penalty: Tensor) -> Tensor:
+    """(gram + penalty)⁻¹ · right, where rounding has made eigenvalues negative that cannot be.
+
+    So it is with features whose spread is small beside their mean. Along an eigenvector whose eigenvalue is below
+    rounding nothing is known, and nothing is changed.
+    """
+    values, vectors = torch.linalg.eigh(gram)
+    rounding = torch.finfo(values.dtype).eps * gram.shape[-1] * values.amax(-1, keepdim=True)
+    inverse = torch.where(values > rounding, 1 / (values + penalty), 0.0)
+    return vectors @ ((vectors.mT @ right) * inverse[:, :, None])
 
 
 @torch.no_grad()

@@ -68,6 +68,11 @@ class Block:
         return (self.unit.before, *other, self.down.operation)
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all weights and biases."""
+        return tuple(dict.fromkeys((*self.unit.parameters, *self.down.parameters)))
+
+    @property
     def width(self) -> int:
         """Units."""
         return self.down.width
@@ -93,6 +98,49 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
         if node is source and linear and (unit.other is not None or product_behind(call) is None):
             found.append(Block(unit, layer.maps[0]))
     return found
+
+
+@dataclass(frozen=True)
+class Room:
+    """A network that computes what the original does, with `extra` idle units in every block.
+
+    `share` is the width as a share of the original's; `config_changes` what its config says otherwise.
+    """
+
+    model: nn.Module
+    extra: int = 0
+    share: float = 1.0
+    config_changes: tuple[ConfigChange, ...] = ()
+
+
+def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites: int, width_budget: float) -> Room:
+    """At most `width_budget` times the units, and a bias before every gate; `model` itself where nothing is missing.
+
+    `program` and `layers` are of the model's trace, `sites` is the number of its gates. Without a budget, a family
+    whose config has no key for the biases does without them.
+
+    Raises UnsupportedConfigError where the budget cannot be used.
+    """
+    blocks = find_blocks(program, layers, find_gate_units(program))
+    extra = 0
+    if width_budget > 1:
+        if len(blocks) < sites or len({block.width for block in blocks}) != 1:
+            raise UnsupportedConfigError(
+                f"of {sites} gates {len(blocks)} stand in blocks of two or three linear layers of their own, and these "
+                "must be all, of one width"
+            )
+        width = blocks[0].width
+        inputs = min(model.get_parameter(b.unit.before.weight).shape[b.unit.before.input_axis] for b in blocks)
+        extra = min(int((width_budget - 1) * width + 1e-9), inputs)
+    if not extra and all(block.unit.before.bias is not None for block in blocks):
+        return Room(model)
+    try:
+        wide, changes = padded(model, blocks, extra)
+    except UnsupportedConfigError:
+        if extra:
+            raise
+        return Room(model)
+    return Room(wide, extra, 1 + extra / blocks[0].width, changes)
 
 
 def padded(model: nn.Module, blocks: Sequence[Block], extra: int) -> tuple[nn.Module, tuple[ConfigChange, ...]]:
@@ -323,12 +371,15 @@ class Preparation:
             if sites:
                 yield index, sites
 
-    def write(self, converted: nn.Module, refitted: int | None) -> None:
-        """Write what is due behind the layer `refitted`, or with None what is due at the start."""
-        if refitted is None:
-            due = self._units.keys() - set().union(*self._waiting.values())
-        else:
-            due = self._waiting.get(refitted, set())
+    def begin(self, converted: nn.Module) -> None:
+        """Write what waits for no refit."""
+        self._write(converted, self._units.keys() - set().union(*self._waiting.values()))
+
+    def behind_layer(self, converted: nn.Module, index: int) -> None:
+        """Write what waited for the refit of a layer."""
+        self._write(converted, self._waiting.get(index, set()))
+
+    def _write(self, converted: nn.Module, due: set[int]) -> None:
         for site in sorted(due):
             placement = self.placements[site]
             if site in self._blocks:
