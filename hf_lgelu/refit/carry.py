@@ -88,14 +88,16 @@ class Carrier:
         sites: Sequence[ActivationSite],
         folds: Folds,
         outputs: OutputsOf | None = None,
+        gate_maps_change: bool = False,
         whole_blocks: bool = False,
     ) -> None:
         """`sites` are those of `model`; `converted`, its copy with other gates there, is refitted meanwhile.
 
-        `outputs` says which outputs count, by default all. With `whole_blocks` the maps before a gate may be changed
-        with the one behind it, and `block_rows` has what that takes.
+        `outputs` says which outputs count, by default all. With `gate_maps_change` the maps before the gates of
+        `converted` are not the original's; with `whole_blocks` they may be changed together with the one behind the
+        gate, and `block_rows` has what that takes.
         """
-        self._whole_blocks = whole_blocks
+        self._gate_maps_change, self._whole_blocks = gate_maps_change, whole_blocks
         self.block_rows: list[list[BlockRows]] = []
         self._model, self._converted, self._sites, self._folds = model, converted, sites, folds
         self._outputs = outputs
@@ -169,8 +171,10 @@ class Carrier:
                 else layer.stop
                 for index, layer in enumerate(layers.layers)
             ]
+            units = find_gate_units(program) if self._gate_maps_change else []
+            changed = [Stop(tuple(operation.node for operation in unit.maps), unit.before.node) for unit in units]
             self._traces[shape] = Trace(
-                program, layers, plan_stages(program, stops), differing_nodes(program, stops),
+                program, layers, plan_stages(program, stops), differing_nodes(program, [*stops, *changed]),
                 program.stored(self._model), program.stored(self._converted),
                 [_mask(program, layer) for layer in layers.layers], blocks,
             )  # fmt: skip

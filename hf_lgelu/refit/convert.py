@@ -40,7 +40,6 @@ from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.report import (
     HELD_OUT,
-    NONE,
     SECOND_SET,
     ConversionReport,
     Evaluation,
@@ -49,6 +48,7 @@ from hf_lgelu.refit.report import (
     distance_in_words,
     evaluations,
     how_far,
+    significant,
 )
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.weights import forget_quantizer, why_not_writable, write_refit
@@ -287,13 +287,8 @@ class Attempts:
         width_budget: float, max_seconds: float | None,
     ) -> None:  # fmt: skip
         """As for `convert_to_relu`."""
-        self._model, self._folds, self._substitution, self._kinds, self._outputs = (
-            model,
-            folds,
-            substitution,
-            kinds,
-            outputs,
-        )
+        self._model, self._folds, self._substitution = model, folds, substitution
+        self._kinds, self._outputs = kinds, outputs
         self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
         self._width_budget, self._max_seconds = width_budget, max_seconds
 
@@ -323,7 +318,13 @@ class Attempts:
         surgery = substitute_relu(converted, kinds=self._kinds, rewrite_config=self._rewrite_config)
         changes = [*map(str, (*room.config_changes, *surgery.config_changes)), *forget_quantizer(converted)]
         carrier = Carrier(
-            room.model, converted, sites, self._folds, _chosen(self._outputs), whole_blocks=effort == "blocks"
+            room.model,
+            converted,
+            sites,
+            self._folds,
+            _chosen(self._outputs),
+            gate_maps_change=effort != "refit",
+            whole_blocks=effort == "blocks",
         )
         program, found = carrier.trace.program, carrier.layers
         steps: list[LayerStep] = []
@@ -454,13 +455,11 @@ def _require_reached(report: ConversionReport, tolerance: float) -> None:
     """Raise where no rung of the ladder came as near to the original as was asked for."""
     reached = None if report.held_out is None else _distance(report.held_out.refitted)
     if reached is None or not reached <= tolerance:
-        tried = ", ".join(
-            f"{step.effort} {NONE if step.distance is None else f'{step.distance:.3g}'}" for step in report.steps
-        )
+        tried = ", ".join(f"{step.effort} {significant(step.distance)}" for step in report.steps)
         raise ConversionRefusedError(
             f"the network was to be within {tolerance:g} of the original on the inputs held out; the nearest was "
-            f"{NONE if reached is None else f'{reached:.3g}'} ({tried}). Give more inputs, a width_budget above 1 or more "
-            "seconds, or train the model with hardening. The model is as it was",
+            f"{significant(reached)} ({tried}). Give more inputs, a width_budget above 1 or more seconds, or "
+            "train the model with hardening. The model is as it was",
             report,
         )
 

@@ -11,7 +11,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 from hf_lgelu.refit.report import StepTaken
 
@@ -22,7 +22,7 @@ Reached = TypeVar("Reached")
 
 
 @dataclass(frozen=True)
-class Climb[Reached]:
+class Climb(Generic[Reached]):
     """The best that was reached, and every rung that was tried, in order."""
 
     best: Reached

@@ -49,11 +49,15 @@ class GateUnit:
     other: AffineOperation | None
 
     @property
+    def maps(self) -> tuple[AffineOperation, ...]:
+        """Before the gate, and of a gated unit beside it."""
+        return (self.before,) if self.other is None else (self.before, self.other)
+
+    @property
     def parameters(self) -> Iterator[str]:
         """Names of the weights and biases."""
-        for operation in (self.before, self.other):
-            if operation is not None:
-                yield from (name for name in (operation.weight, operation.bias) if name is not None)
+        for operation in self.maps:
+            yield from (name for name in (operation.weight, operation.bias) if name is not None)
 
 
 def find_gate_units(program: Program) -> list[GateUnit]:

@@ -1,9 +1,9 @@
 """More units than the original has, for what a ReLU unit cannot do: be linear.
 
-With one ReLU per channel, φ(z) ≈ a·ReLU(z - c) + b + d·z. What b and d make is linear in the block's input x: in a gated
-unit W_down·diag(b)·W_up·x, in a plain one W_down·diag(d)·W_gate·x. Units that are always on carry it, of the kind that
-the block has anyway: in a gated unit gate weight 0 and gate bias 1, in a plain one a bias so large that the ReLU never
-cuts. There are as many as the budget has, so up and down are the factors of the best approximation of that rank in the
+With one ReLU per channel, φ(z) ≈ a·ReLU(z - c) + b + d·z. What b and d make is linear in the block's input x: in a
+gated unit W_down·diag(b)·W_up·x, in a plain one W_down·diag(d)·W_gate·x. Units that are always on carry it, of the kind
+that the block has anyway: in a gated unit gate weight 0 and gate bias 1, in a plain one a bias so large that the ReLU
+never cuts. There are as many as the budget has, so up and down are the factors of the best approximation of that rank in the
 metric of the block's inputs.
 
 First the original is written into the wider architecture, padded with zeros: the same function, and everything that
@@ -64,8 +64,7 @@ class Block:
     @property
     def maps(self) -> tuple[AffineOperation, ...]:
         """Before the gate, beside it (of a gated unit), behind it."""
-        other = () if self.unit.other is None else (self.unit.other,)
-        return (self.unit.before, *other, self.down.operation)
+        return (*self.unit.maps, self.down.operation)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -236,8 +235,8 @@ def _plan(root: PreTrainedModel, widths: set[int], extra: int) -> list[ConfigCha
         if _built_shapes(root, [*size, *bias]) == shapes:
             return [*size, *bias]
     raise UnsupportedConfigError(
-        f"no key of {type(root.config).__name__} builds {type(root).__name__} with {extra} more units in each block and a "
-        "bias before the gates"
+        f"no key of {type(root.config).__name__} builds {type(root).__name__} with {extra} more units in each block "
+        "and a bias before the gates"
     )
 
 
