@@ -13,10 +13,14 @@ from hf_lgelu.version import __version__
 
 if TYPE_CHECKING:
     from hf_lgelu.activation.functional import lambda_gelu as lambda_gelu
+    from hf_lgelu.activation.functional import lambda_gelu_tanh as lambda_gelu_tanh
+    from hf_lgelu.activation.functional import lambda_silu as lambda_silu
     from hf_lgelu.activation.hardness import hardness_for_tolerance as hardness_for_tolerance
     from hf_lgelu.activation.hardness import swap_error_bound as swap_error_bound
     from hf_lgelu.activation.kernels.choice import use_kernel as use_kernel
     from hf_lgelu.activation.module import LambdaGELU as LambdaGELU
+    from hf_lgelu.activation.module import LambdaGELUTanh as LambdaGELUTanh
+    from hf_lgelu.activation.module import LambdaSiLU as LambdaSiLU
     from hf_lgelu.activation.report import kernel_report as kernel_report
     from hf_lgelu.analysis.int8 import quantize_onnx as quantize_onnx
     from hf_lgelu.analysis.piecewise.certificate import certify_substitution as certify_substitution
@@ -88,8 +92,10 @@ _HOME = {
     "HardeningCallback": "training.callbacks",
     "HardnessLogCallback": "training.callbacks",
     "LambdaGELU": "activation.module",
+    "LambdaGELUTanh": "activation.module",
     "LambdaGELUTrainer": "training.trainer",
     "LambdaGELUTrainingArguments": "training.arguments",
+    "LambdaSiLU": "activation.module",
     "LayerRefit": "refit.report",
     "MLPConfig": "models.mlp",
     "MLPForClassification": "models.mlp",
@@ -122,6 +128,8 @@ _HOME = {
     "is_hardened": "training.hardening",
     "kernel_report": "activation.report",
     "lambda_gelu": "activation.functional",
+    "lambda_gelu_tanh": "activation.functional",
+    "lambda_silu": "activation.functional",
     "load_card_facts": "export.hub.card_facts",
     "local_linear_model": "analysis.piecewise.linear_pieces",
     "measure_zeros": "analysis.pruning.zeros",
@@ -155,8 +163,10 @@ __all__ = [
     "HardeningCallback",
     "HardnessLogCallback",
     "LambdaGELU",
+    "LambdaGELUTanh",
     "LambdaGELUTrainer",
     "LambdaGELUTrainingArguments",
+    "LambdaSiLU",
     "LayerRefit",
     "MLPConfig",
     "MLPForClassification",
@@ -188,6 +198,8 @@ __all__ = [
     "is_hardened",
     "kernel_report",
     "lambda_gelu",
+    "lambda_gelu_tanh",
+    "lambda_silu",
     "load_card_facts",
     "local_linear_model",
     "measure_zeros",

@@ -29,7 +29,6 @@ class ZooArguments:
         default_factory=lambda: list(RealSettings().units), metadata={"help": "Sequences or images to fit on."}
     )
     evaluation_units: int = field(default=RealSettings().evaluation_units, metadata={"help": "Judged on so many."})
-    length: int = field(default=RealSettings().length, metadata={"help": "Tokens of a sequence, at most."})
 
 
 def main() -> int:
@@ -39,7 +38,7 @@ def main() -> int:
     if arguments.install and arguments.packages is None:
         print("ValueError: --install needs --packages, the folder to install into", file=sys.stderr)
         return 2
-    settings = RealSettings(tuple(arguments.units), arguments.length, arguments.evaluation_units)
+    settings = RealSettings(tuple(arguments.units), arguments.evaluation_units)
     failed = [name for name in arguments.networks if not _measured(name, settings, arguments)]
     return int(bool(failed))
 

@@ -1,12 +1,14 @@
-"""λ-GELU as a function of x and λ."""
+"""The λ-gates as functions of x and λ."""
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import effective_hardness
 from hf_lgelu.activation.kernels.choice import choose_kernel
 from hf_lgelu.activation.kernels.eager import internal_dtype
+from hf_lgelu.activation.kernels.opaque import is_plain
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ACCEPTED_DTYPES = "float64, float32, float16 or bfloat16"
@@ -29,25 +31,66 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float, kernel: str | None = None) 
         λx·φ(λx) and ∂f/∂λ = x²·φ(λx). Finite for every finite input. Backward keeps `x` and `hardness`.
 
     Raises:
-        TypeError: `x` or `hardness` is not a floating tensor of an accepted dtype.
-        ValueError: `hardness` does not broadcast to `x`, or holds a value that is below 1, NaN, or infinite
-            in the dtype of the arithmetic. Values are read only where that does not stall an accelerator:
-            numbers always, tensors on the CPU outside `torch.compile` and `torch.func`. Or there is no such kernel.
+        TypeError: `x` or `hardness` is not a dense floating tensor of an accepted dtype.
+        ValueError: `hardness` does not broadcast to `x`, lies on another device, or holds a value that is below 1,
+            NaN, or infinite in the dtype of the arithmetic. Values are read only where that does not stall an
+            accelerator: numbers always, tensors on the CPU outside `torch.compile`, `torch.func` and tracing. Or there
+            is no such kernel.
         RuntimeError: the kernel that was named cannot take this input here.
+
+    >>> import torch, hf_lgelu
+    >>> x = torch.tensor([-1.0, 0.0, 2.0])
+    >>> hf_lgelu.lambda_gelu(x, 1.0)  # GELU
+    tensor([-0.1587,  0.0000,  1.9545])
+    >>> hf_lgelu.lambda_gelu(x, 160.0)  # all but ReLU
+    tensor([-0.,  0.,  2.])
     """
+    return lambda_gate(x, hardness, "lambda_gelu", kernel)
+
+
+def lambda_silu(x: Tensor, hardness: Tensor | float, kernel: str | None = None) -> Tensor:
+    """f(x; λ) = x·σ(λx): SiLU (Swish) at λ = 1, ReLU for λ → ∞, at most 0.27846 / λ away from it.
+
+    Arguments, result and errors are those of `lambda_gelu`; ∂f/∂x = σ(u) + u·σ′(u) with u = λx, ∂f/∂λ = x²·σ′(λx).
+
+    >>> import torch, hf_lgelu
+    >>> x = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64)
+    >>> torch.equal(hf_lgelu.lambda_silu(x, 1.0), torch.nn.functional.silu(x))
+    True
+    """
+    return lambda_gate(x, hardness, "lambda_silu", kernel)
+
+
+def lambda_gelu_tanh(x: Tensor, hardness: Tensor | float, kernel: str | None = None) -> Tensor:
+    """f(x; λ) = x·G(λx) with the G of the tanh form of GELU, which GPT-2, Gemma and T5 1.1 are pretrained with.
+
+    λ = 1 is `F.gelu(x, approximate="tanh")`, λ → ∞ is ReLU, at most 0.17004 / λ away. Arguments, result and errors are
+    those of `lambda_gelu`.
+
+    >>> import torch, hf_lgelu
+    >>> x = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64)
+    >>> torch.equal(hf_lgelu.lambda_gelu_tanh(x, 1.0), torch.nn.functional.gelu(x, approximate="tanh"))
+    True
+    """
+    return lambda_gate(x, hardness, "lambda_gelu_tanh", kernel)
+
+
+def lambda_gate(x: Tensor, hardness: Tensor | float, gate: str, kernel: str | None = None) -> Tensor:
+    """x·G(λx) for the row `gate` of GATES; the rest is as in `lambda_gelu`."""
+    check_gate(gate)
     _check_input(x)
     if isinstance(hardness, int | float) and not isinstance(hardness, bool):
         _check_number(hardness, internal_dtype(x))
         hardness = torch.tensor(float(hardness), device=x.device, dtype=internal_dtype(x))
-    elif not isinstance(hardness, Tensor) or hardness.dtype not in _DTYPES:
-        raise TypeError(f"hardness must be a number or a {_ACCEPTED_DTYPES} tensor, got {_kind(hardness)}")
+    elif not isinstance(hardness, Tensor) or hardness.dtype not in _DTYPES or hardness.layout is not torch.strided:
+        raise TypeError(f"hardness must be a number or a dense {_ACCEPTED_DTYPES} tensor, got {_kind(hardness)}")
     elif _is_readable(hardness):
         _check_values(hardness, internal_dtype(x))
-    return apply_lambda_gelu(x, hardness, kernel)
+    return apply_gate(x, hardness, gate, kernel)
 
 
-def apply_lambda_gelu(x: Tensor, hardness: Tensor, kernel: str | None = None) -> Tensor:
-    """`lambda_gelu` for a hardness whose values are known to be right; checks dtype and shape only."""
+def apply_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE, kernel: str | None = None) -> Tensor:
+    """`lambda_gate` for a hardness whose values are known to be right; checks dtype, shape and device only."""
     _check_input(x)
     if x.dim() == 0 and hardness.numel() == 1:
         # A layer's λ has shape (1,), also where torch.func.vmap hands over single elements.
@@ -57,20 +100,24 @@ def apply_lambda_gelu(x: Tensor, hardness: Tensor, kernel: str | None = None) ->
             f"hardness of shape {tuple(hardness.shape)} does not broadcast to x of shape {tuple(x.shape)}: "
             "aligned at the last axis, each of its sizes must be 1 or that of x"
         )
-    return choose_kernel(x, hardness, kernel).function(x, hardness)
+    _check_device(x, hardness)
+    return choose_kernel(x, hardness, kernel, gate).function(x, hardness, gate)
 
 
-def apply_learned_lambda_gelu(x: Tensor, raw_hardness: Tensor, temperature: Tensor, override: Tensor) -> Tensor:
-    """`apply_lambda_gelu` at λ = `effective_hardness(raw_hardness, temperature, override)`.
+def apply_learned_gate(
+    x: Tensor, raw_hardness: Tensor, temperature: Tensor, override: Tensor, gate: str = DEFAULT_GATE
+) -> Tensor:
+    """`apply_gate` at λ = `effective_hardness(raw_hardness, temperature, override)`.
 
     Where the kernel forms a single λ itself, the small operations on s and their derivatives are saved.
     """
     if raw_hardness.numel() == 1:
         _check_input(x)
-        kernel = choose_kernel(x, raw_hardness)
+        _check_device(x, raw_hardness)
+        kernel = choose_kernel(x, raw_hardness, None, gate)
         if kernel.learned is not None and raw_hardness.dim() <= x.dim():
-            return kernel.learned(x, raw_hardness, temperature, override)
-    return apply_lambda_gelu(x, effective_hardness(raw_hardness, temperature, override))
+            return kernel.learned(x, raw_hardness, temperature, override, gate)
+    return apply_gate(x, effective_hardness(raw_hardness, temperature, override), gate)
 
 
 def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:
@@ -80,14 +127,22 @@ def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:
 
 
 def _is_readable(hardness: Tensor) -> bool:
-    if torch.compiler.is_compiling() or hardness.device.type != "cpu":
+    if torch.compiler.is_compiling() or hardness.device.type != "cpu" or not is_plain(hardness):
+        return False
+    if torch._C._len_torch_dispatch_stack() > 0:  # such as make_fx's, which cannot give a number to Python
         return False
     return not (torch._C._functorch.is_functorch_wrapped_tensor(hardness) or isinstance(hardness, FakeTensor))
 
 
 def _check_input(x: Tensor) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in _DTYPES:
-        raise TypeError(f"x must be a {_ACCEPTED_DTYPES} tensor, got {_kind(x)}")
+    if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.layout is not torch.strided:
+        raise TypeError(f"x must be a dense {_ACCEPTED_DTYPES} tensor, got {_kind(x)}")
+
+
+def _check_device(x: Tensor, hardness: Tensor) -> None:
+    # Of no dimension it may come from the CPU, as in torch's own arithmetic.
+    if x.device != hardness.device and hardness.dim() > 0:
+        raise ValueError(f"x is on {x.device} and the hardness on {hardness.device}; move one of them, e.g. by .to()")
 
 
 def _check_values(hardness: Tensor, dtype: torch.dtype) -> None:
@@ -106,4 +161,7 @@ def _check_number(hardness: float, dtype: torch.dtype) -> None:
 
 
 def _kind(value: object) -> str:
-    return f"a {value.dtype} tensor" if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+    return f"a {layout}{value.dtype} tensor"

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
+
 DEFAULT_TEMPERATURE = 0.1
 """The paper's t."""
 
@@ -20,10 +22,7 @@ DEFAULT_INIT_HARDNESS = 1.05
 closer to 1 (the paper-like 1.0067) takes many more steps to leave GELU."""
 
 DEFAULT_TOLERANCE = 5e-3
-"""The paper's ε, the L¹ distance between the gate Φ(λx) and the Heaviside step."""
-
-SWAP_ERROR_CONSTANT = 0.16997120747990366
-"""κ = max_u u(1 − Φ(u)); sup_x |x·Φ(λx) − ReLU(x)| = κ / λ."""
+"""The paper's ε, the L¹ distance between the gate G(λx) and the Heaviside step."""
 
 # s, t and λ live in float32 tensors; with more, or with a smaller t, s/t would overflow or be 0/0.
 LARGEST_HARDNESS = 1e37
@@ -82,15 +81,29 @@ def raw_from_hardness(hardness: float, temperature: float = DEFAULT_TEMPERATURE)
     return temperature * log_expm1
 
 
-def hardness_for_tolerance(tolerance: float = DEFAULT_TOLERANCE) -> float:
-    """The λ at which the gate is within `tolerance` of a step: 2 / (ε·√(2π)), 159.577 for ε = 5e-3.
+def hardness_for_tolerance(tolerance: float = DEFAULT_TOLERANCE, gate: str = DEFAULT_GATE) -> float:
+    """The λ at which the gate is within `tolerance` of a step, in L¹.
 
-    The paper's E∞(λ) = ∫|H(x) − Φ(λx)|dx = 2 / (λ√(2π)), solved for λ.
-    Raises ValueError if `tolerance` is not in (0, 2/√(2π)], the range in which λ ≥ 1.
+    The paper's E∞(λ) = ∫|H(x) − G(λx)|dx = w/λ, solved for λ, with w the gate's width: 2/√(2π) for λ-GELU, which gives
+    159.577 for ε = 5e-3; 2·ln 2 for λ-SiLU, 277.259.
+
+    Args:
+        tolerance: ε, in (0, w], the range in which λ ≥ 1.
+        gate: a row of GATES.
+
+    Raises:
+        ValueError: `tolerance` is out of its range, or there is no such gate.
+        TypeError: `tolerance` is no number.
+
+    >>> import hf_lgelu
+    >>> round(hf_lgelu.hardness_for_tolerance(5e-3), 3)
+    159.577
+    >>> round(hf_lgelu.hardness_for_tolerance(5e-3, gate="lambda_silu"), 3)
+    277.259
     """
     value = _as_number("tolerance", tolerance)
-    largest = 2 / math.sqrt(2 * math.pi)
-    if not (0 < value <= largest and math.isfinite(largest / value)):
+    largest = check_gate(gate).width
+    if not (0 < value <= largest and largest / value <= LARGEST_HARDNESS):
         raise ValueError(
             f"tolerance must lie in (0, {largest:.4f}] so that the target hardness is finite and at least 1, "
             f"got {tolerance!r} (the paper uses 5e-3)"
@@ -98,12 +111,25 @@ def hardness_for_tolerance(tolerance: float = DEFAULT_TOLERANCE) -> float:
     return largest / value
 
 
-def swap_error_bound(hardness: float) -> float:
-    """κ / λ, the largest |x·Φ(λx) − ReLU(x)| over all x. Raises ValueError if `hardness` is below 1."""
+def swap_error_bound(hardness: float, gate: str = DEFAULT_GATE) -> float:
+    """κ/λ, the largest |x·G(λx) − ReLU(x)| over all x, with κ = max u(1 − G(u)): 0.16997 for λ-GELU.
+
+    Args:
+        hardness: λ, at least 1.
+        gate: a row of GATES.
+
+    Raises:
+        ValueError: `hardness` is below 1 or NaN, or there is no such gate.
+        TypeError: `hardness` is no number.
+
+    >>> import hf_lgelu
+    >>> f"{hf_lgelu.swap_error_bound(159.577):.5f}"
+    '0.00107'
+    """
     value = _as_number("hardness", hardness)
     if not value >= 1:
         raise ValueError(f"hardness must be at least 1, got {hardness!r}")
-    return SWAP_ERROR_CONSTANT / value
+    return check_gate(gate).swap_error / value
 
 
 @dataclass(frozen=True)

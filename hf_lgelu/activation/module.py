@@ -1,11 +1,13 @@
-"""λ-GELU as a module with a learnable hardness."""
+"""The λ-gates as modules with a learnable hardness."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.functional import apply_learned_lambda_gelu
+from hf_lgelu.activation.functional import apply_learned_gate
+from hf_lgelu.activation.gates import GATES, check_gate
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     DEFAULT_TEMPERATURE,
@@ -17,16 +19,18 @@ from hf_lgelu.activation.hardness import (
 )
 
 # torch.fx.symbolic_trace records one call, as it does for nn.GELU: what is chosen inside depends on the input.
-torch.fx.wrap("apply_learned_lambda_gelu")
+torch.fx.wrap("apply_learned_gate")
 
 
-class LambdaGELU(nn.Module):
-    """f(x; λ) = x·Φ(λx) with λ = 1 + softplus(s/t) learned through `raw_hardness` (s).
+class LambdaGate(nn.Module):
+    """f(x; λ) = x·G(λx) with λ = 1 + softplus(s/t) learned through `raw_hardness` (s); what all gates share.
+
+    Use a row's own class: `LambdaGELU`, `LambdaGELUTanh`, `LambdaSiLU`.
 
     State dict: `raw_hardness` (s, the only parameter), `temperature` (t) and `hardness_override`
     (0 while s rules; otherwise the λ that hardening has set), all float32 whatever the model's dtype
     and of the same shape, so that a checkpoint evaluates the same after a reload in the middle of
-    hardening.
+    hardening. A state whose λ is below 1 or not finite is refused.
 
     Args:
         inplace: accepted, because timm passes it first, and ignored.
@@ -35,9 +39,20 @@ class LambdaGELU(nn.Module):
         granularity: a row of `GRANULARITIES`. `replace_activations` gives "channel", "neuron" and
             "network" their shapes; a module built by hand needs `raw_shape` for the first two.
         raw_shape: shape of s, broadcastable to the input. (1,) for "layer" and "network".
+        device: of the state, as in torch's modules.
+        dtype: a floating dtype, accepted as in torch's modules; the state stays float32.
 
     Shape: input any, float; output the same shape and dtype.
+
+    `torch.compile`, `torch.export`, `torch.jit.trace` and `torch.fx` take it; `torch.jit.script`, which knows no choice
+    among kernels, does not: it raises a RuntimeError.
+
+    Raises:
+        ValueError, TypeError: an argument is not as described; the message says what is accepted.
     """
+
+    gate: ClassVar[str]
+    """The row of GATES."""
 
     def __init__(
         self,
@@ -47,16 +62,22 @@ class LambdaGELU(nn.Module):
         temperature: float = DEFAULT_TEMPERATURE,
         granularity: str = "layer",
         raw_shape: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if getattr(self, "gate", None) not in GATES:
+            raise TypeError(f"{type(self).__name__} has no row of GATES; use LambdaGELU, LambdaGELUTanh or LambdaSiLU")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"dtype must be a floating torch.dtype or None, got {dtype!r} (the state stays float32)")
         self.init_hardness = check_init_hardness(init_hardness)
         self.init_temperature = check_temperature(temperature)
         self.granularity = check_granularity(granularity).name
         shape = _checked_raw_shape(self.granularity, raw_shape)
         # (1,), never 0-dim: FSDP cannot shard a scalar. float32: a step of s in bfloat16 would round away.
-        self.raw_hardness = nn.Parameter(torch.empty(shape, dtype=torch.float32))
-        self.register_buffer("temperature", torch.empty(1, dtype=torch.float32))
-        self.register_buffer("hardness_override", torch.empty(shape, dtype=torch.float32))
+        self.raw_hardness = nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device))
+        self.register_buffer("temperature", torch.empty(1, dtype=torch.float32, device=device))
+        self.register_buffer("hardness_override", torch.empty(shape, dtype=torch.float32, device=device))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -76,13 +97,13 @@ class LambdaGELU(nn.Module):
         return effective_hardness(self.raw_hardness, self.temperature, self.hardness_override)
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_learned_lambda_gelu(x, self.raw_hardness, self.temperature, self.hardness_override)
+        return apply_learned_gate(x, self.raw_hardness, self.temperature, self.hardness_override, self.gate)
 
     def extra_repr(self) -> str:
         shape = tuple(self.raw_hardness.shape)
         return f"granularity={self.granularity!r}, raw_shape={shape}, init_hardness={self.init_hardness}"
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LambdaGELU":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LambdaGate":
         # model.to(torch.bfloat16), .half() and .double() move the state but do not cast it.
         def move_only(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -90,24 +111,87 @@ class LambdaGELU(nn.Module):
 
         return super()._apply(move_only, recurse)
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        state = {name: state_dict.get(prefix + name) for name in ("raw_hardness", "temperature", "hardness_override")}
+        if (problem := state_problem(**state)) is not None:
+            error_msgs.append(f"{prefix.removesuffix('.') or type(self).__name__}: {problem}")
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
-class SharedLambdaGELU(nn.Module):
+
+class LambdaGELU(LambdaGate):
+    """λ-GELU, f(x; λ) = x·Φ(λx) with λ = 1 + softplus(s/t) learned: GELU (erf) at λ = 1, ReLU for λ → ∞.
+
+    Arguments, state dict and shapes: `LambdaGate`.
+
+    >>> import torch, hf_lgelu
+    >>> activation = hf_lgelu.LambdaGELU(init_hardness=2.0)
+    >>> activation(torch.tensor([-1.0, 1.0]))
+    tensor([-0.0228,  0.9772], grad_fn=<_LambdaGateBackward>)
+    >>> round(activation.hardness.item(), 6)
+    2.0
+    """
+
+    gate = "lambda_gelu"
+
+
+class LambdaGELUTanh(LambdaGate):
+    """The tanh form of λ-GELU: `F.gelu(x, approximate="tanh")`, GPT-2's, at λ = 1, ReLU for λ → ∞.
+
+    Arguments, state dict and shapes: `LambdaGate`.
+
+    >>> import torch, hf_lgelu
+    >>> hf_lgelu.LambdaGELUTanh(init_hardness=160.0)(torch.tensor([-1.0, 1.0])).tolist()
+    [-0.0, 1.0]
+    """
+
+    gate = "lambda_gelu_tanh"
+
+
+class LambdaSiLU(LambdaGate):
+    """λ-SiLU, f(x; λ) = x·σ(λx) with λ = 1 + softplus(s/t) learned: SiLU (Swish) at λ = 1, ReLU for λ → ∞.
+
+    Arguments, state dict and shapes: `LambdaGate`.
+
+    >>> import torch, hf_lgelu
+    >>> hf_lgelu.LambdaSiLU(init_hardness=160.0)(torch.tensor([-1.0, 1.0])).tolist()
+    [-0.0, 1.0]
+    """
+
+    gate = "lambda_silu"
+
+
+GATE_MODULES: dict[str, type[LambdaGate]] = {cls.gate: cls for cls in (LambdaGELU, LambdaGELUTanh, LambdaSiLU)}
+"""The module of each row of GATES."""
+
+
+class SharedLambdaGate(nn.Module):
     """A site that uses the hardness of another: all but the first under granularity "network".
 
     It holds no tensors, so a state dict names the shared s once and safetensors can write it.
+
+    Args:
+        owner: the site that holds s.
+        gate: a row of GATES; the owner's by default.
     """
 
     granularity = "network"
 
-    def __init__(self, owner: LambdaGELU) -> None:
+    def __init__(self, owner: LambdaGate, gate: str | None = None) -> None:
         super().__init__()
-        if not isinstance(owner, LambdaGELU):
-            raise TypeError(f"owner must be the LambdaGELU that holds the shared hardness, got {type(owner).__name__}")
+        if not isinstance(owner, LambdaGate):
+            raise TypeError(f"owner must be the λ-gate that holds the shared hardness, got {type(owner).__name__}")
+        self.gate = owner.gate if gate is None else check_gate(gate).name
         # In a tuple, nn.Module does not register the owner a second time; deepcopy keeps the link.
         self._owner = (owner,)
 
     @property
-    def owner(self) -> LambdaGELU:
+    def owner(self) -> LambdaGate:
         """The site that holds s."""
         return self._owner[0]
 
@@ -124,7 +208,33 @@ class SharedLambdaGELU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # Not through the owner's call, which would run its hooks.
         owner = self.owner
-        return apply_learned_lambda_gelu(x, owner.raw_hardness, owner.temperature, owner.hardness_override)
+        return apply_learned_gate(x, owner.raw_hardness, owner.temperature, owner.hardness_override, self.gate)
+
+    def extra_repr(self) -> str:
+        return f"gate={self.gate!r}"
+
+
+def state_problem(
+    raw_hardness: Tensor | None, temperature: Tensor | None, hardness_override: Tensor | None
+) -> str | None:
+    """Why a λ-gate must not take this state, or None; what is missing, or has no values to read, passes.
+
+    s has to be finite, t finite and above 0, and the override 0 or a finite λ of at least 1.
+    """
+    if (bad := _first_bad(raw_hardness, lambda s: s.isfinite())) is not None:
+        return f"raw_hardness holds {bad}, which stands for no hardness λ; it has to be finite"
+    if (bad := _first_bad(temperature, lambda t: t.isfinite() & (t > 0))) is not None:
+        return f"temperature holds {bad}; it has to be finite and above 0"
+    if (bad := _first_bad(hardness_override, lambda h: h.isfinite() & ((h == 0) | (h >= 1)))) is not None:
+        return f"hardness_override holds {bad}; it has to be 0, or a finite hardness λ of at least 1"
+    return None
+
+
+def _first_bad(values: Tensor | None, is_good: Callable[[Tensor], Tensor]) -> float | None:
+    if not isinstance(values, Tensor) or values.device.type == "meta" or not values.is_floating_point():
+        return None
+    good = is_good(values.detach())
+    return None if bool(good.all()) else values.detach()[~good].flatten()[0].item()
 
 
 def _checked_raw_shape(granularity: str, raw_shape: Sequence[int] | None) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels import KERNELS
 from hf_lgelu.activation.kernels.choice import KERNEL_VARIABLE, chosen_kernel
 
@@ -64,6 +65,6 @@ def _taken(device: str, dtype: torch.dtype) -> str:
     x, hardness = torch.zeros(1, dtype=dtype, device=device), torch.ones(1, device=device)
     named = chosen_kernel()
     if named is not None:
-        reason = KERNELS[named].refusal(x, hardness)
+        reason = KERNELS[named].refusal(x, hardness, DEFAULT_GATE)
         return named if reason is None else f"an error: {reason}"
-    return next(name for name, kernel in KERNELS.items() if kernel.refusal(x, hardness) is None)
+    return next(name for name, kernel in KERNELS.items() if kernel.refusal(x, hardness, DEFAULT_GATE) is None)

@@ -4,14 +4,13 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from hf_lgelu.cli.given_checkpoint import LAMBDA_GELU, GivenCheckpoint, read_checkpoint
+from hf_lgelu.cli.given_checkpoint import GivenCheckpoint, read_checkpoint
 from hf_lgelu.cli.known_facts import known_facts
 from hf_lgelu.cli.named_places import CARD_FILE, local
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
-from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.models.profile import hardness_profile
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
 
 def card(arguments: Namespace) -> Path:
@@ -29,7 +28,7 @@ def card(arguments: Namespace) -> Path:
         raise FileExistsError(f"{folder / CARD_FILE} is there already; replace it with --overwrite")
     given = read_checkpoint(arguments.model)
     facts, export = known_facts(given.name, arguments.facts), _form(given)
-    if export == LAMBDA_GELU:
+    if export == "lambda_gelu":
         facts = replace(facts, hardness=hardness_profile(given.model))
     if not facts.hardness:
         raise ValueError(
@@ -37,8 +36,7 @@ def card(arguments: Namespace) -> Path:
             "of the checkpoint that it was made of (hf_lgelu.save_card_facts)"
         )
     licence = arguments.license or facts.license or original_licence(given.name)
-    place = folder if given.sentences is None else given.sentences.encoder_path
-    facts = replace(facts, license=licence, checkpoint=facts_of_folder(place))
+    facts = replace(facts, license=licence, checkpoint=None)
     path = write_card(folder, facts, export=export, repo_id=arguments.repo_id)
     print(f"Model card: {path}")
     return path
@@ -47,6 +45,6 @@ def card(arguments: Namespace) -> Path:
 def _form(given: GivenCheckpoint) -> str:
     """The name of its activations, as the card's writer knows the forms."""
     kinds = {site.kind for site in find_sites(given.model)}
-    if LAMBDA_GELU in kinds:
-        return LAMBDA_GELU
-    return "gelu" if "gelu" in kinds else "relu"
+    if kinds & set(LEARNED_KINDS):
+        return "lambda_gelu"
+    return "gelu" if kinds & {"gelu", "silu"} else "relu"

@@ -8,10 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.cli.compared import compare, in_words
 from hf_lgelu.cli.given_checkpoint import (
-    LAMBDA_GELU,
     GivenCheckpoint,
     gates_in_words,
     read_checkpoint,
@@ -23,14 +21,16 @@ from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.models.comparison import compare_models
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
-from hf_lgelu.models.profile import hardness_profile, smallest_hardness
+from hf_lgelu.models.profile import hardness_profile, smallest_hardness, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.layers import Layers, Unfit, find_layers
 from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.weights import why_not_writable
 from hf_lgelu.training.hardening import is_hardened
 
 FAR_KL = 0.1
@@ -55,10 +55,14 @@ class Examined:
         """Its smooth gates."""
         return find_sites(self.given.network)
 
+    def counted(self, output: Any) -> list[Tensor]:
+        """The tensors of an output that count."""
+        return list(task_outputs(output, self.arguments.outputs).values())
+
     @property
-    def kinds(self) -> set[str]:
-        """Of its smooth gates."""
-        return {site.kind for site in self.sites}
+    def learns_hardness(self) -> bool:
+        """Whether one of them is a λ-gate."""
+        return any(site.kind in LEARNED_KINDS for site in self.sites)
 
 
 def check(arguments: Namespace) -> None:
@@ -109,15 +113,15 @@ def _swap(examined: Examined) -> Iterator[str]:
     network, evaluation = examined.given.network, examined.evaluation
     if not examined.sites:
         return
-    if LAMBDA_GELU in examined.kinds:
+    if examined.learns_hardness:
         softest = smallest_hardness(examined.given.model)
         yield (
             f"λ of {len(hardness_profile(examined.given.model))} gates from {softest:.4g} on: one unit changes by at "
-            f"most κ/λ = {swap_error_bound(softest):.3g}"
+            f"most κ/λ = {max(swap_errors(examined.given.model).values()):.3g}"
         )
     if evaluation is not None:
         options = {"batch_size": examined.arguments.batch_size, "progress": not examined.arguments.disable_tqdm}
-        found = compare(network, network, evaluation, **options)
+        found = compare(network, network, evaluation, outputs=examined.arguments.outputs, **options)
         words = in_words(found.direct, dict(found.original_metrics))
         yield f"On {evaluation.description}, {found.units:,} inputs, swapped without a refit: {words}"
         if found.direct.kl is not None and not found.direct.kl <= FAR_KL:
@@ -133,12 +137,13 @@ def _conversion(examined: Examined) -> Iterator[str]:
     network, sites = examined.given.network, examined.sites
     if not sites:
         return
-    if getattr(examined.given.model, "is_quantized", False):
-        yield "No: it is quantized, and quantized weights are not refitted. Convert first, then quantize."
+    reason = why_not_writable(network)
+    if reason is not None:
+        yield f"No: {reason}"
         return
     try:
         substitute_relu(copy.deepcopy(network), kinds=SMOOTH_KINDS)
-        layers = find_layers(Program(network, sites, dict(examined.inputs)), network, sites)
+        layers = find_layers(Program(network, sites, dict(examined.inputs), examined.counted), network, sites)
     except UnsupportedConfigError as error:
         yield f"Not to be saved: {error}"
     except ValueError as error:  # torch.export cannot trace it
@@ -151,6 +156,8 @@ def _layers_in_words(layers: Layers, sites: list[ActivationSite]) -> Iterator[st
     unfit = {site for entry in layers.unfit for site in entry.sites}
     maps = sum(len(layer.maps) for layer in layers.layers)
     yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be, with {maps} linear maps behind them to refit."
+    if layers.beside:
+        yield f"{len(layers.beside)} of them are behind outputs that do not count, and are exchanged alone."
     yield from _shortened([f"- not {_names(entry, sites)}: {_reason(entry)}" for entry in layers.unfit])
     if unfit:
         yield "--allow_unrefitted exchanges these gates all the same, with the weights behind them as they are."
@@ -171,7 +178,7 @@ def _shortened(lines: list[str]) -> list[str]:
 
 def _notes(examined: Examined) -> Iterator[str]:
     given = examined.given
-    if LAMBDA_GELU in examined.kinds:
+    if examined.learns_hardness:
         yield (
             "- Saved as it is, it is λ-GELU only where hf_lgelu is installed and imported. `harden` makes checkpoints "
             "that need nothing of it."
@@ -185,9 +192,13 @@ def _notes(examined: Examined) -> Iterator[str]:
         )
     for warning in runtime_warnings(given.model.config):
         yield f"- With ReLU in its config: {warning}."
-    names = _outputs(run_example(given.network, examined.inputs))
-    if len(names) > 1:
-        yield f"- It gives {', '.join(names)}: networks are compared by {names[0]}. Gates behind the others count too."
+    output = run_example(given.network, examined.inputs)
+    counted, others = list(task_outputs(output, examined.arguments.outputs)), _outputs(output)
+    if len(others) > 1:
+        yield (
+            f"- It gives {', '.join(others)}: networks are compared by {counted[0]}, and {', '.join(counted)} count. "
+            "--outputs names others."
+        )
     if examined.sites and given.model.main_input_name == "input_ids":
         yield (
             "- In int8 (quantize_onnx), have padded rows among the inputs: what masks padding stays in float, and only "
@@ -203,12 +214,12 @@ def _notes(examined: Examined) -> Iterator[str]:
 
 
 def _advice(examined: Examined) -> Iterator[str]:
-    name, kinds = examined.given.name, examined.kinds
+    name = examined.given.name
     if not examined.sites:
         yield "Nothing: it has no gate that hf-lgelu exchanges."
-    elif LAMBDA_GELU in kinds and is_hardened(examined.given.model):
+    elif examined.learns_hardness and is_hardened(examined.given.model):
         yield f"hf-lgelu harden {name} --output_dir FOLDER"
-    elif LAMBDA_GELU in kinds:
+    elif examined.learns_hardness:
         yield "Its gates are soft. Train it on with harden=True, keep its function as GELU with"
         yield f"  hf-lgelu harden {name} --to gelu --output_dir FOLDER"
         yield f"or refit it: {_how_to_convert(examined)}"

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import importlib.metadata
 import itertools
+import math
 import signal
 import sys
 import threading
@@ -63,6 +64,20 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return number
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _switch(name: str, help: str) -> Option:
     return Option(name, help, {"action": "store_true"})
 
@@ -95,6 +110,12 @@ _EVALUATION = (
         "32,768 tokens.",
         {"type": at_least(1)},
     ),
+)
+_OUTPUTS = Option(
+    "--outputs",
+    "Names of the outputs that count, with commas between; the first is compared. Left out: those that the model's "
+    "task reads (logits, boxes, embeddings).",
+    {"type": _names, "metavar": "NAMES"},
 )
 _DISABLE_TQDM = _switch("--disable_tqdm", "No progress bars.")
 _LICENSE = Option("--license", "Licence on the card, as the Hub spells it. Left out: that of the original's card.")
@@ -149,6 +170,14 @@ _ROWS = (
             *_EVALUATION,
             _SEED,
             _BATCH_SIZE,
+            _OUTPUTS,
+            Option(
+                "--max_kl",
+                "Nats of mean KL to the original (of outputs that are no class scores, relative error) from where on a "
+                "result counts as far from it. Left out: 0.1.",
+                {"type": _positive, "default": 0.1},
+            ),
+            _switch("--strict", "Refuse a result beyond --max_kl. Left out: its report and card warn of it."),
             _switch(
                 "--allow_unrefitted",
                 "Swap gates even where the linear maps behind them cannot be refitted. Left out: that is refused.",
@@ -211,6 +240,7 @@ _ROWS = (
             *_COLUMNS,
             _SEED,
             _BATCH_SIZE,
+            _OUTPUTS,
             _DISABLE_TQDM,
         ),
         examples=("hf-lgelu check you/your-bert", "hf-lgelu check runs/tabular --evaluation test.csv"),

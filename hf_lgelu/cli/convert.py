@@ -102,6 +102,9 @@ def _converted(
             data.batches("inputs", progress=progress),
             evaluation_data=None if evaluation is None else evaluation.batches("second set", progress=progress),
             batch_size=arguments.batch_size,
+            outputs=arguments.outputs,
+            max_kl=arguments.max_kl,
+            strict=arguments.strict,
             allow_unrefitted=arguments.allow_unrefitted,
             progress=progress,
         )
@@ -121,6 +124,7 @@ def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | Non
         seed=arguments.seed,
         evaluation=None if evaluation is None else evaluation.description,
         evaluation_source=None if evaluation is None else evaluation.source,
+        evaluation_is_whole=evaluation is not None and evaluation.whole,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=package_versions(),
         hardware=hardware(processes),

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.cli.named_places import CONFIG_FILE, local, require_model_there
 from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.sentence_embedder import SentenceEmbedder
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
-LAMBDA_GELU = "lambda_gelu"
-GATE_NAMES = {LAMBDA_GELU: "λ-GELU", "gelu": "GELU", "silu": "SiLU", "mish": "Mish"}
+GATE_NAMES = {gate.name: gate.label for gate in GATES.values()} | {"gelu": "GELU", "silu": "SiLU", "mish": "Mish"}
 
 _ADAPTER_FILE = "adapter_config.json"
 
@@ -108,13 +108,13 @@ def gates_in_words(network: nn.Module) -> str:
 def require_hardness(given: GivenCheckpoint) -> None:
     """Raise ValueError, with the road that leads on, unless the checkpoint has a λ-GELU."""
     kinds = {site.kind for site in find_sites(given.model)}
-    if LAMBDA_GELU in kinds:
+    if kinds & set(LEARNED_KINDS):
         return
     if kinds:
         raise ValueError(
             f"{given.name} has no λ-GELU: its gates are {gates_in_words(given.model)}. `hf-lgelu convert` makes a "
             "ReLU network of it without training; to learn the hardness of its gates, load it with the activation "
-            "lambda_gelu and train it with hf_lgelu.LambdaGELUTrainer"
+            "lambda_gelu (lambda_gelu_tanh, lambda_silu) and train it with hf_lgelu.LambdaGELUTrainer"
         )
     _refuse_gateless(given)
 

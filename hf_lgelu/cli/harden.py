@@ -20,7 +20,6 @@ from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.cli.known_facts import known_facts
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
-from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.export.targets import ONNX_FILE, ExportOptions, check_target
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.whole_folder import whole_folder
@@ -65,7 +64,7 @@ def harden(arguments: Namespace) -> Any:
                 hardness=hardness_profile(given.model),
                 change=report.change,
                 license=arguments.license or known.license or original_licence(given.name),
-                checkpoint=facts_of_folder(place),
+                checkpoint=None,  # that of the new folder
             )
             write_card(new, facts, export=target.name, repo_id=repository(arguments.push_to_hub, folder))
     print(f"Saved in {folder}" + ("" if target.name == "onnx" else ", with the model card README.md"))

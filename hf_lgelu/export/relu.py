@@ -14,9 +14,10 @@ from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models, require_same_model
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.profile import swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import find_sites, require_lambda_gelu
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.models.whole_folder import whole_folder
@@ -82,8 +83,8 @@ def export_relu(
         source: folder or Hub id from which the tokenizer's and processor's files are copied instead.
         inputs: on which the change of the outputs is measured; random ones of the right shape
             (`hf_lgelu.models.random_inputs`) if None. Real inputs say more.
-        max_swap_error: the largest κ/λ that is let through (κ = 0.16997). The default is that of λ = 79.8, half
-            the paper's target.
+        max_swap_error: the largest κ/λ that is let through, κ = 0.16997 for λ-GELU (`swap_error_bound`). The
+            default is that of λ-GELU at λ = 79.8, half the paper's target.
         allow_soft: export all the same.
         overwrite: replace a folder that is not empty.
 
@@ -113,7 +114,7 @@ def export_relu(
         )
     _require_lambda_gelu(model)
     hardness = _smallest_hardness(model)
-    swap_error = {name: swap_error_bound(value) for name, value in hardness.items()}
+    swap_error = swap_errors(model)
     inputs = random_inputs(model) if inputs is None else inputs
     if not allow_soft:
         _refuse_soft_gates(model, hardness, swap_error, max_swap_error, inputs)
@@ -154,7 +155,7 @@ def _require_lambda_gelu(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _smallest_hardness(model: PreTrainedModel) -> dict[str, float]:
-    return {site.name: site.module.hardness.min().item() for site in find_sites(model, ("lambda_gelu",))}
+    return {site.name: site.module.hardness.min().item() for site in find_sites(model, LEARNED_KINDS)}
 
 
 def _refuse_soft_gates(

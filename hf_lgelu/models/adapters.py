@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from hf_lgelu.activation.module import SharedLambdaGELU
+from hf_lgelu.activation.module import SharedLambdaGate
 from hf_lgelu.models.sites import find_sites, require_lambda_gelu
 
 
@@ -24,7 +24,7 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
     ['transformer.h.0.mlp.act']
     """
     names = [name for name, _ in require_lambda_gelu(model)]
-    shared = [site.name for site in find_sites(model) if isinstance(site.module, SharedLambdaGELU)]
+    shared = [site.name for site in find_sites(model) if isinstance(site.module, SharedLambdaGate)]
     if shared:
         raise ValueError(
             f"{', '.join(shared[:4])} share the hardness of {names[0]} (granularity 'network'), and PEFT would copy "

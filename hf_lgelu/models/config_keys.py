@@ -19,14 +19,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models.registry import timm_activation_classes
-from hf_lgelu.models.sites import find_sites, uncompiled_name
+from hf_lgelu.models.sites import find_sites, plain_gate_of, uncompiled_name
 
 # How a model or config says that it knows no such activation or no such argument.
 _REFUSALS = (AssertionError, AttributeError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError)
-
-ERF_GELU_NAMES = ("gelu", "gelu_python")
-"""transformers' names of GELU in its erf form. The second spells it out, and is no family's name for another form."""
 
 _GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
 
@@ -47,7 +45,17 @@ class ConfigChange:
 
 
 class UnsupportedConfigError(RuntimeError):
-    """No key of the config puts the wanted activation at exactly the wanted sites."""
+    """No key of the config puts the wanted activation at exactly the wanted sites.
+
+    >>> import hf_lgelu
+    >>> from transformers import MptConfig, MptForCausalLM
+    >>> model = MptForCausalLM(MptConfig(d_model=8, n_heads=2, n_layers=1, vocab_size=9, max_seq_len=4))
+    >>> try:  # MPT's config has no key for its activation
+    ...     hf_lgelu.substitute_relu(model, kinds=("gelu",))
+    ... except hf_lgelu.UnsupportedConfigError as error:
+    ...     print(str(error).partition(" and ")[0])
+    no activation key of MptConfig puts 'relu' at transformer.blocks.0.ffn.act
+    """
 
 
 def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
@@ -63,8 +71,9 @@ def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
 def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation: str) -> list[ConfigChange]:
     """The changes after which the config alone builds `activation` at these sites.
 
-    `activation` is "relu", "lambda_gelu" or one of `ERF_GELU_NAMES`; for the latter only the erf form counts. All
-    other sites keep their class. Nothing is changed here. Raises UnsupportedConfigError if no set of keys does that.
+    `activation` is "relu", a row of GATES or one of a row's `plain_names`; for the latter only what λ = 1 is counts,
+    so that "gelu" is the erf form. All other sites keep their class. Nothing is changed here. Raises
+    UnsupportedConfigError if no set of keys does that.
     """
     others = {uncompiled_name(site.name): type(site.module) for site in find_sites(model)}
     others = {name: cls for name, cls in others.items() if name not in site_names}
@@ -142,18 +151,11 @@ def _at(modules: Mapping[str, nn.Module], name: str) -> Any:
 
 
 def _is_activation(found: Any, activation: str) -> bool:
-    if activation in ERF_GELU_NAMES:
-        return _is_erf_gelu(found)
+    plain = [gate.name for gate in GATES.values() if activation in gate.plain_names]
+    if plain:
+        return isinstance(found, nn.Module) and plain_gate_of(found) == plain[0]
     # XLM spells its ReLU as a function.
     return type(found) is type(ACT2FN[activation]) or (activation == "relu" and found is F.relu)
-
-
-def _is_erf_gelu(found: Any) -> bool:
-    """Whether it is GELU in its erf form, by torch, transformers or timm; families have the tanh form behind "gelu"."""
-    if isinstance(found, nn.GELU):
-        return found.approximate == "none"
-    classes = {type(ACT2FN[name]) for name in ERF_GELU_NAMES} | {(timm_activation_classes() or {}).get("gelu")}
-    return type(found) in classes
 
 
 def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]:

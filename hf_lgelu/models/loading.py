@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.rebuild import describe_sites, recorded_models
 from hf_lgelu.models.sites import lambda_gelu_modules
 
@@ -46,7 +46,7 @@ def _initialize_lambda_gelu(original: Any) -> Any:
     @functools.wraps(original)
     def _initialize_weights(self: PreTrainedModel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         # Here torch.nn.init is guarded: reset_parameters leaves every tensor that was loaded as it is.
-        if isinstance(module, LambdaGELU) and not getattr(module, "_is_hf_initialized", False):
+        if isinstance(module, LambdaGate) and not getattr(module, "_is_hf_initialized", False):
             module.reset_parameters()
         original(self, module, *args, **kwargs)
 
@@ -59,6 +59,10 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
         original(self, loading_info)
         _refuse_lost_sites(self)
         modules = lambda_gelu_modules(self)
+        for name, module in modules:
+            problem = state_problem(module.raw_hardness, module.temperature, module.hardness_override)
+            if problem is not None:
+                raise RuntimeError(f"the checkpoint has no valid hardness for {name or 'the model'}: {problem}")
         owned = {f"{name}.{key}" for name, _ in modules for key in _STATE}
         missing = owned & set(loading_info.missing_keys)
         if missing and missing == owned:

@@ -5,10 +5,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, check_temperature, init_profile, raw_from_hardness
-from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.activation.hardness import (
+    DEFAULT_INIT_HARDNESS,
+    check_temperature,
+    init_profile,
+    raw_from_hardness,
+    swap_error_bound,
+)
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
-from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, ActivationSite, find_sites, raw_parameters, require_lambda_gelu
+from hf_lgelu.models.sites import (
+    LAMBDA_GATE_CLASSES,
+    LEARNED_KINDS,
+    ActivationSite,
+    find_sites,
+    raw_parameters,
+    require_lambda_gelu,
+)
 
 
 @torch.no_grad()
@@ -17,11 +30,16 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
 
     A site with several λ (granularity channel or neuron) shows their mean; `module.hardness` has each.
     Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> {name: round(value, 4) for name, value in hf_lgelu.hardness_profile(model).items()}
+    {'layers.0.activation': 1.05, 'layers.1.activation': 1.05}
     """
     require_lambda_gelu(model)
-    if isinstance(model, LambdaGELU):
+    if isinstance(model, LambdaGate):
         return {"": _mean(model.hardness).item()}
-    sites = find_sites(model, ("lambda_gelu",))
+    sites = find_sites(model, LEARNED_KINDS)
     owners = {id(owner): owner for owner in map(_owner, sites)}
     by_device: dict[torch.device, dict[int, Tensor]] = {}  # one transfer from each device, not one per site
     for key, owner in owners.items():
@@ -41,6 +59,15 @@ def smallest_hardness(model: nn.Module) -> float:
         smallest = whole_tensor(module.hardness).min()
         by_device.setdefault(smallest.device, []).append(smallest)
     return min(torch.stack(values).min().item() for values in by_device.values())
+
+
+@torch.no_grad()
+def swap_errors(model: nn.Module) -> dict[str, float]:
+    """{module name: κ/λ} of every λ-gate's site, by its smallest λ: the most that ReLU in its place changes a unit."""
+    return {
+        site.name: swap_error_bound(whole_tensor(site.module.hardness).min().item(), site.kind)
+        for site in find_sites(model, LEARNED_KINDS)
+    }
 
 
 @torch.no_grad()
@@ -73,6 +100,11 @@ def initialize_hardness(
     Raises:
         ValueError: no λ-GELU, an unknown mode, a λ or t out of range, or example inputs that never reach a
             site. No λ has then changed.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.initialize_hardness(model, "increasing", init_hardness=1.0067, high_hardness=2.0)
+    {'layers.0.activation': 1.0067, 'layers.1.activation': 2.0}
     """
     owners = _in_execution_order(model, inputs)
     values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
@@ -88,17 +120,17 @@ def initialize_hardness(
     return {name: value for (name, _), value in zip(owners, values, strict=True)}
 
 
-def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[str, LambdaGELU]]:
+def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[str, LambdaGate]]:
     owners = require_lambda_gelu(model)
     if inputs is None:
         return owners
     first_call: dict[int, int] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        owner = module if isinstance(module, LambdaGELU) else module.owner
+        owner = module if isinstance(module, LambdaGate) else module.owner
         first_call.setdefault(id(owner), len(first_call))
 
-    sites = [module for module in model.modules() if isinstance(module, LAMBDA_GELU_CLASSES)]
+    sites = [module for module in model.modules() if isinstance(module, LAMBDA_GATE_CLASSES)]
     with forward_hooks(sites, note):
         run_example(model, inputs)
     silent = [name for name, module in owners if id(module) not in first_call]
@@ -107,8 +139,8 @@ def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[s
     return sorted(owners, key=lambda item: first_call[id(item[1])])
 
 
-def _owner(site: ActivationSite) -> LambdaGELU:
-    return site.module if isinstance(site.module, LambdaGELU) else site.module.owner
+def _owner(site: ActivationSite) -> LambdaGate:
+    return site.module if isinstance(site.module, LambdaGate) else site.module.owner
 
 
 def _mean(hardness: Tensor) -> Tensor:

@@ -12,16 +12,17 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
+from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
+from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, SharedLambdaGate
 from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, find_sites, uncompiled_name
+from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, uncompiled_name
 
 _KEY = "lambda_gelu"
 _WHERE = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
 SiteRecord = list[dict[str, Any]]
 """One entry per site in registration order (JSON objects lose theirs): {"site", "granularity", "raw_shape"}, or
-{"site", "shared_with"} for a site that uses the hardness of an earlier one."""
+{"site", "shared_with"} for a site that uses the hardness of an earlier one; and {"gate"} where that is no λ-GELU."""
 
 
 def describe_sites(model: nn.Module, planned: Mapping[str, nn.Module] | None = None) -> SiteRecord:
@@ -31,14 +32,16 @@ def describe_sites(model: nn.Module, planned: Mapping[str, nn.Module] | None = N
     for site in find_sites(model):
         name = uncompiled_name(site.name)
         module = (planned or {}).get(name, site.module)
-        if not isinstance(module, LAMBDA_GELU_CLASSES):
+        if not isinstance(module, LAMBDA_GATE_CLASSES):
             continue
-        owner = module.owner if isinstance(module, SharedLambdaGELU) else module
+        owner = module.owner if isinstance(module, SharedLambdaGate) else module
+        gate = {} if module.gate == DEFAULT_GATE else {"gate": module.gate}
         if id(owner) in owners:
-            record.append({"site": name, "shared_with": owners[id(owner)]})
+            record.append({"site": name, "shared_with": owners[id(owner)], **gate})
             continue
         owners[id(owner)] = name
-        record.append({"site": name, "granularity": owner.granularity, "raw_shape": list(owner.raw_hardness.shape)})
+        shape = list(owner.raw_hardness.shape)
+        record.append({"site": name, "granularity": owner.granularity, "raw_shape": shape, **gate})
     return record
 
 
@@ -84,6 +87,14 @@ def from_pretrained(model_class: type, pretrained_model_name_or_path: str | os.P
     Raises:
         TypeError: `model_class` is neither.
         ValueError: the model has none of the places where the checkpoint has λ-GELU.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, hidden_act="gelu"))
+    >>> _ = hf_lgelu.replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4))
+    >>> model.save_pretrained("soft")
+    >>> loaded = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, "soft")
+    >>> loaded.layers[0].activation.hardness.shape
+    torch.Size([8])
     """
     config = _config(model_class, pretrained_model_name_or_path, kwargs)
     if not any(True for _ in _records(config, ())):
@@ -127,16 +138,17 @@ def _config(model_class: type, path: str | os.PathLike, kwargs: Mapping[str, Any
 
 
 def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
-    owners: dict[str, LambdaGELU] = {}
+    owners: dict[str, LambdaGate] = {}
     for entry in record:
         parent, attribute = _place(model, entry["site"])
         if parent is None:
             continue  # it was in a head, and this model has another
         first = entry.get("shared_with", entry["site"])
+        gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
         if first in owners:
-            setattr(parent, attribute, SharedLambdaGELU(owners[first]))
+            setattr(parent, attribute, SharedLambdaGate(owners[first], gate))
             continue
-        owners[first] = LambdaGELU(
+        owners[first] = GATE_MODULES[gate](
             granularity=entry.get("granularity", "network"), raw_shape=entry.get("raw_shape", (1,))
         )
         setattr(parent, attribute, owners[first])

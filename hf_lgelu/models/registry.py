@@ -1,4 +1,4 @@
-"""The name "lambda_gelu" in transformers' and timm's activation tables."""
+"""The names of the λ-gates in transformers' and timm's activation tables."""
 
 import importlib
 import importlib.util
@@ -7,18 +7,26 @@ from collections.abc import MutableMapping
 
 from transformers.activations import ACT2CLS, ACT2FN
 
-from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.activation.gates import DEFAULT_GATE
+from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 
-ACTIVATION_NAME = "lambda_gelu"
+ACTIVATION_NAME = DEFAULT_GATE
+"""The paper's gate."""
 
 _TIMM = "timm.layers.create_act"
 
 
 def register_activation() -> None:
-    """Make "lambda_gelu" an activation string of transformers configs and a timm `act_layer`.
+    """Make each row of GATES, e.g. "lambda_gelu", an activation string of transformers configs and a timm `act_layer`.
 
     Idempotent. `import hf_lgelu` has both done when transformers and timm are imported, before it or after.
-    Raises RuntimeError if another class has the name in one of the tables; all are then left as they were.
+    Raises RuntimeError if another class has one of the names in one of the tables; all are then left as they were.
+
+    >>> import hf_lgelu
+    >>> from transformers.activations import ACT2FN
+    >>> hf_lgelu.register_activation()
+    >>> type(ACT2FN["lambda_silu"]).__name__
+    'LambdaSiLU'
     """
     if importlib.util.find_spec("timm") is not None:
         importlib.import_module(_TIMM)
@@ -37,9 +45,10 @@ def register_in_timm() -> None:
 
 def _register(tables: dict[str, MutableMapping[str, type]]) -> None:
     for table_name, table in tables.items():
-        _check_free(table, table_name)
+        for name, cls in GATE_MODULES.items():
+            _check_free(table, table_name, name, cls)
     for table in tables.values():
-        table[ACTIVATION_NAME] = LambdaGELU
+        table.update(GATE_MODULES)
 
 
 def _transformers_tables() -> dict[str, MutableMapping[str, type]]:
@@ -64,16 +73,17 @@ def timm_activation_classes() -> MutableMapping[str, type] | None:
     if table is None:
         raise RuntimeError(
             "this timm keeps its activation classes elsewhere than timm.layers.create_act._ACT_LAYER_DEFAULT, so "
-            "'lambda_gelu' cannot be registered as an act_layer. Use timm 1.0.26 to 1.0.31, or uninstall timm"
+            "'lambda_gelu' and its like cannot be registered as an act_layer. Use timm 1.0.26 to 1.0.31, or uninstall "
+            "timm"
         )
     return table
 
 
-def _check_free(table: MutableMapping[str, type], table_name: str) -> None:
+def _check_free(table: MutableMapping[str, type], table_name: str, name: str, cls: type[LambdaGate]) -> None:
     # dict.get of ACT2FN returns the class; its __getitem__ would build an instance.
-    present = table.get(ACTIVATION_NAME)
-    if present is not None and present is not LambdaGELU:
+    present = table.get(name)
+    if present is not None and present is not cls:
         raise RuntimeError(
-            f"{ACTIVATION_NAME!r} is already registered in {table_name} as {present!r}; two activations cannot share "
+            f"{name!r} is already registered in {table_name} as {present!r}; two activations cannot share "
             "the name. Import hf_lgelu before the code that registers the other, or rename that one"
         )

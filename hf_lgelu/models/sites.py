@@ -8,9 +8,10 @@ from functools import cache
 from torch import nn
 from transformers import activations as hf_activations
 
-from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
+from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
+from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
 
-LAMBDA_GELU_CLASSES = (LambdaGELU, SharedLambdaGELU)
+LAMBDA_GATE_CLASSES = (LambdaGate, SharedLambdaGate)
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 
@@ -22,9 +23,9 @@ _HOOKS = (
     *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
 )
 
-# kind → (torch classes, names in transformers.activations, names in timm.layers)
+# kind → (torch classes, names in transformers.activations, names in timm.layers). The kinds of λ-gates are the rows of
+# GATES.
 _KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "lambda_gelu": (LAMBDA_GELU_CLASSES, (), ()),
     "gelu": (
         (nn.GELU,),
         # The erf form, three spellings of the tanh form and the sigmoid form. ClippedGELUActivation
@@ -43,11 +44,18 @@ _KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...
     "mish": ((nn.Mish,), ("MishActivation",), ("Mish", "MishMe")),
 }
 
-SMOOTH_KINDS: tuple[str, ...] = tuple(_KIND_CLASSES)
+LEARNED_KINDS: tuple[str, ...] = tuple(GATES)
+"""The λ-gates, with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
+
+SELF_GATE_KINDS: tuple[str, ...] = ("gelu", "silu")
+"""What λ = 1 of a row of GATES is: what `replace_activations` takes unless other kinds are asked for."""
+
+SMOOTH_KINDS: tuple[str, ...] = (*LEARNED_KINDS, *_KIND_CLASSES)
 """The kinds of smooth gates that become ReLU when they harden."""
 
-LEARNED_KINDS: tuple[str, ...] = ("lambda_gelu",)
-"""Those with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
+# Forms of GELU by their class names in transformers and timm; torch's own has an attribute.
+_TANH_CLASSES = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh")
+_SIGMOID_CLASSES = ("QuickGELUActivation", "QuickGELU")
 
 
 @dataclass(frozen=True)
@@ -80,10 +88,8 @@ class ActivationSite:
         return place is self.module
 
 
-def kind_classes(kind: str) -> tuple[type, ...]:
-    """The module classes of a kind, as far as the imported libraries have them."""
-    if kind not in _KIND_CLASSES:
-        raise ValueError(f"unknown activation kind {kind!r}; accepted: {', '.join(SMOOTH_KINDS)}")
+def _plain_classes(kind: str) -> tuple[type, ...]:
+    """The module classes of a kind of plain activation, as far as the imported libraries have them."""
     return _classes(kind, _TIMM_LAYERS in sys.modules)  # a model with one of timm's layers has imported them
 
 
@@ -97,8 +103,28 @@ def _classes(kind: str, with_timm: bool) -> tuple[type, ...]:
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """The kind of smooth gate that `module` is, or None."""
-    return next((kind for kind in SMOOTH_KINDS if isinstance(module, kind_classes(kind))), None)
+    """The kind of smooth gate that `module` is, or None; a λ-gate's is its row of GATES."""
+    if isinstance(module, LAMBDA_GATE_CLASSES):
+        return module.gate
+    return next((kind for kind in _KIND_CLASSES if isinstance(module, _plain_classes(kind))), None)
+
+
+def plain_gate_of(module: nn.Module) -> str | None:
+    """The row of GATES whose λ = 1 is the plain activation `module`, or None where there is none."""
+    if isinstance(module, _plain_classes("silu")):
+        return "lambda_silu"
+    if not isinstance(module, _plain_classes("gelu")) or type(module).__name__ in _SIGMOID_CLASSES:
+        return None
+    is_tanh = type(module).__name__ in _TANH_CLASSES or getattr(module, "approximate", None) == "tanh"
+    return "lambda_gelu_tanh" if is_tanh else "lambda_gelu"
+
+
+def gate_of(module: nn.Module) -> str:
+    """The row of GATES that takes the place of `module`: its own if it is a λ-gate, else `plain_gate_of`.
+
+    The sigmoid form of GELU, x·σ(1.702x), and Mish are no row's. They get λ-GELU, which they are near to.
+    """
+    return module.gate if isinstance(module, LAMBDA_GATE_CLASSES) else plain_gate_of(module) or DEFAULT_GATE
 
 
 def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
@@ -132,7 +158,8 @@ def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
         raise TypeError(f"kinds must be a sequence of names such as ('gelu',), got the string {kinds!r}")
     checked = tuple(kinds)
     for kind in checked:
-        kind_classes(kind)
+        if kind not in SMOOTH_KINDS:
+            raise ValueError(f"unknown activation kind {kind!r}; accepted: {', '.join(SMOOTH_KINDS)}")
     if not checked:
         raise ValueError(f"kinds is empty; accepted: {', '.join(SMOOTH_KINDS)}")
     return checked
@@ -184,13 +211,13 @@ def uncompiled_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
+def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """(name, module) of every module that owns a hardness, each once, in registration order."""
     live = _live_modules(checked_module(model), "", set())
-    return [(name, module) for name, module in live if isinstance(module, LambdaGELU)]
+    return [(name, module) for name, module in live if isinstance(module, LambdaGate)]
 
 
-def raw_parameters(module: LambdaGELU) -> list[nn.Parameter]:
+def raw_parameters(module: LambdaGate) -> list[nn.Parameter]:
     """The parameters that make s: one, `raw_hardness`, unless torch.nn.utils.parametrize computes it from others."""
     parametrized = getattr(module, "parametrizations", {})
     if "raw_hardness" in parametrized:
@@ -198,7 +225,7 @@ def raw_parameters(module: LambdaGELU) -> list[nn.Parameter]:
     return [module.raw_hardness]
 
 
-def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
+def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """`lambda_gelu_modules`, or a ValueError where the model has none."""
     modules = lambda_gelu_modules(model)
     if not modules:
@@ -206,7 +233,8 @@ def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGELU]]:
         raise ValueError(
             f"{type(model).__name__} has no λ-GELU activation"
             + (f" (smooth gates it has: {', '.join(others)})" if others else "")
-            + ". Set the activation key of its config to 'lambda_gelu' (the key differs by family: hidden_act, "
-            "activation_function, ...; a wrong key is ignored silently) or call hf_lgelu.replace_activations(model)"
+            + f", nor another λ-gate. Set the activation key of its config to {', '.join(map(repr, GATES))} (the key "
+            "differs by family: hidden_act, activation_function, ...; a wrong key is ignored silently) or call "
+            "hf_lgelu.replace_activations(model)"
         )
     return modules

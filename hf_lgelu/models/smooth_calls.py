@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.models.example_run import Inputs, run_example
-from hf_lgelu.models.sites import LAMBDA_GELU_CLASSES, checked_module, kind_of
+from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, checked_module, kind_of
 
 # erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
 _SMOOTH_OPERATIONS = frozenset(
@@ -65,6 +65,13 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     these; softmax, normalization and products of activations (attention) are not gates and are not
     listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) and what runs outside torch.
     Raises TypeError for example inputs of another kind than `Inputs`.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> for call in hf_lgelu.find_smooth_calls(nn.Sequential(nn.GELU(), nn.ReLU(), nn.Tanh()), torch.zeros(1, 4)):
+    ...     print(call)
+    0 (GELU): gelu × 1, activation module
+    2 (Tanh): tanh × 1, activation module that surgery leaves alone
     """
     model = getattr(
         checked_module(model), "_orig_mod", model
@@ -101,7 +108,7 @@ class _Watch(TorchDispatchMode):
         operation = func.overloadpacket.__name__.rstrip("_")
         module = self.stack[-1] if self.stack else None
         # λ-GELU's softplus makes λ from s; it is no activation.
-        is_parameter = operation == "softplus" and isinstance(module, LAMBDA_GELU_CLASSES)
+        is_parameter = operation == "softplus" and isinstance(module, LAMBDA_GATE_CLASSES)
         is_smooth = operation in _SMOOTH_OPERATIONS or (operation == _FUSED_ENCODER_LAYER and bool(args[_USE_GELU]))
         if is_smooth and module is not None and not is_parameter:
             self.modules[id(module)] = module

@@ -1,4 +1,4 @@
-"""Replacing the activations of a model that exists: GELU by λ-GELU, λ-GELU by ReLU."""
+"""Replacing the activations of a model that exists: plain ones by λ-gates, those by ReLU."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
+from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
-from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
+from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -22,13 +23,14 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
-from hf_lgelu.models.registry import ACTIVATION_NAME
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
+    SELF_GATE_KINDS,
     ActivationSite,
     check_kinds,
     checked_module,
     find_sites,
+    gate_of,
     uncompiled_name,
 )
 
@@ -44,7 +46,17 @@ class ReplacedSite:
 
 @dataclass(frozen=True)
 class SurgeryReport:
-    """What surgery did: the sites it exchanged and the config keys it rewrote."""
+    """What surgery did: the sites it exchanged and the config keys it rewrote.
+
+    >>> import hf_lgelu
+    >>> from torch import nn
+    >>> report = hf_lgelu.replace_activations(nn.Sequential(nn.Linear(4, 8), nn.GELU()))
+    >>> print(report)
+    1 activations replaced
+      1: GELU → LambdaGELU
+    >>> len(report), report.sites[0].name, report.config_changes
+    (1, '1', ())
+    """
 
     sites: tuple[ReplacedSite, ...]
     config_changes: tuple[ConfigChange, ...] = ()
@@ -62,7 +74,8 @@ class SurgeryReport:
 def replace_activations(
     model: nn.Module,
     *,
-    kinds: Sequence[str] = ("gelu",),
+    kinds: Sequence[str] = SELF_GATE_KINDS,
+    gate: str | None = None,
     granularity: str = "layer",
     init_hardness: float = DEFAULT_INIT_HARDNESS,
     temperature: float = DEFAULT_TEMPERATURE,
@@ -73,15 +86,18 @@ def replace_activations(
     optimizer: torch.optim.Optimizer | None = None,
     hardness_lr_multiplier: float = DEFAULT_LR_MULTIPLIER,
 ) -> SurgeryReport:
-    """Put a λ-GELU, each with its own λ, in the place of every activation module of the given kinds.
+    """Put a λ-gate, each with its own λ, in the place of every activation module of the given kinds.
 
-    Changes `model` in place. For models that ignore the activation string, or for more than one λ per layer.
+    Changes `model` in place. Each site gets the row of GATES whose λ = 1 it is: λ-GELU, its tanh form, λ-SiLU. For
+    models that ignore the activation string, or for more than one λ per layer.
 
     Args:
         model: any module tree. A model wrapped by torch.compile is operated on inside. Give
             the outermost PreTrainedModel: a part does not know the config that the whole is saved with.
         kinds: rows of `SMOOTH_KINDS`: "gelu" (erf, tanh and sigmoid forms of torch, transformers and
-            timm), "silu", "mish".
+            timm), "silu", "mish". The first two by default.
+        gate: a row of GATES for all sites. By default each has its own; the sigmoid form of GELU and Mish, which no
+            row is at λ = 1, get "lambda_gelu".
         granularity: "layer", "channel", "neuron" or "network".
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
@@ -100,6 +116,14 @@ def replace_activations(
         ValueError: nothing to replace, or an argument is wrong.
         RuntimeError: the model is wrapped for distributed training or by PEFT, or scripted; or the optimizer cannot
             take up a hardness. After every error model and optimizer are unchanged.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    >>> len(hf_lgelu.replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4)))
+    1
+    >>> model[1].raw_hardness.shape
+    torch.Size([8])
     """
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, hardness_lr_multiplier)
@@ -107,20 +131,22 @@ def replace_activations(
         change.require_room_for_hardness()
     granularity = check_granularity(granularity).name
     kinds = check_kinds(kinds)
+    check_gate(DEFAULT_GATE if gate is None else gate)
     sites = _found(model, kinds, include)
     shapes = _raw_shapes(model, sites, granularity, inputs, channel_axis)
     modules: list[nn.Module] = []
     for site in sites:
+        name = gate or gate_of(site.module)
         if granularity == "network" and modules:
-            modules.append(SharedLambdaGELU(modules[0]))
+            modules.append(SharedLambdaGate(modules[0], name))
             continue
-        module = LambdaGELU(
+        module = GATE_MODULES[name](
             init_hardness=init_hardness, temperature=temperature, granularity=granularity, raw_shape=shapes[site.name]
         )
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
     plans = [
-        (root, _plan_lambda_gelu(root, _inside(name, sites, modules)))
+        (root, _plan_gates(root, _inside(name, sites, modules)))
         for name, root in (pretrained_roots(model) if rewrite_config else [])
     ]
     return _carry_out(model, sites, modules, plans, change)
@@ -133,9 +159,9 @@ def substitute_relu(
     rewrite_config: bool = True,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> SurgeryReport:
-    """Put `nn.ReLU` in the place of every λ-GELU: same weights, a plain ReLU network.
+    """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
 
-    Changes `model` in place. The largest change at any activation is 0.16997 / λ, so harden first. What
+    Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first. What
     else the network computes smoothly is seen by `find_smooth_calls`.
 
     Args:
@@ -151,6 +177,14 @@ def substitute_relu(
         RuntimeError: a model wrapped for distributed training or by PEFT (merge_and_unload it first), or scripted;
             or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every error
             model and optimizer are unchanged.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> print(hf_lgelu.substitute_relu(model))
+    2 activations replaced
+      layers.0.activation: LambdaGELU → ReLU
+      layers.1.activation: LambdaGELU → ReLU
+      config hidden_act: 'lambda_gelu' → 'relu'
     """
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
@@ -171,6 +205,14 @@ def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) ->
     Changes `model` in place. Weights and config are untouched. Of a model wrapped for distributed training, pass
     the inner module, and call that one too: DistributedDataParallel broadcasts buffers at each forward and fails
     where all that the model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> with hf_lgelu.temporary_relu(model):
+    ...     print(type(model.layers[0].activation).__name__)
+    ReLU
+    >>> print(type(model.layers[0].activation).__name__)
+    LambdaGELU
     """
     with TemporaryRelu(model, kinds=kinds).applied() as report:
         yield report
@@ -269,14 +311,15 @@ def _inside(root_name: str, sites: Sequence[ActivationSite], modules: Sequence[n
     }
 
 
-def _plan_lambda_gelu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
+def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
     if not planned:
         return []
     record = describe_sites(root, planned)
-    if all(entry.get("granularity") == "layer" for entry in record):
+    gates = {entry.get("gate", DEFAULT_GATE) for entry in record}
+    if len(gates) == 1 and all(entry.get("granularity") == "layer" for entry in record):
         try:
             names = {entry["site"] for entry in record}
-            return plan_config_changes(root, names, ACTIVATION_NAME) + forget_sites(root.config)
+            return plan_config_changes(root, names, gates.pop()) + forget_sites(root.config)
         except UnsupportedConfigError:
             pass  # then the config remembers the sites themselves
     return remember_sites(root.config, record)

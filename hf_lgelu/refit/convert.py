@@ -138,10 +138,11 @@ def convert_to_relu(
         ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, no output of
             a name in `outputs`, or a model that torch.export cannot trace.
         TypeError: a model that is no module, or data of another kind.
-        ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized or adapters not merged,
-            numbers are not finite, the refit is no nearer to the original than the direct swap, or with `strict`
-            further than `max_kl`, or `tolerance` is not reached; `report` then says what was tried.
-        RuntimeError: wrapped or scripted model, or a config without a key that says ReLU at these sites.
+        ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized, numbers are not finite,
+            the refit is no nearer to the original than the direct swap, with `strict` further than `max_kl`, or
+            `tolerance` is not reached; `report` then says what was tried.
+        RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
+            says ReLU at these sites.
 
     >>> import torch
     >>> from hf_lgelu import convert_to_relu
@@ -163,6 +164,7 @@ def convert_to_relu(
     if not width_budget >= 1:
         raise ValueError(f"width_budget is a share of the units there are, 1 or more, got {width_budget}")
     sites = find_sites(model, check_kinds(kinds))
+    substitution = TemporaryRelu(model, kinds=kinds)
     state = known_processes()
     folds = deal_folds(
         for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)),
@@ -172,7 +174,6 @@ def convert_to_relu(
     compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
     second = _second_set(model, evaluation_data, batch_size, collate, state)
     with evaluation_mode(model):
-        substitution = TemporaryRelu(model, kinds=kinds)
         attempts = Attempts(
             model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
             rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
@@ -309,7 +310,7 @@ class Attempts:
 
     def make(self, effort: Effort, best: Attempt | None) -> Attempt:
         """The network of a rung: distilled from the best one so far, else made from the original."""
-        if effort == "distill":
+        if effort == "distill" and best is not None:
             return self._distilled(best)
         room = Room(self._model) if effort == "refit" else self._room()
         sites = find_sites(room.model, check_kinds(self._kinds))

@@ -160,6 +160,7 @@ class Provenance:
         seed: of their choice; nothing else in a conversion is random.
         evaluation: the second set, in words; None without one.
         evaluation_source: Hub id of its data set, if it is on the Hub.
+        evaluation_is_whole: no row of that split was left out; only then are its scores a result on the data set.
         created: UTC, ISO 8601.
         versions: {package: version}.
         hardware: of `hf_lgelu.environment.hardware`.
@@ -175,6 +176,7 @@ class Provenance:
     created: str
     versions: Mapping[str, str]
     hardware: Mapping[str, Any]
+    evaluation_is_whole: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

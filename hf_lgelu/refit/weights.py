@@ -18,18 +18,9 @@ _DEAD = 1e-6  # a channel scaled down by as much against the largest cannot be r
 def why_not_writable(model: nn.Module) -> str | None:
     """Why a model's weights cannot be refitted as a whole, with what to do; None where they can.
 
-    Adapters that are not merged: base weights and adapter are apart there, and what is saved is the adapter alone. And
-    weights that are no plain floating-point tensors, whatever made them so; a quantizer alone is no reason.
+    They have to be plain floating-point tensors, whatever a quantizer says of them.
     """
     for name, module in model.named_modules():
-        # Known by what they have: a model that was merged and unloaded keeps a peft_config.
-        wrapped = hasattr(module, "peft_config") and hasattr(module, "get_base_model")
-        if wrapped or (hasattr(module, "base_layer") and hasattr(module, "adapter_layer_names")):
-            return (
-                f"{name or 'it'} ({type(module).__name__}) has an adapter that is not merged. Merge it, model = "
-                "model.merge_and_unload(), and convert the result; a method that cannot be merged (prompt tuning) "
-                "cannot be converted"
-            )
         if any(value.is_meta for value in (*module.parameters(False), *module.buffers(False))):
             return f"{name or 'it'} ({type(module).__name__}) has no weights, it is on the meta device. Load them first"
         kind = _quantized(module)

@@ -313,7 +313,7 @@ def write_always_on(
     mean = inputs.feature_sum[0] / inputs.count
     second = inputs.gram[0] / inputs.count
     gated = unit.other is not None
-    carrier = unit.other if gated else unit.before
+    carrier = unit.before if unit.other is None else unit.other
     through = _oriented(converted, carrier)[:width].double()
     factor = placement.constant if gated else placement.line
     matrix = (_oriented(converted, down)[:, :width].double() * factor[:width]) @ through

@@ -20,7 +20,7 @@ from hf_lgelu.training.hardening import (
     anneal_hardness,
     freeze_hardness,
     release_hardness,
-    resolve_target_hardness,
+    target_hardnesses,
 )
 from hf_lgelu.training.optim import check_hardness_learns, hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.training.schedules import (
@@ -44,18 +44,34 @@ class HardeningCallback(TrainerCallback):
 
     Args:
         target_hardness: λ at the end. Or
-        tolerance: ε, with the target 2/(ε√(2π)); 5e-3 if neither is given.
+        tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
+            given.
         switch_fraction: share of training in which λ is learned, in [0, 1).
         schedule: a row of SCHEDULES; "linear" is the paper's.
         strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
 
     Use it with `LambdaGELUTrainer`, which selects best checkpoints among hardened epochs only. In a
     plain Trainer it works as well, except together with `load_best_model_at_end` or
-    `save_strategy="best"`, which raise.
+    `save_strategy="best"`, which raise; DeepSpeed is refused. An s that is frozen or that the optimizer does not hold
+    raises when training begins.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
+    >>> from transformers import Trainer, TrainingArguments
+    >>> args = TrainingArguments(
+    ...     output_dir="run", num_train_epochs=4, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
+    ... )
+    >>> callback = hf_lgelu.HardeningCallback(tolerance=0.01, schedule="geometric", strategy="steps")
+    >>> trainer = Trainer(model, args, train_dataset=rows, callbacks=[callback])
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {...}
+    >>> [round(value, 3) for value in hf_lgelu.hardness_profile(model).values()]
+    [79.788, 79.788]
     """
 
     selects_hardened_checkpoints = False
-    """Set by LambdaGELUTrainer."""
+    """LambdaGELUTrainer sets it while it trains."""
 
     def __init__(
         self,
@@ -68,7 +84,7 @@ class HardeningCallback(TrainerCallback):
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown strategy {strategy!r} of hardening; accepted: {', '.join(STRATEGIES)}")
         switch_position(1, switch_fraction)  # raises on a fraction out of range
-        self.target_hardness = resolve_target_hardness(target_hardness, tolerance)
+        self.targets = target_hardnesses(target_hardness, tolerance)
         self.switch_fraction = switch_fraction
         self.schedule = check_schedule(schedule).name
         self.strategy = strategy
@@ -140,7 +156,7 @@ class HardeningCallback(TrainerCallback):
             release_hardness(model)
         else:
             hold_averaged_hardness(optimizer, model)
-            anneal_hardness(model, progress, target_hardness=self.target_hardness, schedule=self.schedule)
+            anneal_hardness(model, progress, target_hardness=self.targets, schedule=self.schedule)
 
 
 def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:
@@ -178,6 +194,21 @@ class HardnessLogCallback(TrainerCallback):
     `hardness/mean`, `hardness_learning_rate`. LambdaGELUTrainer has it by default. It must run before
     the reporters (tensorboard, trackio, wandb), and callbacks that are passed to a plain Trainer run
     after them: add it there with `HardnessLogCallback.add_to(trainer)`.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
+    >>> from transformers import Trainer, TrainingArguments
+    >>> args = TrainingArguments(
+    ...     output_dir="run", max_steps=1, logging_steps=1, use_cpu=True, report_to=[], save_strategy="no",
+    ...     disable_tqdm=True,
+    ... )
+    >>> trainer = Trainer(model, args, train_dataset=rows)
+    >>> _ = hf_lgelu.HardnessLogCallback.add_to(trainer)
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {...}
+    >>> [name for name in trainer.state.log_history[0] if name.startswith("hardness/")]
+    ['hardness/layers.0.activation', 'hardness/layers.1.activation', 'hardness/mean']
     """
 
     def __init__(self) -> None:

@@ -6,46 +6,94 @@ last batch, and over several processes, except that there, as in Trainer's own l
 a batch that was filled up counts the samples that fill it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import EvalPrediction
 
 _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
 
 
 def compare_outputs(
-    loss: Tensor | None, logits: Any, relu_loss: Tensor | None, relu_logits: Any, labels: Any
+    loss: Tensor | None, outputs: Any, relu_loss: Tensor | None, relu_outputs: Any, labels: Any, batch_size: int
 ) -> Tensor:
-    """(batch, 5) float32 on the logits' device: loss, loss substituted, largest logit change, predictions
-    that stay the same, predictions made. Positions labelled -100 do not count. A single output, as of a
-    regression, is no prediction of a class: its largest is always the first."""
-    before, after = first_tensor(logits), first_tensor(relu_logits)
-    batch_size = before.shape[0]
-    change = (before.float() - after.float()).abs_()
-    change.masked_fill_(before == after, 0)  # both are the -inf of a masked class: the difference is NaN
-    same = before.argmax(-1) == after.argmax(-1)
-    counted = torch.ones_like(same)
-    if isinstance(labels, Tensor) and labels.shape == same.shape:
-        counted = labels != -100
-        change.masked_fill_(~counted.unsqueeze(-1), 0)
-    rows = torch.empty(batch_size, 5, dtype=torch.float32, device=before.device)
+    """(batch, 5) float32: loss, loss substituted, largest change of an output, predictions that stay the same,
+    predictions made.
+
+    Compared is the first tensor among the outputs; where there is none, the largest change is −1. A prediction is the
+    largest of several outputs of one position, unless labels are real numbers (a regression) or −100 (no label); of
+    integers (generated tokens) it is the whole row. One that holds NaN never stays the same.
+    """
+    before, after = first_tensor(outputs), first_tensor(relu_outputs)
+    device = next((tensor.device for tensor in (before, loss) if tensor is not None), torch.device("cpu"))
+    rows = torch.zeros(batch_size, 5, dtype=torch.float32, device=device)
     rows[:, _LOSS] = float("nan") if loss is None else loss
     rows[:, _RELU_LOSS] = float("nan") if relu_loss is None else relu_loss
-    rows[:, _LARGEST_CHANGE] = change.reshape(batch_size, -1).amax(dim=1)
-    rows[:, _UNCHANGED] = (same & counted).reshape(batch_size, -1).sum(dim=1)
-    rows[:, _PREDICTIONS] = counted.reshape(batch_size, -1).sum(dim=1) if before.shape[-1] > 1 else 0
+    rows[:, _LARGEST_CHANGE] = -1
+    if before is None or after is None:
+        return rows
+    if not before.is_floating_point():
+        same, counted = _equal_rows(before, after)
+    elif before.shape == after.shape:
+        same, counted = _equal_classes(before, after, labels)
+        rows[:, _LARGEST_CHANGE] = _by_sample(_changes(before, after, labels, counted), batch_size).amax(dim=1)
+    else:
+        return rows
+    if counted.numel():
+        rows[:, _UNCHANGED] = _by_sample(same & counted, batch_size).sum(dim=1)
+        rows[:, _PREDICTIONS] = _by_sample(counted, batch_size).sum(dim=1)
     return rows
 
 
+def _equal_rows(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    same = torch.full(before.shape[:1] or (1,), before.shape == after.shape, device=before.device)
+    if before.shape == after.shape:
+        same &= (before == after).reshape(len(same), -1).all(dim=1)
+    return same, torch.ones_like(same)
+
+
+def _equal_classes(before: Tensor, after: Tensor, labels: Any) -> tuple[Tensor, Tensor]:
+    """(which predictions stay the same, which count); both empty where no class is predicted."""
+    if before.dim() < 2 or before.shape[-1] < 2:
+        return torch.empty(0, dtype=torch.bool), torch.empty(0, dtype=torch.bool)
+    same = (before.argmax(-1) == after.argmax(-1)) & ~before.isnan().any(-1) & ~after.isnan().any(-1)
+    counted = torch.ones_like(same)
+    if isinstance(labels, Tensor) and labels.is_floating_point():
+        counted = torch.zeros_like(same)
+    elif isinstance(labels, Tensor) and labels.shape == same.shape:
+        counted = labels != -100
+    return same, counted
+
+
+def _changes(before: Tensor, after: Tensor, labels: Any, counted: Tensor) -> Tensor:
+    change = (before.float() - after.float()).abs_()
+    change.masked_fill_(before == after, 0)  # both are the -inf of a masked class: the difference is NaN
+    if isinstance(labels, Tensor) and not labels.is_floating_point() and labels.shape == counted.shape:
+        change.masked_fill_(~counted.unsqueeze(-1), 0)
+    return change
+
+
+def _by_sample(values: Tensor, batch_size: int) -> Tensor:
+    """(batch, -1); values whose first axis is not that of the samples all belong to the first one."""
+    if values.dim() and len(values) == batch_size:
+        return values.reshape(batch_size, -1)
+    whole = values.new_zeros(batch_size, max(1, values.numel()))
+    whole[0, : values.numel()] = values.flatten()
+    return whole
+
+
 def comparison_metrics(rows: np.ndarray, prefix: str) -> dict[str, float]:
-    """Trainer metrics of all rows of `compare_outputs`: both losses, the largest logit change, and, if there is a
-    prediction, the share that substitution leaves unchanged."""
+    """Trainer metrics of all rows of `compare_outputs`: both losses, the largest change of an output, and, if there
+    is a prediction, the share that substitution leaves unchanged."""
     rows = rows.astype(np.float64)
-    metrics = {f"{prefix}_relu_max_logit_change": float(rows[:, _LARGEST_CHANGE].max())}
+    metrics: dict[str, float] = {}
+    change = rows[:, _LARGEST_CHANGE].max()
+    if not change < 0:  # NaN is reported
+        metrics[f"{prefix}_relu_max_logit_change"] = float(change)
     predictions = rows[:, _PREDICTIONS].sum()
     if predictions > 0:
         metrics[f"{prefix}_relu_unchanged_predictions"] = float(rows[:, _UNCHANGED].sum() / predictions)
@@ -87,14 +135,30 @@ def metrics_of_both(
     return compute_both
 
 
-def first_tensor(logits: Any) -> Tensor:
-    """The logits proper: a model with several outputs has them first."""
-    while isinstance(logits, tuple | list) and logits:
-        logits = logits[0]
-    if not isinstance(logits, Tensor) or logits.dim() < 2:
-        raise ValueError(
-            "the substitution can be compared only on logits of shape (batch, ..., classes); the model's first output "
-            f"is {tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__}. Pass "
-            "report_substitution=False to evaluate as it is"
-        )
-    return logits
+def first_tensor(outputs: Any) -> Tensor | None:
+    """The logits proper: a model with several outputs has them first. None where there is no tensor at all."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        outputs = tuple(outputs.values())
+    if not isinstance(outputs, tuple | list):
+        return None
+    return next((found for found in map(first_tensor, outputs) if found is not None), None)
+
+
+@contextmanager
+def random_state_kept(model: nn.Module) -> Iterator[None]:
+    """torch's random state after the block is the one before it, so that a second pass draws what the first drew."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if device.type in ("cpu", "meta"):
+        with torch.random.fork_rng(devices=[]):
+            yield
+        return
+    with torch.random.fork_rng(devices=[device], device_type=device.type):
+        yield
+
+
+def with_relu_metrics(metrics: dict[str, float], relu_metrics: dict[str, float], prefix: str) -> dict[str, float]:
+    """The metrics of an evaluation and, as `<prefix>_relu_<name>`, those of the same with ReLU substituted."""
+    renamed = {f"{prefix}_relu_{name.removeprefix(f'{prefix}_')}": value for name, value in relu_metrics.items()}
+    return {**metrics, **renamed}

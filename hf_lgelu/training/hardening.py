@@ -1,11 +1,19 @@
 """Hardening as functions of the model: the callback calls them, and so can any training loop."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.hardness import LARGEST_HARDNESS, hardness_for_tolerance, hardness_from_raw
-from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.models.profile import smallest_hardness, whole_tensor
+from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
+from hf_lgelu.activation.hardness import (
+    DEFAULT_TOLERANCE,
+    LARGEST_HARDNESS,
+    hardness_for_tolerance,
+    hardness_from_raw,
+)
+from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.models.profile import whole_tensor
 from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
 
@@ -16,7 +24,11 @@ best epoch that substituted without loss had a smaller λ."""
 
 @torch.no_grad()
 def anneal_hardness(
-    model: nn.Module, progress: float, *, target_hardness: float | None = None, schedule: str = "linear"
+    model: nn.Module,
+    progress: float,
+    *,
+    target_hardness: float | Mapping[str, float] | None = None,
+    schedule: str = "linear",
 ) -> None:
     """Set every λ to its place on the way from λ(s) to the target; s itself keeps its value.
 
@@ -27,13 +39,20 @@ def anneal_hardness(
     Args:
         model: has λ-GELU sites; unwrapped.
         progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
-        target_hardness: λ at progress 1; default `hardness_for_tolerance()`, 159.577.
+        target_hardness: λ at progress 1: one for all, or one for each row of GATES; by default each gate's
+            `hardness_for_tolerance()`, 159.577 for λ-GELU.
         schedule: a row of SCHEDULES.
 
     Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.anneal_hardness(model, 0.5, target_hardness=101.05)
+    >>> [round(value, 2) for value in hf_lgelu.hardness_profile(model).values()]
+    [51.05, 51.05]
     """
-    target = check_target_hardness(target_hardness)
-    by_device: dict[torch.device, list[LambdaGELU]] = {}
+    targets = target_hardnesses(target_hardness)
+    by_device: dict[torch.device, list[LambdaGate]] = {}
     for _, module in require_lambda_gelu(model):
         by_device.setdefault(module.hardness_override.device, []).append(module)
     for neighbours in by_device.values():
@@ -41,7 +60,8 @@ def anneal_hardness(
         sizes = [s.numel() for s in raw]
         temperatures = [whole_tensor(module.temperature).expand(n) for module, n in zip(neighbours, sizes, strict=True)]
         start = hardness_from_raw(torch.cat(raw).double(), torch.cat(temperatures).double())
-        annealed = scheduled_hardness(schedule, start, target, progress).split(sizes)
+        ends = [start.new_full((n,), targets[module.gate]) for module, n in zip(neighbours, sizes, strict=True)]
+        annealed = scheduled_hardness(schedule, start, torch.cat(ends), progress).split(sizes)
         overrides = [module.hardness_override for module in neighbours]
         _write(overrides, [new.view(old.shape) for new, old in zip(annealed, overrides, strict=True)])
 
@@ -68,6 +88,16 @@ def freeze_hardness(model: nn.Module) -> None:
     on moving s; without a gradient an optimizer skips a parameter. `requires_grad` stays True, because DDP's
     reducer waits for s.
     Raises ValueError for a model without λ-GELU.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> optimizer = torch.optim.AdamW(hf_lgelu.hardness_parameter_groups(model, learning_rate=1e-3))
+    >>> hf_lgelu.anneal_hardness(model, 1.0)
+    >>> model(torch.ones(2, 4)).logits.sum().backward()
+    >>> hf_lgelu.freeze_hardness(model)
+    >>> optimizer.step()  # moves the weights alone
+    >>> print(model.layers[0].activation.raw_hardness.grad)
+    None
     """
     for _, module in require_lambda_gelu(model):
         for parameter in raw_parameters(module):
@@ -76,44 +106,73 @@ def freeze_hardness(model: nn.Module) -> None:
 
 @torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
-    """Let λ follow s again. Changes `model` in place. Raises ValueError for a model without λ-GELU."""
+    """Let λ follow s again. Changes `model` in place. Raises ValueError for a model without λ-GELU.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.anneal_hardness(model, 1.0)
+    >>> hf_lgelu.release_hardness(model)
+    >>> round(model.layers[0].activation.hardness.item(), 4)
+    1.05
+    """
     for _, module in require_lambda_gelu(model):
         module.hardness_override.zero_()
 
 
-def is_hardened(model: nn.Module, target_hardness: float | None = None, *, fraction: float = HARDENED_FRACTION) -> bool:
+@torch.no_grad()
+def is_hardened(
+    model: nn.Module,
+    target_hardness: float | Mapping[str, float] | None = None,
+    *,
+    fraction: float = HARDENED_FRACTION,
+) -> bool:
     """Whether every λ has reached `fraction` of the target.
 
     Half the target is enough for a substitution that costs next to nothing; `fraction=1` asks for all of it.
 
     Args:
         model: has λ-GELU sites.
-        target_hardness: default `hardness_for_tolerance()`, 159.577.
+        target_hardness: as for `anneal_hardness`.
         fraction: in (0, 1].
 
     Raises ValueError for a model without λ-GELU, a target that is not a finite number above 1 or a fraction
     outside (0, 1].
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.anneal_hardness(model, 0.6)
+    >>> hf_lgelu.is_hardened(model), hf_lgelu.is_hardened(model, fraction=1)
+    (True, False)
     """
-    target = check_target_hardness(target_hardness)
+    targets = target_hardnesses(target_hardness)
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
         raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
-    return smallest_hardness(model) >= fraction * target
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for _, module in require_lambda_gelu(model):
+        hardness = whole_tensor(module.hardness)
+        wanted = hardness.new_tensor(fraction * targets[module.gate])  # in float32, as λ is
+        by_device.setdefault(hardness.device, []).append((hardness >= wanted).all())
+    return all(bool(torch.stack(reached).all()) for reached in by_device.values())
 
 
-def resolve_target_hardness(target_hardness: float | None, tolerance: float | None) -> float:
+def target_hardnesses(
+    target_hardness: float | Mapping[str, float] | None = None, tolerance: float | None = None
+) -> dict[str, float]:
+    """{row of GATES: its target}: the number or numbers that are given, or what the tolerance means for each."""
+    if isinstance(target_hardness, Mapping):
+        return {gate: resolve_target_hardness(target_hardness.get(gate), tolerance, gate) for gate in GATES}
+    return {gate: resolve_target_hardness(target_hardness, tolerance, gate) for gate in GATES}
+
+
+def resolve_target_hardness(target_hardness: float | None, tolerance: float | None, gate: str = DEFAULT_GATE) -> float:
     """The target that the two options stand for; raise if both are given or one is out of range."""
     if target_hardness is not None and tolerance is not None:
         raise ValueError(
             f"give target_hardness or tolerance, not both (got {target_hardness} and {tolerance}): "
-            "the tolerance ε stands for the target 2/(ε√(2π))"
+            "the tolerance ε stands for a target, 2/(ε√(2π)) for λ-GELU"
         )
-    return check_target_hardness(target_hardness if tolerance is None else hardness_for_tolerance(tolerance))
-
-
-def check_target_hardness(target_hardness: float | None) -> float:
-    """Return the target, `hardness_for_tolerance()` for None; raise if it is not a finite number above 1."""
     if target_hardness is None:
-        return hardness_for_tolerance()
+        return hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, gate)
     is_number = isinstance(target_hardness, int | float) and not isinstance(target_hardness, bool)
     if not is_number or not 1 < target_hardness <= LARGEST_HARDNESS:
         raise ValueError(

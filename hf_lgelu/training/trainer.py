@@ -5,18 +5,33 @@ import os
 from typing import Any
 
 import torch
+from accelerate.utils import find_batch_size
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from hf_lgelu.models.optimizer_groups import check_rate
-from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites, lambda_gelu_modules, raw_parameters, require_lambda_gelu
-from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.models.sites import (
+    LEARNED_KINDS,
+    SMOOTH_KINDS,
+    find_sites,
+    lambda_gelu_modules,
+    raw_parameters,
+    require_lambda_gelu,
+)
+from hf_lgelu.models.surgery import TemporaryRelu, temporary_relu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
-from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics, metrics_of_both, on_both
+from hf_lgelu.training.evaluation import (
+    compare_outputs,
+    comparison_metrics,
+    metrics_of_both,
+    on_both,
+    random_state_kept,
+    with_relu_metrics,
+)
 from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
 from hf_lgelu.training.relufication import RELUFIED_KINDS, RelufyCallback
@@ -25,7 +40,7 @@ logger = logging.get_logger(__name__)
 
 
 class LambdaGELUTrainer(Trainer):
-    """transformers' Trainer, and:
+    """transformers' Trainer for models with λ-GELU: it learns, hardens and reports λ.
 
     - s has its own parameter group, with learning rate c·η and no weight decay, in every optimizer
       that keeps ordinary groups; the others are refused;
@@ -39,13 +54,47 @@ class LambdaGELUTrainer(Trainer):
 
     Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments. A model without λ-GELU raises
     unless `args.require_lambda_gelu` is off.
+
+    What differs from Trainer on purpose: `lr_scheduler_type="greedy"` and a floor of `reduce_lr_on_plateau` are
+    refused where there is a λ-GELU, since they lose the ratio of the two learning rates; s has no weight decay,
+    whatever `weight_decay` says; a HardnessLogCallback stands before the other callbacks; a best checkpoint of a
+    hardening run is a hardened one; and an evaluation takes a second forward pass a batch (with `batch_eval_metrics`
+    or without `eval_do_concat_batches`, a second loop over the data), in the random state of the first.
+    `report_substitution=False` does without it. With DeepSpeed, hardening is refused.
+
+    Generation works by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, the arguments likewise.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
+    >>> args = hf_lgelu.LambdaGELUTrainingArguments(
+    ...     output_dir="run", harden=True, num_train_epochs=4, use_cpu=True, report_to=[], save_strategy="no",
+    ...     disable_tqdm=True, logging_strategy="no",
+    ... )
+    >>> trainer = hf_lgelu.LambdaGELUTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {...}
+    >>> [round(value, 3) for value in hf_lgelu.hardness_profile(model).values()]
+    [159.577, 159.577]
+    >>> sorted(name for name in trainer.evaluate() if "relu" in name)  # doctest: +ELLIPSIS
+    {...}
+    ['eval_relu_loss', 'eval_relu_max_logit_change', 'eval_relu_unchanged_predictions']
     """
 
     args: LambdaGELUTrainingArguments
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        _check_arguments(self.args)
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: LambdaGELUTrainingArguments | None = None,
+        *others: Any,
+        **options: Any,
+    ) -> None:
+        args = LambdaGELUTrainingArguments(output_dir="tmp_trainer") if args is None else args  # Trainer's own default
+        _check_arguments(args)
+        super().__init__(model, args, *others, **options)
+        if lambda_gelu_modules(self.model):
+            _check_ratio_of_rates(self.args)
         self._compares_substitution = False
         self._substitution: TemporaryRelu | None = None
         self._keeps_logits = True
@@ -63,6 +112,17 @@ class LambdaGELUTrainer(Trainer):
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
         super().add_callback(callback)
         self._adopt_callbacks()
+
+    def train(self, *args: Any, **options: Any) -> TrainOutput:
+        """As Trainer's."""
+        hardening = self._hardening_callback()
+        if hardening is None:
+            return super().train(*args, **options)
+        hardening.selects_hardened_checkpoints = True  # by this trainer; another may use the callback after it
+        try:
+            return super().train(*args, **options)
+        finally:
+            hardening.selects_hardened_checkpoints = False
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Trainer's optimizer, with the raw hardness moved to a group of its own.
@@ -90,20 +150,23 @@ class LambdaGELUTrainer(Trainer):
         inputs: dict[str, Any],
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
+        **options: Any,
     ) -> tuple[Any, Any, Any]:
         """As Trainer's; inside an evaluation, the logits come with those of the ReLU substitution."""
         if not self._compares_substitution:
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **options)
         # Both passes move the batch to the device; the second finds it there. Not by _prepare_inputs, which a
         # subclass may have do more than that, and which each pass calls.
         inputs = self._prepare_input(inputs)
-        loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)
         if self._substitution is None or not self._substitution.fits(self.model):
             self._substitution = TemporaryRelu(self.model, kinds=self._substituted_kinds())
-        with self._substitution.applied():
-            relu_loss, relu_logits, _ = super().prediction_step(model, inputs, False, ignore_keys)
-        rows = compare_outputs(loss, logits, relu_loss, relu_logits, labels)
-        if not self._keeps_logits:
+        # A model that draws in an evaluation (a masked autoencoder) draws the same twice, and as often as in Trainer.
+        with random_state_kept(self.model), self._substitution.applied():
+            relu_loss, relu_logits, _ = super().prediction_step(model, inputs, False, ignore_keys, **options)
+        loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
+        batch_size = find_batch_size(inputs) or 1
+        rows = compare_outputs(loss, logits, relu_loss, relu_logits, labels, batch_size)
+        if not self._keeps_logits or logits is None:
             return loss, (rows,), None
         return loss, (rows, logits, relu_logits), labels
 
@@ -120,6 +183,8 @@ class LambdaGELUTrainer(Trainer):
             return super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
+        if self.args.batch_eval_metrics or not self.args.eval_do_concat_batches:
+            return self._evaluate_twice(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
         compute_metrics, preprocess = self.compute_metrics, self.preprocess_logits_for_metrics
@@ -138,18 +203,26 @@ class LambdaGELUTrainer(Trainer):
         metrics = {**output.metrics, **comparison_metrics(rows, metric_key_prefix)}
         return output._replace(predictions=logits[0] if logits else None, metrics=metrics)
 
+    def _evaluate_twice(self, *args: Any) -> EvalLoopOutput:
+        """Two loops over the data, for options under which Trainer keeps no logits of the whole set together."""
+        prefix = args[-1]
+        with random_state_kept(self.model), temporary_relu(self.model, kinds=self._substituted_kinds()):
+            relu_metrics = super().evaluation_loop(*args).metrics
+        output = super().evaluation_loop(*args)
+        return output._replace(metrics=with_relu_metrics(output.metrics, relu_metrics, prefix))
+
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         if self.args.relufication and find_sites(self.model, RELUFIED_KINDS):
             return False  # ReLU is not in yet
         hardening = self._hardening_callback()
-        if hardening is None or is_hardened(self.model, hardening.target_hardness):
+        if hardening is None or is_hardened(self.model, hardening.targets):
             return super()._determine_best_metric(metrics, trial)
         selects = self.args.load_best_model_at_end or self.args.save_strategy == "best"
         if selects and not self._told_soft:
             self._told_soft = True
             logger.warning(
                 "The gates are still soft: no epoch counts as the best before every λ has reached "
-                f"{HARDENED_FRACTION:.0%} of the target {hardening.target_hardness:.6g}, since substituting ReLU in an "
+                f"{HARDENED_FRACTION:.0%} of the target {self._target_text(hardening)}, since substituting ReLU in an "
                 "earlier one would destroy it"
             )
         return False
@@ -159,7 +232,11 @@ class LambdaGELUTrainer(Trainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _substituted_kinds(self) -> tuple[str, ...]:
-        return ("lambda_gelu",) if lambda_gelu_modules(self.model) else SMOOTH_KINDS
+        return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS
+
+    def _target_text(self, hardening: HardeningCallback) -> str:
+        targets = {hardening.targets[module.gate] for _, module in lambda_gelu_modules(self.model)}
+        return " or ".join(f"{target:.6g}" for target in sorted(targets))
 
     def _hardening_callback(self) -> HardeningCallback | None:
         callbacks = self.callback_handler.callbacks
@@ -167,9 +244,7 @@ class LambdaGELUTrainer(Trainer):
 
     def _adopt_callbacks(self) -> None:
         for callback in list(self.callback_handler.callbacks):
-            if isinstance(callback, HardeningCallback):
-                callback.selects_hardened_checkpoints = True
-            elif isinstance(callback, HardnessLogCallback):
+            if isinstance(callback, HardnessLogCallback):
                 HardnessLogCallback.add_to(self)
 
 
@@ -191,6 +266,9 @@ def _check_arguments(args: Any) -> None:
         raise ValueError("harden moves λ to ReLU and relufication puts ReLU in at once: give one of them")
     if args.harden:
         _hardening_callback(args)  # raises on wrong options now, not at the first epoch
+
+
+def _check_ratio_of_rates(args: LambdaGELUTrainingArguments) -> None:
     if args.lr_scheduler_type == "greedy":
         raise ValueError(
             "lr_scheduler_type 'greedy' changes each group's learning rate on its own and loses the ratio "
@@ -200,11 +278,6 @@ def _check_arguments(args: Any) -> None:
         raise ValueError(
             "min_lr of reduce_lr_on_plateau would stop both learning rates at the same floor and lose the ratio "
             "hardness_lr_multiplier; leave min_lr at 0"
-        )
-    if args.report_substitution and (args.batch_eval_metrics or not args.eval_do_concat_batches):
-        raise ValueError(
-            "report_substitution compares two sets of logits and cannot be combined with batch_eval_metrics=True or "
-            "eval_do_concat_batches=False; pass report_substitution=False or leave those at their defaults"
         )
 
 

@@ -53,7 +53,7 @@ def assert_matches_closed_form(function, x, hardness, delta, rounding=0.0, small
 
 def check_cpu(x, hardness, delta, rounding=0.0):
     """`assert_matches_closed_form` of the C++ kernel."""
-    return assert_matches_closed_form(cpu.lambda_gelu, x, hardness, delta, rounding)
+    return assert_matches_closed_form(cpu.lambda_gate, x, hardness, delta, rounding)
 
 
 X, DELTA = random(4, 3, 5, seed=1), random(4, 3, 5, seed=2)

@@ -1,6 +1,7 @@
 """The aten kernel: pieces on the CPU, formulas over whole tensors elsewhere, and where each is taken."""
 
 import math
+from dataclasses import replace
 
 import mpmath
 import oracle
@@ -9,6 +10,7 @@ import torch
 from expectations import CLAMPED, assert_within, random, values_and_gradients
 from torch.nn import functional as F
 
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.kernels import aten, chunked, eager
 
 CHUNK = 64
@@ -50,7 +52,7 @@ def assert_accurate(x, hardness, delta):
     rounding, smallest = 0.0, 0.0
     if x.dtype.itemsize == 2:
         rounding, smallest = info.eps / 2, info.smallest_normal * info.eps / 2
-    y, grad_x, grad_hardness = values_and_gradients(aten.lambda_gelu, x, hardness, delta)
+    y, grad_x, grad_hardness = values_and_gradients(aten.lambda_gate, x, hardness, delta)
     want_y, want_x = oracle.value(x, hardness), delta.double() * oracle.derivative_in_x(x, hardness)
     terms = delta.double() * oracle.derivative_in_hardness(x, hardness)
     assert_within(y, want_y, 5e-7 * x.double().abs() + rounding * want_y.abs() + smallest)
@@ -80,7 +82,7 @@ def test_half_precision_is_rounded_once(small_chunks, whole_forbidden, dtype, ha
 def test_double_precision_keeps_its_digits(small_chunks, whole_forbidden):
     x, delta = random(200, seed=5, dtype=torch.float64), random(200, seed=6, dtype=torch.float64)
     hardness = torch.tensor([20.0], dtype=torch.float64)
-    y, grad_x, grad_hardness = values_and_gradients(aten.lambda_gelu, x, hardness, delta)
+    y, grad_x, grad_hardness = values_and_gradients(aten.lambda_gate, x, hardness, delta)
     torch.testing.assert_close(y, oracle.value(x, hardness), rtol=0, atol=1e-15)
     torch.testing.assert_close(grad_x, delta * oracle.derivative_in_x(x, hardness), rtol=0, atol=1e-14)
     terms = delta * oracle.derivative_in_hardness(x, hardness)
@@ -112,7 +114,7 @@ def test_any_layout(small_chunks, whole_forbidden, layout_of_x, layout_of_delta)
 def test_nothing_of_the_callers_is_overwritten(small_chunks, in_x, in_hardness):
     x, delta, hardness = random(200, seed=9), random(200, seed=10), torch.tensor([3.0])
     before = x.clone(), delta.clone(), hardness.clone()
-    aten.lambda_gelu(x.requires_grad_(in_x), hardness.requires_grad_(in_hardness)).backward(delta)
+    aten.lambda_gate(x.requires_grad_(in_x), hardness.requires_grad_(in_hardness)).backward(delta)
     assert all(torch.equal(a, b) for a, b in zip((x, delta, hardness), before, strict=True))
 
 
@@ -123,18 +125,18 @@ def test_a_single_number_without_axes(whole_forbidden):
 @pytest.mark.parametrize(("in_x", "in_hardness"), [(True, False), (False, True)])
 def test_one_gradient_alone_has_the_bits_that_it_has_beside_the_other(small_chunks, whole_forbidden, in_x, in_hardness):
     x, delta, hardness = random(200, seed=11), random(200, seed=12), torch.tensor([3.0])
-    _, *both = values_and_gradients(aten.lambda_gelu, x, hardness, delta)
+    _, *both = values_and_gradients(aten.lambda_gate, x, hardness, delta)
     x, hardness = x.requires_grad_(in_x), hardness.requires_grad_(in_hardness)
-    aten.lambda_gelu(x, hardness).backward(delta)
+    aten.lambda_gate(x, hardness).backward(delta)
     for tensor, needed, wanted in ((x, in_x, both[0]), (hardness, in_hardness, both[1])):
         assert torch.equal(tensor.grad, wanted) if needed else tensor.grad is None
 
 
 def test_two_runs_give_the_same_bits():
     x, delta = random(3, chunked.CHUNK, seed=13), random(3, chunked.CHUNK, seed=14)
-    first = values_and_gradients(aten.lambda_gelu, x, torch.tensor([2.5]), delta)
+    first = values_and_gradients(aten.lambda_gate, x, torch.tensor([2.5]), delta)
     for _ in range(3):
-        again = values_and_gradients(aten.lambda_gelu, x, torch.tensor([2.5]), delta)
+        again = values_and_gradients(aten.lambda_gate, x, torch.tensor([2.5]), delta)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
@@ -142,7 +144,7 @@ def test_many_equal_terms_add_up():
     """3e6 equal float32 terms: a running float32 sum would be off by percents."""
     count = 3_000_000
     grad_hardness = values_and_gradients(
-        aten.lambda_gelu, torch.full((count,), 0.4), torch.tensor([2.0]), torch.full((count,), 0.1)
+        aten.lambda_gate, torch.full((count,), 0.4), torch.tensor([2.0]), torch.full((count,), 0.1)
     )[2]
     wanted = count * float(torch.tensor(0.1)) * float(oracle.exact_derivative_in_hardness(float(torch.tensor(0.4)), 2))
     assert grad_hardness.item() == pytest.approx(wanted, rel=2e-6)
@@ -150,14 +152,14 @@ def test_many_equal_terms_add_up():
 
 def test_a_sum_beyond_the_dtype_is_infinite_as_any_sum():
     x, delta = torch.full((1000,), 0.5), torch.full((1000,), 1e37)
-    assert values_and_gradients(aten.lambda_gelu, x, torch.tensor([1.0]), delta)[2].item() == INF
+    assert values_and_gradients(aten.lambda_gate, x, torch.tensor([1.0]), delta)[2].item() == INF
 
 
 def test_autocast_changes_nothing():
     x, delta, hardness = random(300, seed=15), random(300, seed=16), torch.tensor([20.0])
-    wanted = values_and_gradients(aten.lambda_gelu, x, hardness, delta)
+    wanted = values_and_gradients(aten.lambda_gate, x, hardness, delta)
     with torch.autocast("cpu", torch.bfloat16):
-        got = values_and_gradients(aten.lambda_gelu, x, hardness, delta)
+        got = values_and_gradients(aten.lambda_gate, x, hardness, delta)
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
@@ -177,7 +179,7 @@ OVERFLOWING = [
 def test_where_the_scaled_argument_overflows_the_value_is_relu(small_chunks, values, hardness, position):
     x = random(3 * CHUNK + 10, seed=17)
     x[position : position + len(values)] = torch.tensor(values)
-    y, grad_x, grad_hardness = values_and_gradients(aten.lambda_gelu, x, torch.tensor([hardness]), torch.ones_like(x))
+    y, grad_x, grad_hardness = values_and_gradients(aten.lambda_gate, x, torch.tensor([hardness]), torch.ones_like(x))
     exact = [(oracle.exact_value(v, hardness), oracle.exact_derivative_in_x(v, hardness)) for v in x.tolist()]
     assert_within(y, torch.tensor([float(value) for value, _ in exact]), 5e-7 * x.double().abs())
     assert_within(grad_x, torch.tensor([float(slope) for _, slope in exact]), 5e-7)
@@ -186,7 +188,7 @@ def test_where_the_scaled_argument_overflows_the_value_is_relu(small_chunks, val
 
 
 @pytest.mark.parametrize("hardness_shape", [(1,), (12,)])
-@pytest.mark.parametrize("function", [aten.lambda_gelu, eager.lambda_gelu], ids=["aten", "eager"])
+@pytest.mark.parametrize("function", [aten.lambda_gate, eager.lambda_gate], ids=["aten", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_infinities_and_nan_are_those_of_gelu(function, dtype, hardness_shape):
     x = torch.tensor([INF, -INF, NAN, 3e38, -3e38, 1e20, -1e20, 1.0, -1.0, 1e-38, 1e-45, 0.0], dtype=dtype)
@@ -204,14 +206,14 @@ def test_a_hardness_whose_reciprocal_is_subnormal():
     x = random(256, seed=29) * 1e-30
     assert torch.set_flush_denormal(True), "not supported here"
     try:
-        y = aten.lambda_gelu(x, torch.tensor([3e38]))
+        y = aten.lambda_gate(x, torch.tensor([3e38]))
     finally:
         torch.set_flush_denormal(False)
     assert_within(y, x.double().clamp(min=0), 5e-7 * x.double().abs())
 
 
 @pytest.mark.parametrize("hardness_shape", [(1,), (4,)])
-@pytest.mark.parametrize("function", [aten.lambda_gelu, eager.lambda_gelu], ids=["aten", "eager"])
+@pytest.mark.parametrize("function", [aten.lambda_gate, eager.lambda_gate], ids=["aten", "eager"])
 def test_infinity_with_a_graph_of_the_gradient(function, hardness_shape):
     x = torch.tensor([INF, -INF, NAN, 1.0], requires_grad=True)
     y = function(x, torch.full(hardness_shape, 2.0))
@@ -224,7 +226,7 @@ def test_infinity_with_a_graph_of_the_gradient(function, hardness_shape):
 
 def test_forward_mode_at_infinity():
     x = torch.tensor([INF, -INF, NAN, 1.0])
-    tangent = torch.func.jvp(lambda x: aten.lambda_gelu(x, torch.tensor([2.0])), (x,), (torch.ones(4),))[1]
+    tangent = torch.func.jvp(lambda x: aten.lambda_gate(x, torch.tensor([2.0])), (x,), (torch.ones(4),))[1]
     assert torch.isnan(tangent).tolist() == [True, True, True, False]
 
 
@@ -239,7 +241,7 @@ def tail_errors(y, grad_x, x, hardness):
     return [float(((got.double() - want) / want).abs().max()) for got, want in zip((y, grad_x), wanted, strict=True)]
 
 
-@pytest.mark.parametrize("function", [aten.lambda_gelu, eager.lambda_gelu], ids=["aten", "eager"])
+@pytest.mark.parametrize("function", [aten.lambda_gate, eager.lambda_gate], ids=["aten", "eager"])
 @pytest.mark.parametrize("hardness", HARDNESSES)
 def test_the_lower_tail_is_no_worse_than_that_of_gelu(function, hardness):
     """Φ(u) = (1 + erf(u/√2))/2 loses digits for u in [−5, −2]: here as many as in nn.GELU, and no more."""
@@ -287,7 +289,7 @@ def test_gradients_with_and_without_a_graph(needs_x, needs_hardness, shape):
 @pytest.mark.parametrize("hardness_shape", [(1,), (5,)])
 def test_a_batch_of_incoming_gradients(hardness_shape):
     x, hardness = random(5, seed=24).requires_grad_(), torch.full(hardness_shape, 2.0, requires_grad=True)
-    y = aten.lambda_gelu(x, hardness)
+    y = aten.lambda_gate(x, hardness)
     got_x, got_hardness = torch.autograd.grad(y, (x, hardness), torch.eye(5), is_grads_batched=True)
     assert_within(got_x, torch.diag(oracle.derivative_in_x(x.detach(), torch.tensor(2.0))), 5e-7)
     wanted = oracle.derivative_in_hardness(x.detach(), torch.tensor(2.0))
@@ -297,8 +299,9 @@ def test_a_batch_of_incoming_gradients(hardness_shape):
 def test_under_the_override_s_has_a_gradient_of_zero_and_no_sum_is_made(monkeypatch):
     x, delta = random(100, seed=31).requires_grad_(), random(100, seed=32)
     raw, override = torch.tensor([0.2], requires_grad=True), torch.tensor([20.0])
-    monkeypatch.setattr(chunked, "_sum_of_terms", None)  # a call of it would raise
-    y = aten.learned_lambda_gelu(x, raw, torch.tensor([0.1]), override)
+    without_density = replace(GATES["lambda_gelu"], density=None)  # a call of it would raise
+    monkeypatch.setitem(GATES, "lambda_gelu", without_density)
+    y = aten.learned_lambda_gate(x, raw, torch.tensor([0.1]), override)
     grad_x, grad_raw = torch.autograd.grad(y, (x, raw), delta)
     assert_within(y.detach(), oracle.value(x.detach(), override), 5e-7 * x.detach().double().abs())
     wanted = delta.double() * oracle.derivative_in_x(x.detach(), override)
@@ -308,7 +311,7 @@ def test_under_the_override_s_has_a_gradient_of_zero_and_no_sum_is_made(monkeypa
 
 def test_a_learned_hardness_learns_without_an_override():
     x, delta, raw = random(100, seed=33), random(100, seed=34), torch.tensor([0.2], requires_grad=True)
-    (grad_raw,) = torch.autograd.grad(aten.learned_lambda_gelu(x, raw, torch.tensor([0.1]), torch.zeros(1)), raw, delta)
+    (grad_raw,) = torch.autograd.grad(aten.learned_lambda_gate(x, raw, torch.tensor([0.1]), torch.zeros(1)), raw, delta)
     hardness = oracle.hardness_of(raw.detach(), 0.1)
     terms = delta.double() * oracle.derivative_in_hardness(x, hardness) * oracle.hardness_rate(raw.detach(), 0.1)
     assert_within(grad_raw, terms.sum(), 1e-5 * terms.abs().sum())

@@ -1,8 +1,5 @@
 """Which kernel is taken: argument, context manager, environment, and what the report says of it."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from expectations import random
@@ -21,9 +18,9 @@ def calls(monkeypatch):
     ran = []
     for name, kernel in list(KERNELS.items()):
 
-        def function(x, hardness, name=name, kernel=kernel):
+        def function(x, hardness, gate, name=name, kernel=kernel):
             ran.append(name)
-            return kernel.function(x, hardness)
+            return kernel.function(x, hardness, gate)
 
         monkeypatch.setitem(KERNELS, name, Kernel(name, kernel.description, function, kernel.refusal))
     return ran
@@ -79,25 +76,6 @@ def test_an_unknown_name_raises_and_lists_the_kernels(name):
     for ask in (lambda: hf_lgelu.use_kernel(name), lambda: choose_kernel(X, HARDNESS, name)):
         with pytest.raises(ValueError, match=f"one of {', '.join(KERNELS)}, .* got {name!r}"):
             ask()
-
-
-def in_a_new_process(code, environment):
-    script = f"import torch, hf_lgelu\n{code}"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
-
-
-def test_the_environment_names_a_kernel_for_the_process(environment):
-    code = "print(hf_lgelu.kernel_report())\nwith hf_lgelu.use_kernel(None): print(hf_lgelu.kernel_report().chosen)"
-    done = in_a_new_process(code, environment | {"LGELU_KERNEL": "eager"})
-    assert "choice: eager (use_kernel or LGELU_KERNEL)" in done.stdout, done.stderr
-    assert done.stdout.endswith("None\n")
-
-
-def test_an_unknown_name_in_the_environment_is_told_at_import(environment):
-    done = in_a_new_process("", environment | {"LGELU_KERNEL": "fastest"})
-    assert done.returncode != 0
-    assert "ValueError: the environment variable LGELU_KERNEL must be one of cpu, " in done.stderr
-    assert "got 'fastest'" in done.stderr
 
 
 def test_the_report_names_what_runs(calls):

@@ -1,6 +1,7 @@
 """Building the C++ kernel: found again, built by several at once, and what happens where it cannot be."""
 
 import logging
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -35,30 +36,36 @@ def calls(log):
     return log.read_text().count("called") if log.exists() else 0
 
 
+def kept(cache):
+    """Names in this user's folder of the cache, which is all that the cache holds."""
+    (folder,) = cache.iterdir()
+    return {path.name for path in folder.iterdir()}
+
+
 def test_a_second_build_finds_the_first(compiler, tmp_path):
     cache = tmp_path / "cache"
-    first = build.build_library(cache)
-    assert (build.build_library(cache), calls(compiler)) == (first, 1)
-    assert [path.name for path in cache.iterdir()] == [first.name]
+    first = build.build_library("lambda_gelu", cache)
+    assert (build.build_library("lambda_gelu", cache), calls(compiler)) == (first, 1)
+    assert kept(cache) == {first.name, first.with_suffix(".sha256").name, "lock"}
 
 
 def test_another_source_command_compiler_or_processor_is_another_library(compiler, tmp_path, monkeypatch):
     cache, found = tmp_path / "cache", set()
-    found.add(build.build_library(cache))
+    found.add(build.build_library("lambda_gelu", cache))
     source = tmp_path / "other.cpp"
     source.write_text(build.SOURCE.read_text() + "\n// changed\n")
     with monkeypatch.context() as patch:
         patch.setattr(build, "SOURCE", source)
-        found.add(build.build_library(cache))
+        found.add(build.build_library("lambda_gelu", cache))
     with monkeypatch.context() as patch:
         patch.setattr(build, "_processor", lambda: "another")
-        found.add(build.build_library(cache))
+        found.add(build.build_library("lambda_gelu", cache))
     with monkeypatch.context() as patch:
         patch.setenv("CXX", str(tmp_path / "compiler"))
-        found.add(build.build_library(cache))
+        found.add(build.build_library("lambda_gelu", cache))
     script = tmp_path / "compiler"
     script.write_text(script.read_text() + "# a newer release\n")
-    found.add(build.build_library(cache))
+    found.add(build.build_library("lambda_gelu", cache))
     assert len(found) == 5
     assert calls(compiler) == 5
 
@@ -66,10 +73,11 @@ def test_another_source_command_compiler_or_processor_is_another_library(compile
 def test_several_build_at_once_and_each_gets_a_whole_file(compiler, tmp_path):
     cache = tmp_path / "cache"
     with ThreadPoolExecutor(8) as pool:
-        paths = list(pool.map(lambda _: build.build_library(cache), range(8)))
+        paths = list(pool.map(lambda _: build.build_library("lambda_gelu", cache), range(8)))
     assert len(set(paths)) == 1
+    assert calls(compiler) == 1
     assert paths[0].read_text() == "built\n"
-    assert list(cache.iterdir()) == [paths[0]]
+    assert kept(cache) == {paths[0].name, paths[0].with_suffix(".sha256").name, "lock"}
 
 
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
@@ -86,26 +94,26 @@ def test_no_compiler(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match=r"no C\+\+ compiler was found \(c\+\+, g\+\+, clang\+\+\); install one"):
-        build.build_library(tmp_path)
+        build.build_library("lambda_gelu", tmp_path)
 
 
 def test_a_compiler_that_is_not_there(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler -O1")
     with pytest.raises(RuntimeError, match="CXX names a compiler that is not there: 'no-such-compiler -O1'"):
-        build.build_library(tmp_path)
+        build.build_library("lambda_gelu", tmp_path)
 
 
 @pytest.mark.parametrize(("command", "reason"), [("  ", "not there: '  '"), ('g++ "', "no command: .*No closing")])
 def test_a_compiler_that_is_no_command(command, reason, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", command)
     with pytest.raises(RuntimeError, match=f"CXX .*{reason}"):
-        build.build_library(tmp_path)
+        build.build_library("lambda_gelu", tmp_path)
 
 
 def test_a_source_that_cannot_be_read(compiler, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "package.zip" / "lambda_gelu.cpp")
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "package.zip" / "gate.cpp")
     with pytest.raises(RuntimeError, match=r"source or the compiler cannot be read .*package\.zip"):
-        build.build_library(tmp_path)
+        build.build_library("lambda_gelu", tmp_path)
 
 
 def test_a_cache_in_a_folder_that_is_closed_to_this_user(compiler, tmp_path, monkeypatch):
@@ -114,9 +122,10 @@ def test_a_cache_in_a_folder_that_is_closed_to_this_user(compiler, tmp_path, mon
 
     monkeypatch.setattr(Path, "exists", denied)
     with pytest.raises(RuntimeError, match=r"cannot be kept in .*Permission denied.* set LGELU_CACHE_DIR"):
-        build.build_library(tmp_path)
+        build.build_library("lambda_gelu", tmp_path)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("flags", ["-ffast-math", "-Ofast"])
 def test_fast_math_in_cxx_neither_changes_results_nor_flushes_subnormals(flags, environment, tmp_path):
     code = (
@@ -135,14 +144,14 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(monkeypatch, tmp_pat
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     with pytest.raises(RuntimeError, match=r"the compiler failed \(3\): cannot do this\n.*compiler "):
-        build.build_library(tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
+        build.build_library("lambda_gelu", tmp_path / "cache")
+    assert kept(tmp_path / "cache") == {"lock"}
 
 
 def test_a_compiler_that_writes_nothing_has_failed(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "true")
     with pytest.raises(RuntimeError, match=r"the compiler failed \(0\): it said nothing"):
-        build.build_library(tmp_path / "cache")
+        build.build_library("lambda_gelu", tmp_path / "cache")
 
 
 def test_a_compiler_that_hangs(monkeypatch, tmp_path):
@@ -152,20 +161,19 @@ def test_a_compiler_that_hangs(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setattr(build, "_SECONDS", 0.2)
     with pytest.raises(RuntimeError, match="took longer than 0 s"):
-        build.build_library(tmp_path / "cache")
+        build.build_library("lambda_gelu", tmp_path / "cache")
 
 
 def test_a_cache_that_cannot_be_written(compiler, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RuntimeError, match=r"cannot be kept in .*file.* set LGELU_CACHE_DIR"):
-        build.build_library(tmp_path / "file")
+        build.build_library("lambda_gelu", tmp_path / "file")
 
 
 @pytest.fixture
 def not_loaded(monkeypatch):
     """As in a process that has not asked for the kernel yet."""
-    monkeypatch.setattr(library, "_library", None)
-    monkeypatch.setattr(library, "_failure", None)
+    monkeypatch.setattr(library, "_libraries", {})
 
 
 def test_without_it_the_choice_goes_on_and_says_so_once(not_loaded, monkeypatch, caplog):
@@ -176,23 +184,98 @@ def test_without_it_the_choice_goes_on_and_says_so_once(not_loaded, monkeypatch,
     assert torch.equal(values[0], lambda_gelu(x, hardness, kernel="aten"))
     (record,) = caplog.records
     assert "\n" not in record.getMessage()
-    assert "its C++ kernel is not to be had: CXX names a compiler that is not there" in record.getMessage()
+    assert "their C++ kernel is not to be had: CXX names a compiler that is not there" in record.getMessage()
     with pytest.raises(RuntimeError, match="'cpu' was asked for and cannot be used here: CXX names a compiler"):
         lambda_gelu(x, hardness, kernel="cpu")
 
 
 def test_a_library_that_cannot_be_loaded_names_the_file_to_delete(not_loaded, compiler, tmp_path, monkeypatch):
     monkeypatch.setenv("LGELU_CACHE_DIR", str(tmp_path / "cache"))
-    assert library.load_library() is None
-    (kept,) = (tmp_path / "cache").iterdir()
-    assert f"delete {kept} to build it anew" in library.load_failure()
+    assert library.load_library("lambda_gelu") is None
+    (path,) = (tmp_path / "cache").glob("*/*.so")
+    assert f"delete {path} to build it anew" in library.load_failure("lambda_gelu")
 
 
-def test_the_compiled_file_goes_with_the_package(environment, tmp_path):
-    """A new process with an empty cache builds and uses it, without a word."""
-    code = "import torch, hf_lgelu; print(hf_lgelu.lambda_gelu(torch.ones(3), 1.0, kernel='cpu'))"
-    environment = environment | {"LGELU_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert "tensor([0.8413, 0.8413, 0.8413])" in done.stdout, done.stderr
-    assert done.stderr == ""
-    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+# What the cache holds is checked before it is loaded
+
+
+def other_library(path):
+    """A whole library of another program, in the place of ours."""
+    path.write_bytes(b"another")
+
+
+DAMAGE = {
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a flipped bit": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+    "another library": other_library,
+    "no digest": lambda path: path.with_suffix(".sha256").unlink(),
+    "a damaged digest": lambda path: path.with_suffix(".sha256").write_bytes(b"\xff\xfe"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a link": lambda path: path.rename(path.with_suffix(".moved")) and path.symlink_to(path.with_suffix(".moved")),
+    "writable for all": lambda path: path.chmod(0o777),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_library_is_built_anew(compiler, tmp_path, damage):
+    cache = tmp_path / "cache"
+    path = build.build_library("lambda_gelu", cache)
+    DAMAGE[damage](path)
+    if damage == "a folder":  # which no rename replaces
+        with pytest.raises(RuntimeError, match="cannot be kept in"):
+            build.build_library("lambda_gelu", cache)
+        return
+    assert build.build_library("lambda_gelu", cache) == path
+    assert calls(compiler) == 2
+    assert path.read_text() == "built\n"
+    assert not path.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert build.build_library("lambda_gelu", cache) == path
+    assert calls(compiler) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
+def test_another_users_library_is_not_loaded(compiler, tmp_path):
+    path = build.build_library("lambda_gelu", tmp_path)
+    os.chown(path, 12345, 12345)
+    assert build.build_library("lambda_gelu", tmp_path) == path
+    assert calls(compiler) == 2
+    assert path.stat().st_uid == os.getuid()
+    os.chown(path.parent, 12345, 12345)
+    with pytest.raises(RuntimeError, match="is no folder of this user's"):
+        build.build_library("lambda_gelu", tmp_path)
+
+
+def test_a_folder_that_others_may_write_is_closed(compiler, tmp_path):
+    path = build.build_library("lambda_gelu", tmp_path)
+    path.parent.chmod(0o777)
+    build.build_library("lambda_gelu", tmp_path)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_killed_build_left_is_swept_by_the_next(compiler, tmp_path):
+    path = build.build_library("lambda_gelu", tmp_path)
+    left = path.parent / "building-abc"
+    left.mkdir()
+    (left / path.name).write_bytes(b"half")
+    build.build_library("lambda_silu", tmp_path)
+    assert not left.exists()
+    found = {path.name.rpartition("-")[0] for path in tmp_path.glob("*/*.so")}
+    assert found == {"lambda_gelu", "lambda_silu"}
+
+
+def test_ten_processes_compile_once(compiler, tmp_path):
+    """Started before one of them has compiled; without torch, which the build does not need."""
+    script = compiler.with_name("compiler")
+    script.write_text(script.read_text().replace("echo built", "sleep 0.5\necho built"))
+    code = (
+        "import importlib.util as u, pathlib, sys\n"
+        f"spec = u.spec_from_file_location('build', {build.__file__!r}); m = u.module_from_spec(spec)\n"
+        "spec.loader.exec_module(m); print(m.build_library('lambda_gelu', pathlib.Path(sys.argv[1])))"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "cache")]
+    processes = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(10)]
+    paths = {process.communicate(timeout=60)[0] for process in processes}
+    assert len(paths) == 1
+    assert calls(compiler) == 1

@@ -85,7 +85,7 @@ def test_empty_and_single(shape):
     hardness = torch.tensor(2.0) if shape == () else torch.tensor([2.0])
     check_cpu(x, hardness, torch.ones(shape))
     if shape != ():
-        assert values_and_gradients(cpu.lambda_gelu, x, hardness, torch.ones(shape))[2].tolist() == [0.0]
+        assert values_and_gradients(cpu.lambda_gate, x, hardness, torch.ones(shape))[2].tolist() == [0.0]
 
 
 def test_an_incoming_gradient_with_its_sign_still_to_be_flipped():
@@ -95,7 +95,7 @@ def test_an_incoming_gradient_with_its_sign_still_to_be_flipped():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [cpu.lambda_gelu, aten.lambda_gelu], ids=["cpu", "aten"])
+@pytest.mark.parametrize("function", [cpu.lambda_gate, aten.lambda_gate], ids=["cpu", "aten"])
 def test_more_elements_than_32_bits_count(function):
     """Takes 14 GB."""
     n = 2**31 + 1000

@@ -14,7 +14,7 @@ from hf_lgelu.activation.kernels.cpu import function as cpu
 def learned(raw, temperature, override, x, delta):
     """(y, ∂x, ∂s)."""
     x, raw = x.detach().requires_grad_(), raw.detach().requires_grad_()
-    y = cpu.learned_lambda_gelu(x, raw, temperature, override)
+    y = cpu.learned_lambda_gate(x, raw, temperature, override)
     return y.detach(), *torch.autograd.grad(y, (x, raw), delta)
 
 
@@ -50,7 +50,7 @@ def test_s_far_below_zero_is_gelu_with_a_gradient_of_zero(raw):
 
 def test_second_derivatives_go_through_operations_that_have_them():
     raw, x = torch.tensor([raw_from_hardness(1.5)], requires_grad=True), torch.tensor([0.4], requires_grad=True)
-    (slope,) = torch.autograd.grad(cpu.learned_lambda_gelu(x, raw, T, NO_OVERRIDE), x, create_graph=True)
+    (slope,) = torch.autograd.grad(cpu.learned_lambda_gate(x, raw, T, NO_OVERRIDE), x, create_graph=True)
     by_x, by_raw = torch.autograd.grad(slope, (x, raw))
     hardness = oracle.hardness_of(raw.detach(), 0.1)
     u, density = 0.4 * hardness, oracle.density(0.4 * hardness)
@@ -61,7 +61,7 @@ def test_second_derivatives_go_through_operations_that_have_them():
 
 def test_batched_gradients():
     x, raw = X[:6].clone().requires_grad_(), torch.tensor([0.05], requires_grad=True)
-    y = cpu.learned_lambda_gelu(x, raw, T, NO_OVERRIDE)
+    y = cpu.learned_lambda_gate(x, raw, T, NO_OVERRIDE)
     rows, of_raw = torch.autograd.grad(y, (x, raw), torch.eye(6), is_grads_batched=True)
     hardness = oracle.hardness_of(raw.detach(), 0.1)
     assert_within(rows, torch.diag(oracle.derivative_in_x(X[:6], hardness)), 1e-6)

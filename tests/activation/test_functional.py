@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
 from hf_lgelu.activation.functional import lambda_gelu
-from hf_lgelu.activation.hardness import SWAP_ERROR_CONSTANT
+from hf_lgelu.activation.gates import GATES
 
 HARDNESSES = [1.0, 2.0, 20.0, 160.0, 1e4]
 MAGNITUDES = [0.0, 1e-30, 1e-3, 1.0, 10.0, 1e4]
@@ -108,7 +108,7 @@ def test_hardness_one_is_gelu(function):
 def test_the_distance_to_relu_is_kappa_over_hardness(function, hardness):
     x = torch.linspace(-6, 6, 4001, dtype=torch.float64) / hardness
     error = (function(x, torch.tensor([hardness], dtype=torch.float64)) - F.relu(x)).abs().max().item()
-    assert error == pytest.approx(SWAP_ERROR_CONSTANT / hardness, rel=1e-5)
+    assert error == pytest.approx(GATES["lambda_gelu"].swap_error / hardness, rel=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(1,), (), (5,), (3, 1, 1), (3, 1, 5), (2, 1, 1, 1), (2, 3, 4, 5)])
@@ -230,7 +230,7 @@ def test_a_refusal_names_the_offending_value():
     ],
 )
 def test_an_input_that_is_no_floating_tensor_is_refused(x, got):
-    with pytest.raises(TypeError, match=f"x must be a float64, float32, float16 or bfloat16 tensor, got {got}"):
+    with pytest.raises(TypeError, match=f"x must be a dense float64, float32, float16 or bfloat16 tensor, got {got}"):
         lambda_gelu(x, 2.0)
 
 
@@ -246,7 +246,7 @@ def test_an_input_that_is_no_floating_tensor_is_refused(x, got):
     ],
 )
 def test_a_hardness_that_is_no_real_number_or_tensor_is_refused(hardness, got):
-    with pytest.raises(TypeError, match=f"hardness must be a number or a float64, .* tensor, got {got}"):
+    with pytest.raises(TypeError, match=f"hardness must be a number or a dense float64, .* tensor, got {got}"):
         lambda_gelu(torch.ones(2), hardness)
 
 

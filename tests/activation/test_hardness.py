@@ -8,11 +8,11 @@ import torch
 from mpmath import mpf
 from oracle import exact_hardness, exact_value
 
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import (
     DEFAULT_TOLERANCE,
     GRANULARITIES,
     INIT_MODES,
-    SWAP_ERROR_CONSTANT,
     check_granularity,
     check_init_hardness,
     check_temperature,
@@ -111,8 +111,8 @@ def test_target_leaves_exactly_the_tolerance_between_gate_and_step(tolerance):
 def test_swap_error_constant_is_the_maximum():
     """κ = u*·(1 − Φ(u*)) at the root u* of (1 − Φ(u)) − u·φ(u), the derivative of u(1 − Φ(u))."""
     root = mpmath.findroot(lambda u: mpmath.ncdf(-u) - u * mpmath.npdf(u), 0.75)
-    assert relative_error(SWAP_ERROR_CONSTANT, root * mpmath.ncdf(-root)) < 1e-15
-    assert all(u * mpmath.ncdf(-u) < SWAP_ERROR_CONSTANT for u in (root - mpf("0.01"), root + mpf("0.01")))
+    assert relative_error(GATES["lambda_gelu"].swap_error, root * mpmath.ncdf(-root)) < 1e-15
+    assert all(u * mpmath.ncdf(-u) < GATES["lambda_gelu"].swap_error for u in (root - mpf("0.01"), root + mpf("0.01")))
 
 
 @pytest.mark.parametrize("hardness", [1.0, 2.0, 40.0, 159.577])

@@ -24,7 +24,7 @@ from expectations import (
 from torch import nn
 
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, GRANULARITIES
-from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
+from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGate
 
 STATE = ["raw_hardness", "temperature", "hardness_override"]
 
@@ -284,10 +284,10 @@ def test_any_sequence_is_a_shape(shape):
     assert LambdaGELU(granularity="channel", raw_shape=shape).raw_hardness.shape == (1,)
 
 
-@pytest.mark.parametrize("module", [LambdaGELU(), SharedLambdaGELU(LambdaGELU())])
+@pytest.mark.parametrize("module", [LambdaGELU(), SharedLambdaGate(LambdaGELU())])
 @pytest.mark.parametrize(("x", "got"), [(torch.ones(2, dtype=torch.int32), "a torch.int32 tensor"), ("x", "str")])
 def test_an_input_that_is_no_floating_tensor_is_refused(module, x, got):
-    with pytest.raises(TypeError, match=f"x must be a float64, float32, float16 or bfloat16 tensor, got {got}"):
+    with pytest.raises(TypeError, match=f"x must be a dense float64, float32, float16 or bfloat16 tensor, got {got}"):
         module(x)
 
 

@@ -1,4 +1,4 @@
-"""SharedLambdaGELU: one hardness for every site of a model."""
+"""SharedLambdaGate: one hardness for every site of a model."""
 
 import oracle
 import pytest
@@ -17,7 +17,7 @@ from expectations import (
 )
 from torch import nn
 
-from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGELU
+from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGate
 
 
 class TwoSites(nn.Module):
@@ -26,7 +26,7 @@ class TwoSites(nn.Module):
     def __init__(self, init_hardness=1.5):
         super().__init__()
         self.first = LambdaGELU(init_hardness=init_hardness, granularity="network")
-        self.second = SharedLambdaGELU(self.first)
+        self.second = SharedLambdaGate(self.first)
 
     def forward(self, x):
         return self.first(x) + self.second(2 * x)
@@ -97,7 +97,7 @@ def test_casting_leaves_a_follower_in_step(cast):
     assert_evaluates_at(model.second, 1.5)
 
 
-@pytest.mark.parametrize("owner", [nn.GELU(), None, SharedLambdaGELU(LambdaGELU())])
+@pytest.mark.parametrize("owner", [nn.GELU(), None, SharedLambdaGate(LambdaGELU())])
 def test_a_follower_needs_a_lambda_gelu_to_follow(owner):
-    with pytest.raises(TypeError, match=f"owner must be the LambdaGELU .*, got {type(owner).__name__}"):
-        SharedLambdaGELU(owner)
+    with pytest.raises(TypeError, match=f"owner must be the λ-gate .*, got {type(owner).__name__}"):
+        SharedLambdaGate(owner)

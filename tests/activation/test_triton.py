@@ -63,35 +63,6 @@ def test_a_compiler_for_real_devices_takes_the_kernels(environment, tmp_path):
     assert launches["mixed", "backward"] == (4, 8 + 1, 32)
 
 
-# Without Triton
-
-
-def test_without_triton_the_package_works_and_the_row_says_why_not(environment, tmp_path):
-    (tmp_path / "triton").mkdir()
-    (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('libtriton.so: no such file')")
-    # torch looks for Triton where it is imported; it is hidden from us alone.
-    code = f"""
-import sys, torch
-for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
-    del sys.modules[name]
-sys.modules["triton"] = None
-from hf_lgelu.activation.functional import lambda_gelu
-from hf_lgelu.activation.kernels.triton import availability, function
-print(sorted(name.split(".")[-1] for name in sys.modules if name.startswith("hf_lgelu.activation.kernels.triton.")))
-print(lambda_gelu(torch.zeros(1), 2.0).item())
-print(availability._trial(torch.device("cpu")))
-del sys.modules["triton"]
-sys.path.insert(0, {str(tmp_path)!r})
-print(availability._trial(torch.device("cpu")))
-"""
-    imported, value, missing, broken = python("-c", code, environment=environment).splitlines()
-    # The modules with the kernels are imported where a kernel first runs.
-    assert imported == "['availability', 'function', 'pattern']"
-    assert value == "0.0"
-    assert missing.startswith("Triton is not installed (pip install triton")
-    assert broken == "Triton cannot be imported (libtriton.so: no such file)"
-
-
 # Refusals
 
 

@@ -12,7 +12,7 @@ from expectations import assert_within, values_and_gradients
 from triton_expectations import ACCURACY, DEVICE, INTERPRETED, LAYOUTS, MARKS, RAGGED, one, sample
 
 from hf_lgelu.activation.kernels.triton import availability
-from hf_lgelu.activation.kernels.triton.function import lambda_gelu, learned_lambda_gelu
+from hf_lgelu.activation.kernels.triton.function import lambda_gate, learned_lambda_gate
 
 pytestmark = MARKS
 on_a_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
@@ -25,18 +25,18 @@ on_a_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
 def test_only_the_gradients_asked_for(shape, x_learns, hardness_learns):
     x, delta = sample(9, 5, seed=27).requires_grad_(x_learns), sample(9, 5, seed=28)
     hardness = (1 + sample(*shape, seed=29).abs()).requires_grad_(hardness_learns)
-    lambda_gelu(x, hardness).backward(delta)
+    lambda_gate(x, hardness).backward(delta)
     assert (x.grad is not None, hardness.grad is not None) == (x_learns, hardness_learns)
-    _, want_x, want_hardness = values_and_gradients(lambda_gelu, x, hardness, delta)
+    _, want_x, want_hardness = values_and_gradients(lambda_gate, x, hardness, delta)
     assert torch.equal(x.grad, want_x) if x_learns else torch.equal(hardness.grad, want_hardness)
 
 
 @pytest.mark.parametrize(("shape", "hardness_shape"), [((RAGGED,), (1,)), ((300, 70), (70,)), ((20, 5, 130), (5, 1))])
 def test_two_runs_give_the_same_bits(shape, hardness_shape):
     x, delta, hardness = sample(*shape, seed=30), sample(*shape, seed=31), 1 + sample(*hardness_shape, seed=32).abs()
-    first = values_and_gradients(lambda_gelu, x, hardness, delta)
+    first = values_and_gradients(lambda_gate, x, hardness, delta)
     for _ in range(1 if INTERPRETED else 20):
-        again = values_and_gradients(lambda_gelu, x, hardness, delta)
+        again = values_and_gradients(lambda_gate, x, hardness, delta)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
@@ -73,13 +73,13 @@ def test_only_x_and_what_makes_the_hardness_is_kept(arguments):
     state = [one(0.3).requires_grad_(), one(0.1), one(0.0)][:arguments]
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        (lambda_gelu if arguments == 1 else learned_lambda_gelu)(x, *state)
+        (lambda_gate if arguments == 1 else learned_lambda_gate)(x, *state)
     assert [t.data_ptr() for t in kept] == [t.data_ptr() for t in (x, *state)]
 
 
 def test_a_second_derivative():
     x, hardness = sample(20, seed=33).requires_grad_(), one(2.5)
-    (first,) = torch.autograd.grad(lambda_gelu(x, hardness).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(lambda_gate(x, hardness).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     u = 2.5 * x.detach().cpu().double()
     assert_within(second.cpu(), 2.5 * oracle.density(u) * (2 - u**2), 1e-5)
@@ -87,7 +87,7 @@ def test_a_second_derivative():
 
 def test_a_second_derivative_in_the_raw_hardness():
     x, raw = sample(20, seed=34), one(0.05).requires_grad_()
-    value = learned_lambda_gelu(x, raw, one(0.1), one(0.0))
+    value = learned_lambda_gate(x, raw, one(0.1), one(0.0))
     (first,) = torch.autograd.grad(value.sum(), raw, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), raw)
     leaf = torch.tensor([0.05], dtype=torch.float64, requires_grad=True)
@@ -99,7 +99,7 @@ def test_a_second_derivative_in_the_raw_hardness():
 
 def test_a_batch_of_incoming_gradients():
     x, hardness, deltas = sample(9, seed=35).requires_grad_(), one(2.5).requires_grad_(), sample(4, 9, seed=36)
-    value = lambda_gelu(x, hardness)
+    value = lambda_gate(x, hardness)
     batched = torch.autograd.grad(value, (x, hardness), deltas, retain_graph=True, is_grads_batched=True)
     for i, delta in enumerate(deltas):
         single = torch.autograd.grad(value, (x, hardness), delta, retain_graph=True)
@@ -113,7 +113,7 @@ def test_a_batch_of_incoming_gradients():
 def learned(x, raw, temperature, override, delta):
     raw = one(raw).requires_grad_()
     x = x.detach().requires_grad_()
-    value = learned_lambda_gelu(x, raw, one(temperature), one(override))
+    value = learned_lambda_gate(x, raw, one(temperature), one(override))
     value.backward(delta)
     assert raw.grad.shape == (1,)
     return value.detach().cpu(), x.grad.cpu(), raw.grad.cpu()
@@ -155,7 +155,7 @@ def test_the_override_rules_and_the_raw_hardness_gets_exactly_nothing(layout):
     x[0, 0, 0, 0], delta[0, 0, 0, 1] = math.nan, math.inf
     value, grad_x, grad_raw = learned(x, 0.3, 0.1, 7.0, delta)
     assert grad_raw.item() == 0
-    wanted, wanted_x, _ = (t.cpu() for t in values_and_gradients(lambda_gelu, x, one(7.0), delta))
+    wanted, wanted_x, _ = (t.cpu() for t in values_and_gradients(lambda_gate, x, one(7.0), delta))
     assert torch.equal(value.nan_to_num(9), wanted.nan_to_num(9))
     assert torch.equal(grad_x.nan_to_num(9), wanted_x.nan_to_num(9))
 
@@ -214,11 +214,11 @@ def test_the_automatic_choice_takes_triton_without_waiting_for_the_device():
 @on_a_gpu
 def test_in_a_cuda_graph():
     x, hardness, delta = sample(RAGGED, seed=43), one(2.5), sample(RAGGED, seed=44)
-    wanted = values_and_gradients(lambda_gelu, x, hardness, delta)
+    wanted = values_and_gradients(lambda_gate, x, hardness, delta)
     graph = torch.cuda.CUDAGraph()
     static_x = torch.zeros_like(x)
     with torch.cuda.graph(graph):
-        got = values_and_gradients(lambda_gelu, static_x, hardness, delta)
+        got = values_and_gradients(lambda_gate, static_x, hardness, delta)
     static_x.copy_(x)
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
@@ -235,8 +235,8 @@ def test_more_elements_than_32_bits_count(hardness_shape):
     x = sample(3, 1024, seed=45, dtype=torch.bfloat16).repeat(1, part // 1024)
     delta = torch.ones_like(x)
     hardness = 1 + sample(*hardness_shape, seed=46).abs()
-    value, grad_x, grad_hardness = values_and_gradients(lambda_gelu, x, hardness, delta)
-    few = values_and_gradients(lambda_gelu, x[:, :1024].contiguous(), hardness, delta[:, :1024].contiguous())
+    value, grad_x, grad_hardness = values_and_gradients(lambda_gate, x, hardness, delta)
+    few = values_and_gradients(lambda_gate, x[:, :1024].contiguous(), hardness, delta[:, :1024].contiguous())
     for big, small in ((value, few[0]), (grad_x, few[1])):
         for start in (0, part // 2, part - 1024):
             assert torch.equal(big[:, start : start + 1024], small)

@@ -23,7 +23,7 @@ from triton_expectations import (
     sample,
 )
 
-from hf_lgelu.activation.kernels.triton.function import lambda_gelu
+from hf_lgelu.activation.kernels.triton.function import lambda_gate
 from hf_lgelu.activation.kernels.triton.pattern import MAX_LOOPS
 
 pytestmark = MARKS
@@ -50,7 +50,7 @@ def test_halves_round_only_once(dtype, hardness):
 @pytest.mark.parametrize("hardness", HARDNESSES)
 def test_the_lower_tail_keeps_its_digits(hardness):
     x = torch.linspace(-12, -1, 500, device=DEVICE) / hardness
-    got, exact = lambda_gelu(x, one(hardness)).cpu(), oracle.value(x.cpu(), torch.tensor(hardness))
+    got, exact = lambda_gate(x, one(hardness)).cpu(), oracle.value(x.cpu(), torch.tensor(hardness))
     assert_within(got, exact, 3e-5 * exact.abs())
     gelu = F.gelu(x.cpu() * hardness) / hardness
     assert (got.double() - exact).abs().max() <= (gelu.double() - exact).abs().max()
@@ -59,8 +59,8 @@ def test_the_lower_tail_keeps_its_digits(hardness):
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float64, 1e-6), (torch.bfloat16, 2**-7)])
 def test_a_hardness_in_another_dtype(dtype, rounding):
     x, delta = sample(100, seed=5), sample(100, seed=6).abs()
-    value, grad_x, grad_hardness = values_and_gradients(lambda_gelu, x, one(2.5).to(dtype), delta)
-    wanted = values_and_gradients(lambda_gelu, x, one(2.5), delta)
+    value, grad_x, grad_hardness = values_and_gradients(lambda_gate, x, one(2.5).to(dtype), delta)
+    wanted = values_and_gradients(lambda_gate, x, one(2.5), delta)
     assert torch.equal(value, wanted[0])
     assert torch.equal(grad_x, wanted[1])
     assert_within(grad_hardness, wanted[2].double(), rounding * wanted[2].abs())
@@ -76,14 +76,14 @@ def test_no_finite_input_gives_nan(dtype, hardness):
     exponents = torch.linspace(math.log10(info.smallest_normal) - 3, math.log10(info.max) - 0.01, 300)
     positive = (10.0 ** exponents.double()).to(dtype)
     x = torch.cat([positive, -positive, torch.zeros(1, dtype=dtype)]).to(DEVICE)
-    results = values_and_gradients(lambda_gelu, x, one(hardness), torch.ones_like(x))
+    results = values_and_gradients(lambda_gate, x, one(hardness), torch.ones_like(x))
     assert all(bool(torch.isfinite(result).all()) for result in results)
 
 
 @pytest.mark.parametrize("hardness", [1.0, 3e38])
 def test_where_the_gate_has_closed_or_opened_it_is_relu(hardness):
     x = torch.tensor([3e38, -3e38, 1e20, -1e20, 20.0, -20.0], device=DEVICE)
-    value, grad_x, grad_hardness = values_and_gradients(lambda_gelu, x, one(hardness), torch.ones_like(x))
+    value, grad_x, grad_hardness = values_and_gradients(lambda_gate, x, one(hardness), torch.ones_like(x))
     assert torch.equal(value, F.relu(x))
     assert grad_x.tolist() == [1, 0, 1, 0, 1, 0]
     assert grad_hardness.item() == 0
@@ -92,14 +92,14 @@ def test_where_the_gate_has_closed_or_opened_it_is_relu(hardness):
 def test_what_is_not_finite_behaves_as_in_gelu():
     x = torch.tensor([math.nan, math.inf, -math.inf], device=DEVICE)
     for hardness in (1.0, 160.0):
-        value, grad_x, _ = values_and_gradients(lambda_gelu, x, one(hardness), torch.ones_like(x))
+        value, grad_x, _ = values_and_gradients(lambda_gate, x, one(hardness), torch.ones_like(x))
         assert [str(v) for v in value.tolist()] == ["nan", "inf", "nan"]
         assert all(math.isnan(v) for v in grad_x.tolist())
 
 
 def test_zero_stays_zero_with_slope_one_half():
     x = torch.tensor([0.0, -0.0], device=DEVICE)
-    value, grad_x, grad_hardness = values_and_gradients(lambda_gelu, x, one(20.0), torch.ones_like(x))
+    value, grad_x, grad_hardness = values_and_gradients(lambda_gate, x, one(20.0), torch.ones_like(x))
     assert value.tolist() == [0, 0]
     assert grad_x.tolist() == pytest.approx([0.5, 0.5], abs=1e-7)
     assert grad_hardness.item() == 0
@@ -107,7 +107,7 @@ def test_zero_stays_zero_with_slope_one_half():
 
 def test_subnormal_input_is_halved():
     x = torch.tensor([1e-40, -1e-40], device=DEVICE)
-    assert_within(lambda_gelu(x, one(1.0)).cpu(), x.cpu().double() / 2, 2e-45)
+    assert_within(lambda_gate(x, one(1.0)).cpu(), x.cpu().double() / 2, 2e-45)
 
 
 # Shapes and layouts
@@ -173,7 +173,7 @@ def test_a_hardness_with_gaps():
 
 def test_channels_last_stays_channels_last():
     x = sample(2, 3, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
-    value = lambda_gelu(x, 1 + sample(3, 1, 1).abs())
+    value = lambda_gate(x, 1 + sample(3, 1, 1).abs())
     assert value.is_contiguous(memory_format=torch.channels_last)
     (grad_x,) = torch.autograd.grad(value, x, torch.ones_like(value))
     assert grad_x.is_contiguous(memory_format=torch.channels_last)
@@ -183,13 +183,13 @@ def test_channels_last_stays_channels_last():
 def test_empty_input(shape, hardness_shape):
     x = torch.zeros(shape, device=DEVICE)
     hardness = torch.full(hardness_shape, 2.0, device=DEVICE)
-    assert torch.equal(values_and_gradients(lambda_gelu, x, hardness, x)[2], torch.zeros_like(hardness))
+    assert torch.equal(values_and_gradients(lambda_gate, x, hardness, x)[2], torch.zeros_like(hardness))
 
 
 @pytest.mark.parametrize("hardness_shape", [(), (1,)])
 def test_a_zero_dimensional_input(hardness_shape):
     x, hardness = torch.tensor(-0.7, device=DEVICE), torch.full(hardness_shape, 2.0, device=DEVICE)
-    value, grad_x, grad_hardness = values_and_gradients(lambda_gelu, x, hardness, torch.tensor(1.3, device=DEVICE))
+    value, grad_x, grad_hardness = values_and_gradients(lambda_gate, x, hardness, torch.tensor(1.3, device=DEVICE))
     assert value.item() == pytest.approx(float(oracle.exact_value(x.item(), 2)), rel=1e-6)
     assert grad_x.item() == pytest.approx(1.3 * float(oracle.exact_derivative_in_x(x.item(), 2)), rel=1e-5)
     assert grad_hardness.item() == pytest.approx(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from expectations import assert_within, random, values_and_gradients
 
-from hf_lgelu.activation.kernels.triton.function import lambda_gelu
+from hf_lgelu.activation.kernels.triton.function import lambda_gate
 from hf_lgelu.activation.kernels.triton.pattern import FLAT_BLOCK
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -37,7 +37,7 @@ def sample(*shape, **options):
     return random(*shape, **options).to(DEVICE)
 
 
-def assert_accurate(x, hardness, delta, function=lambda_gelu, rounding=0.0, smallest=0.0):
+def assert_accurate(x, hardness, delta, function=lambda_gate, rounding=0.0, smallest=0.0):
     """The issue's bounds for value, ∂x and ∂λ; `rounding` is that of the dtype of x."""
     got, got_x, got_hardness = (t.cpu() for t in values_and_gradients(function, x, hardness, delta))
     x, hardness, delta = x.cpu(), hardness.cpu(), delta.cpu()

@@ -62,6 +62,7 @@ def test_one_name_for_one_thing():
         (("harden", "m", "--output_dir", "y", "--to", "tflite"), "--to: 'tflite' is none of relu, gelu, onnx;"),
         (("harden", "m", "--output_dir", "y", "--to=geul"), "is none of relu, gelu, onnx, did you mean gelu?"),
         (("harden", "m", "--output_dir", "y", "--to", "onnx", "--push_to_hub"), "an ONNX file with `hf upload`"),
+        (("convert", "m", "--data", "x", "--output_dir", "y", "--max_kl", "0"), "--max_kl: must be a number above 0"),
         (("convert", "m", "--data", "", "--output_dir", "y"), "convert: one of its arguments is empty"),
         (("check", "a", "b"), "check: nothing takes 'b'"),
         (("profile", "m", "--figure"), "--figure: expected one argument"),

@@ -2,19 +2,13 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
     TimmWrapperConfig,
     TimmWrapperForImageClassification,
 )
@@ -182,41 +176,6 @@ def test_nothing_stays_behind_when_the_reloaded_model_differs(mlp, tmp_path, mon
         export_relu(mlp, tmp_path / "relu")
     assert [path.name for path in tmp_path.iterdir()] == ["relu"]
     assert list((tmp_path / "relu").iterdir()) == []
-
-
-def test_gpt2_with_its_tokenizer_is_read_without_hf_lgelu(tmp_path):
-    torch.manual_seed(0)
-    config = GPT2Config(
-        n_layer=2, n_embd=16, n_head=2, vocab_size=30, n_positions=32, activation_function="lambda_gelu",
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config)
-    anneal_hardness(model, 1.0)
-    words = {f"w{i}": i for i in range(30)}
-    splitting = Tokenizer(WordLevel(words, unk_token="w0"))
-    splitting.pre_tokenizer = WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=splitting, unk_token="w0")
-    ids = torch.randint(30, (3, 9))
-    export = export_relu(model, tmp_path / "relu", processor=tokenizer, inputs={"input_ids": ids})
-    program = (
-        "import sys, torch; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        "folder = sys.argv[1]; tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-        "assert tokenizer('w3 w4')['input_ids'] == [3, 4]\n"
-        "model = AutoModelForCausalLM.from_pretrained(folder).eval()\n"
-        f"logits = model(torch.tensor({ids.tolist()})).logits\n"
-        "assert not any(name.startswith('hf_lgelu') for name in sys.modules)\n"
-        "torch.save(logits.detach(), folder + '/logits.pt')"
-    )
-    reader = subprocess.run([sys.executable, "-c", program, tmp_path / "relu"], capture_output=True, text=True)
-    assert reader.returncode == 0, reader.stderr[-2000:]
-    smooth = model.eval()(ids).logits.detach()
-    elsewhere = torch.load(tmp_path / "relu" / "logits.pt")
-    assert 0 < (elsewhere - smooth).abs().max() == pytest.approx(export.change.max_change, rel=0.02)
-    assert export.change.rows == 27
-    # the same folder again, its tokenizer copied from where the first one lies
-    again = export_relu(model, tmp_path / "again", source=tmp_path / "relu")
-    assert set(again.processor_files) >= {"tokenizer.json", "tokenizer_config.json"}
-    assert (tmp_path / "again/tokenizer.json").read_bytes() == (tmp_path / "relu/tokenizer.json").read_bytes()
 
 
 def test_timm_wrapper_says_relu_in_its_act_layer(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hub_server import HubServer
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from safetensors.torch import load_file
 
 from hf_lgelu import anneal_hardness
@@ -206,6 +206,29 @@ def test_incomplete_folders_are_refused(folder, name, words):
     (folder / name).unlink()
     with pytest.raises(ValueError, match=words):
         files_to_push(folder)
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "README.md", "figures/a.png"])
+def test_links_out_of_the_folder_are_refused(folder, tmp_path, name):
+    (tmp_path / "secret").write_text("mine")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=rf"{name} in .* is a link that leads out of the folder"):
+        files_to_push(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to(folder / "config.json")
+    assert name in files_to_push(folder)
+
+
+def test_a_token_in_the_clients_own_error_is_not_repeated(folder, monkeypatch):
+    def cut_off(self, repo_id, **options):
+        raise HTTPError(f"connection to https://user:{TOKEN}@hub lost")
+
+    monkeypatch.setattr(HfApi, "create_repo", cut_off)
+    with pytest.raises(ConnectionError, match="https://user:hf_…@hub lost") as failure:
+        push_to_hub(folder, REPOSITORY)
+    assert TOKEN not in str(failure.value)
 
 
 def test_no_folder(tmp_path):

@@ -22,6 +22,7 @@ class Family:
     keys: {dotted config key: value with {} for the activation's name}. Empty: only surgery gets λ-GELU in.
     sites: λ-GELU sites, counted by hand from the architecture.
     smooth: {"module class operation": calls of one forward} that are left when every λ-GELU is a ReLU.
+    gate: the λ-gate that surgery puts in the place of what the family calls "gelu".
     relu_keys: the keys that say ReLU where `keys` is empty; empty as well: no config says ReLU.
     """
 
@@ -34,6 +35,7 @@ class Family:
     sites: int
     smooth: Mapping[str, int] = field(default_factory=dict)
     relu_keys: Mapping[str, Any] = field(default_factory=dict)
+    gate: str = "lambda_gelu"
 
     def build(self, activation: str = "gelu") -> nn.Module:
         """The model with `activation` at every key."""

@@ -16,9 +16,10 @@ from timm_families import TIMM_FAMILIES, TimmFamily
 from torch import nn
 
 from hf_lgelu import LambdaGELU, find_smooth_calls, from_pretrained, replace_activations, substitute_relu
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.export.relu import export_relu
 from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
 HERE = Path(__file__).parent
 ALL: tuple[Family | TimmFamily, ...] = FAMILIES + TIMM_FAMILIES
@@ -60,8 +61,8 @@ def learn(model: nn.Module) -> nn.Module:
     return model
 
 
-def lambda_gelus(model: nn.Module) -> list[LambdaGELU]:
-    return [module for module in model.modules() if isinstance(module, LambdaGELU)]
+def lambda_gelus(model: nn.Module) -> list[LambdaGate]:
+    return [module for module in model.modules() if isinstance(module, LambdaGate)]
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -76,7 +77,7 @@ def assert_apart(one: torch.Tensor, other: torch.Tensor) -> None:
 def test_there_are_as_many_hardnesses_as_the_architecture_has_activations(family):
     model = with_lambda_gelu(family)
     assert len({id(module.raw_hardness) for module in lambda_gelus(model)}) == family.sites
-    assert len(find_sites(model, ("lambda_gelu",))) == family.sites
+    assert len(find_sites(model, LEARNED_KINDS)) == family.sites
     assert find_sites(model, ("gelu", "silu", "mish")) == []
 
 
@@ -123,7 +124,7 @@ def test_surgery_writes_the_key_that_the_family_reads(family, tmp_path):
     model.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert {key: get(saved, key) for key in family.keys} == {
-        key: template.format("lambda_gelu") for key, template in family.keys.items()
+        key: template.format(family.gate) for key, template in family.keys.items()
     }
     assert "lambda_gelu" not in saved
     expected = logits_of(learn(model), family.inputs())

@@ -9,7 +9,7 @@ from family import Family, logits_of
 from test_families import ALL, over, with_lambda_gelu
 from torch import nn
 
-from hf_lgelu import LambdaGELU
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.export.folding.fold import fold_hardness
 from hf_lgelu.models.sites import find_sites
 
@@ -67,7 +67,7 @@ NOT_IN_FLOAT64 = {"mixtral"}  # its experts' matrix product
 def prepared(family):
     """The model with hardnesses far from 1, and its inputs, in float64 where that runs."""
     model, inputs = with_lambda_gelu(family), family.inputs()
-    for index, module in enumerate(m for m in model.modules() if isinstance(m, LambdaGELU)):
+    for index, module in enumerate(m for m in model.modules() if isinstance(m, LambdaGate)):
         module.hardness_override.fill_((1.5, 3.0, 20.0)[index % 3])
     if family.name in NOT_IN_FLOAT64:
         return model, inputs

@@ -82,8 +82,8 @@ def test_a_gelu_checkpoint_gets_initial_hardness(name, how, tmp_path):
 def test_without_the_extension_the_hardness_would_be_what_memory_held(tmp_path, monkeypatch):
     BERT.build().save_pretrained(tmp_path)
     monkeypatch.setattr(PreTrainedModel, "_initialize_weights", PreTrainedModel._initialize_weights.__wrapped__)
-    model = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu")
-    assert set(raw_values(model).values()) == {torch.tensor(POISON).item()}
+    with pytest.raises(RuntimeError, match=r"no valid hardness for .*intermediate_act_fn: temperature holds -2\.99"):
+        BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu")
 
 
 @pytest.mark.usefixtures("polluted")

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
-from hf_lgelu.activation.module import SharedLambdaGELU
+from hf_lgelu.activation.module import SharedLambdaGate
 
 MODELS = ["gpt2", "resnet", "timm-wrapper-resnet18", "bert", "t5", "bart", "mpt", "clip"]
 MLP_SITES = ("encoder.layer.0.intermediate.intermediate_act_fn", "encoder.layer.1.intermediate.intermediate_act_fn")
@@ -101,8 +101,8 @@ def test_one_hardness_for_the_network_is_saved_once_and_stays_shared(tmp_path):
     model.save_pretrained(tmp_path)
     assert sum(name.endswith("raw_hardness") for name in model.state_dict()) == 1
     loaded = from_pretrained(BY_NAME["bart"].model_class, tmp_path)
-    modules = [m for m in loaded.modules() if isinstance(m, LambdaGELU | SharedLambdaGELU)]
-    assert [type(m) for m in modules] == [LambdaGELU] + [SharedLambdaGELU] * 3
+    modules = [m for m in loaded.modules() if isinstance(m, LambdaGELU | SharedLambdaGate)]
+    assert [type(m) for m in modules] == [LambdaGELU] + [SharedLambdaGate] * 3
     assert all(m.raw_hardness is modules[0].raw_hardness for m in modules)
     assert list(raw_values(loaded)) == ["model.encoder.layers.0.activation_fn"]
     assert raw_values(loaded) == raw_values(model)

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, BertForMaskedLM, activations
 
-from hf_lgelu import LambdaGELU, replace_activations, substitute_relu, temporary_relu
-from hf_lgelu.activation.module import SharedLambdaGELU
+from hf_lgelu import LambdaGELU, LambdaGELUTanh, LambdaSiLU, replace_activations, substitute_relu, temporary_relu
+from hf_lgelu.activation.module import SharedLambdaGate
 from hf_lgelu.models import surgery
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.sites import find_sites
@@ -63,31 +63,44 @@ def lambda_gelu_reference(x: torch.Tensor, hardness: float) -> torch.Tensor:
     return (x.double() * 0.5 * torch.erfc(-hardness * x.double() / math.sqrt(2))).to(x.dtype)
 
 
+def lambda_silu_reference(x: torch.Tensor, hardness: float) -> torch.Tensor:
+    return (x.double() / (1 + torch.exp(-hardness * x.double()))).to(x.dtype)
+
+
+def lambda_gelu_tanh_reference(x: torch.Tensor, hardness: float) -> torch.Tensor:
+    u = hardness * x.double()
+    return (x.double() * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))).to(x.dtype)
+
+
+REFERENCES = {
+    LambdaGELU: lambda_gelu_reference,
+    LambdaGELUTanh: lambda_gelu_tanh_reference,
+    LambdaSiLU: lambda_silu_reference,
+}
+
+
+def named(name):
+    return lambda: activations.ACT2FN[name]
+
+
 SMOOTH = [
-    ("gelu", lambda: nn.GELU()),
-    ("gelu", lambda: nn.GELU(approximate="tanh")),
+    ("gelu", nn.GELU, LambdaGELU),
+    ("gelu", lambda: nn.GELU(approximate="tanh"), LambdaGELUTanh),
+    *(("gelu", named(name), LambdaGELU) for name in ("gelu", "gelu_python")),
     *(
-        ("gelu", lambda name=name: activations.ACT2FN[name])
-        for name in (
-            *("gelu", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python"),
-            *("gelu_pytorch_tanh", "gelu_python_tanh", "quick_gelu"),
-        )
+        ("gelu", named(name), LambdaGELUTanh)
+        for name in ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh")
     ),
-    ("gelu", timm.layers.GELU),
-    ("gelu", timm.layers.GELUTanh),
-    ("gelu", timm.layers.QuickGELU),
-    ("silu", nn.SiLU),
-    ("silu", lambda: activations.ACT2FN["silu"]),
-    ("silu", lambda: activations.ACT2FN["swish"]),
-    ("silu", timm.layers.Swish),
-    ("mish", nn.Mish),
-    ("mish", lambda: activations.ACT2FN["mish"]),
-    ("mish", timm.layers.Mish),
+    # The sigmoid form is no row's λ = 1.
+    *(("gelu", make, LambdaGELU) for make in (named("quick_gelu"), timm.layers.QuickGELU, timm.layers.GELU)),
+    ("gelu", timm.layers.GELUTanh, LambdaGELUTanh),
+    *(("silu", make, LambdaSiLU) for make in (nn.SiLU, named("silu"), named("swish"), timm.layers.Swish)),
+    *(("mish", make, LambdaGELU) for make in (nn.Mish, named("mish"), timm.layers.Mish)),
 ]
 
 
-@pytest.mark.parametrize(("kind", "make"), SMOOTH, ids=lambda value: value if isinstance(value, str) else "")
-def test_every_form_is_replaced_under_its_kind_only(kind, make):
+@pytest.mark.parametrize(("kind", "make", "gate"), SMOOTH, ids=lambda value: value if isinstance(value, str) else "")
+def test_every_form_is_replaced_under_its_kind_only_by_the_gate_that_it_is(kind, make, gate):
     x = torch.randn(3, 4)
     for kinds in (("gelu",), ("silu",), ("mish",)):
         model = Chain(make(), make())
@@ -96,9 +109,9 @@ def test_every_form_is_replaced_under_its_kind_only(kind, make):
                 replace_activations(model, kinds=kinds)
             continue
         replace_activations(model, kinds=kinds, init_hardness=1.5)
-        assert [type(block[0]) for block in model.blocks] == [LambdaGELU, LambdaGELU]
-        hidden = lambda_gelu_reference(model.first(x), 1.5)
-        expected = model.blocks[1][1](lambda_gelu_reference(model.blocks[0][1](hidden), 1.5))
+        assert [type(block[0]) for block in model.blocks] == [gate, gate]
+        hidden = REFERENCES[gate](model.first(x), 1.5)
+        expected = model.blocks[1][1](REFERENCES[gate](model.blocks[0][1](hidden), 1.5))
         torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-6)
 
 
@@ -314,7 +327,7 @@ def test_a_copy_has_its_own_hardness():
         twin.blocks[0][0].raw_hardness.fill_(2.0)
     assert model.blocks[0][0].hardness.item() == pytest.approx(1.05)
     assert twin.blocks[1][0].hardness.item() == pytest.approx(21.0)
-    assert isinstance(twin.blocks[1][0], SharedLambdaGELU)
+    assert isinstance(twin.blocks[1][0], SharedLambdaGate)
 
 
 def test_torchs_encoder_layer_computes_what_its_sites_hold():

@@ -13,7 +13,7 @@ from family import logits_of
 from timm_families import TIMM_FAMILIES
 from unsupported_families import BUILT_ANEW, IGNORED, INPUTS, REFUSED
 
-from hf_lgelu import LambdaGELU, find_smooth_calls, hardness_profile, replace_activations
+from hf_lgelu import LambdaSiLU, find_smooth_calls, hardness_profile, replace_activations
 from hf_lgelu.models.sites import find_sites
 
 
@@ -68,7 +68,7 @@ def test_timm_nfnet_would_lose_its_gain_so_surgery_is_on_its_own_risk():
     model = timm.create_model("test_nfnet", num_classes=3)
     sites = len(find_sites(model, ("silu",)))
     replace_activations(model, kinds=("silu",))
-    assert sum(isinstance(module, LambdaGELU) for module in model.modules()) == sites == 20
+    assert sum(isinstance(module, LambdaSiLU) for module in model.modules()) == sites == 20
     assert torch.isfinite(logits_of(model, {"x": torch.randn(2, 3, 96, 96)})).all()
 
 

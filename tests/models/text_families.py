@@ -59,10 +59,17 @@ TEXT_FAMILIES: tuple[Family, ...] = (
     # two layers each in encoder and decoder
     Family("t5", "T5", "ForConditionalGeneration", _T5, {"feed_forward_proj": "{}"}, tokens_with_decoder, 4),
     Family(
-        "t5-gated", "T5", "ForConditionalGeneration", _T5, {"feed_forward_proj": "gated-{}"}, tokens_with_decoder, 4
+        "t5-gated",
+        "T5",
+        "ForConditionalGeneration",
+        _T5,
+        {"feed_forward_proj": "gated-{}"},
+        tokens_with_decoder,
+        4,
+        gate="lambda_gelu_tanh",
     ),
     Family("bart", "Bart", "ForConditionalGeneration", DECODED, ACTIVATION_FUNCTION, tokens_with_decoder, 4),
-    Family("gemma", "Gemma", "ForCausalLM", _GEMMA, HIDDEN_ACT, tokens, 2),
+    Family("gemma", "Gemma", "ForCausalLM", _GEMMA, HIDDEN_ACT, tokens, 2, gate="lambda_gelu_tanh"),
     Family("gemma2", "Gemma2", "ForCausalLM", _GEMMA, {"hidden_activation": "{}"}, tokens, 2, _GEMMA2_CAPS),
     Family("llama", "Llama", "ForCausalLM", _CAUSAL, HIDDEN_ACT, tokens, 2),
     Family("mistral", "Mistral", "ForCausalLM", _CAUSAL, HIDDEN_ACT, tokens, 2),

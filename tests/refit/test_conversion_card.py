@@ -7,14 +7,15 @@ import torch
 from huggingface_hub import ModelCard
 from report_by_hand import REPORT, SMALL
 
-from hf_lgelu.export.hub.conversion_card import render_conversion_card, write_conversion_card
+from hf_lgelu.export.hub.conversion_card import original_licence, render_conversion_card, write_conversion_card
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit.report import Provenance
 
 PROVENANCE = Provenance(
     model="someone/gpt2-small", model_is_on_hub=True, data="someone/texts, split train", samples=66, seed=3,
-    evaluation="someone/texts, split test", evaluation_source="someone/texts", created="2026-03-04T05:06:07+00:00",
+    evaluation="someone/texts, split test", evaluation_source="someone/texts", evaluation_is_whole=True,
+    created="2026-03-04T05:06:07+00:00",
     versions={"python": "3.11.7", "torch": "2.15.0"},
     hardware={"cpu": "AMD EPYC", "cpu_cores": 2, "accelerators": ["NVIDIA X"], "processes": 2},
 )  # fmt: skip
@@ -43,6 +44,14 @@ def test_header():
     assert (result.metric_type, result.metric_value) == ("perplexity", 113.42)
     assert (result.dataset_type, result.dataset_name) == ("someone/texts", "someone/texts, split test")
     assert data.model_name == "gpt2-relu"
+
+
+@pytest.mark.parametrize("shortened", [{"evaluation_is_whole": False}, {"evaluation_source": None}])
+def test_scores_on_other_rows_are_no_result_on_the_hubs_data_set(shortened):
+    card = card_of(provenance=dataclasses.replace(PROVENANCE, **shortened))
+    assert card.data.eval_results is None
+    assert "model-index" not in card.data.to_yaml()
+    assert "113.42" in card.text
 
 
 def test_held_out_scores_are_no_result_of_the_model():
@@ -108,3 +117,30 @@ def test_the_code_on_the_card_loads_the_folder(tmp_path, monkeypatch):
     exec(code, found)
     rows = torch.randn(6, 5)
     torch.testing.assert_close(found["model"](rows), model(rows).logits)
+
+
+def licence_of(folder, header, encoding="utf-8"):
+    folder.mkdir(exist_ok=True)
+    (folder / "README.md").write_bytes(f"---\n{header}\n---\n# Card\n".encode(encoding))
+    return original_licence(folder)
+
+
+def test_the_licence_of_the_originals_card(tmp_path):
+    assert licence_of(tmp_path / "a", "license: mit\ntags: [x]") == "mit"
+    assert licence_of(tmp_path / "a", "license: [mit, other]") is None
+    assert licence_of(tmp_path / "a", 'license: "mit\\nbase_model: evil/one"') is None
+    assert licence_of(tmp_path / "a", "license: {") is None
+    assert licence_of(tmp_path / "a", "- mit") is None
+    assert licence_of(tmp_path / "a", "license: mit", "utf-16") is None
+    (tmp_path / "a" / "README.md").write_text("# no header")
+    assert original_licence(tmp_path / "a") is None
+    (tmp_path / "b").mkdir()
+    assert original_licence(tmp_path / "b") is None
+
+
+def test_a_header_that_grows_by_aliases_is_not_read(tmp_path):
+    """Nine lines that would be a billion words."""
+    lines = ["a0: &a0 [lol, lol]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10))]
+    assert licence_of(tmp_path / "a", "\n".join([*lines, "license: *a9"])) is None
+    assert licence_of(tmp_path / "a", "name: &n mit\nlicense: *n") is None
+    assert licence_of(tmp_path / "a", "x: " + "y" * 100_000 + "\nlicense: mit") is None

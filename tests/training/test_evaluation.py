@@ -154,7 +154,7 @@ def test_label_smoothing_and_the_substituted_loss(tmp_path):
 def test_rows_and_their_metrics_by_hand():
     logits = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
     other = torch.tensor([[1.5, 1.0], [3.0, 0.25], [0.0, 1.0]])
-    rows = compare_outputs(torch.tensor(0.5), logits, torch.tensor(0.75), other, torch.tensor([1, 0, 1]))
+    rows = compare_outputs(torch.tensor(0.5), logits, torch.tensor(0.75), other, torch.tensor([1, 0, 1]), 3)
     expected = [[0.5, 0.75, 1.0, 0, 1], [0.5, 0.75, 0.25, 1, 1], [0.5, 0.75, 0, 1, 1]]
     assert rows.tolist() == expected
     metrics = comparison_metrics(rows.numpy(), "eval")
@@ -169,12 +169,12 @@ def test_rows_and_their_metrics_by_hand():
 def test_half_precision_logits_are_compared_in_float32():
     logits = torch.tensor([[1024.0, 0.0]], dtype=torch.float16)
     other = torch.tensor([[-65504.0, 0.0]], dtype=torch.float16)
-    assert compare_outputs(None, logits, None, other, None)[0, 2] == 66528  # inf in float16
+    assert compare_outputs(None, logits, None, other, None, 1)[0, 2] == 66528  # inf in float16
 
 
 def test_masked_classes_do_not_make_the_change_nan():
     masked = torch.tensor([[-math.inf, 1.0, 2.0]])
-    rows = compare_outputs(None, masked, None, masked + torch.tensor([0.0, 0.5, 0.0]), None)
+    rows = compare_outputs(None, masked, None, masked + torch.tensor([0.0, 0.5, 0.0]), None, 1)
     assert rows[0, 2] == 0.5
     assert rows[0, 3] == 1
 
@@ -182,12 +182,52 @@ def test_masked_classes_do_not_make_the_change_nan():
 def test_positions_without_a_label_do_not_count_whatever_is_there():
     logits, labels = torch.zeros(1, 3, 2), torch.tensor([[0, -100, 1]])
     other = torch.tensor([[[0.5, 0.0], [math.nan, 7.0], [0.0, 0.25]]])
-    assert compare_outputs(None, logits, None, other, labels)[0, 2:].tolist() == [0.5, 1, 2]
+    assert compare_outputs(None, logits, None, other, labels, 1)[0, 2:].tolist() == [0.5, 1, 2]
 
 
 def test_regression_targets_do_not_mask_anything():
     logits, labels = torch.ones(3, 1), torch.tensor([0.3, -100.5, 2.0])
-    assert compare_outputs(None, logits, None, logits - 2, labels)[:, 2].tolist() == [2, 2, 2]
+    assert compare_outputs(None, logits, None, logits - 2, labels, 3)[:, 2].tolist() == [2, 2, 2]
+
+
+def test_a_prediction_of_nan_is_no_prediction_that_stayed():
+    logits = torch.tensor([[math.nan, 1.0], [0.0, 1.0], [0.0, 1.0]])
+    other = torch.tensor([[math.nan, 1.0], [0.0, math.nan], [0.0, 1.0]])
+    rows = compare_outputs(None, logits, None, other, None, 3)
+    assert rows[:, 3].tolist() == [0, 0, 1]
+    metrics = comparison_metrics(rows.numpy(), "eval")
+    assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(1 / 3)
+    assert math.isnan(metrics["eval_relu_max_logit_change"])
+
+
+def test_real_labels_make_no_class_of_the_largest_output():
+    logits = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+    rows = compare_outputs(None, logits, None, logits.flip(1), torch.zeros(2, 2), 2)
+    assert rows[:, 2:].tolist() == [[1, 0, 0], [3, 0, 0]]
+
+
+def test_generated_tokens_are_compared_row_by_row_and_not_as_numbers():
+    tokens = torch.tensor([[5, 28, 0], [5, 7, 7]])
+    other = torch.tensor([[5, 28, 0], [5, 0, 7]])
+    rows = compare_outputs(None, tokens, None, other, None, 2)
+    assert rows[:, 2:].tolist() == [[-1, 1, 1], [-1, 0, 1]]
+    longer = compare_outputs(None, tokens, None, torch.zeros(2, 4, dtype=torch.long), None, 2)
+    assert longer[:, 2:].tolist() == [[-1, 0, 1], [-1, 0, 1]]
+    assert comparison_metrics(rows.numpy(), "eval") == {"eval_relu_unchanged_predictions": 0.5}
+
+
+@pytest.mark.parametrize("output", [(), None, {}, ["text", None]])
+def test_without_a_tensor_there_is_nothing_to_compare_but_the_losses(output):
+    rows = compare_outputs(torch.tensor(0.5), output, torch.tensor(0.75), output, None, 2)
+    assert comparison_metrics(rows.numpy(), "eval") == {"eval_loss": 0.5, "eval_relu_loss": 0.75}
+
+
+def test_an_output_of_another_first_axis_counts_once():
+    logits = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
+    rows = compare_outputs(None, logits, None, logits.flip(1), None, 2)
+    metrics = comparison_metrics(rows.numpy(), "eval")
+    assert metrics == {"eval_relu_max_logit_change": 3.0, "eval_relu_unchanged_predictions": 0.0}
+    assert rows[:, 4].tolist() == [3, 0]
 
 
 # Which gates are substituted

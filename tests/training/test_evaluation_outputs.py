@@ -1,9 +1,12 @@
 """The substitution report for logits of tokens, models with caches and models with several outputs."""
 
+import copy
+from dataclasses import dataclass
+
 import pytest
 import torch
 from plain_evaluation import SAMPLES, accuracy, by_hand, substituted
-from tiny_training import tiny_model, tiny_trainer
+from tiny_training import ARGUMENTS, tiny_model, tiny_trainer
 from torch import nn
 from transformers import (
     BertConfig,
@@ -11,10 +14,14 @@ from transformers import (
     BertForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 from transformers.modeling_outputs import ModelOutput
 
-from hf_lgelu.training.evaluation import first_tensor
+from hf_lgelu import LambdaGELU, LambdaGELUTrainer, LambdaGELUTrainingArguments, anneal_hardness
 
 
 def bert_for_tokens():
@@ -132,7 +139,144 @@ def test_without_a_labelled_position_no_share_is_reported(tmp_path):
     assert "eval_relu_unchanged_predictions" not in metrics
 
 
-@pytest.mark.parametrize("output", [torch.zeros(4), torch.tensor(0.0), "text", ()])
-def test_outputs_that_are_no_logits_are_refused(output):
-    with pytest.raises(ValueError, match="can be compared only on logits"):
-        first_tensor(output)
+class Plain(nn.Module):
+    """A network in plain torch; `give` makes its output of the two hidden units and the labels."""
+
+    def __init__(self, give):
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = nn.Sequential(nn.Linear(5, 8), LambdaGELU(), nn.Linear(8, 2))
+        self.give = give
+
+    def forward(self, features, labels=None):
+        return self.give(self.body(features), labels)
+
+
+def regression(hidden, labels):
+    values = hidden[:, 0]
+    return {"loss": (values - labels.float()).square().mean(), "values": values}
+
+
+def loss_alone(hidden, labels):
+    return {"loss": (hidden[:, 0] - labels.float()).square().mean()}
+
+
+@pytest.mark.parametrize("give", [regression, loss_alone])
+def test_models_without_logits_are_evaluated_as_trainer_does(tmp_path, give):
+    model = Plain(give)
+    own = tiny_trainer(tmp_path, model, plain=True, eval_dataset=SAMPLES).evaluate()
+    relu = tiny_trainer(tmp_path, substituted(model), plain=True, eval_dataset=SAMPLES).evaluate()
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES).evaluate()
+    assert metrics["eval_loss"] == pytest.approx(own["eval_loss"], rel=1e-6)
+    assert metrics["eval_relu_loss"] == pytest.approx(relu["eval_loss"], rel=1e-6)
+    assert metrics["eval_loss"] != pytest.approx(metrics["eval_relu_loss"], rel=1e-3)
+    assert ("eval_relu_max_logit_change" in metrics) is (give is regression)
+    assert "eval_relu_unchanged_predictions" not in metrics
+
+
+def test_the_predictions_of_a_regression_are_those_of_trainer(tmp_path):
+    model = Plain(regression)
+
+    def error(prediction):
+        return {"error": float(abs(prediction.predictions - prediction.label_ids).mean())}
+
+    options = {"eval_dataset": SAMPLES, "compute_metrics": error}
+    own = tiny_trainer(tmp_path, model, plain=True, **options).evaluate()["eval_error"]
+    relu = tiny_trainer(tmp_path, substituted(model), plain=True, **options).evaluate()["eval_error"]
+    metrics = tiny_trainer(tmp_path, model, **options).evaluate()
+    assert (metrics["eval_error"], metrics["eval_relu_error"]) == (pytest.approx(own), pytest.approx(relu))
+
+
+class Masked(nn.Module):
+    """Draws a mask at every forward, in evaluations too, like a masked autoencoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = Plain(regression).body
+
+    def forward(self, features, labels=None):
+        hidden = self.body(features * torch.rand_like(features).round())
+        return {"loss": hidden.square().mean(), "logits": hidden}
+
+
+def test_both_passes_draw_the_same_and_as_trainer_does(tmp_path):
+    model = Masked()
+    anneal_hardness(model, 1.0, target_hardness=1e6)
+    torch.manual_seed(7)
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES).evaluate()
+    drawn = torch.rand(1)
+    torch.manual_seed(7)
+    own = tiny_trainer(tmp_path, model, plain=True, eval_dataset=SAMPLES).evaluate()
+    assert torch.rand(1) == drawn
+    assert metrics["eval_relu_max_logit_change"] < 1e-5
+    assert metrics["eval_loss"] == pytest.approx(own["eval_loss"], rel=1e-6)
+
+
+class Totals:
+    """A metric that is summed up batch by batch."""
+
+    def __init__(self):
+        self.hits = self.count = 0
+
+    def __call__(self, prediction, compute_result):
+        self.hits += int((prediction.predictions.argmax(-1) == prediction.label_ids).sum())
+        self.count += len(prediction.label_ids)
+        if not compute_result:
+            return {}
+        share, self.hits, self.count = self.hits / self.count, 0, 0
+        return {"accuracy": share}
+
+
+def test_metrics_by_batch_are_reported_twice_too(tmp_path):
+    model = tiny_model(seed=3)
+    metrics = tiny_trainer(
+        tmp_path, model, eval_dataset=SAMPLES, compute_metrics=Totals(), batch_eval_metrics=True
+    ).evaluate()
+    hits, relu_hits = by_hand(copy.deepcopy(model), SAMPLES)[1], by_hand(substituted(model), SAMPLES)[1]
+    assert hits != relu_hits
+    assert metrics["eval_accuracy"] == pytest.approx(hits)
+    assert metrics["eval_relu_accuracy"] == pytest.approx(relu_hits)
+    own = tiny_trainer(tmp_path, model, plain=True, eval_dataset=SAMPLES).evaluate()
+    assert metrics["eval_loss"] == pytest.approx(own["eval_loss"], rel=1e-6)
+    assert metrics["eval_relu_loss"] != pytest.approx(metrics["eval_loss"], rel=1e-3)
+
+
+@dataclass
+class GenerationArguments(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments):
+    """Both."""
+
+
+class GenerationTrainer(LambdaGELUTrainer, Seq2SeqTrainer):
+    """Both."""
+
+
+def test_generated_tokens_come_in_both_passes(tmp_path):
+    torch.manual_seed(1)
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 30}
+    tokens = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+    model = T5ForConditionalGeneration(T5Config(feed_forward_proj="lambda_gelu", **sizes, **tokens))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter)
+    model.generation_config.max_new_tokens = 6
+    generator = torch.Generator().manual_seed(0)
+    samples = [{"input_ids": row, "labels": row} for row in torch.randint(2, 30, (9, 5), generator=generator)]
+    seen = []
+
+    def note(prediction):
+        seen.append(prediction.predictions)
+        return {}
+
+    args = GenerationArguments(output_dir=str(tmp_path), predict_with_generate=True, **ARGUMENTS)
+    trainer = GenerationTrainer(model, args, eval_dataset=samples, compute_metrics=note)
+    metrics = trainer.evaluate()
+    soft, relu = (
+        each.eval().generate(input_ids=torch.stack([sample["input_ids"] for sample in samples]), max_new_tokens=6)
+        for each in (model, substituted(model))
+    )
+    for array, expected in zip(seen, (soft, relu), strict=True):
+        assert (array[:, : expected.shape[1]] == expected.numpy()).all()
+    unchanged = (soft == relu).all(dim=1).float().mean().item()
+    assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(unchanged)
+    assert 0 < unchanged < 1
+    assert "eval_relu_max_logit_change" not in metrics

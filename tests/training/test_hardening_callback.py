@@ -128,7 +128,7 @@ def test_a_model_without_lambda_gelu_is_refused(tmp_path, plain):
 
 def test_default_target_and_options():
     callback = HardeningCallback()
-    assert callback.target_hardness == pytest.approx(TARGET, rel=1e-15)
+    assert callback.targets["lambda_gelu"] == pytest.approx(TARGET, rel=1e-15)
     assert (callback.switch_fraction, callback.schedule, callback.strategy) == (0.25, "linear", "epoch")
 
 

@@ -225,35 +225,22 @@ def test_a_model_without_lambda_gelu_is_refused_unless_told(tmp_path, activation
     tiny_trainer(tmp_path, tiny_model(activation), require_lambda_gelu=False).train()
 
 
+def test_without_arguments_there_are_defaults_as_in_trainer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = LambdaGELUTrainer(tiny_model(), train_dataset=rows(4))
+    assert type(trainer.args) is LambdaGELUTrainingArguments
+    assert (trainer.args.output_dir, trainer.args.hardness_lr_multiplier) == ("tmp_trainer", 9.0)
+
+
 def test_other_arguments_are_refused(tmp_path):
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
     with pytest.raises(TypeError, match="args must be LambdaGELUTrainingArguments, got TrainingArguments"):
         LambdaGELUTrainer(tiny_model(), args)
 
 
-@pytest.mark.parametrize("option", [{"batch_eval_metrics": True}, {"eval_do_concat_batches": False}])
-def test_evaluations_in_pieces_are_refused_together_with_the_report(tmp_path, option):
-    with pytest.raises(ValueError, match=r"report_substitution .* cannot be combined with batch_eval_metrics=True"):
-        tiny_trainer(tmp_path, **option)
-    tiny_trainer(tmp_path, report_substitution=False, **option)
-
-
 def test_a_wrong_multiplier_is_refused_before_training(tmp_path):
     with pytest.raises(ValueError, match="hardness_lr_multiplier must be a finite number >= 0, got -1"):
         tiny_trainer(tmp_path, hardness_lr_multiplier=-1.0)
-
-
-def test_outputs_without_classes_are_refused_with_a_way_out(tmp_path):
-    class Scores(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = tiny_model()
-
-        def forward(self, features, labels=None):
-            return {"scores": self.model(features).logits[:, 0]}
-
-    with pytest.raises(ValueError, match=r"shape \(batch, ..., classes\).*is \(4,\). Pass report_substitution=False"):
-        tiny_trainer(tmp_path, Scores(), eval_dataset=[{"features": s["features"]} for s in SAMPLES]).evaluate()
 
 
 # Other ways to set it up

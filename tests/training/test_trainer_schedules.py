@@ -70,6 +70,11 @@ def test_greedy_is_refused_because_it_loses_the_ratio(tmp_path):
         tiny_trainer(tmp_path, lr_scheduler_type="greedy", eval_strategy="epoch", eval_dataset=rows(4))
 
 
+def test_a_model_without_lambda_gelu_has_no_ratio_to_lose(tmp_path):
+    options = {"lr_scheduler_type": "greedy", "eval_strategy": "epoch", "eval_dataset": rows(4)}
+    tiny_trainer(tmp_path, tiny_model("gelu"), require_lambda_gelu=False, **options).train()
+
+
 def test_plateau_with_a_floor_is_refused_and_without_is_not(tmp_path):
     plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "eval_dataset": rows(4)}
     with pytest.raises(ValueError, match="min_lr of reduce_lr_on_plateau"):

@@ -1,5 +1,6 @@
-"""The table of λ-GELU backends: one row per implementation of the same function."""
+"""The table of backends: one row per implementation of the λ-gates."""
 
+from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels import aten, eager, traced
 from hf_lgelu.activation.kernels.cpu import function as cpu
 from hf_lgelu.activation.kernels.kernel import Kernel
@@ -12,37 +13,37 @@ KERNELS: dict[str, Kernel] = {
         Kernel(
             "cpu",
             "one fused C++ pass each way, compiled on first use; float32 and bfloat16 on the CPU; saves only x",
-            cpu.lambda_gelu,
+            cpu.lambda_gate,
             cpu.refusal,
-            learned=cpu.learned_lambda_gelu,
+            learned=cpu.learned_lambda_gate,
             unavailable=cpu.unavailable,
         ),
         Kernel(
             "triton",
             "one fused Triton pass each way on CUDA and ROCm devices; saves only x; not yet measured on a GPU",
-            triton_function.lambda_gelu,
+            triton_function.lambda_gate,
             triton_availability.refusal,
-            learned=triton_function.learned_lambda_gelu,
+            learned=triton_function.learned_lambda_gate,
             unavailable=triton_availability.unavailable,
         ),
         Kernel(
             "traced",
             "hand-written derivatives on operations that torch.compile fuses into one pass each way; saves only x",
-            traced.lambda_gelu,
+            traced.lambda_gate,
             traced.refusal,
         ),
         Kernel(
             "aten",
             "hand-written derivatives on torch operations, any device; saves only x",
-            aten.lambda_gelu,
+            aten.lambda_gate,
             aten.refusal,
-            learned=aten.learned_lambda_gelu,
+            learned=aten.learned_lambda_gate,
         ),
         Kernel(
             "eager",
             "plain operations: the reference, and what an exported graph consists of",
-            eager.lambda_gelu,
-            refusal=lambda x, hardness: None,
+            eager.lambda_gate,
+            refusal=lambda x, hardness, gate=DEFAULT_GATE: None,
         ),
     )
 }

@@ -1,23 +1,19 @@
-"""λ-GELU on torch operations, with hand-written derivatives that keep only x and λ for backward.
+"""The λ-gates on torch operations, with hand-written derivatives that keep only x and λ for backward.
 
 Autograd through the plain form of `eager` would keep four more tensors of x's size. On the CPU one λ for all of x goes
 through `chunked`; everything else takes formulas over whole tensors. Those are differentiable, so higher orders,
 forward mode and `torch.func` work.
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hf_lgelu.activation.gates import DEFAULT_GATE, GATES, Gate
 from hf_lgelu.activation.hardness import effective_hardness, hardness_rate
 from hf_lgelu.activation.kernels import chunked, eager
-from hf_lgelu.activation.kernels.opaque import is_followed, is_visible_backward, opaque_refusal
-
-_SQRT2 = math.sqrt(2.0)
-_INV_SQRT2 = 1.0 / _SQRT2
-_INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+from hf_lgelu.activation.kernels.opaque import is_followed, is_plain, is_visible_backward, opaque_refusal
 
 
 class _WholeFunction(torch.autograd.Function):
@@ -26,30 +22,32 @@ class _WholeFunction(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, hardness: Tensor) -> Tensor:
-        return _value(x, hardness)
+    def forward(x: Tensor, hardness: Tensor, gate: str) -> Tensor:
+        return _value(x, hardness, GATES[gate])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+        x, hardness, ctx.gate = inputs
+        ctx.save_for_backward(x, hardness)
+        ctx.save_for_forward(x, hardness)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        return gradients(*ctx.saved_tensors, grad_output, *ctx.needs_input_grad)
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        return *gradients(*ctx.saved_tensors, grad_output, *ctx.needs_input_grad[:2], ctx.gate), None
 
     @staticmethod
-    def jvp(ctx: Any, x_tangent: Tensor | None, hardness_tangent: Tensor | None) -> Tensor:
+    def jvp(ctx: Any, x_tangent: Tensor | None, hardness_tangent: Tensor | None, _: None) -> Tensor:
         x, hardness = ctx.saved_tensors
+        gate = GATES[ctx.gate]
         dtype = eager.internal_dtype(x)
         wide_hardness = hardness.to(dtype)
-        v = eager.gate_argument(x.to(dtype), wide_hardness)
+        v = eager.gate_argument(x.to(dtype), wide_hardness, gate)
         tangent = torch.zeros_like(v)
         if x_tangent is not None:
-            tangent = tangent + x_tangent.to(dtype) * _slope(v, x)
+            tangent = tangent + x_tangent.to(dtype) * _slope(v, x, gate)
         if hardness_tangent is not None:
             rate = hardness_tangent.to(dtype) / wide_hardness.square()
-            tangent = tangent + rate * _scaled_rate(v, x)
+            tangent = tangent + rate * _scaled_rate(v, x, gate)
         return tangent.to(x.dtype)
 
 
@@ -57,27 +55,29 @@ class _ChunkedFunction(torch.autograd.Function):
     """On the CPU, with one λ for all of x; what only the other form can do goes there."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, hardness: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, hardness: Tensor, gate: str) -> Tensor:
         ctx.save_for_backward(x, hardness)
+        ctx.gate = gate
         value = hardness.item()
-        y = chunked.forward(x, value) if 1 <= value <= chunked.LARGEST_HARDNESS else None
+        y = chunked.forward(x, value, GATES[gate]) if 1 <= value <= chunked.LARGEST_HARDNESS else None
         ctx.is_chunked = y is not None
-        return _value(x, hardness) if y is None else y
+        return _value(x, hardness, GATES[gate]) if y is None else y
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, hardness = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:2]
         if not ctx.is_chunked or is_visible_backward(x, grad_output):
-            return gradients(x, hardness, grad_output, *ctx.needs_input_grad)
-        grad_x, total = chunked.backward(x, hardness.item(), grad_output, *ctx.needs_input_grad)
-        return grad_x, hardness.new_full(hardness.shape, total) if ctx.needs_input_grad[1] else None
+            return *gradients(x, hardness, grad_output, *needs, ctx.gate), None
+        grad_x, total = chunked.backward(x, hardness.item(), GATES[ctx.gate], grad_output, *needs)
+        return grad_x, hardness.new_full(hardness.shape, total) if needs[1] else None, None
 
 
-def lambda_gelu(x: Tensor, hardness: Tensor) -> Tensor:
-    """x·Φ(λx); saves x (its own bytes) and λ, and computes ∂λ only where it is needed."""
+def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor:
+    """x·G(λx); saves x (its own bytes) and λ, and computes ∂λ only where it is needed."""
     if hardness.numel() == 1 and x.device.type == hardness.device.type == "cpu" and opaque_refusal(x, hardness) is None:
-        return _ChunkedFunction.apply(x, hardness)
-    return _WholeFunction.apply(x, hardness)
+        return _ChunkedFunction.apply(x, hardness, gate)
+    return _WholeFunction.apply(x, hardness, gate)
 
 
 class _WithoutLearning(torch.autograd.Function):
@@ -94,15 +94,17 @@ class _WithoutLearning(torch.autograd.Function):
         return delta, torch.zeros_like(raw_hardness) if ctx.needs_input_grad[1] else None
 
 
-def learned_lambda_gelu(x: Tensor, raw_hardness: Tensor, temperature: Tensor, override: Tensor) -> Tensor:
-    """`lambda_gelu` at λ = `effective_hardness`; on the CPU ∂λ is not computed while the override rules."""
+def learned_lambda_gate(
+    x: Tensor, raw_hardness: Tensor, temperature: Tensor, override: Tensor, gate: str = DEFAULT_GATE
+) -> Tensor:
+    """`lambda_gate` at λ = `effective_hardness`; on the CPU ∂λ is not computed while the override rules."""
     # Elsewhere reading the override would wait for the device.
     if opaque_refusal(x, override) is None and override.is_cpu and override.item() > 0:
-        return _WithoutLearning.apply(lambda_gelu(x, override.detach()), raw_hardness)
-    return lambda_gelu(x, effective_hardness(raw_hardness, temperature, override))
+        return _WithoutLearning.apply(lambda_gate(x, override.detach(), gate), raw_hardness)
+    return lambda_gate(x, effective_hardness(raw_hardness, temperature, override), gate)
 
 
-def refusal(x: Tensor, hardness: Tensor) -> str | None:
+def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
     """Why these derivatives cannot be used for this input, or None."""
     # What is compiled has `traced`, and what is recorded for elsewhere should hold no derivatives.
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -111,9 +113,9 @@ def refusal(x: Tensor, hardness: Tensor) -> str | None:
 
 
 def gradients(
-    x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool
+    x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool, gate: str = DEFAULT_GATE
 ) -> tuple[Tensor | None, Tensor | None]:
-    """(δ·∂f/∂x, Σδ·∂f/∂λ) for f = x·Φ(λx); differentiable in x, λ and δ where autograd records.
+    """(δ·∂f/∂x, Σδ·∂f/∂λ) for f = x·G(λx); differentiable in x, λ and δ where autograd records.
 
     Args:
         x: any shape.
@@ -121,14 +123,19 @@ def gradients(
         delta: δ, the incoming gradient, of the shape of x.
         needs_x: whether the first is wanted; None takes its place otherwise.
         needs_hardness: whether the second is.
+        gate: a key of GATES.
 
     Returns:
         Gradients of the shapes and dtypes of `x` and `hardness`, NaN where x is infinite or NaN.
     """
+    row = GATES[gate]
     dtype = eager.internal_dtype(x)
     wide_hardness = hardness.to(dtype)
-    factors = _followed_factors if is_followed(delta) else _overwriting_factors
-    in_x, in_hardness = factors(x.to(dtype), wide_hardness, delta.to(dtype), needs_x, needs_hardness)
+    # Nothing is written into a plain tensor where a subclass comes in: the subclass would be lost.
+    is_visible = is_followed(delta) or not all(map(is_plain, (x, hardness, delta)))
+    factors = _followed_factors if is_visible else _overwriting_factors
+    v, delta = eager.gate_argument(x.to(dtype), wide_hardness, row), delta.to(dtype)
+    in_x, in_hardness = factors(v, x, delta, needs_x, needs_hardness, row)
     grad_x = in_x.to(x.dtype) if in_x is not None else None
     if in_hardness is None:
         return grad_x, None
@@ -142,49 +149,48 @@ def learned_gradients(
     delta: Tensor,
     needs_x: bool,
     needs_raw_hardness: bool,
+    gate: str = DEFAULT_GATE,
 ) -> tuple[Tensor | None, Tensor | None]:
     """`gradients` by x and s, for λ = `effective_hardness(*state)` with state = (s, t, override)."""
-    grad_x, grad_hardness = gradients(x, effective_hardness(*state), delta, needs_x, needs_raw_hardness)
+    grad_x, grad_hardness = gradients(x, effective_hardness(*state), delta, needs_x, needs_raw_hardness, gate)
     return grad_x, None if grad_hardness is None else grad_hardness * hardness_rate(*state)
 
 
-def _value(x: Tensor, hardness: Tensor) -> Tensor:
-    """`eager.lambda_gelu`, with one tensor besides the result's wide form."""
+def _value(x: Tensor, hardness: Tensor, gate: Gate) -> Tensor:
     dtype = eager.internal_dtype(x)
-    wide = x.to(dtype)
-    limit = eager.erf_argument_limit(dtype)
-    v = torch.clamp(wide * (hardness.to(dtype) * _INV_SQRT2), -limit, limit)
-    return v.erf_().mul_(0.5).add_(0.5).mul_(wide).to(x.dtype)
+    wide, hardness = x.to(dtype), hardness.to(dtype)
+    y = wide * gate.step(eager.gate_argument(wide, hardness, gate))
+    if dtype == torch.float64:
+        # To the last bit what λ = 1 is, as long as λx does not overflow.
+        u = wide * hardness
+        y = torch.where(torch.isfinite(u), gate.plain_function(u) / hardness, y)
+    return y.to(x.dtype)
 
 
-def _slope(v: Tensor, x: Tensor) -> Tensor:
+def _slope(v: Tensor, x: Tensor, gate: Gate) -> Tensor:
     """∂f/∂x, for v = `eager.gate_argument`."""
-    # 0·x is NaN where x is not finite: there u·φ(u) is ∞·0, which the clamp of v hides.
-    return torch.add(eager.derivative_in_x(v), x, alpha=0)
+    # 0·x is NaN where x is not finite: there u·g(u) is ∞·0, which the clamp of v hides.
+    return torch.add(eager.derivative_in_x(v, gate), x, alpha=0)
 
 
-def _scaled_rate(v: Tensor, x: Tensor) -> Tensor:
+def _scaled_rate(v: Tensor, x: Tensor, gate: Gate) -> Tensor:
     """λ²·∂f/∂λ, likewise."""
-    return torch.add(eager.scaled_derivative_in_hardness(v), x, alpha=0)
+    return torch.add(eager.scaled_derivative_in_hardness(v, gate), x, alpha=0)
 
 
 def _followed_factors(
-    x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool
+    v: Tensor, x: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool, gate: Gate
 ) -> tuple[Tensor | None, Tensor | None]:
     """(δ·∂f/∂x, δ·λ²∂f/∂λ) per element, in the internal dtype."""
-    v = eager.gate_argument(x, hardness)
-    in_x = delta * _slope(v, x) if needs_x else None
-    return in_x, delta * _scaled_rate(v, x) if needs_hardness else None
+    in_x = delta * _slope(v, x, gate) if needs_x else None
+    return in_x, delta * _scaled_rate(v, x, gate) if needs_hardness else None
 
 
 def _overwriting_factors(
-    x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool
+    v: Tensor, x: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool, gate: Gate
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The same, over three tensors: each step overwrites what is no longer needed."""
-    v = eager.gate_argument(x, hardness)
-    slope = v.square().neg_().exp_().mul_(_SQRT2 * _INV_SQRT_2PI).mul_(v)  # u·φ(u)
-    in_hardness = (slope * v).mul_(_SQRT2).add_(x, alpha=0).mul_(delta) if needs_hardness else None
-    if not needs_x:
-        return None, in_hardness
-    in_x = v.erf_().mul_(0.5).add_(0.5).add_(slope).add_(x, alpha=0).mul_(delta)
-    return in_x, in_hardness
+    """The same with fewer tensors held: steps overwrite what is no longer needed."""
+    step = gate.step(v) if needs_x else None
+    slope = gate.density(v).mul_(v).div_(gate.scale)  # u·g(u)
+    in_hardness = (slope * v).div_(gate.scale).add_(x, alpha=0).mul_(delta) if needs_hardness else None
+    return None if step is None else step.add_(slope).add_(x, alpha=0).mul_(delta), in_hardness

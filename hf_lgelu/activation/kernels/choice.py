@@ -5,6 +5,7 @@ from types import TracebackType
 
 from torch import Tensor
 
+from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels import KERNELS
 from hf_lgelu.activation.kernels.kernel import Kernel
 
@@ -34,7 +35,7 @@ def chosen_kernel() -> str | None:
 
 
 class use_kernel:  # noqa: N801 -- a context manager, named like torch.no_grad
-    """Within it, λ-GELU is computed by the named kernel, in the whole process; None is the automatic choice.
+    """Within it, the λ-gates are computed by the named kernel, in the whole process; None is the automatic choice.
 
         with hf_lgelu.use_kernel("aten"):
             trainer.train()
@@ -65,8 +66,8 @@ class use_kernel:  # noqa: N801 -- a context manager, named like torch.no_grad
         _chosen = self._outer.pop()
 
 
-def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None) -> Kernel:
-    """The kernel `name`, else the one that the user chose, else the first row of KERNELS that takes the input.
+def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None, gate: str = DEFAULT_GATE) -> Kernel:
+    """The kernel `name`, else the one that the user chose, else the first row of KERNELS that takes input and gate.
 
     Raises:
         ValueError: there is no kernel `name`.
@@ -75,10 +76,10 @@ def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None) -> Kerne
     name = _chosen if name is None else check_kernel(name)
     if name is None:
         for kernel in KERNELS.values():
-            if kernel.refusal(x, hardness) is None:
+            if kernel.refusal(x, hardness, gate) is None:
                 return kernel
         raise RuntimeError(f"no kernel takes x of {x.dtype} on {x.device}; 'eager' takes every floating tensor")
     kernel = KERNELS[name]
-    if (reason := kernel.refusal(x, hardness)) is not None:
+    if (reason := kernel.refusal(x, hardness, gate)) is not None:
         raise RuntimeError(f"the kernel {name!r} was asked for and cannot be used here: {reason}")
     return kernel

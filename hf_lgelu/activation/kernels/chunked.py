@@ -1,7 +1,8 @@
-"""λ-GELU on the CPU by torch's own GELU kernels, over pieces of a tensor that stay in the cache.
+"""The λ-gates on the CPU by torch's own activations, over pieces of a tensor that stay in the cache.
 
-x·Φ(λx) = gelu(λx)/λ and ∂f/∂x = gelu′(λx): torch has both, vectorized by hand. Over whole tensors the steps around
-them would each read and write memory; over pieces they cost little, and one piece is all that they allocate.
+x·G(λx) = a(λx)/λ and ∂f/∂x = a′(λx), a the plain activation: torch has both, vectorized by hand. Over whole tensors the
+steps around them would each read and write memory; over pieces they cost little, and one piece is all that they
+allocate.
 """
 
 import math
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hf_lgelu.activation.kernels.eager import erf_argument_limit, internal_dtype
+from hf_lgelu.activation.gates import Gate
+from hf_lgelu.activation.kernels.eager import internal_dtype
 from hf_lgelu.activation.kernels.layout import merged_loops
 
 CHUNK = 262_144
@@ -20,17 +22,14 @@ smaller pieces lose, and larger ones leave the second-level cache."""
 LARGEST_HARDNESS = 2.0**100
 """Beyond it 1/λ nears the subnormal numbers of float32."""
 
-# φ(u) = 2^(c·u²)/√(2π): torch.exp2 is four times as fast as torch.exp.
-_LOG2_DENSITY = -0.5 / math.log(2.0)
-_INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 
-
-def forward(x: Tensor, hardness: float) -> Tensor | None:
-    """x·Φ(λx) in the layout of x, or None where this form is wrong: x is not finite, or λx or their sum overflows.
+def forward(x: Tensor, hardness: float, gate: Gate) -> Tensor | None:
+    """x·G(λx) in the layout of x, or None where this form is wrong: x is not finite, or λx or their sum overflows.
 
     Args:
         x: on the CPU, any shape and floating dtype.
         hardness: λ, from 1 to LARGEST_HARDNESS.
+        gate: a row of GATES.
     """
     x = _dense(x)
     y = torch.empty_like(x)
@@ -38,8 +37,8 @@ def forward(x: Tensor, hardness: float) -> Tensor | None:
     wide = None if x.dtype == dtype else _buffer(x, dtype)
     for x_part, y_part in _parts(x, y):
         u = _scaled(x_part, hardness, y_part if wide is None else wide)
-        torch.ops.aten.gelu.out(u, out=u)
-        # An infinite or undefined u makes its gelu NaN or infinite and so the sum, at a tenth of gelu's own time.
+        u.copy_(gate.plain_function(u))
+        # An infinite or undefined u makes its value NaN or infinite and so the sum, at a tenth of the value's time.
         if not math.isfinite(u.sum().item()):
             return None
         u.mul_(1 / hardness)
@@ -49,7 +48,7 @@ def forward(x: Tensor, hardness: float) -> Tensor | None:
 
 
 def backward(
-    x: Tensor, hardness: float, delta: Tensor, needs_x: bool, needs_hardness: bool
+    x: Tensor, hardness: float, gate: Gate, delta: Tensor, needs_x: bool, needs_hardness: bool
 ) -> tuple[Tensor | None, float]:
     """(δ·∂f/∂x in the layout of x, Σδ·∂f/∂λ), for what `forward` took; what is not needed is None or 0.
 
@@ -58,32 +57,27 @@ def backward(
     x = _dense(x)
     delta = _in_layout_of(x, delta)
     dtype = internal_dtype(x)
-    limit = math.sqrt(2.0) * erf_argument_limit(dtype)
+    limit = gate.limit(dtype) / gate.scale
     is_wide = x.dtype == dtype
     grad_x = torch.empty_like(x) if needs_x else None
     u_buffer = _buffer(x, dtype)
-    out_buffer = None if is_wide and needs_x else _buffer(x, dtype)
+    out_buffer = None if is_wide or not needs_x else _buffer(x, dtype)
     delta_buffer = None if is_wide else _buffer(x, dtype)
-    zero, total = u_buffer.new_zeros(()), 0.0
+    total = 0.0
     for x_part, delta_part, grad_part in _parts(x, delta, x if grad_x is None else grad_x):
-        # Φ is 0 or 1 at the limit, and φ is still a normal number: subnormals are slow.
+        # G is 0 or 1 at the limit, and its density no subnormal number: those are slow.
         u = _scaled(x_part, hardness, u_buffer).clamp_(-limit, limit)
         wide_delta = delta_part if delta_buffer is None else _first(delta_buffer, u.numel()).copy_(delta_part)
-        out = grad_part if out_buffer is None else _first(out_buffer, u.numel())
-        if needs_hardness:
-            total += _sum_of_terms(u, wide_delta, out, zero)
         if needs_x:
-            torch.ops.aten.gelu_backward.grad_input(wide_delta, u, grad_input=out)
+            out = grad_part if out_buffer is None else _first(out_buffer, u.numel())
+            gate.plain_backward(wide_delta, u, out)
             if not is_wide:
                 grad_part.copy_(out)
-    return grad_x, total * _INV_SQRT_2PI / hardness / hardness
-
-
-def _sum_of_terms(u: Tensor, delta: Tensor, scratch: Tensor, zero: Tensor) -> float:
-    """√(2π)·Σδ·u²·φ(u)."""
-    torch.addcmul(zero, u, u, value=_LOG2_DENSITY, out=scratch)
-    # Not a dot product: BLAS keeps a float32 sum over the whole piece, off by 1e-4 where terms are alike.
-    return scratch.exp2_().mul_(u).mul_(u).mul_(delta).sum().item()
+        if needs_hardness:
+            # Not a dot product: BLAS keeps a float32 sum over the whole piece, off by 1e-4 where terms are alike.
+            terms = gate.density(u * gate.scale).mul_(u).mul_(u).mul_(wide_delta)
+            total += terms.sum().item()
+    return grad_x, total / hardness / hardness
 
 
 def _scaled(x: Tensor, hardness: float, out: Tensor) -> Tensor:
@@ -107,8 +101,9 @@ def _in_layout_of(x: Tensor, delta: Tensor) -> Tensor:
     return torch.empty_like(x).copy_(delta)
 
 
-def _chunk() -> int:
-    return CHUNK * torch.get_num_threads()
+def _chunk(x: Tensor) -> int:
+    # In float64 λ = 1 is the plain activation to the last bit, whose bits depend on where a vector ends.
+    return x.numel() if x.dtype == torch.float64 else CHUNK * torch.get_num_threads()
 
 
 def _first(buffer: Tensor, count: int) -> Tensor:
@@ -116,12 +111,12 @@ def _first(buffer: Tensor, count: int) -> Tensor:
 
 
 def _buffer(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.new_empty(min(x.numel(), _chunk()), dtype=dtype)
+    return x.new_empty(min(x.numel(), _chunk(x)), dtype=dtype)
 
 
 def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same piece of each of several tensors of one dense layout, in the order of memory."""
-    count, chunk = tensors[0].numel(), _chunk()
+    count, chunk = tensors[0].numel(), _chunk(tensors[0])
     flat = tuple(torch.as_strided(tensor, (count,), (1,)) for tensor in tensors)
     if count <= chunk:  # what small tensors take shows in calls, not in elements
         return iter((flat,))

@@ -7,11 +7,16 @@ from torch.autograd import forward_ad
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it is torch's own class of tensor, none that somebody derived from it."""
+    return type(tensor) in _PLAIN
+
+
 def opaque_refusal(x: Tensor, hardness: Tensor) -> str | None:
     """Why torch has to see the operations inside, or None if a kernel may read and write the memory itself."""
     if torch.compiler.is_compiling():
         return "torch.compile and torch.export need operations that they can trace"
-    if type(x) not in _PLAIN or type(hardness) not in _PLAIN:
+    if not (is_plain(x) and is_plain(hardness)):
         return f"it takes plain tensors, not {type(x).__name__} and {type(hardness).__name__}"
     if x.layout is not torch.strided or x.is_neg() or hardness.is_neg():
         return "it takes tensors that lie in memory as they are: strided, and with no sign still to be flipped"

@@ -14,7 +14,7 @@ from hf_lgelu.analysis.piecewise.swap_error import bound_swap
 from hf_lgelu.models.comparison import outputs_of
 from hf_lgelu.models.example_run import Inputs, forward_hooks
 from hf_lgelu.models.profile import hardness_profile
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 from hf_lgelu.models.surgery import temporary_relu
 
 
@@ -171,7 +171,7 @@ def _on_inputs(network: nn.Module, batches: list[Tensor]) -> tuple[float, float]
 
 def _measure(network: nn.Module, batches: list[Inputs]) -> tuple[float, float, int, dict[nn.Module, float]]:
     """Largest change, share and number of equal predictions, and each gate's largest error, at all of its places."""
-    gates = {site.module: 0.0 for site in find_sites(network, ("lambda_gelu",))}
+    gates = {site.module: 0.0 for site in find_sites(network, LEARNED_KINDS)}
 
     def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         error = (output - args[0].relu()).abs().max().item() if output.numel() else 0.0
@@ -200,7 +200,8 @@ def _scores(network: nn.Module, batch: Inputs) -> Tensor:
 
 def _sites(network: nn.Module, gates: dict[nn.Module, float]) -> tuple[SiteCertificate, ...]:
     found = []
-    for site in find_sites(network, ("lambda_gelu",)):
+    for site in find_sites(network, LEARNED_KINDS):
         hardness = site.module.hardness.min().item()
-        found.append(SiteCertificate(site.name, hardness, swap_error_bound(hardness), gates.get(site.module)))
+        bound = swap_error_bound(hardness, site.kind)
+        found.append(SiteCertificate(site.name, hardness, bound, gates.get(site.module)))
     return tuple(found)

@@ -1,7 +1,7 @@
-"""How far ReLU in the place of λ-GELU can move each number of a network, carried from layer to layer.
+"""How far ReLU in the place of λ-gates can move each number of a network, carried from layer to layer.
 
-Let z be a number of the λ-GELU network, z′ the same number of the network with ReLU, and e ≥ |z − z′| a bound, 0 at
-the input. With r = ReLU and a(x) = x·Φ(λx):
+Let z be a number of the network with λ-gates, z′ the same number of the network with ReLU, and e ≥ |z − z′| a bound,
+0 at the input. With r = ReLU, a(x) = x·G(λx) and κ = max u(1 − G(u)):
 
 - affine layer: |(Wz + b) − (Wz′ + b)| ≤ |W|·e, elementwise. Sums add their bounds, and averages average them.
 - gate, for every input: |a(z) − r(z′)| ≤ |a(z) − r(z)| + |r(z) − r(z′)| ≤ κ/λ + e. What was wrong before passes
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.functional import apply_lambda_gelu
-from hf_lgelu.activation.hardness import SWAP_ERROR_CONSTANT
+from hf_lgelu.activation.functional import apply_gate
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.analysis.piecewise.input_flow import (
     NONNEGATIVE_LINEAR,
     SHAPE_PRESERVING_SUMS,
@@ -30,7 +30,7 @@ from hf_lgelu.analysis.piecewise.input_flow import (
     NotPiecewiseAffineError,
     scores_of,
 )
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
 
 def bound_swap(model: nn.Module, inputs: Tensor, *, every_input: bool) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ def bound_swap(model: nn.Module, inputs: Tensor, *, every_input: bool) -> tuple[
     """
     network = copy.deepcopy(model).double().eval()
     flow = _SwapError(network, every_input)
-    for site in find_sites(network, ("lambda_gelu",)):
+    for site in find_sites(network, LEARNED_KINDS):
         site.put(_Gate(flow, site.module))
     inputs = flow.start(inputs.detach().double().clone())
     with flow.watching():
@@ -57,7 +57,7 @@ class _Gate(nn.Module):
         self._flow, self._gate = (flow,), (module,)  # in tuples: neither is a part of the network
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._flow[0].gate(x, self._gate[0].hardness)
+        return self._flow[0].gate(x, self._gate[0].hardness, self._gate[0].gate)
 
 
 class _SwapError(InputFlow):
@@ -80,15 +80,15 @@ class _SwapError(InputFlow):
             raise NotPiecewiseAffineError("a tensor was written through a view, which is not followed")
         return torch.zeros_like(value)
 
-    def gate(self, x: Tensor, hardness: Tensor) -> Tensor:
+    def gate(self, x: Tensor, hardness: Tensor, gate: str) -> Tensor:
         with self.paused():
             hardness = hardness.double()
-            output = apply_lambda_gelu(x, hardness)
+            output = apply_gate(x, hardness, gate)
             if not self.depends(x):
                 # The bound starts at a constant here: as if its error were 0 so far.
                 self.mark(x)
                 self._set(x, torch.zeros_like(x))
-            added = (SWAP_ERROR_CONSTANT / hardness).expand_as(x)
+            added = (GATES[gate].swap_error / hardness).expand_as(x)
             bound = self.bound(x) + added if self._every_input else _worst(output, x, self.bound(x))
             self.mark(output)
             self._set(output, bound)

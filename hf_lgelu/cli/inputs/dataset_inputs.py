@@ -128,7 +128,7 @@ def dataset_rows(
     if not len(rows):
         raise ValueError(f"{name.description} has no rows")
     made = _READERS[model.main_input_name](name, rows, model, source, wanted, seed, sequence_length)
-    return InputSet(made, name.description, name.hub_id)
+    return InputSet(made, name.description, name.hub_id, whole=wanted is None or len(made) < wanted)
 
 
 def why_not_read(model: PreTrainedModel) -> str | None:

@@ -46,11 +46,13 @@ class InputSet:
             "labels" where they are known.
         description: what they are, in words, such as "rows.csv" or "user/texts, split train".
         source: Hub id of the data set, if it is on the Hub.
+        whole: no row was left out.
     """
 
     rows: Any
     description: str
     source: str | None = None
+    whole: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)

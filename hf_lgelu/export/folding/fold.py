@@ -1,19 +1,20 @@
-"""Folding λ into the weights: a soft λ-GELU model as a plain GELU model that computes the same.
+"""Folding λ into the weights: a soft λ-GELU model as a plain GELU model that computes the same, a λ-SiLU model as SiLU.
 
 a(x; λ) = gelu(λx)/λ (arXiv:2603.21991), so a λ-GELU between two layers is a GELU between two other layers: the one
 before multiplied by λ (weight and bias), the weight of the one after divided by λ.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_lgelu.activation.gates import GATES, Gate
 from hf_lgelu.export.folding.plan import FoldPlan, plan_fold
 from hf_lgelu.models.config_keys import (
-    ERF_GELU_NAMES,
     ConfigChange,
     UnsupportedConfigError,
     plan_config_changes,
@@ -23,7 +24,7 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.rebuild import forget_sites
-from hf_lgelu.models.sites import ActivationSite, find_sites, require_lambda_gelu, uncompiled_name
+from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, find_sites, require_lambda_gelu, uncompiled_name
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,16 @@ class FoldReport:
         return len(self.sites)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.sites)} λ-GELU folded into the weights, GELU in their place"]
+        lines = [f"{len(self.sites)} λ-gates folded into the weights, plain activations in their place"]
         lines += [f"  {site}" for site in self.sites]
         lines += [f"  config {change}" for change in self.config_changes]
         return "\n".join(lines)
 
 
 def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = True) -> FoldReport:
-    """Put `nn.GELU` (erf) in the place of every λ-GELU and λ into the layers around it; the function stays the same.
+    """Put the plain activation in the place of every λ-gate and λ into the layers around it; the function stays.
+
+    The plain one is what λ = 1 is: `nn.GELU` (erf) for λ-GELU, its tanh form, `nn.SiLU`.
 
     Changes `model` in place. One λ per site (granularity "layer", "network") goes through reshapes, pooling and
     products with other tensors (gated units); a λ per channel where the channels can be followed to both layers. λ is
@@ -94,18 +97,18 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     require_lambda_gelu(model)
-    sites = find_sites(model, ("lambda_gelu",))
+    sites = find_sites(model, LEARNED_KINDS)
     if not sites:
         raise ValueError("the model is a single λ-GELU with no layer to fold λ into; give the model that contains it")
     _refuse_hooks(sites)
     plan = plan_fold(model, sites, trace_sites(model, sites, inputs))
     changes = [
-        (root, plan_erf_gelu(root, _names_inside(name, sites)))
+        (root, _plan_plain(root, _inside(name, sites)))
         for name, root in (pretrained_roots(model) if rewrite_config else [])
     ]
     _write(_folded_parameters(model, plan))
     for site in sites:
-        site.put(nn.GELU())
+        site.put(_PLAIN_MODULES[site.kind]())
     for root, root_changes in changes:
         write_config_changes(root, root_changes)
     return FoldReport(
@@ -130,25 +133,44 @@ def _refuse_hooks(sites: Sequence[ActivationSite]) -> None:
         )
 
 
-def plan_erf_gelu(root: PreTrainedModel, names: set[str]) -> list[ConfigChange]:
-    """The config changes after which these sites are GELU in its erf form; UnsupportedConfigError if there are none."""
-    if not names:
-        return []
+_PLAIN_MODULES: dict[str, Callable[[], nn.Module]] = {
+    "lambda_gelu": nn.GELU,
+    "lambda_gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "lambda_silu": nn.SiLU,
+}
+"""Row of GATES → what λ = 1 is."""
+
+
+def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChange]:
+    """The config changes after which these sites are plain; UnsupportedConfigError if there are none.
+
+    `gates` maps site names to rows of GATES.
+    """
+    changes: list[ConfigChange] = []
+    for gate in dict.fromkeys(gates.values()):
+        changes += _plan_one(root, {name for name in gates if gates[name] == gate}, GATES[gate])
+    return changes + forget_sites(root.config) if gates else []
+
+
+def _plan_one(root: PreTrainedModel, names: set[str], gate: Gate) -> list[ConfigChange]:
     refusal: UnsupportedConfigError | None = None
-    for activation in ERF_GELU_NAMES:
+    for activation in gate.plain_names:
         try:
-            return plan_config_changes(root, names, activation) + forget_sites(root.config)
+            return plan_config_changes(root, names, activation)
         except UnsupportedConfigError as error:
             refusal = refusal or error
     raise UnsupportedConfigError(
-        f"{refusal}. Saved and loaded, the model would come back with other activations, such as the tanh form of "
-        "GELU. To fold in memory only, pass rewrite_config=False"
+        f"{refusal}. Saved and loaded, the model would come back with other activations than {gate.plain_label}, such "
+        "as the tanh form of GELU for the erf form. To fold in memory only, pass rewrite_config=False"
     ) from refusal
 
 
-def _names_inside(root_name: str, sites: Sequence[ActivationSite]) -> set[str]:
+def _inside(root_name: str, sites: Sequence[ActivationSite]) -> dict[str, str]:
+    """{site name relative to the root: its row of GATES} of the sites below a root."""
     prefix = f"{root_name}." if root_name else ""
-    return {uncompiled_name(site.name.removeprefix(prefix)) for site in sites if site.name.startswith(prefix)}
+    return {
+        uncompiled_name(site.name.removeprefix(prefix)): site.kind for site in sites if site.name.startswith(prefix)
+    }
 
 
 @torch.no_grad()

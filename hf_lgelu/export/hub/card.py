@@ -139,7 +139,7 @@ def _card_data(facts: CardFacts, checkpoint: CheckpointFacts, export: str, repo_
     hub_id = facts.data.hub_id if facts.data and is_hub_id(facts.data.hub_id) else None
     data = ModelCardData(
         license=facts.license,
-        library_name="transformers",
+        library_name=checkpoint.library,
         pipeline_tag=pipeline_tag(checkpoint.model_class),
         tags=["lambda-gelu", *(["relu", "relufication"] if export == "relu" else [])],
         base_model=facts.base_model if is_hub_id(facts.base_model) else None,

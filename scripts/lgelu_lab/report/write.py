@@ -52,7 +52,7 @@ SECTIONS: dict[str, SectionSpec] = {
         "λ-GELU is x·Φ(λx): λ = 1 is GELU, and a large λ is ReLU. Hardening trains a network while every λ grows to "
         "about 160, so that ReLU can take its place with the same weights. Its plain rivals: swap ReLU into a finished "
         "GELU network, refit that without training, swap it in early and train on, or train with ReLU from the start.",
-        ("results", "glance"),
+        ("results",),
         ("glance",),
     ),
     "claims": SectionSpec("What holds", "The paper's claims beside these runs.", ("claims",)),

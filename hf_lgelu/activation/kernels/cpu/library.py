@@ -1,4 +1,4 @@
-"""The compiled kernel, loaded into the process."""
+"""The compiled kernels, one library a gate, loaded into the process."""
 
 import ctypes
 import logging
@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 MAX_AXES = 8
 _MAX_OPERANDS = 4
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")
+"""The structs of formulas.h."""
 
 
 class LoopsArgument(ctypes.Structure):
@@ -57,56 +59,62 @@ class Library:
 
     @classmethod
     def load(cls, path: Path) -> "Library":
+        """Raises RuntimeError where the file is no library of this kernel."""
         try:
             library = ctypes.CDLL(str(path))
-        except OSError as error:
+
+            def functions(name: str, *arguments: type) -> dict[torch.dtype, Callable[..., None]]:
+                found = {dtype: getattr(library, f"lambda_gate_{name}_{suffix}") for dtype, suffix in DTYPES.items()}
+                for function in found.values():
+                    function.argtypes, function.restype = (*arguments, ctypes.c_int), None
+                return found
+
+            forward = functions("forward", _loops, *(_pointer,) * 3)
+            return cls(path, forward, functions("backward", _loops, ctypes.c_int64, *(_pointer,) * 5))
+        except (OSError, AttributeError) as error:
             raise RuntimeError(
                 f"the compiled kernel cannot be loaded; delete {path} to build it anew ({error})"
             ) from error
 
-        def functions(name: str, *arguments: type) -> dict[torch.dtype, Callable[..., None]]:
-            found = {dtype: getattr(library, f"lambda_gelu_{name}_{suffix}") for dtype, suffix in DTYPES.items()}
-            for function in found.values():
-                function.argtypes, function.restype = (*arguments, ctypes.c_int), None
-            return found
-
-        return cls(
-            path,
-            functions("forward", _loops, *(_pointer,) * 3),
-            functions("backward", _loops, ctypes.c_int64, *(_pointer,) * 5),
-        )
-
 
 _lock = threading.Lock()
-_library: Library | None = None
-_failure: str | None = None
+_libraries: dict[str, Library | str] = {}
+"""Gate → its library, or why there is none."""
 
 
-def load_library() -> Library | None:
-    """The compiled kernel, built on the first call of the process; None where that failed.
+def load_library(gate: str) -> Library | None:
+    """The compiled kernel of a gate, built on the first call of the process; None where that failed.
 
     A failure is logged in one line, once; `load_failure` tells what it was.
     """
-    if _library is None and _failure is None:
+    found = _library_or_failure(gate)
+    return found if isinstance(found, Library) else None
+
+
+def load_failure(gate: str) -> str | None:
+    """Why there is no compiled kernel of this gate, or None if there is one. Builds it if need be."""
+    found = _library_or_failure(gate)
+    return found if isinstance(found, str) else None
+
+
+def _library_or_failure(gate: str) -> Library | str:
+    found = _libraries.get(gate)
+    if found is None:
         with _lock:
-            _try_to_load()
-    return _library
+            found = _libraries.get(gate)
+            if found is None:
+                found = _libraries[gate] = _try_to_load(gate)
+    return found
 
 
-def load_failure() -> str | None:
-    """Why there is no compiled kernel, or None if there is one. Builds it if need be."""
-    return _failure if load_library() is None else None
-
-
-def _try_to_load() -> None:
-    global _library, _failure
-    if _library is not None or _failure is not None:
-        return
+def _try_to_load(gate: str) -> Library | str:
     try:
-        _library = Library.load(build_library())
+        return Library.load(build_library(gate))
     except RuntimeError as error:
-        _failure = str(error)
-        logger.warning(
-            "λ-GELU runs on torch's own operations, which are slower: its C++ kernel is not to be had: %s",
-            _failure.splitlines()[0],
-        )
+        # Another gate fails for the same reason, which has been told.
+        if not any(isinstance(found, str) for found in _libraries.values()):
+            logger.warning(
+                "λ-gates run on torch's own operations, which are slower: their C++ kernel is not to be had: %s",
+                str(error).splitlines()[0],
+            )
+        return str(error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_lgelu.activation.kernels.cpu.library import MAX_AXES, LoopsArgument, load_library
+from hf_lgelu.activation.kernels.cpu.library import MAX_AXES, Library, LoopsArgument, load_failure, load_library
 from hf_lgelu.activation.kernels.layout import Loops, broadcast_strides, merged_loops, varying_axes
 
 # With fewer elements, waking the other threads costs more than they save; the limit of torch's own kernels.
@@ -33,7 +33,7 @@ class One:
 
     @staticmethod
     def new_sums() -> ctypes.c_double:
-        """Room for Σ δ·u²φ(u)."""
+        """Room for Σ δ·u²g(u)."""
         return ctypes.c_double()
 
     def gradient(self, sums: ctypes.c_double, rate: float, hardness: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Several:
         return broadcast_strides(self._hardness, shape)
 
     def new_sums(self) -> ctypes.Array:
-        """Room for Σ δ·u²φ(u) of each λ."""
+        """Room for Σ δ·u²g(u) of each λ."""
         return (ctypes.c_double * self._hardness.numel())()
 
     def gradient(self, sums: ctypes.Array, rate: float, hardness: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ def can_walk(x: Tensor, hardness: Tensor) -> bool:
     return plan is not None and plan.loops.sizes[plan.loops.axes - 1] >= _SHORTEST_RUN
 
 
-def forward(x: Tensor, hardness: One | Several) -> Tensor:
-    """x·Φ(λx), in the layout that torch's own activations give it."""
+def forward(x: Tensor, hardness: One | Several, gate: str) -> Tensor:
+    """x·G(λx), in the layout that torch's own activations give it."""
     y = torch.empty_like(x)
     if x.numel() == 0:
         return y
@@ -85,15 +85,20 @@ def forward(x: Tensor, hardness: One | Several) -> Tensor:
     else:
         plan = _plan(x.shape, (x.stride(), hardness.strides(x.shape), y.stride()), 1)
         if plan is None:
-            return forward(y.copy_(x), hardness)
-    load_library().forward[x.dtype](plan.loops, x.data_ptr(), hardness.address, y.data_ptr(), _threads(x))
+            return forward(y.copy_(x), hardness, gate)
+    _loaded(gate).forward[x.dtype](plan.loops, x.data_ptr(), hardness.address, y.data_ptr(), _threads(x))
     return y
 
 
 def backward(
-    x: Tensor, delta: Tensor, hardness: One | Several, needs_x: bool, sums: ctypes.c_double | ctypes.Array | None
+    x: Tensor,
+    delta: Tensor,
+    hardness: One | Several,
+    gate: str,
+    needs_x: bool,
+    sums: ctypes.c_double | ctypes.Array | None,
 ) -> Tensor | None:
-    """∂x if it is needed; Σ δ·u²φ(u) per λ is written to `sums` if they are given."""
+    """∂x if it is needed; Σ δ·u²g(u) per λ is written to `sums` if they are given."""
     grad_x = torch.empty_like(x) if needs_x else None
     if x.numel() == 0 or (grad_x is None and sums is None):
         return grad_x
@@ -105,8 +110,8 @@ def backward(
         if plan is None:
             # δ, or x too, lies in an order in which λ changes along several axes: bring both into the result's.
             dense_x = torch.empty_like(x).copy_(x)
-            return backward(dense_x, torch.empty_like(dense_x).copy_(delta), hardness, needs_x, sums)
-    load_library().backward[x.dtype](
+            return backward(dense_x, torch.empty_like(dense_x).copy_(delta), hardness, gate, needs_x, sums)
+    _loaded(gate).backward[x.dtype](
         *(plan.loops, plan.hardness_axis, x.data_ptr(), delta.data_ptr(), hardness.address),
         None if grad_x is None else grad_x.data_ptr(),
         None if sums is None else ctypes.addressof(sums),
@@ -138,6 +143,13 @@ def _flat_plan(size: int, operands: int, hardness: int) -> _Plan:
     """For contiguous operands and one λ."""
     strides = tuple((0,) if position == hardness else (1,) for position in range(operands))
     return _Plan(LoopsArgument.of(Loops((size,), strides)), -1)
+
+
+def _loaded(gate: str) -> Library:
+    library = load_library(gate)
+    if library is None:  # as after a refusal that was not asked for
+        raise RuntimeError(f"the kernel 'cpu' cannot be used here: {load_failure(gate)}")
+    return library
 
 
 def _threads(x: Tensor) -> int:

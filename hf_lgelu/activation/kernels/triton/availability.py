@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels import aten, eager
 from hf_lgelu.activation.kernels.opaque import opaque_refusal
 from hf_lgelu.activation.kernels.triton.pattern import find_pattern, result_strides
@@ -14,6 +15,7 @@ from hf_lgelu.activation.kernels.triton.pattern import find_pattern, result_stri
 logger = logging.getLogger(__name__)
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")
 
 
 def unavailable() -> str | None:
@@ -23,8 +25,10 @@ def unavailable() -> str | None:
     return device_failure(torch.cuda.current_device())
 
 
-def refusal(x: Tensor, hardness: Tensor) -> str | None:
+def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
     """Why these kernels cannot take this input, or None."""
+    if gate not in _GATES:
+        return f"it has no formula for {gate}"
     if not x.is_cuda:
         return f"it runs on CUDA and ROCm devices, x is on {x.device}"
     return input_refusal(x, hardness) or device_failure(x.device.index)
@@ -82,7 +86,7 @@ def _trial(device: torch.device) -> str | None:
         return f"they do not run: {' '.join(str(error).split())[:300]}"
     with torch.no_grad():
         wanted_gradients = aten.gradients(x, hardness, delta, True, True)
-        pairs = zip((got, *got_gradients), (eager.lambda_gelu(x, hardness), *wanted_gradients), strict=True)
+        pairs = zip((got, *got_gradients), (eager.lambda_gate(x, hardness), *wanted_gradients), strict=True)
         for result, wanted in pairs:
             if not torch.allclose(result, wanted, rtol=1e-4, atol=1e-5):
                 return "their results differ from torch's; please report the device and the versions"

@@ -24,12 +24,13 @@ def forward(
     n,
     block: tl.constexpr,
     wide: tl.constexpr,
+    gate: tl.constexpr,
 ):
-    """y = x·Φ(λx)."""
+    """y = x·G(λx)."""
     hardness = one_hardness(hardness_ptr, temperature_ptr, override_ptr)
     i = _elements(block, wide)
     x = tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float32)
-    tl.store(y_ptr + i, value(x, hardness).to(y_ptr.dtype.element_ty), mask=i < n)
+    tl.store(y_ptr + i, value(x, hardness, gate).to(y_ptr.dtype.element_ty), mask=i < n)
 
 
 @triton.jit
@@ -44,6 +45,7 @@ def backward(
     n,
     block: tl.constexpr,
     wide: tl.constexpr,
+    gate: tl.constexpr,
 ):
     """δ·∂f/∂x, and per program the sum of δ·λ·∂f/∂λ; either pointer may be None."""
     hardness = one_hardness(hardness_ptr, temperature_ptr, override_ptr)
@@ -51,7 +53,7 @@ def backward(
     # Past the end both are 0, which adds nothing to the sum.
     x = tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float32)
     delta = tl.load(delta_ptr + i, mask=i < n, other=0.0).to(tl.float32)
-    in_x, in_hardness = derivatives(x, hardness)
+    in_x, in_hardness = derivatives(x, hardness, gate)
     if grad_x_ptr is not None:
         tl.store(grad_x_ptr + i, (delta * in_x).to(grad_x_ptr.dtype.element_ty), mask=i < n)
     if partial_ptr is not None and not is_frozen(override_ptr):

@@ -1,4 +1,7 @@
-"""λ-GELU and its derivatives for one tile, as device code. Arithmetic is float32."""
+"""The λ-gates and their derivatives for one tile, as device code. Arithmetic is float32.
+
+`gate` is a key of GATES, known when a kernel is compiled.
+"""
 
 import triton
 import triton.language as tl
@@ -8,6 +11,13 @@ SCALE = tl.constexpr(0.8493218002880191)
 
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 STEEPNESS = tl.constexpr(0.36)
+LOG2_E = tl.constexpr(1.4426950408889634)
+LINEAR = tl.constexpr(1.5957691216057308)
+"""2·√(2/π): x·½(1 + tanh) is x·σ(q), q = LINEAR·(u + CUBIC·u³)."""
+
+CUBIC = tl.constexpr(0.044715)
+FLAT = tl.constexpr(16.0)
+"""The |u| from which on the tanh form no longer changes."""
 
 
 @triton.jit
@@ -40,21 +50,48 @@ def gaussian(x, hardness):
 
 
 @triton.jit
-def value(x, hardness):
-    """x·Φ(λx)."""
-    cdf, _ = gaussian(x, hardness)
-    return x * cdf
+def logistic(x, exponent):
+    """σ and σ′ for ±exponent, with the sign of x; `exponent` is ≥ 0."""
+    exponential = tl.exp2(-exponent * LOG2_E)
+    t = 1.0 / (1.0 + exponential)
+    tail = exponential * t
+    return tl.where(x < 0, tail, 1.0 - tail), tail * t
 
 
 @triton.jit
-def derivatives(x, hardness):
-    """∂f/∂x = Φ(u) + u·φ(u), and λ·∂f/∂λ = λx²·φ(u), for u = λx.
+def step_and_density(x, hardness, gate: tl.constexpr):
+    """G(u) and g(u) for u = λx. NaN stays NaN in G; at ±inf they are 1 or 0, and 0."""
+    if gate == "lambda_gelu":
+        step, exponential = gaussian(x, hardness)
+        density = INV_SQRT_2PI * exponential
+    elif gate == "lambda_silu":
+        step, density = logistic(x, tl.abs(x) * hardness)
+    else:
+        tl.static_assert(gate == "lambda_gelu_tanh")
+        r = tl.abs(x) * hardness
+        r = tl.where(r > FLAT, FLAT, r)
+        square = r * r
+        step, density = logistic(x, LINEAR * r * (1.0 + CUBIC * square))
+        density = density * (LINEAR * (1.0 + 3.0 * CUBIC * square))
+    return step, density
 
-    λφ(u) is multiplied by x first, which no finite x or λ makes overflow.
+
+@triton.jit
+def value(x, hardness, gate: tl.constexpr):
+    """x·G(λx)."""
+    step, _ = step_and_density(x, hardness, gate)
+    return x * step
+
+
+@triton.jit
+def derivatives(x, hardness, gate: tl.constexpr):
+    """∂f/∂x = G(u) + u·g(u), and λ·∂f/∂λ = λx²·g(u), for u = λx.
+
+    λ·g(u) is multiplied by x first, which no finite x or λ makes overflow.
     """
-    cdf, exponential = gaussian(x, hardness)
-    slope = x * (hardness * INV_SQRT_2PI * exponential)
-    return cdf + slope, x * slope
+    step, density = step_and_density(x, hardness, gate)
+    slope = x * (hardness * density)
+    return step + slope, x * slope
 
 
 @triton.jit

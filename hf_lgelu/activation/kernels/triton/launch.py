@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels.triton import flat, reduction, tiled
 from hf_lgelu.activation.kernels.triton.pattern import FLAT_BLOCK, Pattern, find_pattern, result_strides
 
@@ -40,8 +41,8 @@ class Hardness:
         return self.values, self.temperature, self.override
 
 
-def forward(x: Tensor, hardness: Hardness) -> Tensor:
-    """x·Φ(λx) in the dtype and, as torch's own functions do, in the memory order of `x`."""
+def forward(x: Tensor, hardness: Hardness, gate: str = DEFAULT_GATE) -> Tensor:
+    """x·G(λx) in the dtype and, as torch's own functions do, in the memory order of `x`."""
     y = torch.empty_like(x)
     if x.numel() == 0:
         return y
@@ -49,18 +50,18 @@ def forward(x: Tensor, hardness: Hardness) -> Tensor:
     with torch.cuda.device_of(x):
         if pattern.flat:
             grid, n = _flat_grid(x)
-            flat.forward[grid](x, y, *hardness.pointers, n, block=FLAT_BLOCK, wide=pattern.wide, **_OPTIONS)
+            flat.forward[grid](x, y, *hardness.pointers, n, **_flat_arguments(pattern, gate))
         else:
             y_strides, x_strides, _ = pattern.strides
             tiled.forward[_tiled_grid(pattern)](
                 x, y, *hardness.pointers, pattern.outer_sizes, pattern.inner_sizes, x_strides, y_strides,
-                **_tile_arguments(pattern),
+                **_tile_arguments(pattern, gate),
             )  # fmt: skip
     return y
 
 
 def backward(
-    x: Tensor, delta: Tensor, hardness: Hardness, needs_x: bool, needs_hardness: bool
+    x: Tensor, delta: Tensor, hardness: Hardness, needs_x: bool, needs_hardness: bool, gate: str = DEFAULT_GATE
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x, and of λ or s; None for what is not needed."""
     values = hardness.values
@@ -75,22 +76,28 @@ def backward(
     partial = x.new_empty((programs, pattern.channels), dtype=torch.float32) if needs_hardness else None
     grad_x = torch.empty_like(x) if needs_x else None
     with torch.cuda.device_of(x):
-        _launch_backward(pattern, x, delta, grad_x, partial, hardness)
+        _launch_backward(pattern, gate, x, delta, grad_x, partial, hardness)
         return grad_x, None if partial is None else _finished(partial, hardness)
 
 
 def _launch_backward(
-    pattern: Pattern, x: Tensor, delta: Tensor, grad_x: Tensor | None, partial: Tensor | None, hardness: Hardness
+    pattern: Pattern,
+    gate: str,
+    x: Tensor,
+    delta: Tensor,
+    grad_x: Tensor | None,
+    partial: Tensor | None,
+    hardness: Hardness,
 ) -> None:
     tensors = (x, delta, grad_x, partial, *hardness.pointers)
     if pattern.flat:
         grid, n = _flat_grid(x)
-        flat.backward[grid](*tensors, n, block=FLAT_BLOCK, wide=pattern.wide, **_OPTIONS)
+        flat.backward[grid](*tensors, n, **_flat_arguments(pattern, gate))
     else:
         grad_x_strides, x_strides, delta_strides = pattern.strides
         tiled.backward[_tiled_grid(pattern)](
             *tensors, pattern.outer_sizes, pattern.inner_sizes, x_strides, delta_strides, grad_x_strides,
-            **_tile_arguments(pattern),
+            **_tile_arguments(pattern, gate),
         )  # fmt: skip
 
 
@@ -127,7 +134,11 @@ def _tiled_grid(pattern: Pattern) -> tuple[int]:
     return (blocks_o * blocks_c * blocks_i,)
 
 
-def _tile_arguments(pattern: Pattern) -> dict[str, int | bool]:
+def _flat_arguments(pattern: Pattern, gate: str) -> dict[str, int | bool | str]:
+    return {"block": FLAT_BLOCK, "wide": pattern.wide, "gate": gate, **_OPTIONS}
+
+
+def _tile_arguments(pattern: Pattern, gate: str) -> dict[str, int | bool | str]:
     tile_o, tile_c, tile_i = pattern.tile
     _, blocks_c, blocks_i = pattern.blocks
     return {
@@ -141,5 +152,6 @@ def _tile_arguments(pattern: Pattern) -> dict[str, int | bool]:
         "tile_i": tile_i,
         "wide": pattern.wide,
         "per_channel": pattern.channels > 1,
+        "gate": gate,
         **_OPTIONS,
     }

@@ -71,13 +71,14 @@ def forward(
     tile_i: tl.constexpr,
     wide: tl.constexpr,
     per_channel: tl.constexpr,
+    gate: tl.constexpr,
 ):
-    """y = x·Φ(λx)."""
+    """y = x·G(λx)."""
     o, c, i, _ = _tile(blocks_c, blocks_i, tile_o, tile_c, tile_i, wide)
     hardness = _hardness(hardness_ptr, temperature_ptr, override_ptr, c, channels, per_channel)
     inside = (o < outer) & (c < channels) & (i < inner)
     x = tl.load(_pointers(x_ptr, o, c, i, outer_sizes, inner_sizes, x_strides), mask=inside, other=0.0).to(tl.float32)
-    y = value(x, hardness).to(y_ptr.dtype.element_ty)
+    y = value(x, hardness, gate).to(y_ptr.dtype.element_ty)
     tl.store(_pointers(y_ptr, o, c, i, outer_sizes, inner_sizes, y_strides), y, mask=inside)
 
 
@@ -105,6 +106,7 @@ def backward(
     tile_i: tl.constexpr,
     wide: tl.constexpr,
     per_channel: tl.constexpr,
+    gate: tl.constexpr,
 ):
     """δ·∂f/∂x, and per program and channel the sum of δ·λ·∂f/∂λ; either pointer may be None."""
     o, c, i, row = _tile(blocks_c, blocks_i, tile_o, tile_c, tile_i, wide)
@@ -115,7 +117,7 @@ def backward(
     # Outside both are 0, which adds nothing to the sums.
     x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
     delta = tl.load(delta_at, mask=inside, other=0.0).to(tl.float32)
-    in_x, in_hardness = derivatives(x, hardness)
+    in_x, in_hardness = derivatives(x, hardness, gate)
     if grad_x_ptr is not None:
         grad_x_at = _pointers(grad_x_ptr, o, c, i, outer_sizes, inner_sizes, grad_x_strides)
         tl.store(grad_x_at, (delta * in_x).to(grad_x_ptr.dtype.element_ty), mask=inside)

@@ -1,4 +1,5 @@
-// λ-GELU on the CPU: x·Φ(λx), and its derivatives, in one pass over memory each.
+// A λ-gate on the CPU: x·G(λx), and its derivatives, in one pass over memory each. LGELU_GATE names G, a struct of
+// formulas.h: each gate is a library of its own, built when it is first used.
 //
 // Plain C++17 and OpenMP, without torch's headers, so that it builds in two seconds and serves any version of
 // torch. `library.py` describes the functions at the end of this file to Python.
@@ -14,6 +15,8 @@
 #include "loops.h"
 
 namespace {
+
+using Gate = LGELU_GATE;
 
 // ---------------------------------------------------------------------------------------------------------
 // Runs: the inner loops. A stride of 1 reads memory as it lies; any other is gathered into a buffer first. λ is
@@ -35,12 +38,12 @@ template <class In, class Out>
 void forward_dense(const In* __restrict x, const float* __restrict hardness, bool one_hardness,
                    Out* __restrict y, int64_t n) {
   if (one_hardness) {
-    const float scaled = kScale * *hardness;
+    const float scaled = Gate::kScale * *hardness;
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) store(y[i], value(load(x[i]), scaled));
+    for (int64_t i = 0; i < n; ++i) store(y[i], value<Gate>(load(x[i]), scaled));
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) store(y[i], value(load(x[i]), kScale * hardness[i]));
+    for (int64_t i = 0; i < n; ++i) store(y[i], value<Gate>(load(x[i]), Gate::kScale * hardness[i]));
   }
 }
 
@@ -55,18 +58,18 @@ void forward_run(Operand<const T> x, Operand<const float> hardness, Operand<T> y
   for (int64_t i = 0; i < n; ++i) y.start[i * y.stride] = out[i];
 }
 
-// Which of the two derivatives is written: ∂x to dx, δ·u²φ(u)/kRate to the sums. One λ gives one sum, a λ per
+// Which of the two derivatives is written: ∂x to dx, δ·u²g(u)/Gate::kRate to the sums. One λ gives one sum, a λ per
 // element adds to a sum per element.
 enum Wanted { kInput = 1, kHardness = 2, kBoth = 3 };
 
 template <int wanted, class In, class Out>
 float backward_dense(const In* __restrict x, const In* __restrict delta, float hardness, Out* __restrict dx,
                      int64_t n) {
-  const float scaled = kScale * hardness;
+  const float scaled = Gate::kScale * hardness;
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; ++i) {
-    const Slopes s = slopes(load(x[i]), scaled);
+    const Slopes s = slopes<Gate>(load(x[i]), scaled);
     const float d = load(delta[i]);
     if (wanted & kInput) store(dx[i], d * s.in_x);
     if (wanted & kHardness) sum += d * s.in_hardness;
@@ -79,7 +82,7 @@ void backward_dense_each(const In* __restrict x, const In* __restrict delta, con
                          Out* __restrict dx, float* __restrict sums, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    const Slopes s = slopes(load(x[i]), kScale * hardness[i]);
+    const Slopes s = slopes<Gate>(load(x[i]), Gate::kScale * hardness[i]);
     const float d = load(delta[i]);
     if (wanted & kInput) store(dx[i], d * s.in_x);
     if (wanted & kHardness) sums[i] += d * s.in_hardness;
@@ -160,7 +163,7 @@ void backward_flat(const Loops& loops, const T* x, const T* delta, const float* 
   });
   if (wanted & kHardness) {
     *dhardness = 0.0;
-    for (const double sum : sums) *dhardness += kRate * sum;
+    for (const double sum : sums) *dhardness += Gate::kRate * sum;
   }
 }
 
@@ -187,7 +190,7 @@ void backward_outer(const Loops& loops, int64_t axis, const T* x, const T* delta
         sum += backward_run<wanted>(where, unused, std::min(kRun, inner - start));
       }
     }
-    dhardness[unit] = kRate * sum;
+    dhardness[unit] = Gate::kRate * sum;
   }
 }
 
@@ -220,7 +223,7 @@ void backward_inner(const Loops& loops, const T* x, const T* delta, const float*
   }
   std::fill(dhardness, dhardness + inner, 0.0);
   for (int64_t group = 0; group < groups; ++group) {
-    for (int64_t i = 0; i < inner; ++i) dhardness[i] += kRate * sums[group * inner + i];
+    for (int64_t i = 0; i < inner; ++i) dhardness[i] += Gate::kRate * sums[group * inner + i];
   }
 }
 
@@ -243,25 +246,25 @@ void backward(const Loops& loops, int64_t axis, const T* x, const T* delta, cons
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------------------
-// What Python calls. dhardness receives Σ δ·u²φ(u) per λ, in the order of the axis along which λ varies; the
+// What Python calls. dhardness receives Σ δ·u²g(u) per λ, in the order of the axis along which λ varies; the
 // caller divides by λ².
 
 extern "C" {
 
-void lambda_gelu_forward_float32(const Loops* loops, const float* x, const float* hardness, float* y, int threads) {
+void lambda_gate_forward_float32(const Loops* loops, const float* x, const float* hardness, float* y, int threads) {
   forward(*loops, x, hardness, y, threads);
 }
 
-void lambda_gelu_forward_bfloat16(const Loops* loops, const void* x, const float* hardness, void* y, int threads) {
+void lambda_gate_forward_bfloat16(const Loops* loops, const void* x, const float* hardness, void* y, int threads) {
   forward(*loops, static_cast<const bfloat16*>(x), hardness, static_cast<bfloat16*>(y), threads);
 }
 
-void lambda_gelu_backward_float32(const Loops* loops, int64_t axis, const float* x, const float* delta,
+void lambda_gate_backward_float32(const Loops* loops, int64_t axis, const float* x, const float* delta,
                                   const float* hardness, float* dx, double* dhardness, int threads) {
   backward(*loops, axis, x, delta, hardness, dx, dhardness, threads);
 }
 
-void lambda_gelu_backward_bfloat16(const Loops* loops, int64_t axis, const void* x, const void* delta,
+void lambda_gate_backward_bfloat16(const Loops* loops, int64_t axis, const void* x, const void* delta,
                                    const float* hardness, void* dx, double* dhardness, int threads) {
   backward(*loops, axis, static_cast<const bfloat16*>(x), static_cast<const bfloat16*>(delta), hardness,
            static_cast<bfloat16*>(dx), dhardness, threads);

@@ -1,0 +1,64 @@
+"""What only a new process shows: the environment's kernel, the first build of a cache, and a machine without Triton."""
+
+import subprocess
+import sys
+
+CODE = """
+import os, sys, pathlib
+import torch
+for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+    del sys.modules[name]
+sys.modules["triton"] = None  # torch looks for it where it is imported; it is hidden from us alone
+
+def forget():
+    for name in [name for name in sys.modules if name.split(".")[0] == "hf_lgelu"]:
+        del sys.modules[name]
+
+import hf_lgelu
+os.environ["LGELU_KERNEL"] = "fastest"
+try:
+    hf_lgelu.lambda_gelu
+except ValueError as error:
+    print("unknown:", error)
+forget()
+os.environ["LGELU_KERNEL"] = "eager"
+import hf_lgelu
+print("named:", str(hf_lgelu.kernel_report()).splitlines()[0])
+with hf_lgelu.use_kernel(None):
+    print("automatic:", hf_lgelu.kernel_report().chosen)
+del os.environ["LGELU_KERNEL"]
+print("built:", *(hf_lgelu.lambda_gelu(torch.ones(3), 1.0, kernel="cpu").tolist()))
+print("also built:", *(hf_lgelu.lambda_silu(torch.ones(3), 1.0, kernel="cpu").tolist()))
+print("kept:", *sorted(path.name for path in pathlib.Path(os.environ["LGELU_CACHE_DIR"]).glob("*/*")))
+from hf_lgelu.activation.kernels.triton import availability, function
+prefix = "hf_lgelu.activation.kernels.triton."
+print("triton's:", *sorted(name.removeprefix(prefix) for name in sys.modules if name.startswith(prefix)))
+print("missing:", availability._trial(torch.device("cpu")))
+del sys.modules["triton"]
+sys.path.insert(0, os.environ["BROKEN"])
+print("broken:", availability._trial(torch.device("cpu")))
+"""
+
+
+def test_a_new_process(environment, tmp_path):
+    broken = tmp_path / "broken" / "triton"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libtriton.so: no such file')")
+    environment |= {"LGELU_CACHE_DIR": str(tmp_path / "cache"), "BROKEN": str(broken.parent)}
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert said["unknown"].startswith("the environment variable LGELU_KERNEL must be one of cpu, ")
+    assert said["unknown"].endswith("got 'fastest'")
+    assert "choice: eager (use_kernel or LGELU_KERNEL)" in said["named"]
+    assert said["automatic"] == "None"
+    assert [round(float(word), 4) for word in said["built"].split()] == [0.8413] * 3  # Φ(1)
+    assert [round(float(word), 4) for word in said["also built"].split()] == [0.7311] * 3  # σ(1)
+    assert sorted(name.partition("-")[0] for name in said["kept"].split()) == [
+        *("lambda_gelu", "lambda_gelu", "lambda_silu", "lambda_silu", "lock")
+    ]
+    # The modules with the kernels are imported where a kernel first runs.
+    assert said["triton's"] == "availability function pattern"
+    assert said["missing"].startswith("Triton is not installed (pip install triton")
+    assert said["broken"] == "Triton cannot be imported (libtriton.so: no such file)"
+    assert done.stderr == ""

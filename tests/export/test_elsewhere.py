@@ -1,0 +1,128 @@
+"""Exports read where hf_lgelu cannot be imported: GELU and ReLU checkpoints, a tokenizer, the MLP's carried code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gelu_models import MODELS, build, logits_of
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, attach_model_code, export_gelu, export_relu
+from hf_lgelu.export.hub.loading import CheckpointFacts, with_carried_code, without_hf_lgelu
+
+HERE = Path(__file__).parent
+FEATURES = torch.randn(20, 5, generator=torch.Generator().manual_seed(4))
+IDS = torch.randint(30, (3, 9), generator=torch.Generator().manual_seed(5))
+
+
+def gelu_checkpoint(name, folder):
+    model, record = build(name), MODELS[name]
+    export = export_gelu(model, folder, inputs=record.inputs)
+    torch.save({"auto": record.auto or f"AutoModel{record.head}", "inputs": record.inputs}, folder / "inputs.pt")
+    return export, logits_of(model, record.inputs)
+
+
+def relu_checkpoint(folder):
+    """A GPT-2 with its tokenizer."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, vocab_size=30, n_positions=32, activation_function="lambda_gelu",
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    anneal_hardness(model, 1.0)
+    splitting = Tokenizer(WordLevel({f"w{i}": i for i in range(30)}, unk_token="w0"))
+    splitting.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=splitting, unk_token="w0")
+    export = export_relu(model, folder, processor=tokenizer, inputs={"input_ids": IDS})
+    example = {"auto": "AutoModelForCausalLM", "inputs": {"input_ids": IDS}, "text": "w3 w4"}
+    torch.save(example, folder / "inputs.pt")
+    return export, model
+
+
+def mlp_with_its_code(folder):
+    torch.manual_seed(0)
+    config = MLPConfig(num_features=5, hidden_size=16, num_hidden_layers=3, num_labels=4, hidden_act="relu")
+    MLPForClassification(config).save_pretrained(folder)
+    assert attach_model_code(folder) == folder / "mlp.py"
+    facts = CheckpointFacts("MLPForClassification", layers=3)
+    code = {
+        "plain": without_hf_lgelu(facts, str(folder), activation="relu"), "carried": with_carried_code(str(folder)),
+    }  # fmt: skip
+    torch.save({"code": code, "inputs": {"features": FEATURES}}, folder / "inputs.pt")
+    return {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """({name: what is known of it here}, {name: what it computes where hf_lgelu cannot be imported}, folder)."""
+    root = tmp_path_factory.mktemp("elsewhere")
+    here = {name: gelu_checkpoint(name, root / name) for name in MODELS}
+    here |= {"relu": relu_checkpoint(root / "relu"), "mlp": mlp_with_its_code(root / "mlp")}
+    environment = {**os.environ, "HF_HOME": str(root.with_name("home")), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    reader = subprocess.run(
+        [sys.executable, HERE / "elsewhere_reader.py", root], env=environment, capture_output=True, text=True
+    )
+    assert reader.returncode == 0, reader.stderr[-3000:]
+    return here, torch.load(root / "read.pt", weights_only=True), root
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gelu_model_computes_the_same_in_a_process_without_hf_lgelu(name, elsewhere):
+    (export, smooth), found = elsewhere[0][name], elsewhere[1][name]["model"]
+    largest = smooth.abs().max().item()
+    change = (found - smooth).abs().max().item()
+    assert change <= 1e-5 * largest
+    assert export.change.largest_output == pytest.approx(largest)
+    assert export.change.max_change == pytest.approx(change, rel=0.5, abs=1e-6 * largest)
+    assert export.relative_change == export.change.max_change / export.change.largest_output
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_config_says_gelu_and_nothing_of_lambda_gelu_is_left(name, elsewhere):
+    export = elsewhere[0][name][0]
+    folder = Path(export.folder)
+    text = (folder / "config.json").read_text()
+    saved = json.loads(text)
+    for key, value in MODELS[name].changes.items():
+        node = saved
+        for step in key.split("."):
+            node = node[step]
+        assert node == value
+    assert "lambda_gelu" not in text
+    assert {path.suffix for path in folder.iterdir()} <= {".json", ".safetensors", ".pt"}
+    assert not any("hardness" in key or "temperature" in key for key in load_file(folder / "model.safetensors"))
+    assert len(export.sites) == MODELS[name].sites
+    expected = [(1.5,), (3.0,), (20.0,), (1.5,)][: MODELS[name].sites]
+    assert [site.hardness for site in export.sites] == expected
+
+
+def test_gpt2_with_its_tokenizer(elsewhere, tmp_path):
+    (export, model), found = elsewhere[0]["relu"], elsewhere[1]["relu"]
+    smooth = model.eval()(IDS).logits.detach()
+    assert 0 < (found["model"] - smooth).abs().max() == pytest.approx(export.change.max_change, rel=0.02)
+    assert export.change.rows == 27
+    assert found["tokens"] == [3, 4]
+    # the same folder again, its tokenizer copied from where the first one lies
+    source = elsewhere[2] / "relu"
+    again = export_relu(model, tmp_path / "again", source=source)
+    assert set(again.processor_files) >= {"tokenizer.json", "tokenizer_config.json"}
+    assert (tmp_path / "again/tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("way", ["plain", "carried"])
+def test_an_mlp_by_the_code_on_its_card(elsewhere, way):
+    weights, found = elsewhere[0]["mlp"], elsewhere[1]["mlp"][way]
+    hidden = FEATURES.double()
+    for layer in range(3):
+        hidden = (hidden @ weights[f"layers.{layer}.linear.weight"].T + weights[f"layers.{layer}.linear.bias"]).clamp(0)
+    by_hand = hidden @ weights["classifier.weight"].T + weights["classifier.bias"]
+    torch.testing.assert_close(found.double(), by_hand, rtol=1e-5, atol=1e-6)
