@@ -205,8 +205,6 @@ def _notes(examined: Examined) -> Iterator[str]:
             "such rows show what int8 changes there."
         )
     if examined.sites:
-        yield from (f"- As ReLU: {warning}" for warning in runtime_warnings(given.model.config))
-    if examined.sites:
         yield (
             f"- A conversion counts as near up to a KL of {FAR_KL} nat a prediction; beyond that, its report and card "
             "say first how far it is."

@@ -15,6 +15,8 @@ from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
+    apply_changes,
+    combined,
     plan_config_changes,
     pretrained_roots,
     write_config_changes,
@@ -22,7 +24,7 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
-from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
+from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites, without_guard
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SELF_GATE_KINDS,
@@ -319,10 +321,12 @@ def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Co
     if len(gates) == 1 and all(entry.get("granularity") == "layer" for entry in record):
         try:
             names = {entry["site"] for entry in record}
-            return plan_config_changes(root, names, gates.pop()) + forget_sites(root.config)
+            plain = without_guard(root.config)
+            changes = plan_config_changes(root, names, gates.pop(), apply_changes(root.config, plain))
+            return combined(root.config, plain, changes) + forget_sites(root.config)
         except UnsupportedConfigError:
             pass  # then the config remembers the sites themselves
-    return remember_sites(root.config, record)
+    return remember_sites(root, record)
 
 
 def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:

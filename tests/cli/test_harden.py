@@ -8,8 +8,8 @@ import torch
 from huggingface_hub import ModelCard
 from torch import nn
 
-from hf_lgelu.cli.command import COMMANDS
 from hf_lgelu.cli.sentence_folder import find_sentence_folder
+from hf_lgelu.cli.table import COMMANDS
 from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.export.targets import EXPORT_TARGETS

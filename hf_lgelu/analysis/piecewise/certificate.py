@@ -118,7 +118,7 @@ def _in_float64(network: nn.Module, inputs: Inputs | None) -> Inputs | None:
     """The inputs in float64; the tensor itself where it is the only one, given by the name of the first argument."""
     if isinstance(inputs, Mapping):
         first = next(iter(inspect.signature(network.forward).parameters), None)
-        if inputs.keys() == {first}:
+        if first is not None and inputs.keys() == {first}:
             return _in_float64(network, inputs[first])
         return {name: _in_float64(network, value) for name, value in inputs.items()}
     if isinstance(inputs, list | tuple):

@@ -150,7 +150,10 @@ def prune_units(
     chosen = {}
     for layer in layers:
         scores = unit_scores(model, layer, zeros)
-        chosen[layer.name] = _above(scores, threshold) if fraction is None else _highest(scores, fraction)
+        if fraction is not None:
+            chosen[layer.name] = _highest(scores, fraction)
+        elif threshold is not None:
+            chosen[layer.name] = _above(scores, threshold)
     if not any(chosen.values()):
         raise ValueError(
             f"no unit is chosen by fraction={fraction}, threshold={threshold} in layers of "

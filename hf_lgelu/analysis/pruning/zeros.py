@@ -55,11 +55,12 @@ def watch_gates(model: nn.Module, inputs: Inputs, look: Callable[[GateCall], Non
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         data = args[0] if args and isinstance(args[0], Tensor) else None
         producer = None if data is None else producer_of.get(data)
-        if module in names and isinstance(output, Tensor) and data is not None:
+        kind = gate_kind(module)
+        if kind is not None and isinstance(output, Tensor) and data is not None:
             calls[module] += 1
             name = names[module] if calls[module] == 1 else f"{names[module]}#{calls[module]}"
             producers = _chain(producer, source_of)
-            look(GateCall(name, module, gate_kind(module), output, channel_axis(data, producer), producers))
+            look(GateCall(name, module, kind, output, channel_axis(data, producer), producers))
         # What only passes a tensor on (Identity, dropout in eval mode) did not make it; neither did an in-place gate.
         if isinstance(output, Tensor) and output is not data:
             producer_of[output] = module

@@ -110,7 +110,6 @@ def write_card(
     Raises:
         ValueError: see `render_card`; or config.json names no class.
         FileNotFoundError: no config.json.
-        ImportError: matplotlib is missing (extra "benchmarks").
 
     Example:
         >>> import tempfile
@@ -152,7 +151,7 @@ def _card_data(facts: CardFacts, checkpoint: CheckpointFacts, export: str, repo_
     value = scores.relu_score if export == "relu" else scores.score
     # A ReLU model that was not evaluated has no result, least of all the smooth one's; nor has one that was evaluated
     # on other rows than those of the data set that the Hub has.
-    if hub_id and scores.whole_split and value is not None:
+    if facts.data is not None and hub_id and scores.whole_split and value is not None:
         data.model_name = _name(facts, export, repo_id)
         data.eval_results = [
             EvalResult(
