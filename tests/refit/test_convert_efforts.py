@@ -219,12 +219,14 @@ def _bias_change(model, original, block):
     return (model.get_parameter(name) - original.get_parameter(name)).detach()
 
 
-def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features():
+def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features(monkeypatch):
     """The normal equations, dense, with the features of the network that came out."""
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(3, 40), nn.GELU(), nn.Linear(40, 4)).double()
     model[0].weight.data *= 3
     inputs = torch.randn(400, 3, dtype=torch.float64)
+    distances = iter((2.0, 1.0))  # the second rung is the one that is looked at here
+    monkeypatch.setattr("hf_lgelu.refit.convert._reached_distance", lambda attempt: next(distances))
     converted, report = convert_to_relu(model, inputs, effort="place")
     assert [step.effort for step in report.steps] == ["refit", "place"]
     assert report.steps[1].is_kept, report.steps
