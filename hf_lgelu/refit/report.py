@@ -205,7 +205,9 @@ def what_was_done(report: ConversionReport) -> str:
     duplicates = report.units - report.distinct_units
     without = f", {duplicates:,} duplicates left out" if duplicates else ""
     folds = (
-        f"{report.folds}-fold cross-validation" if report.folds > 1 else "a fixed strength, without cross-validation"
+        f"a strength chosen on {report.folds} folds"
+        if report.folds > 1
+        else "a fixed strength, without cross-validation"
     )
     counted = ", ".join(f"`{name}`" for name in report.outputs)
     outputs = f" Of the model's outputs {counted} counted." if report.outputs != ("",) else ""
