@@ -1,6 +1,6 @@
 """Conversions to ReLU, timed: networks with random weights, random inputs, and what we want to stay within.
 
-Memory does not depend on what the weights are, and time hardly (above 2,048 features a few strengths more or less are
+Memory does not depend on what the weights are, and time hardly (from 512 features on a few strengths more or less are
 tried); how good a conversion is does, and is measured on trained networks (scripts/measure.py).
 """
 

@@ -50,7 +50,7 @@ def test_everything_a_reader_must_know_is_on_the_page():
     assert "3 gates (2 gelu_new, 1 silu) became ReLU." in page
     assert "1 was refitted, 1 got another bias and 1 was kept" in page
     assert "64 inputs (8,192 rows, 2 duplicates left out)" in page
-    assert "4-fold cross-validation" in page
+    assert "a strength chosen on 4 folds" in page
     assert "1,024 predictions on 8 inputs" in page
     assert "- fewer rows than features in conv2\n" in page
     assert "- attn: softmax\n" in page

@@ -256,10 +256,10 @@ def test_a_wide_map_is_scored_on_its_first_fold_and_fitted_on_all(monkeypatch, i
     x[:7] *= 1.7  # the first fold is unlike the others
     parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
     folds = [moments_of(*part) for part in parts]
-    monkeypatch.setattr(module, "_WIDEST_CROSS_VALIDATED", 6)
+    monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 7)
     narrow = fit_ridge(folds, intercept=intercept)
     assert narrow.error_before == pytest.approx(chosen_by_hand(parts, intercept, range(4))[1], rel=1e-9)
-    monkeypatch.setattr(module, "_WIDEST_CROSS_VALIDATED", 5)
+    monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 6)
     wide = fit_ridge(folds, intercept=intercept)
     expected, before, after = chosen_by_hand(parts, intercept, [0])
     assert (wide.choice, wide.strength) == expected
@@ -274,7 +274,7 @@ def test_a_wide_map_tries_no_strength_behind_the_first_that_is_worse(monkeypatch
     x, r, t = drawn(28, noise=0.1)
     parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
     tried, solve = [], module._Deviations.solve
-    monkeypatch.setattr(module, "_WIDEST_CROSS_VALIDATED", 5)
+    monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 6)
     monkeypatch.setattr(
         module._Deviations, "solve", lambda self, strength: (tried.append(strength), solve(self, strength))[1]
     )

@@ -78,6 +78,8 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
     """
     training.output_dir = str(Path(training.output_dir).resolve())
     folder = Path(training.output_dir)
+    if run.overwrite and training.resume_from_checkpoint is not None:
+        raise ValueError("--overwrite removes what --resume_from_checkpoint would go on from: give one of them")
     with sole_writer(folder) if training.should_save else nullcontext():
         if training.resume_from_checkpoint is not None:
             training.resume_from_checkpoint = str(whole_checkpoint(training.resume_from_checkpoint))

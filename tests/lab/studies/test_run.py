@@ -221,6 +221,8 @@ def test_a_finished_run_is_only_replaced_when_asked_for(tmp_path):
     with pytest.raises(FileExistsError, match=r"holds a model \(config\.json\)"):
         digits(tmp_path, activation="gelu")
     (tmp_path / "checkpoint-4").mkdir()
+    with pytest.raises(ValueError, match="give one of them"):
+        digits(tmp_path, overwrite=True, resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     replaced = digits(tmp_path, overwrite=True, save_final_model=False, num_train_epochs=1)
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
     assert read_record(tmp_path) == replaced
