@@ -7,6 +7,8 @@ is not there.
     python scripts/bench_convert.py --csv bench.csv --sweep      rows and widths, for the figure
     python scripts/bench_convert.py --csv bench.csv --table
     python scripts/bench_convert.py --csv bench.csv --figure bench.png
+    python scripts/bench_convert.py --csv docs/convert/gated.csv --gated silu gelu --seeds 0 1 2
+                                                                 trained networks with gated units, and how good
 """
 
 import json
@@ -14,11 +16,16 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lgelu_lab.conversion_bench.cases import CASES, NAMED
-from lgelu_lab.conversion_bench.csv_rows import append_row, read_rows
-from lgelu_lab.conversion_bench.figure import draw_figure
-from lgelu_lab.conversion_bench.measure import measure_apart, measure_here
-from lgelu_lab.conversion_bench.table import markdown_table
+from lgelu_lab.conversion_bench import (
+    CASES,
+    NAMED,
+    append_row,
+    draw_figure,
+    markdown_table,
+    measure_apart,
+    measure_here,
+    read_rows,
+)
 from transformers import HfArgumentParser
 
 
@@ -32,6 +39,9 @@ class BenchArguments:
     threads: int = field(default=2, metadata={"help": "Threads of the CPU."})
     table: bool = field(default=False, metadata={"help": "Print a Markdown table of the rows, and measure nothing."})
     figure: str | None = field(default=None, metadata={"help": "Draw the sweep into this PNG, and measure nothing."})
+    gated: list[str] = field(default_factory=list, metadata={"help": "silu (SwiGLU), gelu (GEGLU): train and convert."})
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Of --gated, one network each."})
+    data_dir: str | None = field(default=None, metadata={"help": "Of --gated: local copies of the data sets."})
     measure_here: str | None = field(default=None, metadata={"help": "One case in this process, as JSON on stdout."})
 
 
@@ -45,6 +55,8 @@ def main() -> int:
             print(markdown_table(read_rows(Path(arguments.csv))))
         elif arguments.figure:
             draw_figure(read_rows(Path(arguments.csv)), arguments.figure)
+        elif arguments.gated:
+            _measure_gated(arguments)
         else:
             _measure(arguments)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -59,13 +71,28 @@ def _measure(arguments: BenchArguments) -> None:
     if unknown:
         raise ValueError(f"unknown case {', '.join(unknown)}; accepted: {', '.join(CASES)}")
     path = Path(arguments.csv)
-    there = {(row["case"], row["threads"]) for row in read_rows(path)}
+    there = read_rows(path)
+    there = set(zip(there["case"], there["threads"], strict=True))
     for name in chosen:
-        if (name, str(arguments.threads)) in there:
+        if (name, arguments.threads) in there:
             continue
         row = measure_apart(name, arguments.threads)
         append_row(path, row)
         print(f"{name}: {row['seconds']} s, {row['peak_gib']} GiB, {row['outcome']}", flush=True)
+
+
+def _measure_gated(arguments: BenchArguments) -> None:
+    from lgelu_lab.gated_conversion import load_texts, measure_gated  # which needs the data sets' libraries
+
+    benchmark, data = load_texts(arguments.data_dir)
+    there = read_rows(Path(arguments.csv))
+    there = set(zip(there["activation"], there["seed"], strict=True))
+    for seed in arguments.seeds:
+        for activation in arguments.gated:
+            if (activation, seed) not in there:
+                row = measure_gated(activation, seed, benchmark, data)
+                append_row(Path(arguments.csv), row)
+                print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ LISTED = {
     "analysis.int8",  # the graph that onnxruntime runs, of a float file too
     "analysis.verification",  # what the solver says of a network before it is asked
     "environment",  # the hardware and the versions of a record
-    "export.hub.loading",  # the facts of a checkpoint that a card is written without
+    "export.hub",  # the facts of a checkpoint that a card is written without; the name of the file of facts
     "export.onnx.onnx_run",
     "extras",
     "models.checkpoint",  # loading and saving with the processor's files

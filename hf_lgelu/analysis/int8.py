@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from torch import Tensor
@@ -35,8 +35,8 @@ from hf_lgelu.extras import require
 from hf_lgelu.models.comparison import OutputChange
 from hf_lgelu.models.whole_file import whole_file
 
-Array = np.ndarray | Tensor
-OnnxInputs = Array | Mapping[str, Array] | Sequence[Array]
+Array: TypeAlias = np.ndarray | Tensor
+OnnxInputs: TypeAlias = Array | Mapping[str, Array] | Sequence[Array]
 """One batch: the graph's only input, its inputs by name, or in the graph's order."""
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
@@ -208,6 +208,9 @@ def _quantize(
     """Write the int8 file; returns how many operations stay in float because of a mask."""
     prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
     chosen = QUANTIZED_OPERATIONS[operations]
+    # It has no error class of its own, and looks operations and tensors up in dictionaries.
+    known: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+    known += runtime_errors()
     try:
         with silence_python():  # the quantizer gives advice on the root logger
             # Its symbolic shapes need one more package and stop at operations of transformers; ONNX's own suffice.
@@ -227,8 +230,7 @@ def _quantize(
                 weight_type=quantization.QuantType.QInt8,
                 calibrate_method=quantization.CalibrationMethod.MinMax,
             )
-    # It has no error class of its own, and looks operations and tensors up in dictionaries.
-    except (*runtime_errors(), RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except known as error:
         raise RuntimeError(f"onnxruntime cannot quantize {path}: {type(error).__name__}: {error}") from error
     onnx = require("onnx", "onnx")
     proto = read_onnx(raw)
@@ -303,10 +305,11 @@ def _relative_error(squared_error: float, rows: int, total: np.ndarray, squares:
 
 
 def _read_batches(data: OnnxInputs | Iterable[OnnxInputs], names: tuple[str, ...]) -> list[dict[str, np.ndarray]]:
-    one = isinstance(data, Array | Mapping)
-    # Several tensors in a row for several inputs are the positional arguments of one call, as for export_onnx.
-    one = one or (isinstance(data, list | tuple) and len(names) > 1 and all(isinstance(item, Array) for item in data))
-    batches = [_named_rows(batch, names) for batch in ([data] if one else data)]
+    one = isinstance(data, np.ndarray | Tensor | Mapping)
+    if isinstance(data, list | tuple) and len(names) > 1:
+        # Several tensors in a row for several inputs are the positional arguments of one call, as for export_onnx.
+        one = all(isinstance(item, np.ndarray | Tensor) for item in data)
+    batches = [_named_rows(batch, names) for batch in (cast(Iterable[OnnxInputs], [data] if one else data))]
     if not any(len(rows) for batch in batches for rows in batch.values()):
         raise ValueError("data holds no rows; give at least one batch of training rows")
     return [batch for batch in batches if all(len(rows) for rows in batch.values())]
@@ -314,18 +317,17 @@ def _read_batches(data: OnnxInputs | Iterable[OnnxInputs], names: tuple[str, ...
 
 def _named_rows(batch: OnnxInputs, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     """One batch as finite arrays by the names of the graph's inputs."""
-    if isinstance(batch, Array):
-        batch = [batch]
-    if isinstance(batch, list | tuple) and len(batch) == len(names):
-        batch = dict(zip(names, batch, strict=True))
-    if not isinstance(batch, Mapping):
+    values = [batch] if isinstance(batch, np.ndarray | Tensor) else batch
+    if isinstance(values, list | tuple) and len(values) == len(names):
+        values = dict(zip(names, values, strict=True))
+    if not isinstance(values, Mapping):
         raise TypeError(
             f"a batch must hold {', '.join(names)}: as a mapping, or tensors in this order; got {type(batch).__name__}"
         )
-    missing = [name for name in names if batch.get(name) is None]
+    missing = [name for name in names if values.get(name) is None]
     if missing:
         raise ValueError(f"a batch must hold {', '.join(names)}; it lacks {', '.join(missing)}")
-    arrays = as_arrays({name: batch[name] for name in names})
+    arrays = as_arrays({name: values[name] for name in names})
     for name, array in arrays.items():
         if array.dtype.kind not in "fiub":
             raise TypeError(f"{name} must hold numbers, got {array.dtype}")

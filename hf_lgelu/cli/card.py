@@ -9,7 +9,6 @@ from hf_lgelu.cli.known_facts import known_facts
 from hf_lgelu.cli.named_places import CARD_FILE, local
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
-from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
@@ -37,8 +36,7 @@ def card(arguments: Namespace) -> Path:
             "of the checkpoint that it was made of (hf_lgelu.save_card_facts)"
         )
     licence = arguments.license or facts.license or original_licence(given.name)
-    place = folder if given.sentences is None else given.sentences.encoder_path
-    facts = replace(facts, license=licence, checkpoint=facts_of_folder(place))
+    facts = replace(facts, license=licence, checkpoint=None)
     path = write_card(folder, facts, export=export, repo_id=arguments.repo_id)
     print(f"Model card: {path}")
     return path

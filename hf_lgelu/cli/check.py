@@ -27,8 +27,10 @@ from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.layers import Layers, Unfit, find_layers
 from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.weights import why_not_writable
 from hf_lgelu.training.hardening import is_hardened
 
 FAR_KL = 0.1
@@ -52,6 +54,10 @@ class Examined:
     def sites(self) -> list[ActivationSite]:
         """Its smooth gates."""
         return find_sites(self.given.network)
+
+    def counted(self, output: Any) -> list[Tensor]:
+        """The tensors of an output that count."""
+        return list(task_outputs(output, self.arguments.outputs).values())
 
     @property
     def learns_hardness(self) -> bool:
@@ -115,7 +121,7 @@ def _swap(examined: Examined) -> Iterator[str]:
         )
     if evaluation is not None:
         options = {"batch_size": examined.arguments.batch_size, "progress": not examined.arguments.disable_tqdm}
-        found = compare(network, network, evaluation, **options)
+        found = compare(network, network, evaluation, outputs=examined.arguments.outputs, **options)
         words = in_words(found.direct, dict(found.original_metrics))
         yield f"On {evaluation.description}, {found.units:,} inputs, swapped without a refit: {words}"
         if found.direct.kl is not None and not found.direct.kl <= FAR_KL:
@@ -131,12 +137,13 @@ def _conversion(examined: Examined) -> Iterator[str]:
     network, sites = examined.given.network, examined.sites
     if not sites:
         return
-    if getattr(examined.given.model, "is_quantized", False):
-        yield "No: it is quantized, and quantized weights are not refitted. Convert first, then quantize."
+    reason = why_not_writable(network)
+    if reason is not None:
+        yield f"No: {reason}"
         return
     try:
         substitute_relu(copy.deepcopy(network), kinds=SMOOTH_KINDS)
-        layers = find_layers(Program(network, sites, dict(examined.inputs)), network, sites)
+        layers = find_layers(Program(network, sites, dict(examined.inputs), examined.counted), network, sites)
     except UnsupportedConfigError as error:
         yield f"Not to be saved: {error}"
     except ValueError as error:  # torch.export cannot trace it
@@ -149,6 +156,8 @@ def _layers_in_words(layers: Layers, sites: list[ActivationSite]) -> Iterator[st
     unfit = {site for entry in layers.unfit for site in entry.sites}
     maps = sum(len(layer.maps) for layer in layers.layers)
     yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be, with {maps} linear maps behind them to refit."
+    if layers.beside:
+        yield f"{len(layers.beside)} of them are behind outputs that do not count, and are exchanged alone."
     yield from _shortened([f"- not {_names(entry, sites)}: {_reason(entry)}" for entry in layers.unfit])
     if unfit:
         yield "--allow_unrefitted exchanges these gates all the same, with the weights behind them as they are."
@@ -183,16 +192,18 @@ def _notes(examined: Examined) -> Iterator[str]:
         )
     for warning in runtime_warnings(given.model.config):
         yield f"- With ReLU in its config: {warning}."
-    names = _outputs(run_example(given.network, examined.inputs))
-    if len(names) > 1:
-        yield f"- It gives {', '.join(names)}: networks are compared by {names[0]}. Gates behind the others count too."
+    output = run_example(given.network, examined.inputs)
+    counted, others = list(task_outputs(output, examined.arguments.outputs)), _outputs(output)
+    if len(others) > 1:
+        yield (
+            f"- It gives {', '.join(others)}: networks are compared by {counted[0]}, and {', '.join(counted)} count. "
+            "--outputs names others."
+        )
     if examined.sites and given.model.main_input_name == "input_ids":
         yield (
             "- In int8 (quantize_onnx), have padded rows among the inputs: what masks padding stays in float, and only "
             "such rows show what int8 changes there."
         )
-    if examined.sites:
-        yield from (f"- As ReLU: {warning}" for warning in runtime_warnings(given.model.config))
     if examined.sites:
         yield (
             f"- A conversion counts as near up to a KL of {FAR_KL} nat a prediction; beyond that, its report and card "

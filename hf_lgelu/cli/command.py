@@ -1,257 +1,25 @@
-"""The command `hf-lgelu`: what it offers, in the table COMMANDS, and how a call is read and answered.
+"""The command `hf-lgelu`: how a call is read and answered; the table COMMANDS has what it offers.
 
 A command's own module, and with it torch, is imported when the command runs: help and the refusal of a wrong call take
 no seconds.
 """
 
 import argparse
-import difflib
 import importlib
-import importlib.metadata
 import itertools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
+
+from hf_lgelu.cli.near_names import did_you_mean
+from hf_lgelu.cli.table import COMMANDS, Command
+from hf_lgelu.version import __version__
 
 FAILED, WRONG_CALL = 1, 2
 """Exit statuses; 0 is for what was done, 128 + n for signal n."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """One argument: a positional one, or "--name". `settings` are argparse's; the help says the default in words."""
-
-    name: str
-    help: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Command:
-    """One word after `hf-lgelu`.
-
-    `run` is "module:function", called with the parsed arguments. `examples` are two calls. `complaint` says what is
-    wrong with arguments that are right one by one, or None.
-    """
-
-    name: str
-    summary: str
-    run: str
-    options: tuple[Option, ...]
-    examples: tuple[str, str]
-    complaint: Callable[[argparse.Namespace], str | None] = lambda arguments: None
-
-
-def at_least(smallest: int) -> Callable[[str], int]:
-    """A whole number from `smallest` on, as argparse wants its types."""
-
-    def read(text: str) -> int:
-        if not text.lstrip("+-").isdecimal() or int(text) < smallest:
-            raise argparse.ArgumentTypeError(f"must be a whole number, {smallest} or more, got {text!r}")
-        return int(text)
-
-    return read
-
-
-def _seed(text: str) -> int:
-    if at_least(0)(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"must be below 2**32, got {text!r}")
-    return int(text)
-
-
-def _switch(name: str, help: str) -> Option:
-    return Option(name, help, {"action": "store_true"})
-
-
-_DATA = "a data set's Hub id, a folder of data files or of images, or a CSV, JSON, Parquet or text file"
-_MODEL = Option("model", "Folder or Hub id of the checkpoint.", {"metavar": "MODEL"})
-_OUTPUT_DIR = Option("--output_dir", "Folder to write; it is complete or not there.", {"required": True})
-_SEED = Option("--seed", "Of the choice of the inputs. Left out: 0.", {"type": _seed, "default": 0})
-_BATCH_SIZE = Option(
-    "--batch_size",
-    "Inputs computed at once. Left out: 1,024 rows of features, 2,048 tokens or 32 images.",
-    {"type": at_least(1)},
-)
-_OVERWRITE = _switch("--overwrite", "Replace an output folder that holds a model. Left out: it is refused.")
-_COLUMNS = (
-    Option("--column", "Column of texts, images or features. Left out: the one that fits."),
-    Option("--label_column", "Column of classes, for scores alone. Left out: label or labels, if there is one."),
-    Option(
-        "--sequence_length",
-        "Tokens of a sequence. Left out: what the model takes, at most 1,024.",
-        {"type": at_least(2)},
-    ),
-)
-_EVALUATION = (
-    Option("--evaluation_split", "Which split of it. Left out: validation or test, else its only one."),
-    Option("--evaluation_config", "Which of its configurations. Left out: its only one."),
-    Option(
-        "--max_eval_samples",
-        "At most so many inputs of it. Left out: 8,192 rows of features, 1,024 images, or sequences of together "
-        "32,768 tokens.",
-        {"type": at_least(1)},
-    ),
-)
-_DISABLE_TQDM = _switch("--disable_tqdm", "No progress bars.")
-_LICENSE = Option("--license", "Licence on the card, as the Hub spells it. Left out: that of the original's card.")
-_PUBLISHING = (
-    Option(
-        "--push_to_hub",
-        "Push the folder with its card to this Hub repository, e.g. user/model; without a value, to one of yours that "
-        "is named like the folder. Left out: nothing is pushed.",
-        {"nargs": "?", "const": "", "metavar": "REPOSITORY"},
-    ),
-    _switch("--private", "Make a new Hub repository a private one. Left out: as your account has it."),
-    _LICENSE,
-)
-
-
-_FACTS = Option(
-    "--facts",
-    "What is known of its training, for the card: a file that hf_lgelu.save_card_facts wrote, or its folder. Left out: "
-    "the one in the checkpoint's folder, if there is one.",
-)
-
-
-def _onnx_is_not_pushed(arguments: argparse.Namespace) -> str | None:
-    if arguments.to == "onnx" and arguments.push_to_hub is not None:
-        return "--push_to_hub: only checkpoints are pushed with a card; push an ONNX file with `hf upload`"
-    return None
-
-
-_ROWS = (
-    Command(
-        name="convert",
-        summary="a trained smooth network (GELU, SiLU, Mish, λ-GELU) to ReLU without training, on unlabelled inputs",
-        run="hf_lgelu.cli.convert:convert",
-        options=(
-            _MODEL,
-            Option("--data", f"Unlabelled inputs like those the model meets: {_DATA}.", {"required": True}),
-            _OUTPUT_DIR,
-            Option("--data_split", "Which split of it. Left out: train.", {"default": "train"}),
-            Option("--data_config", "Which of its configurations. Left out: its only one."),
-            Option(
-                "--max_samples",
-                "At most so many of its rows, sequences or images. Left out: 8,192 rows of features, 1,024 images, or "
-                "sequences of together 32,768 tokens, but at least 32.",
-                {"type": at_least(1)},
-            ),
-            *_COLUMNS,
-            Option(
-                "--evaluation",
-                f"A second set, on which nothing is fitted: {_DATA}, or none. Left out: the validation or test split "
-                "of --data, if it has one.",
-            ),
-            *_EVALUATION,
-            _SEED,
-            _BATCH_SIZE,
-            _switch(
-                "--allow_unrefitted",
-                "Swap gates even where the linear maps behind them cannot be refitted. Left out: that is refused.",
-            ),
-            _OVERWRITE,
-            *_PUBLISHING,
-            _DISABLE_TQDM,
-        ),
-        examples=(
-            "hf-lgelu convert runs/tabular --data rows.csv --output_dir out/relu",
-            "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu --push_to_hub",
-        ),
-    ),
-    Command(
-        name="harden",
-        summary="a hardened λ-GELU checkpoint to a plain ReLU, GELU or ONNX one",
-        run="hf_lgelu.cli.harden:harden",
-        options=(
-            _MODEL,
-            _OUTPUT_DIR,
-            Option(
-                "--to",
-                "relu: ReLU in the place of hard gates; gelu: GELU, with λ folded into the weights, exactly; onnx: the "
-                "model as it is, for onnxruntime. Left out: relu.",
-                {"choices": ("relu", "gelu", "onnx"), "default": "relu"},
-            ),
-            Option(
-                "--evaluation",
-                f"Inputs on which the checkpoint and what becomes of it are compared, with scores where there are "
-                f"labels: {_DATA}. Left out: some random inputs.",
-            ),
-            *_EVALUATION,
-            *_COLUMNS,
-            _SEED,
-            _BATCH_SIZE,
-            _switch("--allow_soft", "Put ReLU in even where gates are soft. Left out: that is refused."),
-            _OVERWRITE,
-            _FACTS,
-            *_PUBLISHING,
-            _DISABLE_TQDM,
-        ),
-        examples=(
-            "hf-lgelu harden runs/tabular --output_dir out/relu --evaluation test.csv",
-            "hf-lgelu harden runs/soft --to gelu --output_dir out/gelu",
-        ),
-        complaint=_onnx_is_not_pushed,
-    ),
-    Command(
-        name="check",
-        summary="is a checkpoint piecewise linear, what would ReLU cost, what stands in the way; nothing is written",
-        run="hf_lgelu.cli.check:check",
-        options=(
-            _MODEL,
-            Option(
-                "--evaluation",
-                f"Inputs on which the swap is tried, with scores where there are labels: {_DATA}. Left out: some "
-                "random inputs.",
-            ),
-            *_EVALUATION,
-            *_COLUMNS,
-            _SEED,
-            _BATCH_SIZE,
-            _DISABLE_TQDM,
-        ),
-        examples=("hf-lgelu check you/your-bert", "hf-lgelu check runs/tabular --evaluation test.csv"),
-    ),
-    Command(
-        name="profile",
-        summary="the hardness λ of every gate of a λ-GELU checkpoint, as text and as a picture",
-        run="hf_lgelu.cli.profile:profile",
-        options=(
-            _MODEL,
-            Option("--figure", "PNG to write. Left out: none.", {"metavar": "FILE"}),
-            _switch("--overwrite", "Replace a picture that is there. Left out: it is refused."),
-        ),
-        examples=("hf-lgelu profile runs/tabular", "hf-lgelu profile runs/tabular --figure hardness.png"),
-    ),
-    Command(
-        name="card",
-        summary="a model card for a λ-GELU checkpoint, or for what harden made of one",
-        run="hf_lgelu.cli.card:card",
-        options=(
-            _MODEL,
-            _FACTS,
-            Option("--repo_id", "Hub repository that the card is for, e.g. user/model. Left out: none is named."),
-            _LICENSE,
-            _switch("--overwrite", "Replace a card that is there. Left out: it is refused."),
-        ),
-        examples=(
-            "hf-lgelu card runs/tabular --license mit",
-            "hf-lgelu card out/relu --facts runs/tabular --overwrite",
-        ),
-    ),
-    Command(
-        name="kernels",
-        summary="which implementations of the activation this machine has, and why others are not used",
-        run="hf_lgelu.cli.kernels:kernels",
-        options=(),
-        examples=("hf-lgelu kernels", "LGELU_KERNEL=eager hf-lgelu kernels"),
-    ),
-)
-
-COMMANDS: dict[str, Command] = {command.name: command for command in _ROWS}
 
 
 class _WrongCallError(ValueError):
@@ -270,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(_overview())
         return 0
     if words[:1] == ["--version"]:
-        print(importlib.metadata.version("hf-lgelu"))
+        print(__version__)
         return 0
     try:
         command = _command(words)
@@ -326,7 +94,7 @@ def _command(words: Sequence[str]) -> Command:
     if not words:
         raise _WrongCallError(f"give a command: {', '.join(COMMANDS)}; hf-lgelu --help says what they do")
     if words[0] not in COMMANDS:
-        raise _WrongCallError(f"there is no command {words[0]!r}{_meant(words[0], COMMANDS)}; hf-lgelu --help")
+        raise _WrongCallError(f"there is no command {words[0]!r}{did_you_mean(words[0], COMMANDS)}; hf-lgelu --help")
     return COMMANDS[words[0]]
 
 
@@ -344,7 +112,7 @@ def _arguments(command: Command, words: Sequence[str]) -> argparse.Namespace | N
         name = word.partition("=")[0]
         if name.startswith("--") and name not in known:
             raise _WrongCallError(
-                f"{command.name}: there is no option {name}{_meant(name, known)}; hf-lgelu {command.name} --help"
+                f"{command.name}: there is no option {name}{did_you_mean(name, known)}; hf-lgelu {command.name} --help"
             )
     try:
         _require_choices(command, words)
@@ -366,13 +134,8 @@ def _require_choices(command: Command, words: Sequence[str]) -> None:
     for name, value in pairs:
         if name in choices and value not in choices[name]:
             raise _WrongCallError(
-                f"{name}: {value!r} is none of {', '.join(choices[name])}{_meant(value, choices[name])}"
+                f"{name}: {value!r} is none of {', '.join(choices[name])}{did_you_mean(value, choices[name])}"
             )
-
-
-def _meant(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {near[0]}?" if near else ""
 
 
 def _answer(command: Command, arguments: argparse.Namespace) -> int:

@@ -1,5 +1,7 @@
 """A checkpoint beside what becomes of it, on the inputs that a command's --evaluation names."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from hf_lgelu.cli.inputs.input_set import InputSet
@@ -13,15 +15,24 @@ _ROWS, _TOKENS, _IMAGES = 1024, 2048, 32  # computed at once
 
 
 def compare(
-    network: nn.Module, other: nn.Module, inputs: InputSet, *, batch_size: int | None, progress: bool
+    network: nn.Module,
+    other: nn.Module,
+    inputs: InputSet,
+    *,
+    batch_size: int | None,
+    progress: bool,
+    outputs: Sequence[str] | None = None,
 ) -> Evaluation:
     """`network`, itself with ReLU at every smooth gate ("direct"), and `other` ("refitted"), on all of `inputs`.
 
-    Raises ValueError for a network without a smooth gate.
+    `outputs` are names of those that count, None those that the task reads. Raises ValueError for a network without a
+    smooth gate or without such an output.
     """
     size = batch_size or _at_once(inputs.first(1))
     batches = inputs.batches("evaluation", progress=progress, batch_size=size)
-    found = evaluate_conversion(network, other, TemporaryRelu(network, kinds=SMOOTH_KINDS), read_batches(batches))
+    found = evaluate_conversion(
+        network, other, TemporaryRelu(network, kinds=SMOOTH_KINDS), read_batches(batches), outputs
+    )
     if found is None:
         raise ValueError(f"{inputs.description} holds no rows to evaluate on")
     return found

@@ -102,6 +102,9 @@ def _converted(
             data.batches("inputs", progress=progress),
             evaluation_data=None if evaluation is None else evaluation.batches("second set", progress=progress),
             batch_size=arguments.batch_size,
+            outputs=arguments.outputs,
+            max_kl=arguments.max_kl,
+            strict=arguments.strict,
             allow_unrefitted=arguments.allow_unrefitted,
             progress=progress,
         )

@@ -69,6 +69,7 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
     if not progress:
         logging.disable_progress_bar()
     require_model_there(name)
+    name = name if local(name) is None else str(Path(name).expanduser())
     _refuse_other_folders(name)
     sentences = find_sentence_folder(name)
     if Path(name).is_dir():

@@ -1,12 +1,12 @@
 """What a user names: a folder, a file, or an id of the Hub. Whether it is there is known at once, in one try."""
 
-import difflib
-from collections.abc import Iterable
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
+
+from hf_lgelu.cli.near_names import did_you_mean
 
 CONFIG_FILE = "config.json"
 CARD_FILE = "README.md"
@@ -71,12 +71,6 @@ def _require_on_hub(name: str, kind: str, is_cached: bool) -> None:
         raise FileNotFoundError(f"{missing}, and the Hub {why}; give {accepted}, or a Hub id") from error
     except (HTTPError, OSError) as error:
         raise FileNotFoundError(f"{missing}, and the Hub cannot be reached ({error}); give {accepted}") from error
-
-
-def did_you_mean(word: str, known: Iterable[str], folder: Path | None = None) -> str:
-    """ " (did you mean x?)" of what is known (in `folder`) with nearly that name, or ""."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0] if folder is None else folder / near[0]}?)" if near else ""
 
 
 def _near(name: str) -> str:

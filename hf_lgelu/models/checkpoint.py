@@ -1,7 +1,5 @@
 """Loading a checkpoint as the model class that it names, and the files that belong to a model beside its weights."""
 
-import functools
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -10,14 +8,12 @@ from typing import Any
 
 import transformers
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from hf_lgelu.models.links import require_inside
 from hf_lgelu.models.mlp import MLPForClassification
 from hf_lgelu.models.rebuild import from_pretrained
-from hf_lgelu.models.sites import lambda_gelu_modules
 
 PROCESSOR_FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken"),
@@ -47,23 +43,16 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, revision: str | None = N
         model_class(config), name_or_path, revision=revision, use_safetensors=True, output_loading_info=True
     )
     model.eval()
-    _require_all_tensors(model, name_or_path, revision, found)
+    _require_all_tensors(model, name_or_path, found)
     # The class is ours or transformers': code that the config names was not run, and must not be named in an export.
     if hasattr(model.config, "auto_map"):
         del model.config.auto_map
     return model
 
 
-def _require_all_tensors(
-    model: PreTrainedModel, name_or_path: str | os.PathLike, revision: str | None, found: Mapping[str, Any]
-) -> None:
+def _require_all_tensors(model: PreTrainedModel, name_or_path: str | os.PathLike, found: Mapping[str, Any]) -> None:
     """Refuse a model of which a part is new: transformers only warns, and its outputs would be taken for its own."""
     missing = sorted(found["missing_keys"])
-    # A new hardness is none of transformers' missing keys: models are trained on from checkpoints that have none.
-    if lambda_gelu_modules(model) and not any(
-        name.endswith(".raw_hardness") for name in _saved(name_or_path, revision)
-    ):
-        missing += [f"{name}.raw_hardness" for name, _ in lambda_gelu_modules(model)]
     unexpected = sorted(name for name in found["unexpected_keys"] if not _of_another_head(name, model))
     if missing or unexpected:
         told = [
@@ -81,16 +70,6 @@ def _of_another_head(name: str, model: PreTrainedModel) -> bool:
     """A tensor of a head that the model's class does not have, as published checkpoints hold some."""
     owner = name.rpartition(".")[0]
     return not _HEADS.isdisjoint(owner.split(".")) and owner not in dict(model.named_modules())
-
-
-def _saved(name_or_path: str | os.PathLike, revision: str | None) -> list[str]:
-    """Names of the tensors of a checkpoint that was loaded from safetensors."""
-    find = functools.partial(cached_file, os.fspath(name_or_path), _raise_exceptions_for_missing_entries=False)
-    index = find(SAFE_WEIGHTS_INDEX_NAME, revision=revision)
-    if index is not None:
-        return list(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"])
-    with safe_open(find(SAFE_WEIGHTS_NAME, revision=revision), "pt") as file:
-        return list(file.keys())
 
 
 def _check_folder(name_or_path: str | os.PathLike) -> None:

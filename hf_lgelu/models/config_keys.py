@@ -45,7 +45,17 @@ class ConfigChange:
 
 
 class UnsupportedConfigError(RuntimeError):
-    """No key of the config puts the wanted activation at exactly the wanted sites."""
+    """No key of the config puts the wanted activation at exactly the wanted sites.
+
+    >>> import hf_lgelu
+    >>> from transformers import MptConfig, MptForCausalLM
+    >>> model = MptForCausalLM(MptConfig(d_model=8, n_heads=2, n_layers=1, vocab_size=9, max_seq_len=4))
+    >>> try:  # MPT's config has no key for its activation
+    ...     hf_lgelu.substitute_relu(model, kinds=("gelu",))
+    ... except hf_lgelu.UnsupportedConfigError as error:
+    ...     print(str(error).partition(" and ")[0])
+    no activation key of MptConfig puts 'relu' at transformer.blocks.0.ffn.act
+    """
 
 
 def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
@@ -58,13 +68,16 @@ def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
     return found
 
 
-def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation: str) -> list[ConfigChange]:
+def plan_config_changes(
+    model: PreTrainedModel, site_names: set[str], activation: str, config: PreTrainedConfig | None = None
+) -> list[ConfigChange]:
     """The changes after which the config alone builds `activation` at these sites.
 
     `activation` is "relu", a row of GATES or one of a row's `plain_names`; for the latter only what λ = 1 is counts,
     so that "gelu" is the erf form. All other sites keep their class. Nothing is changed here. Raises
-    UnsupportedConfigError if no set of keys does that.
+    UnsupportedConfigError if no set of keys does that. `config` is the model's own unless another one is given.
     """
+    config = model.config if config is None else config
     others = {uncompiled_name(site.name): type(site.module) for site in find_sites(model)}
     others = {name: cls for name, cls in others.items() if name not in site_names}
     refusals: list[Exception] = []
@@ -72,7 +85,7 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
     def reached(changes: list[ConfigChange]) -> set[str]:
         """The wanted sites that these changes reach; none if they change another site."""
         try:
-            skeleton = _build(model, apply_changes(model.config, changes))
+            skeleton = _build(model, apply_changes(config, changes))
         except _REFUSALS as refusal:
             refusals.append(refusal)
             return set()
@@ -80,7 +93,7 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
             return set()
         return {name for name in site_names if _is_activation(_at(skeleton, name), activation)}
 
-    candidates = _candidates(model.config, activation)
+    candidates = _candidates(config, activation)
     at_no_key = reached([])  # GELU whatever the config says, or said already
     chosen = [change for change in candidates if reached([change]) - at_no_key]
     missed = site_names - reached(chosen)
@@ -92,10 +105,36 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
     return [change for change in chosen + _coupled(candidates, chosen) if change.old != change.new]
 
 
+def changes_at(
+    model: PreTrainedModel, config: PreTrainedConfig, sites: set[str], activation: str
+) -> list[ConfigChange]:
+    """The changes of `config` each of which alone builds `activation` at one of the sites at least.
+
+    Empty if no key decides about any of them.
+    """
+    candidates = _candidates(config, activation)
+    chosen = []
+    for change in candidates:
+        try:
+            skeleton = _build(model, apply_changes(config, [change]))
+        except _REFUSALS:
+            continue
+        if any(_is_activation(_at(skeleton, name), activation) for name in sites):
+            chosen.append(change)
+    return chosen + _coupled(candidates, chosen)
+
+
+def combined(config: PreTrainedConfig, *steps: list[ConfigChange]) -> list[ConfigChange]:
+    """One change for each key that several steps of changes leave other than it is in `config`."""
+    last = {change.path: change.new for changes in steps for change in changes}
+    present = dict(_leaves(config, ()))
+    return [ConfigChange(path, present.get(path), new) for path, new in last.items() if present.get(path) != new]
+
+
 def apply_changes(config: PreTrainedConfig, changes: list[ConfigChange]) -> PreTrainedConfig:
     """A copy of `config` with the changes made, as it comes back from being saved and loaded."""
     changed = copy.deepcopy(config)
-    _write(changed, changes)
+    write_changes(changed, changes)
     return type(changed).from_dict(changed.to_dict())
 
 
@@ -112,10 +151,11 @@ def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) ->
         held = vars(module).get("config")
         if isinstance(held, PreTrainedConfig) and id(held) in copies:
             module.config = copies[id(held)]
-    _write(model.config, changes)
+    write_changes(model.config, changes)
 
 
-def _write(config: PreTrainedConfig, changes: list[ConfigChange]) -> None:
+def write_changes(config: PreTrainedConfig, changes: list[ConfigChange]) -> None:
+    """Make the changes in this config object."""
     for change in changes:
         holder: Any = config
         for step in change.path[:-1]:

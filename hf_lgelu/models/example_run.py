@@ -14,25 +14,44 @@ Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
 def run_example(model: nn.Module, inputs: Inputs) -> Any:
     """Call `model` on the inputs without gradients and in eval mode, and restore every training flag.
 
-    Tensors are moved to the device of the model's first parameter.
+    Tensors are moved to the device of the model's first parameter. What it draws at random is the same at every call.
     """
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
 
     def place(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor):
+            return value
+        require_plain(value, meta=device.type == "meta")
+        return value.to(device)
 
-    with torch.no_grad(), evaluation_mode(model):
+    with torch.no_grad(), evaluation_mode(model), same_randomness():
         if isinstance(inputs, Tensor):
             return model(place(inputs))
         if isinstance(inputs, Mapping):
-            return model(**{name: place(value) for name, value in inputs.items()})
+            return call_by_name(model, {name: place(value) for name, value in inputs.items()})
         if isinstance(inputs, Sequence) and not isinstance(inputs, str):
             return model(*(place(value) for value in inputs))
     raise TypeError(
         "inputs must be a tensor, a mapping of keyword arguments or a sequence of positional arguments, got "
         + type(inputs).__name__
     )
+
+
+def require_plain(tensor: Tensor, *, meta: bool = False) -> None:
+    """Raise TypeError for a tensor that is sparse or quantized, or, without `meta`, on the meta device."""
+    if tensor.layout != torch.strided or tensor.is_quantized or (tensor.is_meta and not meta):
+        kind = "on the meta device" if tensor.is_meta else "quantized" if tensor.is_quantized else f"{tensor.layout}"
+        raise TypeError(f"inputs must be dense tensors of numbers, and one of shape {tuple(tensor.shape)} is {kind}")
+
+
+def call_by_name(model: nn.Module, inputs: dict[str, Any]) -> Any:
+    """Call `model` with keyword arguments.
+
+    An nn.Sequential takes one argument, `input`: a SentenceTransformer, which is one, the mapping itself.
+    """
+    whole = isinstance(model, nn.Sequential) and inputs.keys() != {"input"}
+    return model(inputs) if whole else model(**inputs)
 
 
 @contextmanager
@@ -45,6 +64,17 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def same_randomness() -> Iterator[None]:
+    """torch's generators as they are after `torch.manual_seed(0)`; behind, as they were.
+
+    For models that draw random numbers in eval mode too (the mask of ViTMAE), and are run to be compared.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(0)
+        yield
 
 
 @contextmanager

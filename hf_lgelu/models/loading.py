@@ -8,12 +8,16 @@ extended here, each calling the original.
 """
 
 import functools
+import os
+import re
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.rebuild import describe_sites, recorded_models
 from hf_lgelu.models.sites import lambda_gelu_modules
@@ -57,16 +61,12 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
     @functools.wraps(original)
     def _adjust_missing_and_unexpected_keys(self: PreTrainedModel, loading_info: Any) -> None:
         original(self, loading_info)
-        _refuse_lost_sites(self)
+        _refuse_lost_sites(self, loading_info)
         modules = lambda_gelu_modules(self)
-        for name, module in modules:
-            problem = state_problem(module.raw_hardness, module.temperature, module.hardness_override)
-            if problem is not None:
-                raise RuntimeError(f"the checkpoint has no valid hardness for {name or 'the model'}: {problem}")
+        _refuse_impossible_states(modules)
         owned = {f"{name}.{key}" for name, _ in modules for key in _STATE}
-        missing = owned & set(loading_info.missing_keys)
-        if missing and missing == owned:
-            # A checkpoint trained with another activation. Its missing keys are no fault, so they are not listed.
+        if owned and owned <= set(loading_info.missing_keys) and _is_of_another_activation(self, loading_info, owned):
+            # Its missing keys are no fault, so they are not listed.
             loading_info.missing_keys = set(loading_info.missing_keys) - owned
             logger.info(f"{len(modules)} λ-GELU hardnesses are new and start at λ = {modules[0][1].init_hardness}")
         lost = sorted(key for key in loading_info.unexpected_keys if key.endswith(".raw_hardness"))
@@ -80,10 +80,50 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
     return _adjust_missing_and_unexpected_keys
 
 
-def _refuse_lost_sites(model: PreTrainedModel) -> None:
+def _is_of_another_activation(model: PreTrainedModel, loading_info: Any, owned: set[str]) -> bool:
+    """Whether a checkpoint without any hardness is one that was trained with a plain activation.
+
+    It is not where nothing of it fits the model, nor where its own config says that it has λ-GELU: then ReLU was in its
+    place while it was saved, or its weights are of another run.
+    """
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    others = set(model.state_dict()) - owned - tied
+    if others and others <= set(loading_info.missing_keys):
+        return False
+    if not _config_says_lambda_gelu(model):
+        return True
+    logger.warning(
+        f"The checkpoint's config says that it has λ-GELU, and it holds no hardness: every λ starts at "
+        f"{lambda_gelu_modules(model)[0][1].init_hardness}, whatever it was. Was it saved while ReLU was substituted?"
+    )
+    return False
+
+
+def _config_says_lambda_gelu(model: PreTrainedModel) -> bool:
+    """Whether the config file of the checkpoint being loaded names a λ-gate; a config given by hand is no file."""
+    source = str(getattr(model.config, "name_or_path", "") or "")
+    commit = getattr(model.config, "_commit_hash", None)
+    file = os.path.join(source, CONFIG_NAME) if os.path.isdir(source) else None
+    if file is None and source:
+        file = try_to_load_from_cache(source, CONFIG_NAME, revision=commit)
+    if not isinstance(file, str) or not os.path.isfile(file):
+        return False
+    with open(file, encoding="utf-8") as text:
+        return any(name in GATES for name in re.findall(r'"(?:gated-)?(\w+)"', text.read()))
+
+
+def _refuse_lost_sites(model: PreTrainedModel, loading_info: Any) -> None:
     for inner, record in recorded_models(model):
         if describe_sites(inner) != record:
+            loading_info.mismatched_keys = set()  # or transformers would raise for these, and not say what to do
             raise RuntimeError(
                 f"{type(inner).__name__}'s λ-GELU activations were put in by surgery and its config alone cannot "
                 f"rebuild them: load the checkpoint with hf_lgelu.from_pretrained({type(model).__name__}, ...)"
             )
+
+
+def _refuse_impossible_states(modules: list[tuple[str, LambdaGate]]) -> None:
+    for name, module in modules:
+        problem = state_problem(module.raw_hardness, module.temperature, module.hardness_override)
+        if problem is not None:
+            raise RuntimeError(f"the checkpoint has no valid hardness for {name or 'the model'}: {problem}")

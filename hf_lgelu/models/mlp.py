@@ -31,6 +31,11 @@ class MLPConfig(PreTrainedConfig):
         TypeError: `num_features` is missing, or an argument has the wrong type.
         ValueError: a size is below 1, there are fewer than 2 labels, or a list of sizes has another length
             than `num_hidden_layers`.
+
+    >>> import hf_lgelu
+    >>> config = hf_lgelu.MLPConfig(num_features=14, hidden_size=[32, 16], hidden_act="relu")
+    >>> config.num_hidden_layers, config.hidden_sizes
+    (2, [32, 16])
     """
 
     model_type = "lgelu_mlp"
@@ -112,6 +117,11 @@ class MLPForClassification(PreTrainedModel):
     """`num_hidden_layers` times Linear and activation, then a Linear classifier.
 
     The activations are `layers.<i>.activation`, in the order in which they run.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_labels=3))
+    >>> model(torch.zeros(5, 4)).logits.shape
+    torch.Size([5, 3])
     """
 
     config: MLPConfig

@@ -30,6 +30,11 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
 
     A site with several λ (granularity channel or neuron) shows their mean; `module.hardness` has each.
     Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> {name: round(value, 4) for name, value in hf_lgelu.hardness_profile(model).items()}
+    {'layers.0.activation': 1.05, 'layers.1.activation': 1.05}
     """
     require_lambda_gelu(model)
     if isinstance(model, LambdaGate):
@@ -95,6 +100,11 @@ def initialize_hardness(
     Raises:
         ValueError: no λ-GELU, an unknown mode, a λ or t out of range, or example inputs that never reach a
             site. No λ has then changed.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.initialize_hardness(model, "increasing", init_hardness=1.0067, high_hardness=2.0)
+    {'layers.0.activation': 1.0067, 'layers.1.activation': 2.0}
     """
     owners = _in_execution_order(model, inputs)
     values = init_profile(init_mode, len(owners), init_hardness, high_hardness)

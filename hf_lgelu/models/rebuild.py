@@ -2,6 +2,10 @@
 
 Surgery then writes every λ-GELU site and the shape of its hardness into the config, under "lambda_gelu".
 `from_pretrained` here builds the model, repeats the surgery and loads the weights in one go.
+
+A process that has not imported this package would read such a checkpoint as a network of plain activations. So the
+keys that decide about these activations are guarded: they name this package, which no such process can look up, and
+what they said is kept beside the record.
 """
 
 import os
@@ -11,13 +15,19 @@ from typing import Any
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, SharedLambdaGate
-from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, uncompiled_name
+from hf_lgelu.models.config_keys import ConfigChange, apply_changes, changes_at, combined, write_changes
+from hf_lgelu.models.registry import NEEDS_THE_PACKAGE
+from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, is_activation, kind_of, uncompiled_name
+
+logger = logging.get_logger(__name__)
 
 _KEY = "lambda_gelu"
+_GUARDED = "lambda_gelu_guards"
+"""{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
 _WHERE = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
 SiteRecord = list[dict[str, Any]]
@@ -45,15 +55,61 @@ def describe_sites(model: nn.Module, planned: Mapping[str, nn.Module] | None = N
     return record
 
 
-def remember_sites(config: PreTrainedConfig, record: SiteRecord) -> list[ConfigChange]:
-    """The config changes that leave this record, and no other one in a sub-config."""
+def remember_sites(model: PreTrainedModel, record: SiteRecord) -> list[ConfigChange]:
+    """The config changes that leave this record, and no other one in a sub-config, and guard its keys."""
+    config = model.config
+    plain = without_guard(config)
+    guards = _guards(model, apply_changes(config, plain), {entry["site"] for entry in record})
+    if not guards:
+        logger.warning(
+            f"{type(config).__name__} has no key for its activations: a process that has not imported hf_lgelu will "
+            "read the saved checkpoint as a network without λ-GELU, and only list its hardness among unexpected keys"
+        )
     inner = [change for change in forget_sites(config) if len(change.path) > 1]
-    return [*inner, ConfigChange((_KEY,), getattr(config, _KEY, None), record)]
+    kept = {".".join(change.path): [change.old, change.new] for change in guards}
+    return [
+        *combined(config, plain, guards),
+        *inner,
+        ConfigChange((_KEY,), getattr(config, _KEY, None), record),
+        *([ConfigChange((_GUARDED,), getattr(config, _GUARDED, None), kept)] if kept else []),
+    ]
+
+
+def _guards(model: PreTrainedModel, config: PreTrainedConfig, sites: set[str]) -> list[ConfigChange]:
+    """The changes after which the keys that decide about these sites name this package; none if there are no keys."""
+    found = changes_at(model, config, sites, NEEDS_THE_PACKAGE)
+    if found:
+        return found
+    # A family with a table of its own knows ReLU, but not our names.
+    keys = [change for change in changes_at(model, config, sites, "relu") if isinstance(change.old, str)]
+    return [ConfigChange(change.path, change.old, NEEDS_THE_PACKAGE) for change in keys]
 
 
 def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:
-    """The config changes that remove every record; empty if there is none."""
-    return [ConfigChange((*path, _KEY), record, None) for path, record in _records(config, ())]
+    """The config changes that remove every record and what guarded keys had said; empty if there is none."""
+    return [
+        ConfigChange((*path, key), value, None) for key in (_KEY, _GUARDED) for path, value in _kept(config, key, ())
+    ]
+
+
+def without_guard(config: PreTrainedConfig) -> list[ConfigChange]:
+    """The config changes that have each guarded key say what it said of the plain network."""
+    return [
+        ConfigChange((*path, *key.split(".")), guard, plain)
+        for path, guards in _kept(config, _GUARDED, ())
+        for key, (plain, guard) in guards.items()
+        if _value(config, (*path, *key.split("."))) == guard
+    ]
+
+
+def _with_guard(config: PreTrainedConfig) -> list[ConfigChange]:
+    """The reverse of `without_guard`."""
+    return [
+        ConfigChange((*path, *key.split(".")), plain, guard)
+        for path, guards in _kept(config, _GUARDED, ())
+        for key, (plain, guard) in guards.items()
+        if _value(config, (*path, *key.split("."))) == plain
+    ]
 
 
 def recorded_models(
@@ -87,17 +143,29 @@ def from_pretrained(model_class: type, pretrained_model_name_or_path: str | os.P
     Raises:
         TypeError: `model_class` is neither.
         ValueError: the model has none of the places where the checkpoint has λ-GELU.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, hidden_act="gelu"))
+    >>> _ = hf_lgelu.replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4))
+    >>> model.save_pretrained("soft")
+    >>> loaded = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, "soft")
+    >>> loaded.layers[0].activation.hardness.shape
+    torch.Size([8])
     """
     config = _config(model_class, pretrained_model_name_or_path, kwargs)
-    if not any(True for _ in _records(config, ())):
+    if not any(True for _ in _kept(config, _KEY, ())):
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
     concrete = _concrete_class(model_class, config, pretrained_model_name_or_path, kwargs)
 
     class _Rebuilt(concrete):
         def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+            write_changes(config, without_guard(config))
             super().__init__(config, *args, **kwargs)
             for model, record in list(recorded_models(self)):
                 _repeat_surgery(model, record)
+            held = {id(model.config): model.config for model in self.modules() if isinstance(model, PreTrainedModel)}
+            for own in (config, *held.values()):  # some models give their parts copies
+                write_changes(own, _with_guard(own))
 
     # transformers reads these when it resolves the checkpoint's files and the model's own code.
     _Rebuilt.__name__, _Rebuilt.__qualname__, _Rebuilt.__module__ = (
@@ -111,13 +179,20 @@ def from_pretrained(model_class: type, pretrained_model_name_or_path: str | os.P
     return loaded
 
 
-def _records(config: PreTrainedConfig, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], SiteRecord]]:
-    record = getattr(config, _KEY, None)
-    if record is not None:
-        yield path, record
-    for key, value in vars(config).items():
+def _kept(config: PreTrainedConfig, key: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path of a config or sub-config, what it holds under `key`), where it holds something."""
+    found = getattr(config, key, None)
+    if found is not None:
+        yield path, found
+    for name, value in vars(config).items():
         if isinstance(value, PreTrainedConfig):
-            yield from _records(value, (*path, key))
+            yield from _kept(value, key, (*path, name))
+
+
+def _value(config: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        config = config.get(step) if isinstance(config, Mapping) else getattr(config, step, None)
+    return config
 
 
 def _config(model_class: type, path: str | os.PathLike, kwargs: Mapping[str, Any]) -> PreTrainedConfig:
@@ -131,10 +206,11 @@ def _config(model_class: type, path: str | os.PathLike, kwargs: Mapping[str, Any
 
 def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
     owners: dict[str, LambdaGate] = {}
-    for entry in record:
+    for entry in checked_record(record):
         parent, attribute = _place(model, entry["site"])
         if parent is None:
             continue  # it was in a head, and this model has another
+        _require_activation(model, entry["site"], getattr(parent, attribute))
         first = entry.get("shared_with", entry["site"])
         gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
         if first in owners:
@@ -153,6 +229,23 @@ def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
     for inner in model.modules():  # some models give each of their parts a copy of the config
         if isinstance(inner, PreTrainedModel) and getattr(inner.config, _KEY, None) == record:
             setattr(inner.config, _KEY, actual)
+
+
+def checked_record(record: Any) -> SiteRecord:
+    """The record, or a ValueError where it is none: a config can be written by anybody."""
+    if not isinstance(record, list) or not all(
+        isinstance(entry, Mapping) and isinstance(entry.get("site"), str) for entry in record
+    ):
+        raise ValueError(f"the config's {_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
+    return record
+
+
+def _require_activation(model: nn.Module, name: str, present: nn.Module) -> None:
+    if kind_of(present) is None and not is_activation(present):
+        raise ValueError(
+            f"the config's record puts a λ-GELU at {name}, and {type(model).__name__} has {type(present).__name__} "
+            "there, which is no activation: the checkpoint is damaged, or of another model class"
+        )
 
 
 def _place(model: PreTrainedModel, name: str) -> tuple[nn.Module | None, str]:

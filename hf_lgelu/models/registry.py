@@ -13,6 +13,11 @@ from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 ACTIVATION_NAME = DEFAULT_GATE
 """The paper's gate."""
 
+NEEDS_THE_PACKAGE = "hf_lgelu.from_pretrained"
+"""What surgery writes in an activation key where the config alone cannot rebuild the model: a process that has not
+imported this package refuses such a checkpoint, and its error names what is missing."""
+
+_NAMES = {**GATE_MODULES, NEEDS_THE_PACKAGE: GATE_MODULES[DEFAULT_GATE]}
 _TIMM = "timm.layers.create_act"
 
 
@@ -45,10 +50,10 @@ def register_in_timm() -> None:
 
 def _register(tables: dict[str, MutableMapping[str, type]]) -> None:
     for table_name, table in tables.items():
-        for name, cls in GATE_MODULES.items():
+        for name, cls in _NAMES.items():
             _check_free(table, table_name, name, cls)
     for table in tables.values():
-        table.update(GATE_MODULES)
+        table.update(_NAMES)
 
 
 def _transformers_tables() -> dict[str, MutableMapping[str, type]]:

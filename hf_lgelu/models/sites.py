@@ -16,6 +16,7 @@ LAMBDA_GATE_CLASSES = (LambdaGate, SharedLambdaGate)
 _FUSED_KERNEL = "activation_relu_or_gelu"
 
 _TIMM_LAYERS = "timm.layers"
+_ACTIVATION_FILES = ("torch.nn.modules.activation", "transformers.activations", "timm.layers.activations")
 
 _HOOKS = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -107,6 +108,11 @@ def kind_of(module: nn.Module) -> str | None:
     if isinstance(module, LAMBDA_GATE_CLASSES):
         return module.gate
     return next((kind for kind in _KIND_CLASSES if isinstance(module, _plain_classes(kind))), None)
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Whether the module's class stands where torch, transformers and timm keep their activations, of any kind."""
+    return type(module).__module__.startswith(_ACTIVATION_FILES)
 
 
 def plain_gate_of(module: nn.Module) -> str | None:

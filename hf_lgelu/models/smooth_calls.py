@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.models.example_run import Inputs, run_example
-from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, checked_module, kind_of
+from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, checked_module, is_activation, kind_of
 
 # erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
 _SMOOTH_OPERATIONS = frozenset(
@@ -27,8 +27,6 @@ _SMOOTH_OPERATIONS = frozenset(
 _FUSED_ENCODER_LAYER = "_transformer_encoder_layer_fwd"  # torch's, in eval mode; one argument says GELU or ReLU
 _USE_GELU = 7
 
-# Where torch, transformers and timm keep their activation modules.
-_ACTIVATION_FILES = ("torch.nn.modules.activation", "transformers.activations", "timm.layers.activations")
 _ROLES = {
     "gate": "activation module",
     "activation": "activation module that surgery leaves alone",
@@ -65,6 +63,13 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     these; softmax, normalization and products of activations (attention) are not gates and are not
     listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) and what runs outside torch.
     Raises TypeError for example inputs of another kind than `Inputs`.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> for call in hf_lgelu.find_smooth_calls(nn.Sequential(nn.GELU(), nn.ReLU(), nn.Tanh()), torch.zeros(1, 4)):
+    ...     print(call)
+    0 (GELU): gelu × 1, activation module
+    2 (Tanh): tanh × 1, activation module that surgery leaves alone
     """
     model = getattr(
         checked_module(model), "_orig_mod", model
@@ -85,7 +90,7 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
 def _role(module: nn.Module) -> str:
     if kind_of(module) is not None:
         return "gate"
-    return "activation" if type(module).__module__.startswith(_ACTIVATION_FILES) else "function"
+    return "activation" if is_activation(module) else "function"
 
 
 class _Watch(TorchDispatchMode):

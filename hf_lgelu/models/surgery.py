@@ -15,6 +15,8 @@ from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
+    apply_changes,
+    combined,
     plan_config_changes,
     pretrained_roots,
     write_config_changes,
@@ -22,7 +24,7 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
-from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
+from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites, without_guard
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SELF_GATE_KINDS,
@@ -46,7 +48,17 @@ class ReplacedSite:
 
 @dataclass(frozen=True)
 class SurgeryReport:
-    """What surgery did: the sites it exchanged and the config keys it rewrote."""
+    """What surgery did: the sites it exchanged and the config keys it rewrote.
+
+    >>> import hf_lgelu
+    >>> from torch import nn
+    >>> report = hf_lgelu.replace_activations(nn.Sequential(nn.Linear(4, 8), nn.GELU()))
+    >>> print(report)
+    1 activations replaced
+      1: GELU → LambdaGELU
+    >>> len(report), report.sites[0].name, report.config_changes
+    (1, '1', ())
+    """
 
     sites: tuple[ReplacedSite, ...]
     config_changes: tuple[ConfigChange, ...] = ()
@@ -106,6 +118,14 @@ def replace_activations(
         ValueError: nothing to replace, or an argument is wrong.
         RuntimeError: the model is wrapped for distributed training or by PEFT, or scripted; or the optimizer cannot
             take up a hardness. After every error model and optimizer are unchanged.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    >>> len(hf_lgelu.replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4)))
+    1
+    >>> model[1].raw_hardness.shape
+    torch.Size([8])
     """
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, hardness_lr_multiplier)
@@ -159,6 +179,14 @@ def substitute_relu(
         RuntimeError: a model wrapped for distributed training or by PEFT (merge_and_unload it first), or scripted;
             or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every error
             model and optimizer are unchanged.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> print(hf_lgelu.substitute_relu(model))
+    2 activations replaced
+      layers.0.activation: LambdaGELU → ReLU
+      layers.1.activation: LambdaGELU → ReLU
+      config hidden_act: 'lambda_gelu' → 'relu'
     """
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
@@ -179,6 +207,14 @@ def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) ->
     Changes `model` in place. Weights and config are untouched. Of a model wrapped for distributed training, pass
     the inner module, and call that one too: DistributedDataParallel broadcasts buffers at each forward and fails
     where all that the model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> with hf_lgelu.temporary_relu(model):
+    ...     print(type(model.layers[0].activation).__name__)
+    ReLU
+    >>> print(type(model.layers[0].activation).__name__)
+    LambdaGELU
     """
     with TemporaryRelu(model, kinds=kinds).applied() as report:
         yield report
@@ -285,10 +321,12 @@ def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Co
     if len(gates) == 1 and all(entry.get("granularity") == "layer" for entry in record):
         try:
             names = {entry["site"] for entry in record}
-            return plan_config_changes(root, names, gates.pop()) + forget_sites(root.config)
+            plain = without_guard(root.config)
+            changes = plan_config_changes(root, names, gates.pop(), apply_changes(root.config, plain))
+            return combined(root.config, plain, changes) + forget_sites(root.config)
         except UnsupportedConfigError:
             pass  # then the config remembers the sites themselves
-    return remember_sites(root.config, record)
+    return remember_sites(root, record)
 
 
 def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:

@@ -207,7 +207,13 @@ def _tensor(name: str, value: Any) -> Tensor:
     numeric = isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
     if not numeric:
         raise TypeError(f"{name} of a batch must be a tensor, got {_in_short(value)}. {_WHAT_TO_PASS}. {_WHAT_TO_DO}")
-    return torch.as_tensor(value).detach().cpu()
+    tensor = torch.as_tensor(value)
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise TypeError(
+            f"{name} of a batch must be a dense tensor of numbers, got {tensor.layout}, {tensor.dtype} on "
+            f"{tensor.device}; convert it first, e.g. with to_dense()"
+        )
+    return tensor.detach().cpu()
 
 
 def _check_axes(batch: Batch) -> None:

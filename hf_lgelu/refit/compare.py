@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hf_lgelu.models.comparison import floating_outputs
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.models.task_outputs import are_class_scores, task_outputs
 from hf_lgelu.refit.batches import IGNORED_LABEL, Batch
 from hf_lgelu.refit.report import Evaluation, NetChange
 
@@ -23,59 +23,70 @@ _NETWORKS = ("original", "direct", "refitted")
 _LARGEST = "max_change"  # of which the largest of two batches counts, where of the others it is the sum
 
 Sums = dict[Any, Any]
-"""What a batch's numbers are made of, {what: number}, and {(network, what): number} of each network."""
+"""What a batch's numbers are made of: {what: number}, {(network, what): number} and so on."""
 
 
 def evaluate_conversion(
-    original: nn.Module, converted: nn.Module, substitution: TemporaryRelu, batches: Iterable[Batch]
+    original: nn.Module,
+    converted: nn.Module,
+    substitution: TemporaryRelu,
+    batches: Iterable[Batch],
+    outputs: Sequence[str] | None = None,
 ) -> Evaluation | None:
-    """Run the three networks on every batch; None if no process has one.
+    """Run the three networks on every batch; None if no process has one with a prediction that is no padding.
 
     Args:
         original: the given model.
         converted: the refitted one.
         substitution: puts ReLU at the original's gates: the direct swap.
         batches: of this process; every process must call.
+        outputs: names of those that count, as in `hf_lgelu.models.task_outputs.task_outputs`.
     """
     found: list[Sums] = []
     for batch in batches:
-        reference, is_logits = main_output(original, batch.inputs)
+        reference = compared_outputs(original, batch.inputs, outputs)
         with substitution.applied():
-            direct, _ = main_output(original, batch.inputs)
-        outputs = reference, direct, main_output(converted, batch.inputs)[0]
-        sums = _sums(outputs, is_logits, _counted(batch, reference), batch, type(original).__name__)
-        found = [add_sums(*found, sums)] if found else [sums]
+            direct = compared_outputs(original, batch.inputs, outputs)
+        networks = reference, direct, compared_outputs(converted, batch.inputs, outputs)
+        sums = _sums([network.tensors for network in networks], batch, original)
+        if sums["rows"]:
+            sums["logits"] = sums["rows"] * reference.are_logits
+            found = [add_sums(*found, sums)] if found else [sums]
     if PartialState().num_processes > 1:
         found = gather_object(found)
     return _evaluation(functools.reduce(add_sums, found)) if found else None
 
 
-def main_output(model: nn.Module, inputs: Any) -> tuple[Tensor, bool]:
-    """(the logits, or the first tensor of an output that has none; whether they are logits of classes).
+class Compared(NamedTuple):
+    """Outputs by name, the one that is compared closest first; whether that one holds class scores."""
 
-    Classes are the last axis: of maps (N, C, H, W) they are moved there, one number a unit (N,) becomes (N, 1).
-    Raises ValueError where there is no such tensor, or one number for all units.
+    tensors: dict[str, Tensor]
+    are_logits: bool
+
+
+def compared_outputs(model: nn.Module, inputs: Any, outputs: Sequence[str] | None = None) -> Compared:
+    """What of a model's output is compared: that of `task_outputs`, the last axis of each being its classes.
+
+    Of maps (N, C, H, W) they are moved there, one number a unit (N,) becomes (N, 1).
+    Raises ValueError where there is no tensor, or the first is one number for all units.
     """
-    output, is_logits = _as_given(model, inputs)
-    if output is None or output.ndim == 0:
+    found = task_outputs(run_example(model, inputs), outputs)
+    name, first = next(iter(found.items()), (None, None))
+    if first is None or first.ndim == 0:
         raise ValueError(
-            f"{type(model).__name__} gives {'no tensor' if output is None else 'one number for all inputs'}: networks "
-            "are compared by an output whose leading axis counts the inputs. Convert the part that gives one"
+            f"{type(model).__name__} gives {'no tensor' if first is None else 'one number for all inputs'}: networks "
+            "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or name "
+            "another output (outputs=)"
         )
-    if output.ndim == 1:
-        return output[:, None], False
-    return output.movedim(1, -1) if output.ndim > 3 else output, is_logits and output.shape[-1] > 1
+    config = getattr(model, "config", None)
+    regression = getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", 2) == 1
+    are_logits = are_class_scores(name) and first.ndim > 1 and not (regression and name == "logits")
+    tensors = {name: _classes_last(value) for name, value in found.items() if value.ndim}
+    return Compared(tensors, are_logits and tensors[name].shape[-1] > 1)
 
 
-def _as_given(model: nn.Module, inputs: Any) -> tuple[Tensor | None, bool]:
-    output = run_example(model, inputs)
-    if isinstance(output, Mapping) and "logits" in output:
-        config = getattr(model, "config", None)
-        regression = getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", 2) == 1
-        return output["logits"], not regression
-    if isinstance(output, Tensor):
-        return output, True
-    return next(iter(floating_outputs(output)), None), False
+def _classes_last(output: Tensor) -> Tensor:
+    return output[:, None] if output.ndim == 1 else output.movedim(1, -1) if output.ndim > 3 else output
 
 
 def _counted(batch: Batch, output: Tensor) -> Tensor | None:
@@ -87,23 +98,37 @@ def _counted(batch: Batch, output: Tensor) -> Tensor | None:
     return None
 
 
-def _sums(outputs: Sequence[Tensor], is_logits: bool, counted: Tensor | None, batch: Batch, model_class: str) -> Sums:
+def _sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn.Module) -> Sums:
     """Of one batch, from the outputs of the three networks."""
-    rows = [output.reshape(-1, output.shape[-1]) if counted is None else output[counted] for output in outputs]
-    classes = rows[0].shape[-1]
-    sums: Sums = {"units": len(batch), "rows": len(rows[0]), "logits": len(rows[0]) * is_logits, "square": 0.0}
-    sums["total"] = torch.zeros(classes, dtype=torch.float64)
-    for reference, *others in zip(*(part.split(max(1, _SLICE // classes)) for part in rows), strict=True):
-        reference = _double(reference)
-        sums["total"] += reference.sum(0).cpu()
-        sums["square"] += reference.square().sum().item()
-        for network, other in zip(_NETWORKS[1:], others, strict=True):
-            new = {(network, name): value for name, value in change_sums(reference, _double(other)).items()}
-            sums |= add_sums({name: sums.get(name, 0) for name in new}, new)
-    for network, output in zip(_NETWORKS, outputs, strict=True):
-        scores = metric_sums(output, batch.labels, counted, model_class)
-        sums |= {(network, name): value for name, value in scores.items()}
+    first = next(iter(networks[0]))
+    sums: Sums = {"units": len(batch)}
+    for name in networks[0]:
+        counted = _counted(batch, networks[0][name])
+        values = [network[name] for network in networks]
+        rows = [value.reshape(-1, value.shape[-1]) if counted is None else value[counted] for value in values]
+        if name == first:
+            sums["rows"] = len(rows[0])
+            for network, value in zip(_NETWORKS, values, strict=True):
+                scores = metric_sums(value, batch.labels, counted, type(model).__name__)
+                sums |= {(network, what): score for what, score in scores.items()}
+        for part in zip(*(value.split(max(1, _SLICE // value.shape[-1])) for value in rows), strict=True):
+            reference, *others = map(_double, part)
+            new = _spread_sums(name, reference)
+            for network, other in zip(_NETWORKS[1:], others, strict=True):
+                new[network, "error", name] = (other - reference).square().sum().item()
+                if name == first:
+                    new |= {(network, what): change for what, change in change_sums(reference, other).items()}
+            sums = add_sums(sums, new)
     return sums
+
+
+def _spread_sums(name: str, rows: Tensor) -> Sums:
+    """What ‖y − ȳ‖² of an output is made of; the mean is one over rows of as many columns."""
+    return {
+        ("square", name): rows.square().sum().item(),
+        ("total", name, rows.shape[-1]): rows.sum(0).cpu(),
+        ("count", name, rows.shape[-1]): len(rows),
+    }
 
 
 def change_sums(reference: Tensor, output: Tensor) -> Sums:
@@ -114,16 +139,18 @@ def change_sums(reference: Tensor, output: Tensor) -> Sums:
         "kl": F.kl_div(given, expected, reduction="sum", log_target=True).item(),
         "unchanged": int((reference.argmax(-1) == output.argmax(-1)).sum()),
         _LARGEST: change.max().item() if change.numel() else 0.0,
-        "squared_error": change.square().sum().item(),
     }
 
 
 def add_sums(one: Sums, other: Sums) -> Sums:
     """Sums over the rows of both."""
-    return {
-        name: _larger(value, other[name]) if _LARGEST in (name, name[-1]) else value + other[name]
-        for name, value in one.items()
-    }
+    total = dict(one)
+    for what, value in other.items():
+        if what not in total:
+            total[what] = value
+        else:
+            total[what] = _larger(total[what], value) if _LARGEST in (what, what[-1]) else total[what] + value
+    return total
 
 
 def _larger(one: float, other: float) -> float:
@@ -170,20 +197,32 @@ def metric_values(sums: Sums) -> dict[str, float]:
 
 
 def _evaluation(sums: Sums) -> Evaluation:
-    rows = sums["rows"]
-    spread = sums["square"] - (sums["total"].square().sum() / rows).item()
-    each = {network: {key[1]: sums[key] for key in sums if key[0] == network} for network in _NETWORKS}
-    changes = (
-        NetChange(
-            change["kl"] / rows if sums["logits"] else None,
-            change["unchanged"] / rows,
-            change[_LARGEST],
-            change["squared_error"] / spread if spread > 0 else float(change["squared_error"] > 0),
-            metric_values(change),
-        )
-        for change in (each["direct"], each["refitted"])
+    rows, names = sums["rows"], [what[1] for what in sums if what[0] == "square"]
+    changes = []
+    for network in _NETWORKS[1:]:
+        errors = {name: _relative(sums[network, "error", name], _spread(sums, name)) for name in names}
+        kl = sums[network, "kl"] / rows if sums["logits"] else None
+        agreement, largest = sums[network, "unchanged"] / rows, sums[network, _LARGEST]
+        scores = metric_values(_of(sums, network))
+        changes.append(NetChange(kl, agreement, largest, errors[names[0]], scores, errors if len(names) > 1 else {}))
+    return Evaluation(rows, sums["units"], metric_values(_of(sums, "original")), *changes)
+
+
+def _of(sums: Sums, network: str) -> Sums:
+    return {what[1]: value for what, value in sums.items() if what[0] == network}
+
+
+def _spread(sums: Sums, name: str) -> float:
+    means = (
+        (total.square().sum() / sums["count", name, what[2]]).item()
+        for what, total in sums.items()
+        if what[:2] == ("total", name)
     )
-    return Evaluation(rows, sums["units"], metric_values(each["original"]), *changes)
+    return sums["square", name] - sum(means)
+
+
+def _relative(error: float, spread: float) -> float:
+    return error / spread if spread > 0 else float(error > 0)
 
 
 def _double(rows: Tensor) -> Tensor:

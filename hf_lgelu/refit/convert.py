@@ -12,26 +12,50 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 from accelerate import PartialState
 from torch import nn
 from tqdm.auto import tqdm
 
+from hf_lgelu.models.config_keys import UnsupportedConfigError
+from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.surgery import SurgeryReport, TemporaryRelu, operable_module, substitute_relu
+from hf_lgelu.models.surgery import TemporaryRelu, operable_module, substitute_relu
+from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
+from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.carry import Carrier
-from hf_lgelu.refit.compare import evaluate_conversion, main_output
+from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
+from hf_lgelu.refit.distill import distill
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds, cut_batches, deal_folds, known_processes
-from hf_lgelu.refit.layers import Layer, Layers
+from hf_lgelu.refit.ladder import EFFORTS, Effort, check_effort, climb
+from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit, NetChange
+from hf_lgelu.refit.placement import find_gate_units
+from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.report import (
+    HELD_OUT,
+    SECOND_SET,
+    ConversionReport,
+    Evaluation,
+    LayerRefit,
+    NetChange,
+    distance_in_words,
+    evaluations,
+    how_far,
+    significant,
+)
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
-from hf_lgelu.refit.weights import write_refit
+from hf_lgelu.refit.weights import forget_quantizer, why_not_writable, write_refit
+from hf_lgelu.refit.widen import Preparation, Room, make_room
+
+ENOUGH_ROWS = 2
+"""Rows a feature; a layer that was fitted on fewer is called starved."""
 
 
 class Conversion(NamedTuple):
@@ -58,6 +82,13 @@ def convert_to_relu(
     collate: Callable[[Any], Any] | None = None,
     max_units: int | None = None,
     kinds: Sequence[str] = SMOOTH_KINDS,
+    outputs: Sequence[str] | None = None,
+    max_kl: float | None = 0.1,
+    strict: bool = False,
+    effort: str | None = None,
+    width_budget: float = 1.0,
+    tolerance: float | None = None,
+    max_seconds: float | None = None,
     allow_unrefitted: bool = False,
     rewrite_config: bool = True,
     progress: bool = False,
@@ -65,14 +96,16 @@ def convert_to_relu(
     """The same architecture with ReLU gates and refitted weights; `model` stays as it is.
 
     From 64 distinct rows on, a part is held out, and the refit must be nearer to the original there than the direct
-    swap. Rows must come from where the model will be used: that they do cannot be seen from the rows themselves, so
-    give a second set as `evaluation_data`. In a process group (`accelerate launch`) the work is shared, every process
-    must call, and each gets the same model.
+    swap. That can still be far: the report says first how far, in the network's own measure where there are labels, and
+    warns beyond `max_kl`. Rows must come from where the model will be used: that they do cannot be seen from the rows
+    themselves, so give a second set as `evaluation_data`. In a process group (`accelerate launch`) the work is shared,
+    every process must call, and each gets the same model.
 
     Args:
-        model: trained, any module whose gates are modules: families of transformers, timm, your own. Refitted are the
-            first linear maps behind each gate: Linear, Conv1D, convolutions with any stride and groups, the joint
-            ones of a downsampling block, the second half of a gated unit.
+        model: trained, any module whose gates are modules: families of transformers, timm, your own, a
+            SentenceTransformer (compared on its embeddings). Refitted are the first linear maps behind each gate:
+            Linear, Conv1D, convolutions with any stride and groups, the joint ones of a downsampling block, the second
+            half of a gated unit.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
             `hf_lgelu.refit.batches.read_batches`). Labels, where there are some, only go into the metrics of the
             report. Of several processes each may have all of it, or a share.
@@ -81,18 +114,35 @@ def convert_to_relu(
         collate: makes a batch of a list of the dataset's items.
         max_units: at most so many rows, sequences or images of `data`.
         kinds: rows of `SMOOTH_KINDS`: which gates become ReLU.
+        outputs: names of the model's outputs that count; by default those that its task reads (logits, boxes,
+            embeddings), and not hidden states beside them. The first is the one that the networks are compared on.
+        max_kl: mean KL to the original, in nats, beyond which there is a warning; of outputs that are no class scores,
+            relative error. None for no bound.
+        strict: refuse beyond `max_kl`, and where nothing could be measured.
+        effort: how hard it tries, each rung after the ones before and kept only where held-out inputs are nearer for
+            it: "refit", the maps behind the gates (the default); "place", before that each ReLU's kink and slope, about
+            as quick again; "blocks", then both maps of every block by Adam, layer by layer; "distill", then all blocks
+            by Adam on the whole network's outputs.
+        width_budget: with effort "place" and above (which it implies), so many times the units in every block: those
+            added are always on and carry what is linear in it. At most as many as the block has inputs. The config says
+            the new width; the families whose config has no key for it are refused.
+        tolerance: KL in nats to the original (of outputs that are no class scores relative error) on the inputs held
+            out: rungs are climbed until it is reached, up to `effort` or, without one, the last.
+        max_seconds: no further rung is begun after so long, and the last one takes at most that.
         allow_unrefitted: where a map behind a gate cannot be refitted (shared or tied weights, no linear map), exchange
             the gate all the same and say so in the report.
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
         progress: show a progress bar.
 
     Raises:
-        ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, or a model
-            that torch.export cannot trace.
+        ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, no output of
+            a name in `outputs`, or a model that torch.export cannot trace.
         TypeError: a model that is no module, or data of another kind.
-        ConversionRefusedError: a map behind a gate cannot be refitted, numbers are not finite, or the refit is no
-            nearer to the original than the direct swap.
-        RuntimeError: wrapped, scripted or quantized model, or a config without a key that says ReLU at these sites.
+        ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized, numbers are not finite,
+            the refit is no nearer to the original than the direct swap, with `strict` further than `max_kl`, or
+            `tolerance` is not reached; `report` then says what was tried.
+        RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
+            says ReLU at these sites.
 
     >>> import torch
     >>> from hf_lgelu import convert_to_relu
@@ -105,26 +155,36 @@ def convert_to_relu(
     """
     started = time.perf_counter()
     model = operable_module(model)
-    _refuse_quantized(model)
+    if max_kl is not None and not max_kl > 0:
+        raise ValueError(f"max_kl must be a number above 0 (nats), or None, got {max_kl}")
+    reason = why_not_writable(model)
+    if reason is not None:
+        raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
+    top = check_effort(effort, tolerance, max_seconds)
+    if not width_budget >= 1:
+        raise ValueError(f"width_budget is a share of the units there are, 1 or more, got {width_budget}")
     sites = find_sites(model, check_kinds(kinds))
-    with evaluation_mode(model):
-        converted = copy.deepcopy(model)
-    surgery = substitute_relu(converted, kinds=kinds, rewrite_config=rewrite_config)
+    substitution = TemporaryRelu(model, kinds=kinds)
     state = known_processes()
     folds = deal_folds(
         for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)),
         batch_size=batch_size,
         state=state,
     )
-    _require_comparable(model, folds.first.load())  # what does not fit is known before the work
+    compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
     second = _second_set(model, evaluation_data, batch_size, collate, state)
     with evaluation_mode(model):
-        layers = _refit(model, converted, sites, folds, allow_unrefitted, progress and state.is_main_process)
-        substitution = TemporaryRelu(model, kinds=kinds)
-        held_out, evaluation = (
-            None if batches is None else evaluate_conversion(model, converted, substitution, batches)
-            for batches in ((batch.load() for batch in folds.held_out), second)
-        )
+        attempts = Attempts(
+            model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
+            rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
+            max_seconds=max_seconds,
+        )  # fmt: skip
+        efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
+        climbed = climb(efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds)
+        converted, layers, held_out = climbed.best.model, climbed.best.layers, climbed.best.held_out
+        evaluation = None
+        if second is not None:
+            evaluation = evaluate_conversion(model, converted, substitution, second, outputs)
     report = ConversionReport(
         model=type(model).__name__,
         gates={site.name: type(site.module).__name__ for site in sites},
@@ -136,26 +196,29 @@ def convert_to_relu(
         rows=folds.rows,
         folds=len(folds.folds),
         seconds=time.perf_counter() - started,
-        config_changes=tuple(map(str, surgery.config_changes)),
+        outputs=compared,
+        config_changes=climbed.best.config_changes,
         smooth_calls=tuple(map(str, find_smooth_calls(converted, folds.first.load()[:1].inputs))),
-        warnings=(*_warnings(folds, layers, evaluation), *_elsewhere(model, surgery)),
+        warnings=(*_warnings(folds, layers, held_out, evaluation, max_kl), *_elsewhere(model, climbed.best)),
+        steps=climbed.steps,
+        width_share=climbed.best.width_share,
     )
     _require_better(report)
+    if tolerance is not None:
+        _require_reached(report, tolerance)
+    if strict:
+        _require_near(report, max_kl)
     return Conversion(converted, report)
 
 
-def _refuse_quantized(model: nn.Module) -> None:
-    if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
-        raise ConversionRefusedError(
-            f"{type(model).__name__} is quantized: its weights cannot be refitted. Convert the model first, then "
-            "quantize the ReLU model"
-        )
-
-
-def _require_comparable(model: nn.Module, batch: Batch) -> None:
-    """Raise ValueError unless the model takes a batch of the data and gives an output that can be compared."""
+def _require_comparable(model: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> tuple[str, ...]:
+    """Names of the outputs that count. Raises ValueError unless the model takes a batch of the data and gives some."""
     (first,) = taken_by(model, [batch], "data")
-    main_output(model, first[:2].inputs)
+    return tuple(compared_outputs(model, first[:2].inputs, outputs).tensors)
+
+
+def _chosen(names: Sequence[str] | None) -> OutputsOf:
+    return lambda output: list(task_outputs(output, names).values())
 
 
 def _second_set(
@@ -169,33 +232,160 @@ def _second_set(
     return itertools.islice(batches, state.process_index, None, state.num_processes)
 
 
+class LayerStep(Protocol):
+    """What is done to the converted network beside the refits."""
+
+    def begin(self, converted: nn.Module) -> None:
+        """Before the first layer."""
+
+    def behind_layer(self, converted: nn.Module, index: int) -> str | None:
+        """After the refit of a layer; a note for the report."""
+
+
+class Reconstruction:
+    """The step of effort "blocks": both maps of a block by Adam, then once more the ridge."""
+
+    def __init__(self, carrier: Carrier, sites: Sequence[ActivationSite]) -> None:
+        self._carrier, self._sites = carrier, sites
+
+    def begin(self, converted: nn.Module) -> None:
+        """Nothing."""
+
+    def behind_layer(self, converted: nn.Module, index: int) -> str | None:
+        """The block of a layer, where it is one; the rows of the first fold decide whether it is kept."""
+        block = self._carrier.trace.blocks.get(index)
+        if block is None:
+            return None
+        unseen, *others = [BlockRows.of(parts) for parts in self._carrier.block_rows]
+        gate = converted.get_submodule(self._sites[block.unit.site].name)
+        done = reconstruct_block(converted, block, gate, BlockRows.of(others), unseen)
+        if not done.is_kept:
+            return "both maps moved: no nearer, taken back"
+        layer = self._carrier.layers.layers[index]
+        fit, total = fit_layer(layer, block_moments(converted, block, gate, [unseen, *others]))
+        write_refit(converted, self._carrier.trace.program, layer, fit, total)
+        return f"both maps moved: error times {done.after / done.before:.2f}"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A converted network, and what was done to it."""
+
+    model: nn.Module
+    layers: tuple[LayerRefit, ...]
+    held_out: Evaluation | None
+    config_changes: tuple[str, ...]
+    width_share: float
+    moved: tuple[str, ...]
+
+
+class Attempts:
+    """Makes the networks of the ladder's rungs, each a new one; the given model stays as it is."""
+
+    def __init__(
+        self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
+        outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: bool,
+        width_budget: float, max_seconds: float | None,
+    ) -> None:  # fmt: skip
+        """As for `convert_to_relu`."""
+        self._model, self._folds, self._substitution = model, folds, substitution
+        self._kinds, self._outputs = kinds, outputs
+        self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
+        self._width_budget, self._max_seconds = width_budget, max_seconds
+
+    def possible(self, efforts: Sequence[Effort], tolerance: float | None) -> Sequence[Effort]:
+        """The rungs that there are inputs for. Raises ValueError where that is not what was asked for."""
+        if len(efforts) == 1 and self._width_budget == 1:
+            return efforts
+        if self._width_budget > 1 and len(efforts) == 1:
+            efforts = EFFORTS[:2]
+        if not self._folds.held_out_units or len(self._folds.folds) == 1:
+            raise ValueError(
+                f"more than the refit (effort={efforts[-1]!r}) is only done where inputs can be held out for it: give "
+                f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
+            )
+        if PartialState().num_processes > 1 and len(efforts) > EFFORTS.index("blocks"):
+            raise ValueError(f"effort={efforts[-1]!r} works in one process; start it without a launcher")
+        return efforts
+
+    def make(self, effort: Effort, best: Attempt | None) -> Attempt:
+        """The network of a rung: distilled from the best one so far, else made from the original."""
+        if effort == "distill" and best is not None:
+            return self._distilled(best)
+        room = Room(self._model) if effort == "refit" else self._room()
+        sites = find_sites(room.model, check_kinds(self._kinds))
+        with evaluation_mode(room.model):
+            converted = copy.deepcopy(room.model)
+        surgery = substitute_relu(converted, kinds=self._kinds, rewrite_config=self._rewrite_config)
+        changes = [*map(str, (*room.config_changes, *surgery.config_changes)), *forget_quantizer(converted)]
+        carrier = Carrier(
+            room.model,
+            converted,
+            sites,
+            self._folds,
+            _chosen(self._outputs),
+            gate_maps_change=effort != "refit",
+            whole_blocks=effort == "blocks",
+        )
+        program, found = carrier.trace.program, carrier.layers
+        steps: list[LayerStep] = []
+        if effort != "refit":
+            steps.append(Preparation(room.model, sites, self._folds, program, found, room.extra))
+        if effort == "blocks":
+            steps.append(Reconstruction(carrier, sites))
+        layers = _refit(carrier, converted, self._allow_unrefitted, self._progress, steps)
+        moved = dict.fromkeys(name for unit in find_gate_units(program) for name in unit.parameters)
+        moved |= dict.fromkeys(
+            name for layer in found.layers for consumer in layer.maps for name in consumer.parameters
+        )
+        return Attempt(converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved))
+
+    def _room(self) -> Room:
+        with evaluation_mode(self._model):
+            sites = find_sites(self._model, check_kinds(self._kinds))
+            program = Program(self._model, sites, self._folds.first.load().inputs, _chosen(self._outputs))
+            found = find_layers(program, self._model, sites)
+            try:
+                return make_room(self._model, program, found.layers, len(sites), self._width_budget)
+            except UnsupportedConfigError as error:
+                raise ConversionRefusedError(
+                    f"width_budget={self._width_budget:g}: {error}. Use width_budget=1"
+                ) from error
+
+    def _distilled(self, best: Attempt) -> Attempt:
+        converted = copy.deepcopy(best.model)
+        distill(self._model, converted, self._folds, self._outputs, names=best.moved, max_seconds=self._max_seconds)
+        return replace(best, model=converted, held_out=self._evaluated(converted))
+
+    def _evaluated(self, converted: nn.Module) -> Evaluation | None:
+        batches = (batch.load() for batch in self._folds.held_out)
+        return evaluate_conversion(self._model, converted, self._substitution, batches, self._outputs)
+
+
 def _refit(
-    model: nn.Module,
+    carrier: Carrier,
     converted: nn.Module,
-    sites: Sequence[ActivationSite],
-    folds: Folds,
     allow_unrefitted: bool,
     progress: bool,
+    steps: Sequence[LayerStep] = (),
 ) -> list[LayerRefit]:
-    """Refit `converted` in place, layer after layer; what was done to each."""
-    with Carrier(model, converted, sites, folds) as carrier:
-        found = carrier.layers
-        _refuse_unfit(type(model).__name__, found, allow_unrefitted)
-        names = [site.name for site in sites]
-        done = [
-            LayerRefit(
-                (unfit.name,), tuple(names[index] for index in unfit.sites), "kept", None, None, None, 0, 0,
-                note=f"not refitted: {unfit.reason}",
-            )
-            for unfit in found.unfit
-        ]  # fmt: skip
-        steps = len(found.layers) * (sum(map(len, folds.folds)) + 1)
-        with tqdm(total=steps, desc="refit", unit="batch", disable=not progress) as bar:
+    """Refit `converted` in place, layer after layer, and let `steps` do their part; what was done to each."""
+    with carrier:
+        found, names = carrier.layers, carrier.site_names
+        _refuse_unfit(type(converted).__name__, found, allow_unrefitted)
+        for step in steps:
+            step.begin(converted)
+        done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names) for unfit in found.unfit]
+        done += [_kept(names[index], (index,), "no output that counts depends on it", names) for index in found.beside]
+        with tqdm(
+            total=len(found.layers) * carrier.steps_per_layer, desc="refit", unit="batch", disable=not progress
+        ) as bar:
             for index, layer in enumerate(found.layers):
                 bar.set_postfix_str(layer.maps[0].name)
                 fit, total = fit_layer(layer, carrier.moments(index, bar.update))
                 write_refit(converted, carrier.trace.program, layer, fit, total)
-                done.append(_described(layer, fit, total, names))
+                notes = [step.behind_layer(converted, index) for step in steps]
+                done.append(_described(layer, fit, total, names, filter(None, notes)))
                 bar.update()
     return done
 
@@ -228,7 +418,11 @@ def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> No
         )
 
 
-def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str]) -> LayerRefit:
+def _kept(name: str, sites: Sequence[int], note: str, names: Sequence[str]) -> LayerRefit:
+    return LayerRefit((name,), tuple(names[index] for index in sites), "kept", None, None, None, 0, 0, note)
+
+
+def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str], notes: Iterable[str]) -> LayerRefit:
     return LayerRefit(
         layers=tuple(consumer.name for consumer in layer.maps),
         sites=tuple(names[index] for index in layer.sites),
@@ -238,16 +432,46 @@ def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str]
         error_after=fit.error_after,
         width=layer.width,
         rows=total.count,
-        note=None if layer.has_intercept else "no bias: only its weights were refitted",
+        note=", ".join((*_notes(layer, total.count), *notes)) or None,
     )
 
 
-def _elsewhere(model: nn.Module, surgery: SurgeryReport) -> tuple[str, ...]:
+def _notes(layer: Layer, rows: int) -> Iterator[str]:
+    if not layer.has_intercept:
+        yield "no bias: only its weights were refitted"
+    if rows < ENOUGH_ROWS * layer.width:
+        yield f"starved: {rows:,} rows for {layer.width:,} features"
+
+
+def _elsewhere(model: nn.Module, attempt: Attempt) -> tuple[str, ...]:
     """What other programs make of a config that now says ReLU."""
-    return runtime_warnings(getattr(model, "config", None)) if surgery.config_changes else ()
+    return runtime_warnings(getattr(model, "config", None)) if attempt.config_changes else ()
 
 
-def _warnings(folds: Folds, layers: Iterable[LayerRefit], second: Evaluation | None) -> Iterator[str]:
+def _reached_distance(attempt: Attempt) -> float | None:
+    return None if attempt.held_out is None else _distance(attempt.held_out.refitted)
+
+
+def _require_reached(report: ConversionReport, tolerance: float) -> None:
+    """Raise where no rung of the ladder came as near to the original as was asked for."""
+    reached = None if report.held_out is None else _distance(report.held_out.refitted)
+    if reached is None or not reached <= tolerance:
+        tried = ", ".join(f"{step.effort} {significant(step.distance)}" for step in report.steps)
+        raise ConversionRefusedError(
+            f"the network was to be within {tolerance:g} of the original on the inputs held out; the nearest was "
+            f"{significant(reached)} ({tried}). Give more inputs, a width_budget above 1 or more seconds, or "
+            "train the model with hardening. The model is as it was",
+            report,
+        )
+
+
+def _warnings(
+    folds: Folds,
+    layers: Sequence[LayerRefit],
+    held_out: Evaluation | None,
+    second: Evaluation | None,
+    max_kl: float | None,
+) -> Iterator[str]:
     units = len(folds.units.keys)
     if not folds.held_out_units:
         few = "are too few"
@@ -262,11 +486,18 @@ def _warnings(folds: Folds, layers: Iterable[LayerRefit], second: Evaluation | N
             f"{units} distinct inputs are too few for four folds beside what is held out: the strength is fixed; give "
             "more"
         )
-    few = [layer for layer in layers if 4 * layer.rows < layer.width]
-    if few:
+    for title, evaluation in ((HELD_OUT, held_out), (SECOND_SET, second)):
+        if evaluation is not None and max_kl is not None and _distance(evaluation.refitted) > max_kl:
+            yield (
+                f"on the {title} the converted network is {distance_in_words(evaluation.refitted)} away from the "
+                f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
+            )
+    starved = [layer for layer in layers if layer.note and "starved" in layer.note]
+    if starved:
+        worst = min(starved, key=lambda layer: layer.rows / layer.width)
         yield (
-            f"{len(few)} layers were fitted on fewer rows than a quarter of their width (first "
-            f"{few[0].layers[0]}: {few[0].rows} rows, {few[0].width} features)"
+            f"{len(starved)} of {len(layers)} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
+            f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); give more inputs"
         )
     for layer in layers:
         if layer.note and layer.note.startswith("not refitted"):
@@ -284,15 +515,27 @@ def _require_better(report: ConversionReport) -> None:
     """Raise where the refit is no nearer to the original than the direct swap, on what was held out."""
     if report.held_out is None:
         return
-    direct, refitted = (_distance(change) for change in (report.held_out.direct, report.held_out.refitted))
-    if not refitted < direct and not refitted == direct == 0:
-        measure = "relative error" if report.held_out.refitted.kl is None else "KL"
+    direct, refitted = report.held_out.direct, report.held_out.refitted
+    if not _distance(refitted) < _distance(direct) and not _distance(refitted) == _distance(direct) == 0:
         raise ConversionRefusedError(
             f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
-            f"({measure} {refitted:.3g}) than the direct swap ({direct:.3g}); give more inputs, from where the model "
-            "is used. The model is as it was",
+            f"({distance_in_words(refitted)}) than the direct swap ({distance_in_words(direct)}); give more inputs, "
+            "from where the model is used. The model is as it was",
             report,
         )
+
+
+def _require_near(report: ConversionReport, max_kl: float | None) -> None:
+    """Raise where the network is further from the original than the bound on any set, or on none was measured."""
+    measured = [evaluation.refitted for _, evaluation in evaluations(report)]
+    if measured and (max_kl is None or all(_distance(change) <= max_kl for change in measured)):
+        return
+    raise ConversionRefusedError(
+        f"{how_far(report)} strict=True wants a measured distance"
+        + ("" if max_kl is None else f" of at most max_kl = {max_kl:g}")
+        + "; give more inputs, or train the model with hardening. The model is as it was",
+        report,
+    )
 
 
 def _distance(change: NetChange) -> float:

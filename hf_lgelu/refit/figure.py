@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_lgelu.extras import require
 from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit, score, significant
 
 if TYPE_CHECKING:
@@ -29,10 +28,10 @@ def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
     Args:
         path: of the file, whose folder is made if it is not there.
         report: of `convert_to_relu`.
-
-    Raises ImportError without matplotlib (extra "benchmarks").
     """
-    figure = require("matplotlib.figure", "benchmarks").Figure(figsize=(9.6, 3.4), layout="constrained")
+    from matplotlib.figure import Figure  # not with the package: it takes half a second
+
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_layers(left, report.layers)
     _draw_networks(right, report)

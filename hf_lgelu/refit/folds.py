@@ -31,6 +31,9 @@ _IMAGES_AT_ONCE = 32
 _LONGEST_FEATURE_ROW = 4096
 """A longer row of floats is a waveform, to be run as an image is."""
 
+_WORTH_A_TRACE = 0.8
+"""Share of the longest sequences up to which the shorter half is run as a shape of its own."""
+
 _KEY_BYTES = 16
 _LABELS = LABEL_KEYS[0]
 """The labels' name among the tensors of a unit; no input has it."""
@@ -45,6 +48,10 @@ def known_processes() -> PartialState:
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
+_Padded = tuple[Sequence[int], Mapping[str, int] | None]
+"""Numbers of units, and {name: length} to which they are padded; None for each batch to its own longest."""
+
+
 @dataclass(frozen=True)
 class Units:
     """The distinct units of all processes in the ascending order of their keys.
@@ -57,7 +64,7 @@ class Units:
         holders: the processes that have each unit.
         places: {key: (batch, row in it)} of the units that this process has.
         given: units given, duplicates among them.
-        lengths: the longest of the tensors that may be of different lengths, by name.
+        lengths: {name: length} of each unit's tensors that may be of different lengths, as they were given.
         at_once: the most units that are run together.
     """
 
@@ -67,8 +74,16 @@ class Units:
     holders: Sequence[Sequence[int]]
     places: Mapping[bytes, tuple[int, int]]
     given: int
-    lengths: Mapping[str, int]
+    lengths: Sequence[Mapping[str, int]]
     at_once: int
+
+    def longest(self, numbers: Iterable[int]) -> dict[str, int]:
+        """{name: length} to which the sequences of some units have to be padded."""
+        found: dict[str, int] = {}
+        for number in numbers:
+            for name, length in self.lengths[number].items():
+                found[name] = max(found.get(name, 0), length)
+        return found
 
     def take(self, numbers: Sequence[int], lengths: Mapping[str, int]) -> Batch:
         """The units `numbers` of this process as one batch, sequences padded on the right to `lengths`."""
@@ -99,36 +114,41 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None) -> U
     """
     batches = [batch for batch in batches if len(batch)]
     places: dict[bytes, tuple[int, int]] = {}
-    rows: dict[bytes, int] = {}
+    found: dict[bytes, tuple[int, Mapping[str, int]]] = {}
     for number, batch in enumerate(batches):
+        lengths = {name: value.shape[1] for name, value in _named(batch).items() if _may_be_padded(batch, name)}
         for row, (key, count) in enumerate(zip(_keys(batch), _row_counts(batch), strict=True)):
             if count and key not in places:
-                places[key], rows[key] = (number, row), count
+                places[key], found[key] = (number, row), (count, lengths)
     own = {
         "given": sum(map(len, batches)),
         "structures": {_structure(batch) for batch in batches},
-        "rows": rows,
-        "lengths": _longest(batches),
+        "units": found,
         "at_once": min(map(_units_at_once, batches), default=_ROWS_AT_ONCE),
     }
     parts = [own] if state is None or state.num_processes == 1 else gather_object([own])
     _require_alike(parts)
-    rows = {key: count for part in parts for key, count in part["rows"].items()}
-    keys = sorted(rows)
+    # Of a unit that several processes have, with other padding, all of them must know the longest.
+    everything: dict[bytes, tuple[int, Mapping[str, int]]] = {}
+    for part in parts:
+        for key, (count, lengths) in part["units"].items():
+            known = everything.get(key, (count, lengths))[1]
+            everything[key] = count, {name: max(length, known[name]) for name, length in lengths.items()}
+    keys = sorted(everything)
     return Units(
         batches=batches,
         keys=keys,
-        rows=[rows[key] for key in keys],
-        holders=[[process for process, part in enumerate(parts) if key in part["rows"]] for key in keys],
+        rows=[everything[key][0] for key in keys],
+        holders=[[process for process, part in enumerate(parts) if key in part["units"]] for key in keys],
         places=places,
         given=sum(part["given"] for part in parts),
-        lengths=_largest(part["lengths"] for part in parts),
+        lengths=[everything[key][1] for key in keys],
         at_once=min(part["at_once"] for part in parts),
     )
 
 
 def _require_alike(parts: Sequence[Mapping[str, Any]]) -> None:
-    empty = [process for process, part in enumerate(parts) if not part["rows"]]
+    empty = [process for process, part in enumerate(parts) if not part["units"]]
     if empty and len(empty) < len(parts):
         raise ValueError(f"process {empty[0]} was given no inputs; give every process all of them, or a share")
     structures = sorted(set().union(*(part["structures"] for part in parts)))
@@ -190,7 +210,7 @@ class Folds:
         """The first batch that this process fits on, or one unit that it has."""
         own = next(number for number, key in enumerate(self.units.keys) if key in self.units.places)
         batches = (batch for fold in self.folds for batch in fold)
-        return next(batches, FoldBatch(self.units, (own,), self.units.lengths))
+        return next(batches, FoldBatch(self.units, (own,), self.units.longest([own])))
 
 
 def deal_folds(batches: Iterable[Batch], *, batch_size: int | None = None, state: PartialState | None = None) -> Folds:
@@ -214,8 +234,9 @@ def deal_folds(batches: Iterable[Batch], *, batch_size: int | None = None, state
         )
     held_out, folds, size = _deal(units.rows, batch_size or units.at_once)
     process = 0 if state is None else state.process_index
-    parts = [tuple(_own_batches(units, part, size, process)) for part in (*folds, held_out)]
-    return Folds(units, tuple(parts[:-1]), parts[-1], len(held_out), sum(units.rows[number] for number in held_out))
+    own = tuple(tuple(_own_batches(units, halves, size, process)) for halves in _halves(units, folds, size))
+    apart = tuple(_own_batches(units, [(_short_first(units, held_out), None)], size, process))
+    return Folds(units, own, apart, len(held_out), sum(units.rows[number] for number in held_out))
 
 
 def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iterator[Batch]:
@@ -257,15 +278,37 @@ def _hold_out(rows: Sequence[int]) -> list[int]:
     return held_out[:MOST_HELD_OUT_UNITS] if held_rows >= LEAST_ROWS else []
 
 
-def _own_batches(units: Units, part: Sequence[int], size: int, process: int) -> Iterator[FoldBatch]:
-    """The batches of a part that one process runs: the very ones of a single process where all hold all."""
-    own = []
-    for position, number in enumerate(part):
-        holders = units.holders[number]
-        if holders[position // size % len(holders)] == process:
-            own.append(number)
-    for start in range(0, len(own), size):
-        yield FoldBatch(units, tuple(own[start : start + size]), units.lengths)
+def _short_first(units: Units, numbers: Sequence[int]) -> list[int]:
+    return sorted(numbers, key=lambda number: sum(units.lengths[number].values()))
+
+
+def _halves(units: Units, folds: Sequence[Sequence[int]], size: int) -> Iterator[list[_Padded]]:
+    """Each fold as its shorter and its longer sequences, in whole batches, with what each half is padded to.
+
+    The same in all folds, and two lengths at most: every shape costs a trace of the model.
+    """
+    folds = [_short_first(units, fold) for fold in folds]
+    middle = len(folds[0]) // size // 2 * size
+    short = units.longest(number for fold in folds for number in fold[:middle])
+    long = units.longest(number for fold in folds for number in fold[middle:])
+    for fold in folds:
+        if sum(short.values()) < _WORTH_A_TRACE * sum(long.values()):
+            yield [(fold[:middle], short), (fold[middle:], long)]
+        else:
+            yield [(fold, long)]
+
+
+def _own_batches(units: Units, parts: Sequence[_Padded], size: int, process: int) -> Iterator[FoldBatch]:
+    """The batches of a fold that one process runs: the very ones of a single process where all hold all."""
+    for part, lengths in parts:
+        own = []
+        for position, number in enumerate(part):
+            holders = units.holders[number]
+            if holders[position // size % len(holders)] == process:
+                own.append(number)
+        for start in range(0, len(own), size):
+            numbers = tuple(own[start : start + size])
+            yield FoldBatch(units, numbers, units.longest(numbers) if lengths is None else lengths)
 
 
 def _units_at_once(batch: Batch) -> int:
@@ -295,21 +338,6 @@ def _may_be_padded(batch: Batch, name: str) -> bool:
     if name == _LABELS:
         return batch.labels.ndim == 2 and not batch.labels.is_floating_point()
     return _mask_of(batch, name) is not None
-
-
-def _longest(batches: Sequence[Batch]) -> dict[str, int]:
-    return _largest(
-        {name: value.shape[1] for name, value in _named(batch).items() if _may_be_padded(batch, name)}
-        for batch in batches
-    )
-
-
-def _largest(lengths: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for each in lengths:
-        for name, length in each.items():
-            found[name] = max(found.get(name, 0), length)
-    return found
 
 
 def _structure(batch: Batch) -> tuple[str, ...]:

@@ -38,6 +38,11 @@ class LinearMap:
         return self.operation.weight.rpartition(".")[0] or self.operation.weight
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the weight and of what takes its constant."""
+        return (self.operation.weight, *(() if self.bias is None else (self.bias.parameter,)))
+
+    @property
     def width(self) -> int:
         """Features of one row."""
         return row_width(self.operation, self.geometry)
@@ -105,10 +110,14 @@ class Unfit:
 
 @dataclass
 class Layers:
-    """What there is to refit, in the order in which it is computed, and what cannot be refitted."""
+    """What there is to refit, in the order in which it is computed, and what cannot be refitted.
+
+    `beside` are gates that run, and that none of the outputs that count depends on.
+    """
 
     layers: list[Layer] = field(default_factory=list)
     unfit: list[Unfit] = field(default_factory=list)
+    beside: list[int] = field(default_factory=list)
 
     def refuse(self, name: str, sites: tuple[int, ...], reason: str) -> None:
         """Note what cannot be refitted, once however often it is run or whichever gates meet there."""
@@ -129,7 +138,9 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
     found = Layers()
     for index, site in enumerate(sites):
         calls = flow.calls.get(index, [])
-        if not calls:
+        if not calls and index in flow.reached:
+            found.beside.append(index)
+        elif not calls:
             found.refuse(site.name, (index,), "the inputs never reach this gate")
         for call in calls:
             if getattr(site.module, "inplace", False) and any(
@@ -169,7 +180,7 @@ def _consumers(
             if operation is not None and operation.mixes and operation.data is node:
                 yield user
             elif user.op == "output":
-                reason = "its output is the model's, and no linear map with weights is behind it"
+                reason = "its output is the model's, and no linear map with weights is behind it (outputs= chooses)"
                 found.refuse(gate, (site,), reason)
             elif _holds_weights(program, finder, user):
                 reason = f"{describe(user)} takes weights in a form that is no plain linear layer"
@@ -228,9 +239,9 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geo
     flow, weight = program.flow, operation.weight
     uses = len(flow.parameter_users(weight))
     if uses > 1:
-        return f"{weight} is shared: it is used {uses} times in a forward pass"
+        return f"{weight} is shared: it is used {uses} times in a forward pass, here by {describe(operation.node)}"
     if flow.is_tied(weight):
-        return f"{weight} is tied: several modules hold it"
+        return f"{weight} is tied: several modules hold it, here {describe(operation.node)} uses it"
     if not operation.is_direct:
         return f"{weight} is used through a view, transposed or cut"
     if geometry is None:

@@ -11,7 +11,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.dataflow.trace import export_sites, is_site, read_flow, stored_name
+from hf_lgelu.models.dataflow.trace import OutputsOf, export_sites, is_site, read_flow, stored_name
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.sites import ActivationSite
 
@@ -22,11 +22,14 @@ Gate = Callable[[int, Tensor], Tensor]
 class Program:
     """The operations of one forward pass on inputs of one shape, in their order and without operations in place."""
 
-    def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> None:
-        """Trace `model`. Raises ValueError where torch.export cannot."""
+    def __init__(
+        self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf | None = None
+    ) -> None:
+        """Trace `model` up to the `outputs` that count, all by default. Raises ValueError where torch.export cannot."""
         # Without operations in place, the value of a node stays what it was however long it is kept.
-        program = export_sites(model, sites, inputs).run_decompositions({})
-        self.flow = read_flow(model, program)
+        program, reached = export_sites(model, sites, inputs, outputs)
+        program = program.run_decompositions({})
+        self.flow = read_flow(model, program, reached)
         self._module = program.graph_module
         self._constants = program.constants
         placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]

@@ -58,7 +58,8 @@ class NetChange:
     `kl` is the mean KL(original ‖ network) in nats per prediction, None where the outputs are no logits;
     `agreement` the share of predictions, 0 to 1, with the original's argmax, which means something only of logits;
     `max_logit_change` the largest |ŷ − y| of any output; `relative_error` ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs;
-    `metrics` ("accuracy", or "perplexity" of causal language models) are empty without labels.
+    `metrics` ("accuracy", or "perplexity" of causal language models) are empty without labels. All of these are of the
+    first of the outputs that count; `relative_errors` has the relative error of each where there are several.
     """
 
     kl: float | None
@@ -66,6 +67,7 @@ class NetChange:
     max_logit_change: float
     relative_error: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    relative_errors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,23 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class StepTaken:
+    """One rung of the ladder that a conversion climbed.
+
+    Args:
+        effort: its name.
+        distance: KL in nats, or relative error, to the original on the inputs held out; None where there were none.
+        is_kept: whether it was nearer than all before it.
+        seconds: wall time.
+    """
+
+    effort: str
+    distance: float | None
+    is_kept: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
 class ConversionReport:
     """What `convert_to_relu` did.
 
@@ -96,9 +115,12 @@ class ConversionReport:
         rows: distinct rows (of sequences, their tokens), held out or not.
         folds: of the cross-validation; 1 where there was none.
         seconds: wall time.
+        outputs: names of the outputs that counted, the one compared closest first; "" is the name of a bare tensor.
         config_changes: config keys rewritten, as text.
         smooth_calls: what the ReLU network still computes smoothly, as text.
         warnings: what the user should know before trusting it.
+        steps: the rungs that were tried; the network is that of the last one kept.
+        width_share: units of each block, as a share of the original's.
     """
 
     model: str
@@ -111,9 +133,12 @@ class ConversionReport:
     rows: int
     folds: int
     seconds: float
+    outputs: tuple[str, ...] = ("",)
     config_changes: tuple[str, ...] = ()
     smooth_calls: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    steps: tuple[StepTaken, ...] = ()
+    width_share: float = 1.0
 
     def __str__(self) -> str:
         return summarize(self)
@@ -160,7 +185,7 @@ class Provenance:
 
 def render_markdown(report: ConversionReport, *, figure: str | None = None) -> str:
     """The whole report as one Markdown page; `figure` is the picture's path, relative to the page."""
-    parts = [f"# {report.model}: ReLU without training", what_was_done(report)]
+    parts = [f"# {report.model}: ReLU without training", how_far(report), what_was_done(report)]
     if report.warnings:
         parts += ["## Warnings", bullets(report.warnings)]
     parts += ["## The whole network", whole_network(report), "## The refitted layers"]
@@ -172,17 +197,45 @@ def render_markdown(report: ConversionReport, *, figure: str | None = None) -> s
     return "\n\n".join(parts) + "\n"
 
 
+def how_far(report: ConversionReport) -> str:
+    """What matters first: how far the network is from the original, on the second set if there is one."""
+    measured = evaluations(report)
+    if not measured:
+        return "How far it is from the original was not measured: nothing was held out, and no second set given."
+    title, evaluation = measured[-1]
+    change = evaluation.refitted
+    parts = [
+        f"{name} {score(name, change.metrics.get(name))}, the original's {score(name, value)}"
+        for name, value in evaluation.original_metrics.items()
+    ]
+    parts.append(f"{distance_in_words(change)} from the original")
+    if change.kl is not None:
+        parts.append(f"{percent(change.agreement)} of the predictions the same")
+    return f"On the {title} ({_size(evaluation)}): {'; '.join(parts)}."
+
+
+def distance_in_words(change: NetChange) -> str:
+    """ "KL 0.0025 nat", or the relative error of outputs that are no class scores."""
+    if change.kl is None:
+        return f"relative error {significant(change.relative_error)}"
+    return f"KL {significant(change.kl)} nat"
+
+
 def what_was_done(report: ConversionReport) -> str:
     """Two sentences: which gates became ReLU, and on what the maps behind them were refitted."""
     duplicates = report.units - report.distinct_units
     without = f", {duplicates:,} duplicates left out" if duplicates else ""
     folds = (
-        f"{report.folds}-fold cross-validation" if report.folds > 1 else "a fixed strength, without cross-validation"
+        f"a strength chosen on {report.folds} folds"
+        if report.folds > 1
+        else "a fixed strength, without cross-validation"
     )
+    counted = ", ".join(f"`{name}`" for name in report.outputs)
+    outputs = f" Of the model's outputs {counted} counted." if report.outputs != ("",) else ""
     return (
         f"{gates_in_words(report)} became ReLU. {choices_in_words(report.layers)}, without labels, on "
         f"{_count(report.distinct_units, 'input')} ({_count(report.rows, 'row')}{without}), by ridge regression "
-        f"towards the weights they had, with {folds}. It took {report.seconds:.1f} s."
+        f"towards the weights they had, with {folds}.{outputs} It took {report.seconds:.1f} s."
     )
 
 
@@ -212,6 +265,8 @@ def whole_network(report: ConversionReport) -> str:
         parts.append("No inputs were held out: that takes at least 64 rows of two inputs.")
     for title, evaluation in evaluations(report):
         parts += [f"**On the {title}**: {_size(evaluation)}.", net_table(evaluation)]
+        if evaluation.refitted.relative_errors:
+            parts.append(output_table(evaluation))
     if report.evaluation is None:
         parts.append(
             "No second set was given. Held-out inputs come from the data that was fitted on, and cannot show that this "
@@ -238,7 +293,7 @@ def bullets(lines: tuple[str, ...]) -> str:
 
 def summarize(report: ConversionReport) -> str:
     """The report in a few lines of plain text."""
-    lines = [f"{report.model}: {what_was_done(report)}"]
+    lines = [f"{report.model}: {how_far(report)}", f"  {what_was_done(report)}"]
     lines += [f"  {_in_one_line(title, evaluation)}" for title, evaluation in evaluations(report)]
     kept = [name for layer in report.layers if layer.choice == "kept" for name in layer.layers]
     if kept:
@@ -287,6 +342,13 @@ def net_table(evaluation: Evaluation) -> str:
         ),
     ]
     return markdown_table((*header, *metrics), rows, text_columns=1)
+
+
+def output_table(evaluation: Evaluation) -> str:
+    """The relative error of every output that counts, where there are several."""
+    direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
+    rows = [(f"`{name}`", significant(direct[name]), significant(refitted[name])) for name in refitted]
+    return markdown_table(("output", "relative error, direct swap", "refitted"), rows, text_columns=1)
 
 
 def layer_table(layers: Sequence[LayerRefit]) -> str:

@@ -1,5 +1,7 @@
 """Writing a refit into the network: weights as each kind of layer stores them, biases, BatchNorm behind them."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,51 @@ from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.ridge import RidgeFit
 from hf_lgelu.refit.target import norm_epsilon
 
+_ADVICE = "Convert the model first, then quantize the ReLU model"
 _DEAD = 1e-6  # a channel scaled down by as much against the largest cannot be reached
+
+
+def why_not_writable(model: nn.Module) -> str | None:
+    """Why a model's weights cannot be refitted as a whole, with what to do; None where they can.
+
+    They have to be plain floating-point tensors, whatever a quantizer says of them.
+    """
+    for name, module in model.named_modules():
+        if any(value.is_meta for value in (*module.parameters(False), *module.buffers(False))):
+            return f"{name or 'it'} ({type(module).__name__}) has no weights, it is on the meta device. Load them first"
+        kind = _quantized(module)
+        if kind is not None:
+            return f"{name or 'it'} ({type(module).__name__}) is quantized, it holds {kind}. {_ADVICE}"
+    return None
+
+
+def _quantized(module: nn.Module) -> str | None:
+    """What of a module is no plain floating-point tensor."""
+    if hasattr(module, "_packed_params"):
+        return "packed weights"
+    for name, parameter in module.named_parameters(recurse=False):
+        if type(parameter.data) is not Tensor:
+            return f"its {name} as {type(parameter.data).__name__}"
+        if not parameter.is_floating_point() or parameter.element_size() < 2:
+            return f"its {name} as {parameter.dtype}"
+    for name, buffer in module.named_buffers(recurse=False):
+        if "weight" in name and not buffer.is_floating_point():
+            return f"its {name} as {buffer.dtype}"
+    return None
+
+
+def forget_quantizer(model: nn.Module) -> Iterator[str]:
+    """Of weights that were quantized in a file (GGUF) and are float now, so that they are saved as what they are.
+
+    Changes `model` in place. Yields the changes of its configs.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, "hf_quantizer", None) is not None or getattr(module, "is_quantized", False):
+            module.hf_quantizer, module.is_quantized = None, False
+            config = getattr(module, "config", None)
+            if getattr(config, "quantization_config", None) is not None:
+                del config.quantization_config
+                yield f"{name}.quantization_config removed".removeprefix(".") + ": the weights are floating point"
 
 
 @torch.no_grad()

@@ -10,7 +10,15 @@ from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, SCHEDULES
 
 @dataclass
 class LambdaGELUTrainingArguments(TrainingArguments):
-    """All of TrainingArguments, and how the hardness learns, hardens and is reported."""
+    """All of TrainingArguments, and how the hardness learns, hardens and is reported.
+
+    >>> import hf_lgelu
+    >>> args = hf_lgelu.LambdaGELUTrainingArguments(
+    ...     output_dir="run", harden=True, hardening_schedule="geometric", hardening_strategy="steps"
+    ... )
+    >>> args.hardness_lr_multiplier, args.switch_fraction, args.report_substitution
+    (9.0, 0.25, True)
+    """
 
     hardness_lr_multiplier: float = field(
         default=DEFAULT_LR_MULTIPLIER,

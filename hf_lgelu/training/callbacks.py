@@ -52,7 +52,22 @@ class HardeningCallback(TrainerCallback):
 
     Use it with `LambdaGELUTrainer`, which selects best checkpoints among hardened epochs only. In a
     plain Trainer it works as well, except together with `load_best_model_at_end` or
-    `save_strategy="best"`, which raise.
+    `save_strategy="best"`, which raise; DeepSpeed is refused. An s that is frozen or that the optimizer does not hold
+    raises when training begins.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
+    >>> from transformers import Trainer, TrainingArguments
+    >>> args = TrainingArguments(
+    ...     output_dir="run", num_train_epochs=4, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
+    ... )
+    >>> callback = hf_lgelu.HardeningCallback(tolerance=0.01, schedule="geometric", strategy="steps")
+    >>> trainer = Trainer(model, args, train_dataset=rows, callbacks=[callback])
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {...}
+    >>> [round(value, 3) for value in hf_lgelu.hardness_profile(model).values()]
+    [79.788, 79.788]
     """
 
     selects_hardened_checkpoints = False
@@ -179,6 +194,21 @@ class HardnessLogCallback(TrainerCallback):
     `hardness/mean`, `hardness_learning_rate`. LambdaGELUTrainer has it by default. It must run before
     the reporters (tensorboard, trackio, wandb), and callbacks that are passed to a plain Trainer run
     after them: add it there with `HardnessLogCallback.add_to(trainer)`.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
+    >>> from transformers import Trainer, TrainingArguments
+    >>> args = TrainingArguments(
+    ...     output_dir="run", max_steps=1, logging_steps=1, use_cpu=True, report_to=[], save_strategy="no",
+    ...     disable_tqdm=True,
+    ... )
+    >>> trainer = Trainer(model, args, train_dataset=rows)
+    >>> _ = hf_lgelu.HardnessLogCallback.add_to(trainer)
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {...}
+    >>> [name for name in trainer.state.log_history[0] if name.startswith("hardness/")]
+    ['hardness/layers.0.activation', 'hardness/layers.1.activation', 'hardness/mean']
     """
 
     def __init__(self) -> None:

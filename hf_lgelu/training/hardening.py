@@ -44,6 +44,12 @@ def anneal_hardness(
         schedule: a row of SCHEDULES.
 
     Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.anneal_hardness(model, 0.5, target_hardness=101.05)
+    >>> [round(value, 2) for value in hf_lgelu.hardness_profile(model).values()]
+    [51.05, 51.05]
     """
     targets = target_hardnesses(target_hardness)
     by_device: dict[torch.device, list[LambdaGate]] = {}
@@ -82,6 +88,16 @@ def freeze_hardness(model: nn.Module) -> None:
     on moving s; without a gradient an optimizer skips a parameter. `requires_grad` stays True, because DDP's
     reducer waits for s.
     Raises ValueError for a model without λ-GELU.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> optimizer = torch.optim.AdamW(hf_lgelu.hardness_parameter_groups(model, learning_rate=1e-3))
+    >>> hf_lgelu.anneal_hardness(model, 1.0)
+    >>> model(torch.ones(2, 4)).logits.sum().backward()
+    >>> hf_lgelu.freeze_hardness(model)
+    >>> optimizer.step()  # moves the weights alone
+    >>> print(model.layers[0].activation.raw_hardness.grad)
+    None
     """
     for _, module in require_lambda_gelu(model):
         for parameter in raw_parameters(module):
@@ -90,7 +106,15 @@ def freeze_hardness(model: nn.Module) -> None:
 
 @torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
-    """Let λ follow s again. Changes `model` in place. Raises ValueError for a model without λ-GELU."""
+    """Let λ follow s again. Changes `model` in place. Raises ValueError for a model without λ-GELU.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.anneal_hardness(model, 1.0)
+    >>> hf_lgelu.release_hardness(model)
+    >>> round(model.layers[0].activation.hardness.item(), 4)
+    1.05
+    """
     for _, module in require_lambda_gelu(model):
         module.hardness_override.zero_()
 
@@ -113,6 +137,12 @@ def is_hardened(
 
     Raises ValueError for a model without λ-GELU, a target that is not a finite number above 1 or a fraction
     outside (0, 1].
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.anneal_hardness(model, 0.6)
+    >>> hf_lgelu.is_hardened(model), hf_lgelu.is_hardened(model, fraction=1)
+    (True, False)
     """
     targets = target_hardnesses(target_hardness)
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:

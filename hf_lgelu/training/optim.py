@@ -32,6 +32,13 @@ def hardness_parameter_groups(
     Raises:
         ValueError: no λ-GELU, or a number out of range.
         RuntimeError: s is hidden in a flat parameter (FSDP without use_orig_params=True).
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> groups = hf_lgelu.hardness_parameter_groups(model, 0.5, hardness_lr_multiplier=9.0, weight_decay=0.01)
+    >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in groups]
+    [(3, 0.5, 0.01), (3, 0.5, 0.0), (2, 4.5, 0.0)]
+    >>> optimizer = torch.optim.AdamW(groups)
     """
     check_rate("learning_rate", learning_rate)
     check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
@@ -64,6 +71,13 @@ def separate_hardness_group(
     their scheduler. Raises RuntimeError where the optimizer cannot give s a learning rate of its own: it does not hold
     every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates
     (LOMO), or has a hardness group already; ValueError for a model without λ-GELU or a bad multiplier.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
+    >>> hf_lgelu.separate_hardness_group(optimizer, model)
+    >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    [(6, 0.1, 0.01), (2, 0.9, 0.0)]
     """
     check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
     hardness = _hardness_parameters(model)

@@ -40,7 +40,7 @@ logger = logging.get_logger(__name__)
 
 
 class LambdaGELUTrainer(Trainer):
-    """transformers' Trainer, and:
+    """transformers' Trainer for models with λ-GELU: it learns, hardens and reports λ.
 
     - s has its own parameter group, with learning rate c·η and no weight decay, in every optimizer
       that keeps ordinary groups; the others are refused;
@@ -54,6 +54,31 @@ class LambdaGELUTrainer(Trainer):
 
     Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments. A model without λ-GELU raises
     unless `args.require_lambda_gelu` is off.
+
+    What differs from Trainer on purpose: `lr_scheduler_type="greedy"` and a floor of `reduce_lr_on_plateau` are
+    refused where there is a λ-GELU, since they lose the ratio of the two learning rates; s has no weight decay,
+    whatever `weight_decay` says; a HardnessLogCallback stands before the other callbacks; a best checkpoint of a
+    hardening run is a hardened one; and an evaluation takes a second forward pass a batch (with `batch_eval_metrics`
+    or without `eval_do_concat_batches`, a second loop over the data), in the random state of the first.
+    `report_substitution=False` does without it. With DeepSpeed, hardening is refused.
+
+    Generation works by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, the arguments likewise.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
+    >>> args = hf_lgelu.LambdaGELUTrainingArguments(
+    ...     output_dir="run", harden=True, num_train_epochs=4, use_cpu=True, report_to=[], save_strategy="no",
+    ...     disable_tqdm=True, logging_strategy="no",
+    ... )
+    >>> trainer = hf_lgelu.LambdaGELUTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {...}
+    >>> [round(value, 3) for value in hf_lgelu.hardness_profile(model).values()]
+    [159.577, 159.577]
+    >>> sorted(name for name in trainer.evaluate() if "relu" in name)  # doctest: +ELLIPSIS
+    {...}
+    ['eval_relu_loss', 'eval_relu_max_logit_change', 'eval_relu_unchanged_predictions']
     """
 
     args: LambdaGELUTrainingArguments

@@ -221,9 +221,9 @@ def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
         max_position_embeddings=16, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     model = BertForSequenceClassification(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for _ in range(200):
-        inputs, labels = padded_rows(64, generator)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(140):
+        inputs, labels = padded_rows(48, generator)
         model(**inputs, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

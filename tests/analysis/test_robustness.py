@@ -1,6 +1,7 @@
 """Verified robustness against radii that are known exactly, and against dense grids."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,11 +9,28 @@ import torch
 from torch import nn
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.analysis.verification import robustness
+from hf_lgelu.analysis.verification import marabou, robustness
 from hf_lgelu.analysis.verification.marabou import MarabouNetwork, marabou_refusal
 from hf_lgelu.analysis.verification.robustness import find_adversarial, verify_robustness
 
 MARGIN = 1e-4
+EXPORTS: dict = {}
+
+
+@pytest.fixture(autouse=True)
+def _each_network_is_exported_once(monkeypatch):
+    """The same network again, from memory: an export takes longer than most proofs."""
+    export = marabou.export_onnx
+
+    def from_memory(model, path, inputs, **options):
+        state = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
+        key = (repr(model), state, tuple(inputs.shape))
+        if key not in EXPORTS:
+            export(model, path, inputs, **options)
+            EXPORTS[key] = Path(path).read_bytes()
+        Path(path).write_bytes(EXPORTS[key])
+
+    monkeypatch.setattr(marabou, "export_onnx", from_memory)
 
 
 def linear(weight, bias):
@@ -318,14 +336,15 @@ def test_arguments_that_do_not_fit(change, error, message):
         verify_robustness(**(arguments | change))
 
 
-@pytest.mark.parametrize("epsilons", [0.05, torch.tensor(0.05), np.array([0.05]), torch.tensor([0.05]), (0.05,)])
-@pytest.mark.parametrize("labels", [[0], np.array([0], np.int32), torch.tensor([0], dtype=torch.uint8)])
+@pytest.mark.parametrize(
+    ("epsilons", "labels"),
+    [
+        (0.05, [0]),
+        (torch.tensor([0.05]), np.array([0], np.int32)),
+        (np.array(0.05), torch.tensor([0], dtype=torch.uint8)),
+    ],
+)
 def test_numbers_in_other_clothes_say_the_same(epsilons, labels):
     report = verify_robustness(diamond(), torch.tensor([[0.2, 0.1]]), labels, epsilons=epsilons, attack_restarts=0)
-    expected = verify_robustness(
-        diamond(), torch.tensor([[0.2, 0.1]]), torch.tensor([0]), epsilons=[0.05], attack_restarts=0
-    )
-    assert [(result.status, result.by) for result in report.results] == [
-        (result.status, result.by) for result in expected.results
-    ]
+    assert [(result.status, result.by) for result in report.results] == [("proved", "bounds")]
     assert report.results[0].epsilon == pytest.approx(0.05)

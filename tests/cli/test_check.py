@@ -67,7 +67,7 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     model.save_pretrained(tmp_path / "bert")
     _, said, _ = call("check", tmp_path / "bert", "--disable_tqdm")
     assert "bert.pooler.activation (Tanh): tanh × 1" in said
-    assert "- As ReLU: llama.cpp ignores the activation that the config of a bert names" in said
+    assert "- With ReLU in its config: llama.cpp ignores the activation that the config of a bert names" in said
     assert "2 of 2 gates can be" in said
     assert "In int8 (quantize_onnx), have padded rows" in said
     albert = AlbertForSequenceClassification(AlbertConfig(vocab_size=20, embedding_size=8, **SIZES))
@@ -86,7 +86,7 @@ def test_what_is_not_read_from_files_is_sent_to_the_function(tmp_path, call):
     status, said, _ = call("check", tmp_path / "t5", "--disable_tqdm")
     assert status == 0
     assert "2 of 2 gates can be, with 2 linear maps" in said
-    assert "It gives logits, encoder_last_hidden_state: networks are compared by logits" in said
+    assert "It gives logits, encoder_last_hidden_state: networks are compared by logits, and logits count." in said
     assert "hf_lgelu.convert_to_relu(model, data) in Python: inputs for encoder-decoders" in said
 
 

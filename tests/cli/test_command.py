@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from hf_lgelu.cli.command import COMMANDS, Command, main, parser_of
+from hf_lgelu.cli.command import main, parser_of
+from hf_lgelu.cli.table import COMMANDS, Command
 from hf_lgelu.models.whole_folder import whole_folder
 
 
@@ -50,9 +51,9 @@ def test_one_name_for_one_thing():
     ("words", "reason"),
     [
         ((), "give a command: convert, harden, check, profile, card, kernels"),
-        (("convrt",), "there is no command 'convrt', did you mean convert?"),
-        (("convert", "m", "--dta", "x"), "convert: there is no option --dta, did you mean --data?"),
-        (("convert", "m", "--max_sample=3"), "there is no option --max_sample, did you mean --max_samples?"),
+        (("convrt",), "there is no command 'convrt' (did you mean convert?)"),
+        (("convert", "m", "--dta", "x"), "convert: there is no option --dta (did you mean --data?)"),
+        (("convert", "m", "--max_sample=3"), "there is no option --max_sample (did you mean --max_samples?)"),
         (("convert", "m"), "the following arguments are required: --data, --output_dir"),
         (("convert",), "the following arguments are required: MODEL, --data, --output_dir"),
         (("convert", "m", "--data", "x", "--output_dir", "y", "--max_samples", "0"), "--max_samples: must be a whole"),
@@ -60,8 +61,9 @@ def test_one_name_for_one_thing():
         (("convert", "m", "--data", "x", "--output_dir", "y", "--seed", "4294967296"), "--seed: must be below 2**32"),
         (("convert", "m", "--data", "x", "--output_dir", "y", "--seed", "one"), "--seed: must be a whole number"),
         (("harden", "m", "--output_dir", "y", "--to", "tflite"), "--to: 'tflite' is none of relu, gelu, onnx;"),
-        (("harden", "m", "--output_dir", "y", "--to=geul"), "is none of relu, gelu, onnx, did you mean gelu?"),
+        (("harden", "m", "--output_dir", "y", "--to=geul"), "is none of relu, gelu, onnx (did you mean gelu?)"),
         (("harden", "m", "--output_dir", "y", "--to", "onnx", "--push_to_hub"), "an ONNX file with `hf upload`"),
+        (("convert", "m", "--data", "x", "--output_dir", "y", "--max_kl", "0"), "--max_kl: must be a number above 0"),
         (("convert", "m", "--data", "", "--output_dir", "y"), "convert: one of its arguments is empty"),
         (("check", "a", "b"), "check: nothing takes 'b'"),
         (("profile", "m", "--figure"), "--figure: expected one argument"),

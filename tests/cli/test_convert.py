@@ -105,6 +105,18 @@ def test_a_refusal_leaves_nothing_and_says_what_was_measured(place, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_far_from_the_original_is_refused_where_that_is_asked_for(place, tmp_path, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--max_kl", 1e-9, "--disable_tqdm")
+    status, _, errors = call(*words, "--output_dir", tmp_path / "strict", "--strict")
+    assert status == 1
+    assert "max_kl = 1e-09" in errors
+    assert not (tmp_path / "strict").exists()
+    status, said, _ = call(*words, "--output_dir", tmp_path / "relu")
+    assert status == 0
+    assert "warning: " in said
+    assert any("1e-09" in warning for warning in report_of(tmp_path / "relu")["report"]["warnings"])
+
+
 def test_a_folder_that_loads_as_another_model_is_not_left(place, tmp_path, monkeypatch, call):
     save = given_checkpoint.save_checkpoint
 
@@ -318,6 +330,10 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
     cosine = nn.functional.cosine_similarity(old, new, dim=-1)
     assert cosine.min() > 0.99
     assert "relative error" in said  # of the embeddings
+    assert {"1_Pooling/config.json", "modules.json", "model.safetensors"} <= set(files_to_push(tmp_path / "relu"))
+    card = ModelCard.load(tmp_path / "relu" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
+    assert "from sentence_transformers import SentenceTransformer" in card.text
     assert report_of(tmp_path / "relu")["report"]["held_out"]["rows"] <= 20  # an embedding a text, not a token
 
 

@@ -150,6 +150,18 @@ def test_classes_of_another_task_are_no_labels(tokenizer, bert):
     assert "labels" not in whole(inputs(plain, base, tokenizer[0]))
 
 
+def test_classes_by_their_names_in_a_file(tokenizer, bert):
+    rows = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": ["yes", "no", "no", "yes"]})
+    batch = whole(inputs(rows, bert, tokenizer[0]))
+    assert batch["labels"].tolist() == [[1, 0, 0, 1][i] for i in sample_numbers(4, None, 0)]
+    other = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": ["sun", "rain", "sun", "sun"]})
+    assert "labels" not in whole(inputs(other, bert, tokenizer[0]))
+    with pytest.raises(
+        ValueError, match=r"column 'label' of rows, .* the model's classes, by name \(no, yes\) or number"
+    ):
+        inputs(other, bert, tokenizer[0], label_column="label")
+
+
 def test_tokens_that_are_there_already_are_taken(gpt2):
     rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7], [8, 9]], "attention_mask": [[1, 1, 1], [1, 1]]})
     batch = whole(inputs(rows, gpt2))
@@ -338,3 +350,11 @@ def test_a_smaller_sample_is_part_of_a_larger_one():
     assert sample_numbers(50, 10, 4).tolist() == larger[:10].tolist()
     assert len(set(larger.tolist())) == 20
     assert sorted(sample_numbers(50, None, 4)) == list(range(50))
+
+
+def test_tokens_of_a_classifier_have_their_classes(bert):
+    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7], [8, 9], [4, 4]], "label": [1, 0, 1]})
+    batch = whole(inputs(rows, bert))
+    order = sample_numbers(3, None, 0).tolist()
+    assert batch["labels"].tolist() == [[1, 0, 1][i] for i in order]
+    assert batch["attention_mask"].sum(1).tolist() == [[3, 2, 2][i] for i in order]

@@ -1,19 +1,23 @@
 """hf-lgelu harden end to end on a small trained MLP: every target, the card, what is refused."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_lgelu.cli.command import COMMANDS
+from hf_lgelu.cli.sentence_folder import find_sentence_folder
+from hf_lgelu.cli.table import COMMANDS
 from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.export.targets import EXPORT_TARGETS
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.training.hardening import anneal_hardness
 
 
 def test_the_commands_targets_are_those_of_the_export():
@@ -153,11 +157,29 @@ def test_push_sends_the_folder_with_its_card(place, tmp_path, monkeypatch, call)
     assert 'from_pretrained(MLPForClassification, "me/rows")' in (tmp_path / "relu" / "README.md").read_text()
 
 
+def test_every_gate_of_the_family_goes_the_same_way(tmp_path, call):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes, num_key_value_heads=2, hidden_act="lambda_silu"))
+    model.save_pretrained(tmp_path / "soft")
+    anneal_hardness(model, 1.0)
+    model.save_pretrained(tmp_path / "hard")
+    status, said, errors = call("profile", tmp_path / "hard")
+    assert status == 0, errors
+    (line,) = [line for line in said.splitlines() if line.startswith("model.layers.0.mlp.act_fn ")]
+    assert [float(number) for number in line.split()[1:3]] == pytest.approx([277.26, 0.2785 / 277.26], rel=0.02)
+    status, said, _ = call("check", tmp_path / "soft", "--disable_tqdm")
+    assert status == 0
+    assert "LlamaForCausalLM, 2 λ-SiLU" in said
+    assert "Its gates are soft." in said
+    assert "vLLM refuses the config of a llama" in said
+    status, _, errors = call("harden", tmp_path / "hard", "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert status == 0, errors
+    assert load_checkpoint(tmp_path / "relu").config.hidden_act == "relu"
+
+
 def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_path, call):
     import sentence_transformers
-
-    from hf_lgelu import anneal_hardness
-    from hf_lgelu.cli.sentence_folder import find_sentence_folder
 
     model, texts = sentence_folder
     soft = find_sentence_folder(str(model))
@@ -172,6 +194,34 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     assert "inputs: relative error" in said
     hardened = sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu")
     assert hardened[1].get_config_dict()["pooling_mode"] == "cls"
+    assert "from sentence_transformers import" in (tmp_path / "relu" / "README.md").read_text()
     status, _, errors = call("harden", tmp_path / "lambda", "--output_dir", tmp_path / "onnx", "--to", "onnx")
     assert status == 1
     assert "would lack the pooling" in errors
+
+
+def test_an_encoder_in_a_folder_of_its_own_stays_there(sentence_folder, tmp_path, call):
+    """As sentence-transformers wrote them before version 3: modules.json beside 0_Transformer."""
+    import sentence_transformers
+
+    model, _ = sentence_folder
+    old = tmp_path / "old"
+    find_sentence_folder(str(model)).copy_rest(old / "0_Transformer")
+    for name in ("1_Pooling", "2_Normalize", "modules.json", "config_sentence_transformers.json"):
+        (old / "0_Transformer" / name).rename(old / name)
+    modules = json.loads((old / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (old / "modules.json").write_text(json.dumps(modules))
+    encoder = type(find_sentence_folder(str(model)).load().encoder).from_pretrained(model, hidden_act="lambda_gelu")
+    anneal_hardness(encoder, 1.0)
+    encoder.save_pretrained(old / "0_Transformer")
+    status, _, errors = call("harden", old, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert status == 0, errors
+    assert json.loads((tmp_path / "relu" / "0_Transformer" / "config.json").read_text())["hidden_act"] == "relu"
+    assert not (tmp_path / "relu" / "config.json").exists()
+    assert {"0_Transformer/model.safetensors", "1_Pooling/config.json"} <= set(files_to_push(tmp_path / "relu"))
+    assert sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu").encode("the cat").shape == (
+        16,
+    )
+    words = ("harden", old, "--output_dir", tmp_path / "relu", "--overwrite", "--disable_tqdm")
+    assert call(*words)[0] == 0

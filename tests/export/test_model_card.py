@@ -228,13 +228,6 @@ def test_bad_input():
         render_card(with_facts(loading_code={"relu": "```\n# mine"}))
 
 
-def test_matplotlib_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"hf-lgelu\[benchmarks\]"):
-        write_card(tmp_path, FACTS)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_facts_travel_as_json(tmp_path):
     path = save_card_facts(FACTS, tmp_path)
     # JSON knows lists alone: those of hardware come back as they can be told apart from none.

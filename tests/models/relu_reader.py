@@ -1,7 +1,8 @@
 """Run as a program without hf_lgelu: load every ReLU model in a folder and write what it computes.
 
 Usage: relu_reader.py FOLDER. Each subfolder holds inputs.pt and either a transformers checkpoint or, for a
-row of TIMM_FAMILIES, model.safetensors. Writes FOLDER/logits.pt: {"modules": ..., "logits": {name: tensor}}.
+row of TIMM_FAMILIES, model.safetensors. FOLDER/soft holds checkpoints with λ-GELU, which cannot be loaded here.
+Writes FOLDER/logits.pt: {"modules": ..., "logits": {name: tensor}, "refusals": {name: text}}.
 """
 
 import json
@@ -38,16 +39,25 @@ def _put_relu(module: nn.Module) -> None:
         _put_relu(child)
 
 
+def _refusal(folder: Path) -> str:
+    try:
+        _read_transformers(folder)
+    except (KeyError, RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
 def main(root: Path) -> None:
     torch.set_num_threads(1)
     timm_families = {family.name: family for family in TIMM_FAMILIES}
     logits = {}
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+    for folder in sorted(path for path in root.iterdir() if path.is_dir() and path.name != "soft"):
         family = timm_families.get(folder.name)
         model = _read_transformers(folder) if family is None else _read_timm(folder, family)
         logits[folder.name] = logits_of(model, torch.load(folder / "inputs.pt"))
     modules = [name for name in sys.modules if name.partition(".")[0] == "hf_lgelu"]
-    torch.save({"modules": modules, "logits": logits}, root / "logits.pt")
+    refusals = {folder.name: _refusal(folder) for folder in (root / "soft").iterdir()}
+    torch.save({"modules": modules, "logits": logits, "refusals": refusals}, root / "logits.pt")
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def rewritten(folder, change):
         (lambda t: t.pop("layers.1.activation.raw_hardness"), r"1 missing \(layers\.1\.activation\.raw_hardness\)"),
         (
             lambda t: [t.pop(name) for name in list(t) if ".activation." in name],
-            r"missing \(layers\.0\.activation\.raw_hardness, layers\.1\.activation\.raw_hardness\)",
+            r"6 missing \(layers\.0\.activation\.hardness_override, layers\.0\.activation\.raw_hardness, ",
         ),
     ],
     ids=["a weight", "a layer more", "a tensor more", "renamed", "one hardness", "no hardness"],

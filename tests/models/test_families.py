@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import FAMILIES
+from families import BY_NAME, FAMILIES
 from family import Family, get, logits_of, main_output, normal
 from safetensors.torch import load_file, save_file
 from timm_families import TIMM_FAMILIES, TimmFamily
@@ -157,9 +157,14 @@ def test_substitution_that_no_config_can_say_is_refused(family):
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """{family: (logits with λ-GELU, with ReLU here, with ReLU in a process without hf_lgelu)}, from one process."""
+    """From one process without hf_lgelu: {family: (logits with λ-GELU, with ReLU here, with ReLU there)}, and what it
+    said of each checkpoint with λ-GELU."""
     root = tmp_path_factory.mktemp("relu")
     here = {family.name: _leave(family, root / family.name) for family in LEAVES_THE_HOUSE}
+    for name, (family, options) in SOFT.items():
+        model = BY_NAME[family].build()
+        replace_activations(model, inputs=BY_NAME[family].inputs(), **options)
+        model.save_pretrained(root / "soft" / name)
     reader = subprocess.run(
         [sys.executable, HERE / "relu_reader.py", root],
         env={**os.environ, "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
@@ -169,7 +174,24 @@ def elsewhere(tmp_path_factory):
     assert reader.returncode == 0, reader.stderr[-3000:]
     result = torch.load(root / "logits.pt")
     assert result["modules"] == []
-    return {name: (*logits, result["logits"][name]) for name, logits in here.items()}
+    return {name: (*logits, result["logits"][name]) for name, logits in here.items()}, result["refusals"]
+
+
+# Checkpoints with λ-GELU: of each way in which surgery leaves a config, and of the ways in which families say theirs.
+SOFT = {
+    "by the key": ("bert", {}),
+    "some sites": ("bert", {"include": lambda name: ".1." in name}),
+    **{f"{name} by channel": (name, {"granularity": "channel"}) for name in ("bert", "gpt2", "resnet", "clip", "bart")},
+    **{f"{name} by channel": (name, {"granularity": "channel"}) for name in ("t5", "timm-wrapper-resnet18")},
+    "a table of its own": ("openai-gpt", {"granularity": "channel"}),
+    "one for the network": ("gpt2", {"granularity": "network"}),
+}
+
+
+@pytest.mark.parametrize("name", SOFT)
+def test_a_checkpoint_with_lambda_gelu_is_refused_by_a_process_without_the_package(elsewhere, name):
+    said = elsewhere[1][name]
+    assert "lambda_gelu" in said if name == "by the key" else "hf_lgelu" in said
 
 
 def _leave(family: Family | TimmFamily, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,6 +217,6 @@ def _leave(family: Family | TimmFamily, folder: Path) -> tuple[torch.Tensor, tor
 
 @over(LEAVES_THE_HOUSE)
 def test_relu_model_computes_the_same_in_a_process_without_hf_lgelu(family, elsewhere):
-    smooth, relu, relu_elsewhere = elsewhere[family.name]
+    smooth, relu, relu_elsewhere = elsewhere[0][family.name]
     assert_apart(smooth, relu)
     assert_close(relu_elsewhere, relu)

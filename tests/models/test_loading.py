@@ -18,8 +18,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_lgelu import LambdaGELU, replace_activations
+from hf_lgelu import LambdaGELU, replace_activations, temporary_relu
 from hf_lgelu.models import loading
+from hf_lgelu.models.checkpoint import load_checkpoint
 
 POISON = -3e30
 INITIAL_RAW = 0.1 * math.log(math.expm1(0.05))  # λ = 1.05 at t = 0.1
@@ -112,6 +113,33 @@ def test_a_lost_weight_is_still_reported(tmp_path, host_log):
     _, info = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu", output_loading_info=True)
     assert set(info["missing_keys"]) == {"bert.encoder.layer.0.output.dense.weight"}
     assert "MISSING" in host_log.text
+
+
+def without_hardness(folder):
+    """A λ-GELU checkpoint as it is saved while ReLU is in its place: the config still says λ-GELU."""
+    model = learn(BERT.build("lambda_gelu"))
+    with temporary_relu(model):
+        model.save_pretrained(folder)
+
+
+def test_a_checkpoint_that_lacks_the_hardness_that_its_config_names_is_reported(tmp_path, host_log, caplog):
+    without_hardness(tmp_path)
+    _, info = BertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
+    assert "says that it has λ-GELU, and it holds no hardness" in caplog.text
+    assert "MISSING" in host_log.text
+    with pytest.raises(ValueError, match=r"missing .*raw_hardness"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_that_fits_nothing_is_not_made_to_look_as_if_it_did(tmp_path):
+    BERT.build().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {f"other.{name}": value for name, value in tensors.items()}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    _, info = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu", output_loading_info=True)
+    assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
 
 
 @pytest.mark.parametrize(("activation", "warns"), [("relu", True), ("lambda_gelu", False)])

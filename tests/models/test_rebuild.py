@@ -20,7 +20,7 @@ from transformers import (
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
 from hf_lgelu.activation.module import SharedLambdaGate
 
-MODELS = ["gpt2", "resnet", "timm-wrapper-resnet18", "bert", "t5", "bart", "mpt", "clip"]
+MODELS = ["gpt2", "resnet", "timm-wrapper-resnet18", "bert", "t5", "bart", "mpt", "clip", "openai-gpt"]
 MLP_SITES = ("encoder.layer.0.intermediate.intermediate_act_fn", "encoder.layer.1.intermediate.intermediate_act_fn")
 BERT_HEAD = "cls.predictions.transform.transform_act_fn"
 
@@ -257,11 +257,53 @@ def test_a_model_with_none_of_the_sites_is_refused(tmp_path):
 def test_some_sites_only(tmp_path):
     family = BY_NAME["bert"]
     model = operated(family, "layer", include=lambda name: ".1." in name)
-    assert model.config.hidden_act == "gelu"
+    assert model.config.hidden_act == "hf_lgelu.from_pretrained"  # a guard
     model.save_pretrained(tmp_path)
     loaded = from_pretrained(family.model_class, tmp_path)
     assert list(raw_values(loaded)) == [f"bert.{MLP_SITES[1]}"]
     assert torch.equal(logits_of(loaded, family.inputs()), logits_of(model, family.inputs()))
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_the_guarded_keys_say_what_they_said_once_the_record_is_gone(name):
+    family = BY_NAME[name]
+    model, plain = family.build(), family.build().config.to_dict()
+    replace_activations(model, granularity="channel", inputs=family.inputs())
+    guarded = {key for key, value in model.config.to_dict().items() if "hf_lgelu" in str(value) and key in plain}
+    assert guarded == {"bert": {"hidden_act"}, "t5": {"feed_forward_proj", "dense_act_fn"}}[name]
+    replace_activations(model, kinds=("lambda_gelu",))
+    changed = {key: value for key, value in model.config.to_dict().items() if plain.get(key, "absent") != value}
+    assert {key for key in changed if key in guarded} == guarded
+    assert all("lambda_gelu" in changed[key] for key in guarded)
+    assert "lambda_gelu_guards" not in changed
+
+
+def test_a_family_without_a_key_is_warned_of(caplog):
+    operated(BY_NAME["mpt"], "channel")
+    assert "MptConfig has no key for its activations: a process that has not imported hf_lgelu" in caplog.text
+    caplog.clear()
+    operated(BY_NAME["bert"], "channel")
+    assert "no key" not in caplog.text
+
+
+def edited(folder, edit):
+    config = json.loads((folder / "config.json").read_text())
+    edit(config["lambda_gelu"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_record_that_names_what_is_no_activation_is_refused(tmp_path):
+    operated(BY_NAME["bert"], "channel").save_pretrained(tmp_path)
+    edited(tmp_path, lambda record: record[0].update(site="bert.encoder.layer.0.output.dense"))
+    with pytest.raises(ValueError, match=r"bert\.encoder\.layer\.0\.output\.dense.* has Linear there"):
+        from_pretrained(BY_NAME["bert"].model_class, tmp_path)
+
+
+def test_a_record_that_is_none_is_refused(tmp_path):
+    operated(BY_NAME["bert"], "channel").save_pretrained(tmp_path)
+    edited(tmp_path, lambda record: record[1].pop("site"))
+    with pytest.raises(ValueError, match="is no record of λ-GELU sites"):
+        from_pretrained(BY_NAME["bert"].model_class, tmp_path)
 
 
 def test_repeated_surgery_is_remembered_whole(tmp_path):

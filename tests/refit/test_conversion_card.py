@@ -65,7 +65,7 @@ def test_how_it_was_made():
     text = section(card_of(figure="refit.png"), "## How it was made")
     for said in (
         "3 gates (2 gelu_new, 1 silu) became ReLU", "66 of someone/texts, split train, chosen with seed 3",
-        "without labels", "4-fold cross-validation", "2026-03-04", "2 processes", "NVIDIA X", "torch 2.15.0",
+        "without labels", "a strength chosen on 4 folds", "2026-03-04", "2 processes", "NVIDIA X", "torch 2.15.0",
         "- fewer rows than features in conv2", "| `h.0.mlp.c_proj` | refit | 0.001 | 0.25 | 0.0123 | 512 | 6,144 |",
     ):  # fmt: skip
         assert said in text, said

@@ -139,7 +139,8 @@ def test_fewer_rows_than_width():
     model = drawn(nn.Sequential(nn.Linear(6, 150), nn.GELU(), nn.Linear(150, 4)))
     inputs = torch.randn(30, 6, dtype=torch.float64)
     converted, report = convert_to_relu(model, inputs)
-    assert any("fewer rows than a quarter of their width" in text for text in report.warnings)
+    assert any("most of all 2: 30 rows, 150 features" in text for text in report.warnings)
+    assert report.layers[0].note == "starved: 30 rows for 150 features"
     assert any("too few to hold some out" in text for text in report.warnings)
     assert (report.layers[0].rows, report.layers[0].width, report.held_out) == (30, 150, None)
     fresh = torch.randn(500, 6, dtype=torch.float64)

@@ -203,7 +203,10 @@ def units_of(part):
         for row, seed in enumerate(batch["seeds"]):
             inputs = batch["inputs"]
             unit = {name: value[row] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[row]
-            found.append((seed, json.dumps(unit), batch["labels"] and json.dumps(batch["labels"][row])))
+            length = sum(unit["attention_mask"]) if isinstance(inputs, dict) else None
+            if length is not None:  # what it is padded to depends on what it is run with
+                unit = {name: value[:length] for name, value in unit.items()}
+            found.append((seed, json.dumps(unit), batch["labels"] and json.dumps(batch["labels"][row][:length])))
     return Counter(found)
 
 
@@ -239,3 +242,36 @@ def test_both_processes_refuse(launched):
         assert "float32" in report["of two dtypes"]
         assert "float64" in report["of two dtypes"]
         assert "process 0 was given no inputs" in report["one has none"]
+
+
+def widths(plan):
+    return {batch.load().inputs["input_ids"].shape for fold in plan.folds for batch in fold}
+
+
+def test_short_sequences_are_not_padded_to_the_longest_of_all():
+    """As a collator gives them, each batch padded to its longest: at most two shapes, and every token once."""
+    lengths = [3 + index % 4 for index in range(140)] + [20 + index % 13 for index in range(52)]
+    given = [Batch(tokens([length, length + 1])) for length in lengths]
+    for number, batch in enumerate(given):
+        batch.inputs["input_ids"] += 1000 * number * batch.inputs["attention_mask"]
+    plan = deal_folds(given, batch_size=8)
+    assert len(widths(plan)) == 2
+    assert min(width for _, width in widths(plan)) < 12
+    assert max(width for _, width in widths(plan)) == 33
+    found = Counter()
+    for part in (*plan.folds, plan.held_out):
+        for batch in part:
+            taken = batch.load().inputs
+            found.update(taken["input_ids"][taken["attention_mask"].bool()].tolist())
+    expected = Counter()
+    for batch in given:
+        expected.update(batch.inputs["input_ids"][batch.inputs["attention_mask"].bool()].tolist())
+    assert found == expected
+
+
+def test_sequences_of_nearly_one_length_have_one_shape():
+    given = [Batch(tokens([30 + index % 4, 33])) for index in range(40)]
+    for number, batch in enumerate(given):
+        batch.inputs["input_ids"] += 1000 * number * batch.inputs["attention_mask"]
+    plan = deal_folds(given, batch_size=8)
+    assert len(widths(plan)) == 1

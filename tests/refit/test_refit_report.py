@@ -50,12 +50,13 @@ def test_everything_a_reader_must_know_is_on_the_page():
     assert "3 gates (2 gelu_new, 1 silu) became ReLU." in page
     assert "1 was refitted, 1 got another bias and 1 was kept" in page
     assert "64 inputs (8,192 rows, 2 duplicates left out)" in page
-    assert "4-fold cross-validation" in page
+    assert "a strength chosen on 4 folds" in page
     assert "1,024 predictions on 8 inputs" in page
     assert "- fewer rows than features in conv2\n" in page
     assert "- attn: softmax\n" in page
     assert "- activation_function: gelu_new → relu\n" in page
     assert "](refit.png)" in page
+    assert page.index("perplexity 113.42, the original's 113.19") < page.index("became ReLU")
     assert "No second set" not in page
     assert "No inputs were held out" not in page
 
@@ -85,7 +86,7 @@ def test_outputs_that_are_no_logits_have_no_kl():
     assert [row["same prediction"] for row in held_out] == ["100 %", "–", "–"]
     assert (
         summarize(report)
-        .splitlines()[1]
+        .splitlines()[2]
         .endswith(
             "direct swap → refitted: relative error 0.75 → 0.0005; largest output change 25 → 0.75; "
             "perplexity 292.36 → 113.42, 113.19 as it was"
@@ -95,9 +96,13 @@ def test_outputs_that_are_no_logits_have_no_kl():
 
 def test_a_few_lines_for_the_terminal():
     lines = summarize(REPORT).splitlines()
-    assert lines[0].startswith("GPT2LMHeadModel: 3 gates (2 gelu_new, 1 silu) became ReLU.")
-    assert lines[0].endswith("It took 3.1 s.")
-    assert lines[1:] == [
+    assert lines[0] == (
+        "GPT2LMHeadModel: On the second set (2,048 predictions): perplexity 113.42, the original's 113.19; KL 0.0025 "
+        "nat from the original; 100 % of the predictions the same."
+    )
+    assert lines[1].startswith("  3 gates (2 gelu_new, 1 silu) became ReLU.")
+    assert lines[1].endswith("It took 3.1 s.")
+    assert lines[2:] == [
         "  inputs held out of the data (1,024 predictions on 8 inputs), direct swap → refitted: KL 0.5 → "
         "0.00125; same prediction 50.00 % → 99.99 %; largest logit change 12.5 → 0.5",
         "  second set (2,048 predictions), direct swap → refitted: KL 1.5 → 0.0025; same prediction 25.00 % → 100 %; "
@@ -106,7 +111,8 @@ def test_a_few_lines_for_the_terminal():
         "  warning: fewer rows than features in conv2",
         "  still smooth: attn: softmax",
     ]
-    assert len(summarize(SMALL).splitlines()) == 1
+    assert summarize(SMALL).splitlines()[0].endswith("was not measured: nothing was held out, and no second set given.")
+    assert len(summarize(SMALL).splitlines()) == 2
 
 
 def test_gates_of_one_kind_are_counted_once():

@@ -256,10 +256,10 @@ def test_a_wide_map_is_scored_on_its_first_fold_and_fitted_on_all(monkeypatch, i
     x[:7] *= 1.7  # the first fold is unlike the others
     parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
     folds = [moments_of(*part) for part in parts]
-    monkeypatch.setattr(module, "_WIDEST_CROSS_VALIDATED", 6)
+    monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 7)
     narrow = fit_ridge(folds, intercept=intercept)
     assert narrow.error_before == pytest.approx(chosen_by_hand(parts, intercept, range(4))[1], rel=1e-9)
-    monkeypatch.setattr(module, "_WIDEST_CROSS_VALIDATED", 5)
+    monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 6)
     wide = fit_ridge(folds, intercept=intercept)
     expected, before, after = chosen_by_hand(parts, intercept, [0])
     assert (wide.choice, wide.strength) == expected
@@ -274,7 +274,7 @@ def test_a_wide_map_tries_no_strength_behind_the_first_that_is_worse(monkeypatch
     x, r, t = drawn(28, noise=0.1)
     parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
     tried, solve = [], module._Deviations.solve
-    monkeypatch.setattr(module, "_WIDEST_CROSS_VALIDATED", 5)
+    monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 6)
     monkeypatch.setattr(
         module._Deviations, "solve", lambda self, strength: (tried.append(strength), solve(self, strength))[1]
     )
@@ -329,11 +329,32 @@ def test_what_cannot_be_solved_is_refused():
         fit_ridge([moments, moments_of(x[..., :5], r, t)], intercept=True)
     with pytest.raises(ValueError, match="at least one row in each"):
         fit_ridge([moments, Moments.zeros(1, 6, 3)], intercept=True)
-    singular = torch.cat((x, x), dim=-1)
-    with pytest.raises(ValueError, match="strength 1e-300 is too small"):
-        solve_ridge(moments_of(singular, r, t), 1e-300, intercept=True)
     x[3, 0, 1] = float("nan")
     with pytest.raises(ValueError, match="not finite"):
         fit_ridge([moments, moments_of(x, r, t)], intercept=True)
     with pytest.raises(ValueError, match="not finite"):
         solve_ridge(moments_of(x, r, t), 1.0, intercept=True)
+
+
+@pytest.mark.parametrize("strength", [0.0, 1e-3])
+def test_moments_that_are_singular_to_rounding(strength):
+    """Features twice: the solution of least norm, by NumPy's pseudo-inverse, and the ridge's, by `least_squares`."""
+    x, r, t = drawn(60)
+    twice = torch.cat((x, x), dim=-1)
+    sums = module._Deviations.of(moments_of(twice, r, t), intercept=True)
+    change = module._solve_singular(sums.gram, sums.cross, strength * sums.scale[:, None])[0].T
+    if strength:
+        expected, _ = least_squares(twice[:, 0], r[:, 0], strength, True)
+    else:
+        around = (twice - twice.mean(0))[:, 0].numpy()
+        expected = (np.linalg.pinv(around, rcond=1e-10) @ (r - r.mean(0))[:, 0].numpy()).T
+    np.testing.assert_allclose(change, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_spread_at_the_edge_of_rounding_is_fitted_without_an_error():
+    """As of a network whose BatchNorm has never seen data: means of 1, and a spread of a few units of rounding."""
+    x, r, t = drawn(60)
+    for spread in (1e-5, 1e-6, 1e-7):
+        change, bias_change = solve_ridge(moments_of(1 + spread * x, r, t), 1e-3, intercept=True)
+        assert torch.isfinite(change).all()
+        assert torch.isfinite(bias_change).all()

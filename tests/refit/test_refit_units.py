@@ -19,7 +19,8 @@ DTYPES = [
 
 
 def take_all(units):
-    return units.take(range(len(units.keys)), units.lengths)
+    everything = range(len(units.keys))
+    return units.take(everything, units.longest(everything))
 
 
 def few_values(dtype, shape=(40, 3), seed=0):
@@ -166,7 +167,8 @@ def test_sequences_of_different_lengths_are_padded_on_the_right():
     units = read_units(
         [Batch(short, labels=torch.tensor([[7, 8]])), Batch(long, labels=torch.tensor([[9, 10, 11, -100]]))]
     )
-    assert units.lengths == {"input_ids": 4, "attention_mask": 4, "labels": 4}
+    assert units.longest([0, 1]) == {"input_ids": 4, "attention_mask": 4, "labels": 4}
+    assert sorted(lengths["input_ids"] for lengths in units.lengths) == [2, 4]
     taken = take_all(units)
     found = {tuple(row) for row in torch.cat([*taken.inputs.values(), taken.labels], 1).tolist()}
     assert found == {

@@ -144,7 +144,7 @@ def _all_gradients(model: nn.Module) -> Iterator[None]:
 def _no_cache(model: nn.Module) -> Iterator[None]:
     """A decoder's cache of keys and values starts with an empty tensor, at which torch-pruning stumbles."""
     config = getattr(model, "config", None)
-    if not getattr(config, "use_cache", False):
+    if config is None or not getattr(config, "use_cache", False):
         yield
         return
     config.use_cache = False

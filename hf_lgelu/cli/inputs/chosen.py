@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.cli.inputs.texts import context_length
-from hf_lgelu.cli.named_places import did_you_mean
+from hf_lgelu.cli.near_names import did_you_mean
 
 _SECOND_SPLITS = ("validation", "valid", "test")
 # Inputs taken where the user names no number: past 32 times the width of a layer no gain was seen.

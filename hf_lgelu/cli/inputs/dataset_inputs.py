@@ -22,7 +22,8 @@ from hf_lgelu.cli.inputs.texts import (
     text_sequences,
     tokenizer_of,
 )
-from hf_lgelu.cli.named_places import did_you_mean, local, require_data_there
+from hf_lgelu.cli.named_places import local, require_data_there
+from hf_lgelu.cli.near_names import did_you_mean
 
 _NAMED = {"text": ("text", "sentence", "content"), "image": ("image", "img")}
 _LABELS = ("label", "labels")
@@ -239,34 +240,42 @@ def _kind(feature: Any) -> str | None:
 
 
 def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | None:
-    """(N,) int64 classes of the model; None where the data set has none, or those of another task."""
+    """(N,) int64 classes of the model; None where the data set has none, or those of another task.
+
+    Raises ValueError for a column that was asked for by name and holds none.
+    """
     if not type(model).__name__.endswith(("ForImageClassification", "ForSequenceClassification", "ForClassification")):
         return None
-    columns = (
-        [name.label_column] if name.label_column else [column for column in _LABELS if column in rows.column_names]
-    )
-    if name.label_column and name.label_column not in rows.column_names:
-        near = did_you_mean(name.label_column, rows.column_names)
+    column = name.label_column or next((usual for usual in _LABELS if usual in rows.column_names), None)
+    if column is None:
+        return None
+    if column not in rows.column_names:
+        near = did_you_mean(column, rows.column_names)
+        raise ValueError(f"{name.description} has no column {column!r}{near}; it has {', '.join(rows.column_names)}")
+    values = np.asarray(rows.with_format("numpy")[column][:])
+    labels = _as_model_classes(values, getattr(rows.features[column], "names", None), model)
+    if labels is None and name.label_column is not None:
+        classes = ", ".join(map(str, model.config.id2label.values()))
         raise ValueError(
-            f"{name.description} has no column {name.label_column!r}{near}; it has {', '.join(rows.column_names)}"
+            f"column {column!r} of {name.description} does not hold the model's classes, by name ({classes[:200]}) or "
+            f"number (0 to {model.config.num_labels - 1})"
         )
-    if not columns:
-        return None
-    values = rows.with_format("numpy")[columns[0]][:]
-    if not np.issubdtype(np.asarray(values).dtype, np.integer):
-        return None
-    return _as_model_classes(np.asarray(values), getattr(rows.features[columns[0]], "names", None), model)
+    return labels
 
 
 def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: PreTrainedModel) -> Tensor | None:
     """By name where both sides have names, else by number; None where the classes are not the model's."""
     own = model.config.label2id or {}
     generic = all(str(label).startswith("LABEL_") for label in own)
-    if names and not generic:
+    if values.dtype.kind in "UOT":  # texts
+        if not all(value in own for value in values.tolist()):
+            return None
+        values = np.array([own[value] for value in values.tolist()])
+    elif names and not generic:
         if set(names) != set(own):
             return None
         values = np.array([own[label] for label in names])[values]
-    if values.min() < 0 or values.max() >= model.config.num_labels:
+    if not np.issubdtype(values.dtype, np.integer) or values.min() < 0 or values.max() >= model.config.num_labels:
         return None
     return torch.from_numpy(values.astype(np.int64))
 

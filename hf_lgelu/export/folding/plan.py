@@ -180,9 +180,10 @@ def along_input(operation: AffineOperation, parameter: Tensor, hardness: Tensor,
     """
     if axis is None:
         return hardness.reshape(1)
-    fits = axis == len(shape_of(operation.data)) + operation.channel_axis
+    fits = operation.channel_axis is not None and axis == len(shape_of(operation.data)) + operation.channel_axis
     if operation.groups == 1:
-        return _laid(operation, parameter, hardness, operation.input_axis if fits else -1)
+        inputs = operation.input_axis if fits and operation.input_axis is not None else -1
+        return _laid(operation, parameter, hardness, inputs)
     if not fits or not operation.is_direct:
         raise NotFoldableError(_misfit(operation, hardness))
     # A grouped convolution's output channel sees the inputs of its own group only.

@@ -53,6 +53,8 @@ def render_card(
         ValueError: an unknown `export`, facts without hardness or checkpoint, a licence or repository that is not
             named as the Hub names it, or the card would show an access token.
     """
+    if not isinstance(facts, CardFacts):
+        raise TypeError(f"facts must be CardFacts, got {type(facts).__name__}")
     if export not in _EXPORTS:
         raise ValueError(f"unknown export {export!r}; accepted: {', '.join(_EXPORTS)}")
     if not facts.hardness or facts.checkpoint is None:
@@ -110,7 +112,6 @@ def write_card(
     Raises:
         ValueError: see `render_card`; or config.json names no class.
         FileNotFoundError: no config.json.
-        ImportError: matplotlib is missing (extra "benchmarks").
 
     Example:
         >>> import tempfile
@@ -124,7 +125,7 @@ def write_card(
         'README.md'
     """
     folder = Path(folder)
-    if facts.checkpoint is None:
+    if isinstance(facts, CardFacts) and facts.checkpoint is None:
         facts = dataclasses.replace(facts, checkpoint=loading.facts_of_folder(folder))
     card = render_card(facts, export=export, figure=figure, repo_id=repo_id)
     with whole_file(folder / figure, overwrite=True) as new:
@@ -139,7 +140,7 @@ def _card_data(facts: CardFacts, checkpoint: CheckpointFacts, export: str, repo_
     hub_id = facts.data.hub_id if facts.data and is_hub_id(facts.data.hub_id) else None
     data = ModelCardData(
         license=facts.license,
-        library_name="transformers",
+        library_name=checkpoint.library,
         pipeline_tag=pipeline_tag(checkpoint.model_class),
         tags=["lambda-gelu", *(["relu", "relufication"] if export == "relu" else [])],
         base_model=facts.base_model if is_hub_id(facts.base_model) else None,
@@ -152,7 +153,7 @@ def _card_data(facts: CardFacts, checkpoint: CheckpointFacts, export: str, repo_
     value = scores.relu_score if export == "relu" else scores.score
     # A ReLU model that was not evaluated has no result, least of all the smooth one's; nor has one that was evaluated
     # on other rows than those of the data set that the Hub has.
-    if hub_id and scores.whole_split and value is not None:
+    if facts.data is not None and hub_id and scores.whole_split and value is not None:
         data.model_name = _name(facts, export, repo_id)
         data.eval_results = [
             EvalResult(

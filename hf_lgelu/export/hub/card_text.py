@@ -20,6 +20,7 @@ _TASKS = {
     "ForImageClassification": "image-classification",
     "ForSequenceClassification": "text-classification",
     "MLPForClassification": "tabular-classification",
+    "SentenceTransformer": "sentence-similarity",
 }
 
 
@@ -57,7 +58,9 @@ def shown(value: Any) -> str:
 
 def is_hub_id(text: str | None) -> bool:
     """Whether a text may be the id of a repository on the Hub: it looks like one and is no file or folder here."""
-    return bool(text) and bool(_HUB_ID.fullmatch(text)) and text[0] != "." and not Path(text).exists()
+    if not text:
+        return False
+    return _HUB_ID.fullmatch(text) is not None and text[0] != "." and not Path(text).exists()
 
 
 def pipeline_tag(model_class: str) -> str | None:

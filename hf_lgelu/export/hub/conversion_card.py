@@ -55,7 +55,7 @@ def conversion_card_data(
     task = pipeline_tag(model_class)
     data = ModelCardData(
         license=license,
-        library_name="transformers",
+        library_name=CheckpointFacts(model_class).library,
         pipeline_tag=task,
         tags=["relu", "relufication", "lambda-gelu"],
         base_model=provenance.model if provenance.model_is_on_hub else None,

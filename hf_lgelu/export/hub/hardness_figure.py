@@ -5,8 +5,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from hf_lgelu.extras import require
-
 _DOTS_PER_INCH = 120
 _STAGES = (("o", "#ee6677"), ("D", "#1b4f7a"))
 
@@ -23,12 +21,12 @@ def draw_hardness(
 
     Raises:
         ValueError: `final` is empty.
-        ImportError: matplotlib is missing (extra "benchmarks").
     """
     if not final:
         raise ValueError("there is no λ to draw: the model has no λ-GELU")
-    figure_class = require("matplotlib.figure", "benchmarks").Figure
-    figure = figure_class(figsize=(6, 2.6), layout="constrained")
+    from matplotlib.figure import Figure  # not with the package: it takes half a second
+
+    figure = Figure(figsize=(6, 2.6), layout="constrained")
     axes = figure.add_subplot()
     places = range(1, len(final) + 1)
     axes.bar(places, list(final.values()), color="#a9c4de", label="trained")

@@ -6,11 +6,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models import mlp
 from hf_lgelu.models.whole_file import whole_file
 
 CODE_FILE = "mlp.py"
 _MLP_CLASS = mlp.MLPForClassification.__name__
+_SENTENCES = "SentenceTransformer"
 _AUTO_MAP = {"AutoConfig": f"mlp.{mlp.MLPConfig.__name__}", "AutoModel": f"mlp.{_MLP_CLASS}"}
 
 _MLP = """\
@@ -30,6 +32,11 @@ from transformers import {model_class}
 
 model = {model_class}.from_pretrained("{where}")"""
 
+_SENTENCE_TRANSFORMERS = """\
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{where}")"""
+
 _CARRIED = """\
 from transformers import AutoModel
 
@@ -47,16 +54,24 @@ class CheckpointFacts:
     """What decides how a checkpoint is loaded.
 
     `layers` are the hidden layers of an `MLPForClassification`; `own_code` says that mlp.py lies beside the weights
-    (`attach_model_code`).
+    (`attach_model_code`). A checkpoint of sentence-transformers is of the class SentenceTransformer, whatever its
+    encoder.
     """
 
     model_class: str
     layers: int | None = None
     own_code: bool = False
 
+    @property
+    def library(self) -> str:
+        """The Hub's name of the library that loads it."""
+        return "sentence-transformers" if self.model_class == _SENTENCES else "transformers"
+
 
 def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     """The facts of a saved model, from its config.json. Raises FileNotFoundError, or ValueError for no class in it."""
+    if (Path(folder) / MODULES_FILE).is_file():
+        return CheckpointFacts(_SENTENCES)
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     names = config.get("architectures")
     if not names:
@@ -72,6 +87,8 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
 
 def with_hf_lgelu(model_class: str, where: str) -> str:
     """How a checkpoint is loaded where this package is installed; `where` is a folder or Hub id."""
+    if model_class == _SENTENCES:
+        return f"import hf_lgelu\n{_SENTENCE_TRANSFORMERS.format(where=where)}"
     package = "hf_lgelu" if model_class == _MLP_CLASS else "transformers"
     return _HF_LGELU.format(package=package, model_class=model_class, where=where)
 
@@ -83,6 +100,8 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
     """
     if checkpoint.model_class == _MLP_CLASS:
         return _MLP.format(layers=checkpoint.layers, activation={"relu": "ReLU", "gelu": "GELU"}[activation])
+    if checkpoint.model_class == _SENTENCES:
+        return _SENTENCE_TRANSFORMERS.format(where=where)
     return _TRANSFORMERS.format(model_class=checkpoint.model_class, where=where)
 
 

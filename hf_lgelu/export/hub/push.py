@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 CARD_FILE = "README.md"
 CONFIG_FILE = "config.json"
 LICENSE_FILE = "LICENSE"
+MODULES_FILE = "modules.json"
+"""What a checkpoint of sentence-transformers has: the list of its modules and their folders."""
 
 _SUFFIXES = (
     *(".safetensors", ".onnx", ".json", ".txt", ".md", ".png"),
@@ -100,9 +102,9 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     """The files of a folder that `push_to_hub` sends, as sorted relative paths.
 
     Safetensors, ONNX, JSON, text, the card, pictures, and the files of tokenizers and processors; Python files only
-    if config.json names them as the model's own code. Left out are hidden files, other folders than `figures` and
-    `chat_templates`, Trainer's state (training_args.bin, optimizer.pt, …), record.json and
-    card_facts.json.
+    if config.json names them as the model's own code. Left out are hidden files, other folders than `figures`,
+    `chat_templates` and the modules of sentence-transformers, Trainer's state (training_args.bin, optimizer.pt, …),
+    record.json and card_facts.json.
 
     Raises:
         NotADirectoryError: no folder is there.
@@ -112,7 +114,8 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     folder = Path(folder)
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is no folder; give the one that export_relu or save_pretrained wrote")
-    found = [path for place in (folder, *(folder / name for name in _SUBFOLDERS)) for path in sorted(place.glob("*"))]
+    inside = (*_SUBFOLDERS, *_module_folders(folder))
+    found = [path for place in (folder, *(folder / name for name in inside)) for path in sorted(place.glob("*"))]
     visible = [path for path in found if path.is_file() and not path.name.startswith(".")]
     model_files = [path for path in visible if not _TRAINING_STATE.fullmatch(path.name)]
     pickles = [path.name for path in model_files if path.suffix.lower() in _PICKLES]
@@ -133,8 +136,20 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     return sorted(names)
 
 
+def _module_folders(folder: Path) -> list[str]:
+    """Folders of the modules of a checkpoint of sentence-transformers, such as 1_Pooling, by its modules.json."""
+    listed = folder / MODULES_FILE
+    if not listed.is_file():
+        return []
+    modules = json.loads(listed.read_text(encoding="utf-8"))
+    paths = [str(module.get("path", "")) for module in modules if isinstance(module, dict)]
+    return [path for path in paths if path and "/" not in path and not path.startswith(".")]
+
+
 def _require_complete(folder: Path, names: list[str]) -> None:
-    missing = [name for name in (CONFIG_FILE, CARD_FILE) if name not in names]
+    # sentence-transformers may keep its encoder, with the config, in a folder of its own.
+    whole = CONFIG_FILE if MODULES_FILE not in names else MODULES_FILE
+    missing = [name for name in (whole, CARD_FILE) if name not in names]
     if not any(name.endswith((".safetensors", ".onnx")) for name in names):
         missing.append("weights (*.safetensors)")
     if missing:

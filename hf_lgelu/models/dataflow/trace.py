@@ -5,7 +5,7 @@ operation of its own, and `torch.export` records the ATen operations and the par
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.example_run import Inputs, run_example
+from hf_lgelu.models.example_run import Inputs, call_by_name, run_example
 from hf_lgelu.models.sites import ActivationSite
 
 # What reads a tensor's shape or dtype and does not use its values.
@@ -24,6 +24,9 @@ _BOOKKEEPING = frozenset(("_assert_tensor_metadata", "_assert_scalar", "sym_size
 _WEIGHT_VIEWS = frozenset(("t", "numpy_T", "transpose", "permute", "view", "reshape", "alias", "detach", "contiguous"))
 _MARK = "activation_site"
 _WRAPPED = "model."
+
+OutputsOf = Callable[[Any], list[Tensor]]
+"""What a model gave → the tensors of it that count."""
 
 
 @library.custom_op(f"hf_lgelu::{_MARK}", mutates_args=())
@@ -39,12 +42,14 @@ def _activation_site_shape(x: Tensor, site: int) -> Tensor:
 class DataFlow:
     """One traced forward pass.
 
-    `calls` maps the index of a site to its calls, in order; a site that is not called is missing. Names of parameters
-    are those of `model.named_parameters()`; a tied parameter has the first of its names.
+    `calls` maps the index of a site to its calls, in order; a site that no output depends on is missing, though it may
+    be among those `reached`. Names of parameters are those of `model.named_parameters()`; a tied parameter has the
+    first of its names.
     """
 
-    def __init__(self, model: nn.Module, graph: Graph, names: Mapping[str, str]) -> None:
-        """`names` maps the graph's placeholders to names of parameters."""
+    def __init__(self, model: nn.Module, graph: Graph, names: Mapping[str, str], reached: frozenset[int]) -> None:
+        """`names` maps the graph's placeholders to names of parameters; `reached` are the sites that ran."""
+        self.reached = reached
         first: dict[int, str] = {}
         holders: dict[str, set[int]] = {}
         for module_name, module in model.named_modules():
@@ -93,30 +98,37 @@ def trace_sites(model: nn.Module, sites: Sequence[ActivationSite], inputs: Input
 
     Raises ValueError if the model cannot be traced on these inputs.
     """
-    return read_flow(model, export_sites(model, sites, inputs))
+    return read_flow(model, *export_sites(model, sites, inputs))
 
 
-def export_sites(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> ExportedProgram:
-    """The forward pass that `trace_sites` reads, as a program that can be executed. Raises ValueError like it."""
+def export_sites(
+    model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf | None = None
+) -> tuple[ExportedProgram, frozenset[int]]:
+    """(the forward pass that `trace_sites` reads, as a program that can be executed; the indices of sites that ran).
+
+    Raises ValueError like it. `outputs` says which tensors of what the model gives are outputs of the program; by
+    default all of floating point.
+    """
     run_example(model, inputs)  # inputs that do not fit are told in the model's own words
-    tracer = _Tracer(model)
+    tracer = _Tracer(model, outputs or _floating)
+    reached: set[int] = set()
     try:
-        with _markers(sites):
+        with _markers(sites, reached):
             run_example(tracer, inputs)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{type(model).__name__} runs on the example inputs, but torch.export cannot write down its operations, "
             f"from which the layers around each activation are found: {error}"
         ) from error
-    return tracer.program
+    return tracer.program, frozenset(reached)
 
 
-def read_flow(model: nn.Module, program: ExportedProgram) -> DataFlow:
-    """The data flow of a program of `export_sites`, without operations whose result nothing uses."""
+def read_flow(model: nn.Module, program: ExportedProgram, reached: frozenset[int]) -> DataFlow:
+    """The data flow of what `export_sites` gave, without operations whose result nothing uses."""
     graph = program.graph_module.graph
     graph.eliminate_dead_code()
     names = program.graph_signature.inputs_to_parameters
-    return DataFlow(model, graph, {node: stored_name(name) for node, name in names.items()})
+    return DataFlow(model, graph, {node: stored_name(name) for node, name in names.items()}, reached)
 
 
 def stored_name(name: str) -> str:
@@ -125,48 +137,51 @@ def stored_name(name: str) -> str:
 
 
 class _Marker(nn.Module):
-    def __init__(self, site: int) -> None:
+    def __init__(self, site: int, reached: set[int]) -> None:
         super().__init__()
-        self.site = site
+        self.site, self._reached = site, reached
 
     def forward(self, x: Tensor) -> Tensor:
+        self._reached.add(self.site)
         return _activation_site(x, self.site)
 
 
 @contextmanager
-def _markers(sites: Sequence[ActivationSite]) -> Iterator[None]:
+def _markers(sites: Sequence[ActivationSite], reached: set[int]) -> Iterator[None]:
     try:
         for index, site in enumerate(sites):
-            site.put(_Marker(index))
+            site.put(_Marker(index, reached))
         yield
     finally:
         for site in sites:
             site.put(site.module)
 
 
-class _OutputTensors(nn.Module):
+def _floating(output: Any) -> list[Tensor]:
     """Every floating-point tensor that the model gives, so that none of them counts as unused."""
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
-    def __init__(self, model: nn.Module) -> None:
+
+class _OutputTensors(nn.Module):
+    def __init__(self, model: nn.Module, outputs: OutputsOf) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._outputs = model, outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         if "use_cache" in inspect.signature(self.model.forward).parameters:  # a language model of transformers
             kwargs.setdefault("use_cache", False)
-        leaves = pytree.tree_leaves(self.model(*args, **kwargs))
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        return self._outputs(self.model(*args, **kwargs) if args else call_by_name(self.model, kwargs))
 
 
 class _Tracer(nn.Module):
     """Takes the inputs as `run_example` prepares them, and keeps the graph of a call with them as `program`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, outputs: OutputsOf) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._outputs = model, outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
-        self.program = torch.export.export(_OutputTensors(self.model), args, kwargs, strict=False)
+        self.program = torch.export.export(_OutputTensors(self.model, self._outputs), args, kwargs, strict=False)
 
 
 def operation_name(node: Any) -> str:

@@ -39,8 +39,8 @@ def load_adult(options: DataOptions | None = None) -> BenchmarkData:
     `?` is a category of its own; a category that no training row has is all zeros. Of a copy without a
     test split, which the Hub's is, a stratified third chosen by `options.split_seed` is the test split.
 
-    Raises ValueError for missing data, an unknown income or a number that is none; ImportError without
-    datasets; RuntimeError if the Hub cannot be reached.
+    Raises ValueError for missing data, an unknown income or a number that is none;
+    RuntimeError if the Hub cannot be reached.
     """
     options = options or DataOptions()
     columns = (*NUMERIC_COLUMNS, *CATEGORY_COLUMNS, LABEL_COLUMN)

@@ -26,7 +26,7 @@ class Cifar:
         """Normalized by each channel's mean and deviation in the training rows, which are cropped and flipped.
 
         Raises ValueError for missing data, labels that are no ClassLabel, or images that are not 32x32;
-        ImportError without datasets or pillow; RuntimeError if the Hub cannot be reached.
+        ImportError without pillow; RuntimeError if the Hub cannot be reached.
         """
         options = options or DataOptions()
         columns = ("img", self.label_column)

@@ -20,7 +20,7 @@ def load_fashion_mnist(options: DataOptions | None = None) -> BenchmarkData:
     The statistics are those of all pixels of the training rows, in units of 0 to 255.
 
     Raises ValueError for missing data, labels that are no ClassLabel, or images that are not 28x28 and
-    grey; ImportError without datasets or pillow; RuntimeError if the Hub cannot be reached.
+    grey; ImportError without pillow; RuntimeError if the Hub cannot be reached.
     """
     options = options or DataOptions()
     found = load_splits(FOLDER, HUB_ID, options.data_dir, splits=("train", "test"), columns=("image", "label"))

@@ -319,7 +319,8 @@ def decode_images(split: Any, column: str, numbers: np.ndarray, side_pixels: int
 
     Returns uint8. Raises ValueError for an image of another size or mode.
     """
-    datasets = require("datasets", "benchmarks")
+    import datasets  # takes a second, and many who import this file read no data
+
     open_image = require("PIL.Image", "benchmarks").open
     encoded = split.cast_column(column, datasets.Image(decode=False)).with_format("arrow")
     channels = (3,) if mode == "RGB" else ()

@@ -7,8 +7,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hf_lgelu.extras import require
-
 DATA_DIR_VARIABLE = "LGELU_DATA_DIR"
 _README, _README_CHARACTERS = "README.md", 2000
 
@@ -70,11 +68,11 @@ def load_splits(
         hub_config: which of the data sets under `hub_id`, where there are several.
 
     Raises:
-        ImportError: `datasets` is not installed.
         ValueError: the folder, a split or a column is missing, a split has no rows, or the files cannot be read.
         RuntimeError: the Hub has no such data set or cannot be reached.
     """
-    datasets = require("datasets", "benchmarks")
+    import datasets  # takes a second, and many who import this file read no data
+
     directory = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE) or None
     if directory is None:
         found, source, origin = _load_from_hub(datasets, hub_id, hub_config), f"{hub_id} on the Hub", Origin(hub_id)

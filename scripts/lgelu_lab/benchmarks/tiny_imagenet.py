@@ -48,7 +48,7 @@ def load_tiny_imagenet(options: DataOptions | None = None, model_options: ModelO
     rows are cropped and flipped at 64x64; then all are resized to `model_options.image_size`.
 
     Raises ValueError for missing data, labels that are no ClassLabel, or images that are not 64x64;
-    ImportError without datasets or pillow; RuntimeError if the Hub cannot be reached.
+    ImportError without pillow; RuntimeError if the Hub cannot be reached.
     """
     options, model_options = options or DataOptions(), model_options or ModelOptions()
     columns = ("image", "label")

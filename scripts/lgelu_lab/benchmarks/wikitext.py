@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -20,7 +21,6 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_lgelu.extras import require
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions, choose_rows, collate_rows
 from lgelu_lab.benchmarks.metrics import perplexity, token_losses
@@ -58,7 +58,6 @@ def train_tokenizer(lines: Iterable[str], vocabulary_size: int, context_length: 
             f"vocabulary_size must be at least {SMALLEST_VOCABULARY} (the 256 bytes and {END_OF_TEXT}), "
             f"got {vocabulary_size}"
         )
-    tokenizers = require("tokenizers", "benchmarks")
     bytes_of = tokenizers.pre_tokenizers.ByteLevel
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = bytes_of(add_prefix_space=False)
@@ -109,8 +108,8 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
     training text, from its end, which then neither the tokenizer nor the model is trained on. `test` is the
     test split, and where a copy has none, the validation split. The limits on samples count blocks.
 
-    Raises ValueError for missing, empty or too short data or a vocabulary that is too small; ImportError
-    without datasets; RuntimeError if the Hub, or the checkpoint, cannot be reached.
+    Raises ValueError for missing, empty or too short data or a vocabulary that is too small;
+    RuntimeError if the Hub, or the checkpoint, cannot be reached.
     """
     options, model = options or DataOptions(), model or ModelOptions()
     found = load_splits(

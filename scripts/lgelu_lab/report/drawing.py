@@ -140,9 +140,9 @@ def draw_panels(
     draw: "Callable[[Axes, str, object], None]",
     *,
     height: float,
-    colours: Mapping[str, str],
+    colours: "Mapping[str, str | Mapping]",
 ) -> "Figure":
-    """One panel by `draw` for each benchmark of `found`, two in a row, and one legend {text: colour} below them all."""
+    """One panel by `draw` for each benchmark of `found`, two in a row, and one legend {text: colour or look}."""
     columns = min(2, len(found))
     lines = -(-len(found) // columns)
     figure = new_figure(1.2 + 4.0 * columns, 0.6 + height * lines)
@@ -152,7 +152,8 @@ def draw_panels(
         draw(axis, benchmark, content)
     for axis in axes[len(found) :]:
         axis.remove()
-    legend_below(figure, {text: {"patch": colour} for text, colour in colours.items()}, min(len(colours), 2 * columns))
+    looks = {text: {"patch": look} if isinstance(look, str) else look for text, look in colours.items()}
+    legend_below(figure, looks, min(len(looks), 2 * columns))
     return figure
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from lgelu_lab.report.drawing import GREY, PALETTE, FigureSpec, draw_panels, fit_scores, style
 from lgelu_lab.report.frames import MODEL_LABELS, ReportData, of_measurement, rows_by
 from lgelu_lab.report.measured_tables import INT8, METHODS, PRECISIONS, STARTS, parameters_left, tunings_of
-from lgelu_lab.report.numbers import count, digits_of, number
+from lgelu_lab.report.numbers import count, digits_of, number, sampled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def _draw(
     panel: Panel,
     caption: str,
     height: float | Height,
-    colours: Mapping[str, str] | None = None,
+    colours: Mapping[str, str | Mapping] | None = None,
 ) -> "tuple[Figure, str, str] | None":
     """A panel per benchmark of one measurement; None where nothing was measured."""
     found = of_measurement(data, name)
@@ -61,11 +61,16 @@ def _draw(
     return draw_panels(found, panel, height=tall, colours=colours or _models(found)), caption, ""
 
 
-def mean_and_spread(seeds: pd.DataFrame | None, key: str = "score") -> tuple[float, float] | None:
-    """(mean, sample standard deviation; zero for one seed) of the scores; None where some network is not there."""
-    if seeds is None or not len(seeds) or seeds[key].isna().any():
+def mean_and_spread(seeds: pd.DataFrame | None) -> tuple[float, float] | None:
+    """(mean, sample standard deviation) of the scores; None where some network is not there.
+
+    Of one seed's accuracy the half of `sampled`, or zero where there is none.
+    """
+    if seeds is None or not len(seeds) or seeds["score"].isna().any():
         return None
-    return statistics.fmean(seeds[key]), statistics.stdev(seeds[key]) if len(seeds) > 1 else 0.0
+    first, scores = seeds.iloc[0], list(seeds["score"])
+    ends = sampled(first["metric"], scores, first["samples"]) or (0.0, 0.0)
+    return statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else (ends[1] - ends[0]) / 2
 
 
 def _int8_panel(axis: "Axes", benchmark: str, frame: pd.DataFrame) -> None:
@@ -257,7 +262,12 @@ def _scores_by_step(
 
 
 def _figure(
-    title: str, name: str, panel: Panel, caption: str, height: float | Height, colours: Mapping[str, str] | None = None
+    title: str,
+    name: str,
+    panel: Panel,
+    caption: str,
+    height: float | Height,
+    colours: Mapping[str, str | Mapping] | None = None,
 ) -> FigureSpec:
     return FigureSpec(title, partial(_draw, name=name, panel=panel, caption=caption, height=height, colours=colours))
 
@@ -313,12 +323,14 @@ MEASURED_FIGURES: dict[str, FigureSpec] = {
         "conversion",
         _conversion_panel,
         "Points: the refit on so many unlabelled training rows, of text tokens; bars are the sample standard "
-        "deviation over seeds, which is mostly that of the GELU networks: the table has the differences seed by "
-        "seed. Lines, means over seeds: the GELU network (solid), the hardened network (long dashes), the bias "
-        "fold on the most rows (dots) and the direct swap (dashes); what is too far away is written at the edge. "
-        "Accuracy is better above, perplexity below.",
+        "deviation over seeds (of a single one half the 95 % interval of its evaluation samples), which is mostly "
+        "that of the GELU networks: the table has the differences seed by seed. Lines, means over seeds: the GELU "
+        "network (solid), the hardened network (long dashes), the bias fold on the most rows (dots) and the "
+        "direct swap (dashes); what is too far away is written at the edge. Accuracy is better above, perplexity "
+        "below.",
         3.2,
-        {METHODS["refit"]: PALETTE["converted"]} | {METHODS[name]: colour for name, (colour, _) in _LINES.items()},
+        {METHODS["refit"]: {"color": PALETTE["converted"], "marker": "o"}}
+        | {METHODS[name]: {"color": colour, "linestyle": dashes} for name, (colour, dashes) in _LINES.items()},
     ),
     "downstream-conversion-finetuning": _figure(
         "Score over the training steps around the swap",

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,7 @@ PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "
 METHODS = {
     "original": "original",
     "direct": "direct swap",
+    "converted": "converted",
     "bias-fold": "bias fold",
     "refit": "refit",
     "hardened": "hardened in training",
@@ -158,37 +160,25 @@ def _refused(seeds: pd.DataFrame, text: str) -> Cell | str:
     return Cell(text, "warning") if seeds["refusal"].notna().all() else text
 
 
+_ONE_NETWORK = ["benchmark", "seed", "model", "precision"]
+
+
 def _int8_rows(data: ReportData) -> Iterator[Group]:
-    for head, seeds in _rows(data, "int8", ("precision", "batch_size")):
-        if seeds is None:
-            yield head, None
-            continue
-        if seeds["batch_size"].iloc[0] == _batch_sizes(data, seeds["benchmark"].iloc[0])[0]:
-            same = data.measured[data.measured["measurement"] == "int8"]
-            for key in ("benchmark", "model", "precision"):
-                same = same[same[key] == seeds[key].iloc[0]]
-            yield head, seeds.assign(megabytes=seeds["file_bytes"] / 1e6, timed=[same] * len(seeds))
-
-
-def _batch_sizes(data: ReportData, benchmark: str | None = None) -> list[int]:
-    found = of_measurement(data, "int8")
-    frames = [frame for name, frame in found.items() if benchmark in (None, name)]
-    return sorted({size for frame in frames for size in frame["batch_size"]})
-
-
-def _latency(size: int) -> Column:
-    def cell(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
-        timed = seeds["timed"].iloc[0]
-        return _significant("", "median_ms").cell(timed[timed["batch_size"] == size], notes)
-
-    return Column(f"Median ms, batch {size}", cell)
+    """A row per network and precision, whose latencies are a column per batch size ("median_ms, 64")."""
+    frame = data.measured[data.measured["measurement"] == "int8"]
+    if len(frame):
+        latencies = frame.pivot(index=_ONE_NETWORK, columns="batch_size", values="median_ms").add_prefix("median_ms, ")
+        wide = frame.drop_duplicates(_ONE_NETWORK).join(latencies, on=_ONE_NETWORK)
+        wide["megabytes"] = wide["file_bytes"] / 1e6
+        yield from _rows(replace(data, measured=wide), "int8", ("precision",))
 
 
 def _int8_columns(data: ReportData) -> tuple[Column, ...]:
+    sizes = sorted({size for frame in of_measurement(data, "int8").values() for size in frame["batch_size"]})
     return (
         _constant("Precision", "precision", lambda name: PRECISIONS.get(name, name)),
         _score("Score", "score"),
-        *map(_latency, _batch_sizes(data)),
+        *(_significant(f"Median ms, batch {size}", f"median_ms, {size}") for size in sizes),
         _constant("Activations", "activations"),
         _constant("of these in float", "float_activations"),
         _constant("Integer layers", "integer_layers"),
@@ -243,6 +233,12 @@ def _against_original(seeds: pd.DataFrame, notes: Notes) -> str:
     changes = [change_of(row) for _, row in seeds.iterrows()]
     text = mean_and_deviation(changes, 2 if relative else digits_of(first["metric"]), signed=True)
     return f"{text} %" if relative and present(changes) else text
+
+
+def _real(data: ReportData) -> Iterator[Group]:
+    for name, frame in of_measurement(data, "real").items():
+        for (method, _), seeds in rows_by(frame, "method", "units").items():
+            yield (name, METHODS.get(method, method)), seeds
 
 
 Tunings = Mapping[tuple[str, int, float | None], pd.DataFrame]
@@ -630,6 +626,25 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         ),
         notes=partial(_refusals, name="conversion"),
         text_columns=3,
+    ),
+    "real": TableSpec(
+        title="Networks that nobody here trained: as they are, swapped and converted",
+        caption="Each judged on held-out units of its own task; converted: on so many units (sequences or images) "
+        "without labels. KL and predictions against the original; of an embedding the share of units with the same "
+        "nearest neighbour, and cosines to the original's.",
+        rows=_real,
+        head=("Network", "Way"),
+        columns=(
+            _constant("Fitted on", "units", count),
+            _constant("Metric", "metric"),
+            _score("Score", "score"),
+            _significant("KL, nats", "kl"),
+            _quantity("Same prediction, %", "agreement", percentage),
+            _significant("Mean cosine", "cosine", 4),
+            _significant("Least cosine", "least_cosine", 4),
+            _significant("Seconds", "seconds"),
+        ),
+        notes=partial(_refusals, name="real"),
     ),
     "conversion-finetuning": TableSpec(
         title="Score after so many training steps, by what they begin with",

@@ -54,19 +54,29 @@ def mean_and_deviation(values: Sequence[float | None], show: Show, *, signed: bo
     return text if len(there) == len(values) else f"{text} ({len(there)} of {len(values)} seeds)"
 
 
-def interval(metric: str, scores: Sequence[float | None], samples: float | None) -> str:
-    """ "0.29 to 0.37": Wilson's 95 % interval of one seed's accuracy on so many samples; empty for anything else.
+def wilson(share: float, samples: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share that was seen on so many samples."""
+    z = statistics.NormalDist().inv_cdf(0.975)
+    centre = (share + z * z / (2 * samples)) / (1 + z * z / samples)
+    half = z / (1 + z * z / samples) * math.sqrt(share * (1 - share) / samples + (z / (2 * samples)) ** 2)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def sampled(metric: str, scores: Sequence[float | None], samples: float | None) -> tuple[float, float] | None:
+    """What one seed's evaluation samples leave open of its accuracy (`wilson`); None for anything else.
 
     Several seeds show their deviation; a perplexity has no binomial interval.
     """
     there = present(scores)
     if metric not in _SHARES or len(there) != 1 or not present([samples]):
-        return ""
-    share, z = float(there[0]), statistics.NormalDist().inv_cdf(0.975)
-    centre = (share + z * z / (2 * samples)) / (1 + z * z / samples)
-    half = z / (1 + z * z / samples) * math.sqrt(share * (1 - share) / samples + (z / (2 * samples)) ** 2)
-    digits = 3 if samples < 20_000 else 4
-    return f"{max(0.0, centre - half):.{digits}f} to {min(1.0, centre + half):.{digits}f}"
+        return None
+    return wilson(float(there[0]), samples)
+
+
+def interval(metric: str, scores: Sequence[float | None], samples: float | None) -> str:
+    """`sampled` in words: "0.290 to 0.372"; empty where there is none."""
+    ends = sampled(metric, scores, samples)
+    return " to ".join(f"{end:.{3 if samples < 20_000 else 4}f}" for end in ends) if ends else ""
 
 
 def tone(changes: Sequence[float], digits: int, greater_is_better: bool) -> str:

@@ -7,62 +7,108 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lgelu_lab.report.drawing import GREY, PALETTE, FigureSpec, new_figure, style
-from lgelu_lab.report.frames import ReportData, of_measurement, rows_by
-from lgelu_lab.report.markup import Cell, Column, Group, Row, TableSpec
+from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, style
+from lgelu_lab.report.frames import ReportData, evaluations, of_label, of_measurement, rows_by, seed_count
+from lgelu_lab.report.markup import Cell, Column, Row, TableSpec
 from lgelu_lab.report.numbers import (
+    LOWER_IS_BETTER,
     MISSING,
     NONE,
     digits_of,
+    interval,
     listed,
     mean_and_deviation,
     metrics_in_words,
     number,
 )
 from lgelu_lab.report.paper import Notes, marked
-from lgelu_lab.report.run_tables import ONE_SEED, WAYS, expected_benchmarks, way_text, ways_of
+from lgelu_lab.report.run_tables import HARDENED, ONE_SEED, expected_benchmarks
+from lgelu_lab.studies.experiments import SEEDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SMOOTH, CONVERTED = "GELU, smooth", "Converted, no training"
-DIRECT, HARDENED, EARLY, FROM_START = WAYS
+SMOOTH, DIRECT, CONVERTED = "GELU, smooth", "GELU, then swapped", "Converted, no training"
+HARD, EARLY, FROM_START = "λ-GELU hardened, swapped", "Swapped early, trained on", "ReLU from the start"
+WAYS = (DIRECT, CONVERTED, HARD, EARLY, FROM_START)
+"""The ways to a ReLU network."""
+
 _OTHER_NETWORKS = "‡"
 
 
 def results_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
-    """{way: its seeds} of one benchmark, with the smooth network first; each has `benchmark`, `seed` and `value`.
+    """{way: its seeds} of one benchmark, the smooth network first; empty frames for what is not there.
 
-    `value` is the score in the last epoch with ReLU in place, of the smooth network as it is; of converted networks
-    that after the refit on the most calibration rows, with `original`, the score before. Empty frames for what is not
-    there.
+    `value` is the score in the last epoch with ReLU in place, of the smooth network as it is, of converted networks
+    that after the refit on the most calibration rows. `before` is the score of the same weights with smooth gates.
     """
-    ways = ways_of(data, benchmark)
-    found = {SMOOTH: ways[DIRECT].assign(value=ways[DIRECT]["last_score"])}
-    found |= {way: seeds.assign(value=seeds["relu"]) for way, seeds in ways.items()}
-    found[CONVERTED] = _converted(data, benchmark)
-    return {way: found[way] for way in (SMOOTH, DIRECT, CONVERTED, HARDENED, EARLY, FROM_START)}
+    real = of_measurement(data, "real").get(benchmark)
+    if real is not None:
+        return _real_results(real)
+    runs = evaluations(data, "last")
+    runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)].assign(
+        before=lambda frame: frame["last_score"]
+    )
+    value = runs["relu"].where(runs["activation"] != "relu", runs["last_score"])
+    found = of_label(runs.assign(value=value), benchmark)
+    early = (seeds for label, seeds in found.items() if label.startswith("GELU → ReLU"))
+    none = runs[:0].assign(value=0.0)
+    gelu = found.get("GELU", none)
+    chosen = {
+        SMOOTH: gelu.assign(value=gelu["last_score"]),
+        DIRECT: gelu,
+        CONVERTED: _converted(data, benchmark),
+        HARD: found.get(HARDENED, none),
+        EARLY: next(early, none),
+        FROM_START: found.get("ReLU", none),
+    }
+    return {way: seeds.dropna(subset="value") for way, seeds in chosen.items()}
 
 
 def _converted(data: ReportData, benchmark: str) -> pd.DataFrame:
     frame = of_measurement(data, "conversion").get(benchmark)
     refits = {} if frame is None else rows_by(frame[frame["method"] == "refit"], "rows")
     if not refits:
-        return pd.DataFrame(columns=["benchmark", "seed", "metric", "value", "original", "eval_samples"])
+        return pd.DataFrame(columns=["benchmark", "seed", "metric", "value", "before", "eval_samples"])
     (rows,) = max(refits)
-    names = {"score": "value", "original_score": "original", "samples": "eval_samples"}
-    return refits[rows,].rename(columns=names).dropna(subset="value")
+    return refits[rows,].rename(columns={"score": "value", "original_score": "before", "samples": "eval_samples"})
+
+
+def _real_results(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The same of a network that nobody here trained: as it is, swapped, and converted on the most units."""
+    frame = frame.rename(columns={"score": "value"}).assign(eval_samples=None)
+    original = frame[frame["method"] == "original"]
+    frame = frame.merge(original[["seed", "value"]].rename(columns={"value": "before"}), on="seed")
+    converted = frame[(frame["method"] == "converted") & frame["value"].notna()]
+    most = converted[converted["units"] == converted["units"].max()]
+    chosen = {SMOOTH: frame[frame["method"] == "original"], DIRECT: frame[frame["method"] == "direct"], CONVERTED: most}
+    return {way: chosen.get(way, frame[:0]) for way in (SMOOTH, *WAYS)}
+
+
+def benchmarks_with_results(data: ReportData) -> dict[str, dict[str, pd.DataFrame]]:
+    """{benchmark: `results_of` it} of those that were trained in one of the ways, then the networks from elsewhere."""
+    names = dict.fromkeys([*data.part("")["benchmark"], *of_measurement(data, "real")])
+    found = {name: results_of(data, name) for name in names}
+    return {name: ways for name, ways in found.items() if any(len(ways[way]) for way in ways if way != CONVERTED)}
+
+
+def way_text(seeds: pd.DataFrame) -> str:
+    """The score of a way, with the interval of a single seed, or the number of seeds where it is not the paper's."""
+    first, values = seeds.iloc[0], list(seeds["value"])
+    elsewhere = first.get("measurement") == "real"
+    few = f"{seed_count(seeds)} seeds" if len(seeds) < len(SEEDS) and not elsewhere else ""
+    brackets = interval(first["metric"], values, first["eval_samples"]) or few
+    return mean_and_deviation(values, digits_of(first["metric"])) + (f" ({brackets})" if brackets else "")
 
 
 def _cell(way: str) -> Column:
     def cell(ways: dict[str, pd.DataFrame], notes: Notes) -> Cell | str:
         seeds = ways[way]
-        if way == CONVERTED and not len(seeds):
-            return NONE
-        text = way_text(seeds, "value", brief=True)
+        if not len(seeds):
+            return NONE if way == CONVERTED or not _is_trained_here(ways) else Cell(MISSING, "missing")
         others = way == CONVERTED and _are_others(seeds, ways[SMOOTH])
-        return f"{text} {_OTHER_NETWORKS}" if others else text
+        return f"{way_text(seeds)} {_OTHER_NETWORKS}" if others else way_text(seeds)
 
     return Column(way, cell)
 
@@ -71,20 +117,19 @@ def _are_others(converted: pd.DataFrame, smooth: pd.DataFrame) -> bool:
     """Whether the networks that were converted are not those of the column of smooth ones."""
     if set(converted["seed"]) != set(smooth["seed"]):
         return True
-    pairs = converted.merge(smooth[["seed", "last_score"]], on="seed")
-    return bool((abs(pairs["original"] / pairs["last_score"] - 1) > 1e-3).any())
+    pairs = converted.merge(smooth[["seed", "value"]], on="seed", suffixes=("", "_smooth"))
+    return bool((abs(pairs["before"] / pairs["value_smooth"] - 1) > 1e-3).any())
+
+
+def _is_trained_here(ways: dict[str, pd.DataFrame]) -> bool:
+    return "record" in ways[SMOOTH]
 
 
 def _benchmark(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
-    trained = [seeds for way, seeds in ways.items() if way != CONVERTED and len(seeds)]
-    return trained[0]["benchmark"].iloc[0] + marked(pd.concat(trained), notes)
-
-
-def _rows(data: ReportData) -> Iterator[Group]:
-    for benchmark in dict.fromkeys(data.part("")["benchmark"]):
-        ways = results_of(data, benchmark)
-        if any(len(seeds) for way, seeds in ways.items() if way != CONVERTED):
-            yield (), ways
+    if not _is_trained_here(ways):
+        return "{}, {}".format(*ways[SMOOTH][["benchmark", "metric"]].iloc[0])
+    trained = pd.concat([seeds for way, seeds in ways.items() if way != CONVERTED and len(seeds)])
+    return trained["benchmark"].iloc[0] + marked(trained, notes)
 
 
 def _columns(data: ReportData) -> tuple[Column, ...]:
@@ -93,27 +138,22 @@ def _columns(data: ReportData) -> tuple[Column, ...]:
         gelu = data.paper.text(name, "gelu", "as_is")
         first = gelu if gelu != NONE else data.paper.text(name, "gelu", "best_validation_score").partition(" ")[0]
         swapped = data.paper.text(name, "gelu", "substituted")
-        return listed([first, swapped, data.paper.text(name, "lambda_gelu-uniform-hardened", "substituted")])
+        texts = [first, swapped, data.paper.text(name, "lambda_gelu-uniform-hardened", "substituted")]
+        return NONE if set(texts) == {NONE} else listed(texts)
 
     names = expected_benchmarks(data.part(""))
     shown = any(data.paper.has(names, quantity) for quantity in ("substituted", "best_validation_score"))
     beside = (Column("Paper: GELU, swapped, hardened and swapped", paper),) if shown else ()
-    return (Column("Benchmark", _benchmark), *map(_cell, results_columns()), *beside)
-
-
-def results_columns() -> tuple[str, ...]:
-    """The ways in the order of the table's columns, the smooth network first."""
-    return (SMOOTH, DIRECT, CONVERTED, HARDENED, EARLY, FROM_START)
+    return (Column("Benchmark", _benchmark), *map(_cell, (SMOOTH, *WAYS)), *beside)
 
 
 def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     others = []
-    for benchmark in dict.fromkeys(data.part("")["benchmark"]):
-        ways = results_of(data, benchmark)
+    for name, ways in benchmarks_with_results(data).items():
         converted = ways[CONVERTED]
         if len(converted) and _are_others(converted, ways[SMOOTH]):
-            score = mean_and_deviation(list(converted["original"]), digits_of(converted["metric"].iloc[0]))
-            others.append(f"{benchmark} {score}")
+            score = mean_and_deviation(list(converted["before"]), digits_of(converted["metric"].iloc[0]))
+            others.append(f"{name} {score}")
     if others:
         yield f"{_OTHER_NETWORKS} Converted from GELU networks of the same recipe that score, smooth: {listed(others)}."
     if data.paper.citation:
@@ -126,7 +166,7 @@ RESULTS = TableSpec(
         f"{metrics_in_words(data.part(''))} The columns behind the smooth network are networks with ReLU alone. Mean ± "
         f"sample standard deviation over three seeds; fewer are counted in brackets. {ONE_SEED}"
     ),
-    rows=_rows,
+    rows=lambda data: (((), ways) for ways in benchmarks_with_results(data).values()),
     head=(),
     columns=_columns,
     notes=_notes,
@@ -137,34 +177,31 @@ RESULTS = TableSpec(
 
 def conclusions(data: ReportData) -> list[str]:
     """Three sentences on what came out, each with its numbers; fewer where runs are missing."""
-    results = {name: results_of(data, name) for name in dict.fromkeys(data.part("")["benchmark"])}
-    says = (
-        ("Putting ReLU into a finished GELU network", SMOOTH, DIRECT),
-        ("Refitting the linear maps behind the gates, without training or labels,", None, CONVERTED),
-        ("After hardening, ReLU with the same weights", "", HARDENED),
-    )
-    return [text for text in (_conclusion(words, results, *ways) for words, *ways in says) if text]
+    says = {
+        DIRECT: "Putting ReLU into a finished GELU network",
+        CONVERTED: "Refitting the linear maps behind the gates as well, without training or labels,",
+        HARD: "Putting ReLU into a hardened network, with the same weights,",
+    }
+    return [text for way, words in says.items() if (text := _conclusion(data, way, words))]
 
 
-def _conclusion(words: str, results: dict[str, dict[str, pd.DataFrame]], before: str | None, way: str) -> str:
-    """ "... costs 4.4 points of accuracy on mlp-adult, ...": the change of each benchmark, from `before` to `way`.
-
-    `before` is a way's name, None for the converted networks' own original, "" for the same network as trained.
-    """
-    changes = []
-    for name, ways in results.items():
-        seeds = ways[way]
-        if not len(seeds):
-            continue
-        own = {None: "original", "": "last_score"}.get(before)
-        first = statistics.fmean(seeds[own] if own else ways[before]["value"])
-        last, metric = statistics.fmean(seeds["value"]), seeds["metric"].iloc[0]
-        if metric == "accuracy":
-            changes.append(f"{name} {number(100 * (last - first), 2, signed=True)} points")
-        else:
+def _conclusion(data: ReportData, way: str, words: str) -> str:
+    """ "... changes accuracy by up to 4.43 points (mlp-adult) and perplexity from 105.31 to 212.63 (gpt2)." """
+    means = {
+        name: (ways[way]["metric"].iloc[0], *(statistics.fmean(ways[way][key]) for key in ("before", "value")))
+        for name, ways in benchmarks_with_results(data).items()
+        if len(ways[way])
+    }
+    points = {name: 100 * (last - first) for name, (metric, first, last) in means.items() if metric == "accuracy"}
+    parts = []
+    if points:
+        worst = max(points, key=lambda name: abs(points[name]))
+        parts.append(f"accuracy by up to {number(abs(points[worst]), 2)} points ({worst})")
+    for name, (metric, first, last) in means.items():
+        if name not in points:
             digits = digits_of(metric)
-            changes.append(f"{name} {metric} {number(first, digits)} → {number(last, digits)}")
-    return f"{words} changes the score of {listed(changes)}." if changes else ""
+            parts.append(f"{metric} from {number(first, digits)} to {number(last, digits)} ({name})")
+    return f"{words} changes {' and '.join(parts)}." if parts else ""
 
 
 @dataclass(frozen=True)
@@ -182,21 +219,25 @@ HERO: tuple[HeroPanel, ...] = (
 _HERO_WAYS = {
     DIRECT: ("ReLU swapped in as it is", PALETTE["direct swap"]),
     CONVERTED: ("converted, no training", PALETTE["converted"]),
-    HARDENED: ("hardened, then swapped", PALETTE["hardened, swapped"]),
+    HARD: ("hardened, then swapped", PALETTE["hardened, swapped"]),
     FROM_START: ("ReLU from the start", PALETTE["ReLU"]),
 }
 
 
 def draw_path(data: ReportData) -> "tuple[Figure, str, str] | None":
     """A panel per benchmark of HERO that is there: a bar per way, from the smooth network's line to its score."""
-    found = {panel: results_of(data, panel.benchmark) for panel in HERO}
+    elsewhere = [HeroPanel(name, name) for name in of_measurement(data, "real")][:2]
+    found = {panel: results_of(data, panel.benchmark) for panel in (*HERO, *elsewhere)}
     found = {panel: ways for panel, ways in found.items() if len(ways[SMOOTH])}
     if not found:
         return None
-    figure = new_figure(1.6 + 4.2 * len(found), 3.1)
-    axes = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
-    for axis, (panel, ways) in zip(axes, found.items(), strict=True):
+    columns, lines = min(2, len(found)), -(-len(found) // 2)
+    figure = new_figure(1.8 + 4.2 * columns, 0.3 + 3.0 * lines)
+    axes = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
+    for axis, (panel, ways) in zip(axes, found.items(), strict=False):
         _draw_hero(axis, panel, ways)
+    for axis in axes[len(found) :]:
+        axis.remove()
     names = [text for text, _ in reversed(_HERO_WAYS.values())]
     axes[0].set_yticks(range(len(names)), names)
     figure.suptitle("From a smooth network to a ReLU network: what each way costs", fontsize=13, fontweight="bold")
@@ -210,33 +251,24 @@ def draw_path(data: ReportData) -> "tuple[Figure, str, str] | None":
 
 def _draw_hero(axis: "Axes", panel: HeroPanel, ways: dict[str, pd.DataFrame]) -> None:
     smooth, first = statistics.fmean(ways[SMOOTH]["value"]), ways[SMOOTH].iloc[0]
-    greater = bool(first["greater_is_better"])
-    values = [value for way in _HERO_WAYS for value in ways[way]["value"]]
-    ends = min([smooth, *values]), max([smooth, *values])
-    room = ends[1] - ends[0] or 0.01
+    greater = first["metric"] not in LOWER_IS_BETTER
     for height, (way, (_, colour)) in enumerate(reversed(_HERO_WAYS.items())):
-        seeds = list(ways[way]["value"])
-        if not seeds:
-            axis.text(smooth, height, f"  {MISSING}", color=GREY, style="italic", va="center")
-            continue
-        mean = statistics.fmean(seeds)
-        axis.barh(height, mean - smooth, left=smooth, height=0.56, color=colour)
-        axis.plot((min(seeds), max(seeds)), (height, height), color=PALETTE["GELU"], linewidth=1.2, zorder=4)
-        right = mean > smooth if abs(mean - smooth) > 0.01 * room else not greater
-        at = max([smooth, *seeds]) if right else min([smooth, *seeds])
-        look = {"xytext": (6 if right else -6, 0), "textcoords": "offset points", "ha": "left" if right else "right"}
-        axis.annotate(
-            _hero_text(mean, smooth, first["metric"]), (at, height), va="center", fontsize=10, color=colour, **look
-        )
+        seeds, text = list(ways[way]["value"]), MISSING
+        if seeds:
+            mean = statistics.fmean(seeds)
+            text = _hero_text(mean, smooth, first["metric"])
+            axis.barh(height, mean - smooth, left=smooth, height=0.56, color=colour)
+            axis.plot((min(seeds), max(seeds)), (height, height), color=PALETTE["GELU"], linewidth=1.2, zorder=4)
+        look = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 10, "color": colour}
+        axis.text(1.03, height, text, **look)
     axis.axvline(smooth, color=PALETTE["GELU"], linewidth=2, zorder=3)
-    axis.set_xlim(ends[0] - (0.5 if greater else 0.05) * room, ends[1] + (0.42 if greater else 0.5) * room)
-    digits = 3 if greater else 1
+    axis.margins(x=0.06)
     axis.annotate(
-        f"smooth GELU {number(smooth, digits)}", (smooth, 1), xycoords=("data", "axes fraction"), fontsize=10,
-        xytext=(0, 3), textcoords="offset points", ha="right" if greater else "left", va="bottom",
+        f"smooth GELU {number(smooth, 3 if greater else 1)}", (smooth, 1), xycoords=("data", "axes fraction"),
+        xytext=(0, 3), textcoords="offset points", ha="right" if greater else "left", va="bottom", fontsize=10,
     )  # fmt: skip
     style(axis, x=f"{first['metric']} ({'higher' if greater else 'lower'} is better)")
-    axis.set_title(panel.title, fontsize=11, loc="left", pad=18, fontweight="bold")
+    axis.set_title(panel.title, fontsize=11, loc="left", pad=20, fontweight="bold")
     axis.grid(visible=False, axis="y")
     axis.set_ylim(-0.55, len(_HERO_WAYS) - 0.45)
 

@@ -19,24 +19,25 @@ from lgelu_lab.report.drawing import (
 )
 from lgelu_lab.report.frames import ReportData, evaluations, mean_path, of_label, paired
 from lgelu_lab.report.numbers import (
+    LOWER_IS_BETTER,
     MISSING,
     digits_of,
     listed,
     metric_with_direction,
     number,
+    sampled,
 )
+from lgelu_lab.report.results import CONVERTED, SMOOTH, WAYS, benchmarks_with_results
 from lgelu_lab.report.run_tables import (
     EXPECTED_RUNS,
     LEARNED_LABELS,
     PROFILE_LABELS,
     RELATED_LABELS,
     SUBSTITUTION_LABELS,
-    WAYS,
     correlation_curves,
     grid_cells,
     profile_runs,
     related_runs,
-    ways_of,
 )
 from lgelu_lab.studies.experiments import STUDIES
 
@@ -47,9 +48,9 @@ if TYPE_CHECKING:
 Drawn = "tuple[Figure, str, str] | None"
 
 _WAY_LOOKS = {
-    way: {"marker": marker, "color": colour, "linestyle": " ", "markersize": 6.5}
-    for way, marker, colour in zip(
-        WAYS, "Dos^", (GREY, PALETTE["hardened, swapped"], PALETTE["λ-GELU uniform"], PALETTE["ReLU"]), strict=True
+    way: {"marker": marker, "color": PALETTE[name], "linestyle": " ", "markersize": 6}
+    for way, marker, name in zip(
+        WAYS, "DvosX", ("direct swap", "converted", "hardened, swapped", "λ-GELU uniform", "ReLU"), strict=True
     )
 }
 
@@ -68,62 +69,67 @@ def _better(seeds: pd.DataFrame) -> str:
     return f"{'Further right' if seeds['greater_is_better'].iloc[0] else 'Further left'} is better."
 
 
-def distances(data: ReportData, benchmark: str) -> dict[str, list[float]]:
-    """{way: ReLU network − GELU, of every seed that both have}: points of 100, or per cent of GELU's perplexity.
+def distances(ways: Mapping[str, pd.DataFrame]) -> dict[str, tuple[float, float, float]]:
+    """{way: (mean, lowest, highest) distance of its networks from the GELU run of the same seed and recipe}.
 
-    Runs of another recipe than the GELU run are no pair.
+    In points of 100, or per cent of GELU's perplexity; of converted networks from what they were before. Of one seed's
+    accuracy the ends are those of `sampled`. Runs of another recipe than the GELU run are no pair.
     """
-    ways = ways_of(data, benchmark)
     found = {}
-    for way, seeds in ways.items():
-        pairs = paired(seeds, ways[WAYS[0]])
-        scale = pairs["last_score_base"].where(~pairs["greater_is_better"].astype(bool), 1.0)
-        found[way] = list((100 * (pairs["relu"] - pairs["last_score_base"]) / scale).dropna())
+    for way in WAYS:
+        pairs = ways[way].assign(base=ways[way]["before"])
+        if way != CONVERTED:
+            pairs = paired(ways[way], ways[SMOOTH][["benchmark", "seed", "recipe", "last_score"]])
+            pairs["base"] = pairs["last_score_base"]
+        if len(pairs):
+            metric, base = pairs["metric"].iloc[0], pairs["base"].astype(float)
+            scale = base if metric in LOWER_IS_BETTER else 1.0
+            values = 100 * (pairs["value"].astype(float) - base) / scale
+            ends = sampled(metric, list(pairs["value"]), pairs["eval_samples"].iloc[0])
+            low, high = (100 * (end - base.iloc[0]) for end in ends) if ends else (values.min(), values.max())
+            found[way] = (values.mean(), low, high)
     return found
 
 
 def draw_glance(data: ReportData) -> Drawn:
     """A row per benchmark, a mark per way to a ReLU network."""
-    gelu = data.part("")[data.part("")["label"] == "GELU"].drop_duplicates("benchmark")
-    if not len(gelu):
+    trained = set(data.part("")["benchmark"])
+    found = {name: w for name, w in benchmarks_with_results(data).items() if name in trained and len(w[SMOOTH])}
+    if not found:
         return None
-    kinds = [rows for _, rows in gelu.groupby("metric", sort=False)]
-    figure = new_figure(8.0, 0.9 + 0.75 * len(gelu) + 0.65 * len(kinds))
-    axes = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=[len(rows) + 0.3 for rows in kinds])[:, 0]
-    for axis, rows in zip(axes, kinds, strict=True):
-        names, first = list(rows["benchmark"]), rows.iloc[0]
+    kinds: dict[str, list[str]] = {}
+    for name, ways in found.items():
+        kinds.setdefault(ways[SMOOTH]["metric"].iloc[0], []).append(name)
+    figure = new_figure(8.0, 1.1 + 0.85 * len(found) + 0.65 * len(kinds))
+    axes = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=[len(names) + 0.3 for names in kinds.values()])
+    for axis, (metric, names) in zip(axes[:, 0], kinds.items(), strict=True):
         for height, name in enumerate(reversed(names)):
-            _draw_distances(axis, distances(data, name), height)
+            _draw_distances(axis, distances(found[name]), height)
         axis.axvline(0, color="black", linewidth=1)
-        better = (
-            "in points of 100 (further right is better)"
-            if first["greater_is_better"]
-            else "in per cent (further left is better)"
-        )
-        style(axis, x=f"{first['metric']} against GELU's, {better}")
+        unit = "per cent (further left" if metric in LOWER_IS_BETTER else "points of 100 (further right"
+        style(axis, x=f"{metric} against GELU's, in {unit} is better)")
         label_rows(axis, names)
     figure.suptitle("Distance of each ReLU network from the smooth GELU network, last epoch", fontsize=11.5)
     legend_below(figure, _WAY_LOOKS, 2)
     caption = (
         "Each mark is the mean over seeds of the ReLU network's score minus that of the GELU run with the same seed "
-        "and recipe, in the last epoch; the line reaches from the lowest to the highest seed. On the black line "
-        "nothing was lost."
+        "and recipe, in the last epoch; the line reaches from the lowest to the highest seed, and of a single one over "
+        "the 95 % interval of its evaluation samples. On the black line nothing was lost."
     )
     return figure, caption, ""
 
 
-def _draw_distances(axis: "Axes", found: Mapping[str, list[float]], height: int) -> None:
-    for place, (way, values) in enumerate(found.items()):
-        if values:
-            level, look = height + 0.27 - 0.18 * place, _WAY_LOOKS[way]
-            axis.plot((min(values), max(values)), (level, level), color=look["color"], linewidth=1.8)
-            axis.plot(sum(values) / len(values), level, **look)
-    missing = [way for way, values in found.items() if not values]
+def _draw_distances(axis: "Axes", found: Mapping[str, tuple[float, float, float]], height: int) -> None:
+    for place, (way, look) in enumerate(_WAY_LOOKS.items()):
+        if way in found:
+            mean, low, high = found[way]
+            level = height + 0.32 - 0.15 * place
+            axis.plot((low, high), (level, level), color=look["color"], linewidth=1.6)
+            axis.plot(mean, level, **look)
+    missing = [way for way in WAYS if way not in found]
     if missing:
-        text, look = (
-            f"{MISSING}, or of another recipe: {listed(missing)}",
-            {"fontsize": 9, "color": GREY, "style": "italic"},
-        )
+        text = f"{MISSING} or not comparable: {listed(missing)}"
+        look = {"fontsize": 9, "color": GREY, "style": "italic"}
         axis.text(0.0, height - 0.46, text, transform=axis.get_yaxis_transform(), **look)
 
 
@@ -449,7 +455,7 @@ def draw_related(data: ReportData, benchmark: str) -> Drawn:
             scores, colour = list(found[label]["best_score"]), PALETTE.get(label, GREY)
             mean = sum(scores) / len(scores)
             axis.plot((mean, mean), (height - 0.32, height + 0.32), color=colour, linewidth=3)
-            axis.plot(scores, [height] * len(scores), "o", color=colour, markersize=7, alpha=0.6, markeredgewidth=0)
+            axis.plot(scores, [height] * len(scores), "o", color=colour, markersize=7, alpha=0.75, markeredgewidth=0)
     first = next(iter(found.values()))
     style(axis, title=f"{benchmark}: best validation score, a dot per seed, a bar at their mean", x=_metric(first))
     missing = [len(wanted) - 1 - place for place, label in enumerate(wanted) if label not in found]
@@ -459,7 +465,7 @@ def draw_related(data: ReportData, benchmark: str) -> Drawn:
 
 
 FIGURES: dict[str, FigureSpec] = {
-    "glance": FigureSpec("Four ways to a ReLU network, all benchmarks", draw_glance),
+    "glance": FigureSpec("Every way to a ReLU network, all benchmarks", draw_glance),
     "trajectories": FigureSpec("Validation score over the epochs, {}", draw_trajectories),
     "hardness": FigureSpec("Hardness over depth and epochs, {}", draw_hardness),
     "substitution": FigureSpec("Before and after substitution, {}", draw_substitution),

@@ -51,9 +51,6 @@ SUBSTITUTION_LABELS = ("GELU", HARDENED, "GELU → ReLU at 25%, trained on")
 RELATED_LABELS = ("ReLU", "GELU", "SiLU", "Mish", "PReLU", "Swish, learnable β", *LEARNED_LABELS)
 _OTHERS = ("silu", "mish", "prelu", "learnable_swish")
 
-WAYS = ("GELU, then swapped", "λ-GELU hardened, swapped", "Swapped early, trained on", "ReLU from the start")
-"""The ways to a ReLU network that begin with training."""
-
 ONE_SEED = "An interval in brackets: one seed, and what its evaluation samples leave open (Wilson, 95 %)."
 
 
@@ -230,50 +227,6 @@ def _substitution(at: str, learned: bool = False) -> TableSpec:
     )
 
 
-def ways_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
-    """{way to a ReLU network: its runs at the last epoch} of one benchmark; empty frames where there are none.
-
-    `relu` is the score of the ReLU network that a run ends with; NaN where it was not measured.
-    """
-    runs = evaluations(data, "last")
-    runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)]
-    runs["relu"] = runs["relu"].where(runs["activation"] != "relu", runs["last_score"])
-    found = of_label(runs, benchmark)
-    early = (seeds for label, seeds in found.items() if label.startswith("GELU → ReLU"))
-    chosen = (found.get("GELU"), found.get(HARDENED), next(early, None), found.get("ReLU"))
-    return {way: runs[:0] if seeds is None else seeds for way, seeds in zip(WAYS, chosen, strict=True)}
-
-
-def way_text(seeds: pd.DataFrame, key: str, *, brief: bool = False) -> Cell | str:
-    """A score of a way, with the number of seeds where it is not the paper's three, and the interval of a single one.
-
-    `brief`: of a single seed the interval alone, where it has one.
-    """
-    if not len(seeds):
-        return Cell(MISSING, "missing")
-    first, values = seeds.iloc[0], list(seeds[key])
-    few = f"{seed_count(seeds)} seeds" if len(seeds) < len(SEEDS) else ""
-    samples = interval(first["metric"], values, first["eval_samples"])
-    brackets = samples if brief and samples else "; ".join(filter(None, (few, samples)))
-    return mean_and_deviation(values, _digits(seeds)) + (f" ({brackets})" if brackets else "")
-
-
-def _way(way: str) -> Column:
-    return Column(way, lambda ways, notes: way_text(ways[way], "relu"))
-
-
-def _way_benchmark(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
-    runs = pd.concat([seeds for seeds in ways.values() if len(seeds)])
-    return runs["benchmark"].iloc[0] + marked(runs, notes)
-
-
-def _benchmarks_by_way(data: ReportData) -> Iterator[Group]:
-    for benchmark in dict.fromkeys(data.part("")["benchmark"]):
-        ways = ways_of(data, benchmark)
-        if any(map(len, ways.values())):
-            yield (), ways
-
-
 def _related_gain(data: ReportData, seeds: pd.DataFrame, notes: Notes) -> Cell | str:
     runs = related_runs(data)
     pairs = paired(seeds, runs[runs["label"] == "GELU"])
@@ -437,6 +390,8 @@ def _coverage_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     there = set(data.runs["name"])
     planned = {run.name for study in STUDIES.values() for run in study.build(study.benchmarks)}
     yield from (f"Failed: {name}: {error}" for name, error in data.failed.items() if name not in there)
+    if data.left_out:
+        yield f"Left out, as whole runs or networks trained anew are there: {_first_of(data.left_out)}."
     if there - planned:
         yield f"Of no study, and shown all the same: {_first_of(sorted(there - planned))}."
 
@@ -497,23 +452,6 @@ def _basis_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
 
 
 TABLES: dict[str, TableSpec] = {
-    "glance": TableSpec(
-        title="Four ways to a ReLU network, score in the last epoch",
-        caption=lambda data: (
-            f"{metrics_in_words(data.part(''))} GELU is the smooth network; the other columns are networks with ReLU "
-            "alone. Mean ± sample standard deviation over seeds, whose number is in brackets where it is not the "
-            f"paper's three. {ONE_SEED}"
-        ),
-        rows=_benchmarks_by_way,
-        head=(),
-        columns=(
-            Column("Benchmark", _way_benchmark),
-            Column("GELU", lambda ways, notes: way_text(ways[WAYS[0]], "last_score")),
-            *map(_way, WAYS),
-        ),
-        text_columns=1,
-        in_groups=False,
-    ),
     "profiles": TableSpec(
         title="The gates as learned (the paper's Table I)",
         caption=lambda data: (

@@ -65,7 +65,13 @@ def _go_on_from_checkpoint(folder: Path, training: Any, settings: Mapping[str, A
     if checkpoint is None:
         write_whole(folder / SETTINGS_FILE, json.dumps(settings))
         return
-    begun = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+    try:
+        begun = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # not there, cut off, or no text
+        raise ValueError(
+            f"{folder} has checkpoints, and what run they are of cannot be read from its {SETTINGS_FILE} ({error}); "
+            "remove them to train from the start"
+        ) from error
     _refuse_differing(folder, "an interrupted run", settings, begun)
     training.resume_from_checkpoint = str(checkpoint)
 

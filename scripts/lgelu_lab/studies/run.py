@@ -34,6 +34,7 @@ from hf_lgelu import (
     substitute_relu,
 )
 from hf_lgelu.environment import hardware, package_versions
+from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.sites import find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
@@ -77,6 +78,8 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
     """
     training.output_dir = str(Path(training.output_dir).resolve())
     folder = Path(training.output_dir)
+    if run.overwrite and training.resume_from_checkpoint is not None:
+        raise ValueError("--overwrite removes what --resume_from_checkpoint would go on from: give one of them")
     with sole_writer(folder) if training.should_save else nullcontext():
         if training.resume_from_checkpoint is not None:
             training.resume_from_checkpoint = str(whole_checkpoint(training.resume_from_checkpoint))
@@ -162,6 +165,8 @@ def _save(
     """The networks, and then the record that names their digests: killed in between, no record is there."""
     folder = Path(trainer.args.output_dir)
     if run.save_final_model:
+        if trainer.is_world_process_zero():  # what speaks of other weights must not outlive them
+            _remove(folder / RECORD_FILE, folder / CARD_FACTS_FILE)
         trainer.save_model()
     if trainer.is_world_process_zero():
         if run.save_final_model:
@@ -240,7 +245,7 @@ def _refuse_finished(folder: Path) -> None:
 
 def _remove_run(folder: Path) -> None:
     """Everything of an earlier run, so that none of it ever lies beside the new one's files; the record goes first."""
-    _remove(folder / RECORD_FILE, folder / FAILED_FILE)
+    _remove(folder / RECORD_FILE, folder / FAILED_FILE, folder / CARD_FACTS_FILE)
     _remove(folder / RELU_FOLDER, *folder.glob("*.safetensors*"), *folder.glob("checkpoint-*"))
     _remove(folder / "config.json", folder / "training_args.bin", folder / "README.md")
 

@@ -1,11 +1,8 @@
 """The table of benchmarks, row by row."""
 
-import ast
 import math
-from pathlib import Path
 
 import datasets
-import lgelu_lab.benchmarks
 import numpy as np
 import pytest
 import torch
@@ -173,24 +170,6 @@ def test_the_digits_network_has_the_papers_size(hidden_act, hardnesses):
     weights = 64 * 256 + 3 * 256 * 256 + 256 * 10
     biases = 4 * 256 + 10
     assert build_mlp(hidden_act, data).num_parameters() == weights + biases + hardnesses
-
-
-def test_nothing_that_only_benchmarks_need_is_imported_with_the_package():
-    folder = Path(lgelu_lab.benchmarks.__file__).parent
-    files = sorted(folder.glob("*.py"))
-    assert len(files) > 8
-    for file in files:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.partition(".")[0] for name in names} & {
-                "datasets",
-                "evaluate",
-                "sklearn",
-                "PIL",
-                "pandas",
-                "scipy",
-            }
 
 
 @pytest.mark.slow

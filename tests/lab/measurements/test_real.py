@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-SETTINGS = RealSettings(units=(24, 1000), length=16, evaluation_units=12)
+SETTINGS = RealSettings(units=(1000,), finetune_steps=4, evaluation_units=12)
 WORDS = (
     *("the", "cat", "sat", "on", "a", "mat", "and", "then", "it"),
     *("left", "house", "for", "walk", "in", "long", "garden"),
@@ -82,23 +82,26 @@ OF_TASK = {"classification": "bert-sst2", "embedding": "minilm-hub", "text": "gp
 def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     models, data = stand_ins
-    network = dataclasses.replace(REAL[OF_TASK[task]], source=str(models / task))
+    network = dataclasses.replace(REAL[OF_TASK[task]], source=str(models / task), length=16)
     assert network.task == task
     record = real.record_real(network, SETTINGS, tmp_path, data_dir=str(data))
     assert read_measurement(tmp_path / network.name / "real-seed0.json") == record
     rows = record.rows
     assert all(row.keys() == REAL_COLUMNS.keys() and row["metric"] == TASKS[task].metric for row in rows)
-    assert [row["method"] for row in rows] == ["original", "direct", "converted", "converted"]
-    original, direct, few, many = rows
-    assert (few["units"], few["refusal"], many["refusal"]) == (24, None, None)
-    assert many["units"] < 1000  # as many as there are
+    original, direct, converted, *tuned = rows
+    assert [row["method"] for row in rows[:3]] == ["original", "direct", "converted"]
+    of_the_labelled = [] if task == "embedding" else [("direct", 4), ("converted", 4), ("hardened", 4)]
+    assert [(row["method"], row["steps"]) for row in tuned] == of_the_labelled
+    assert len({row["kl"] for row in tuned} | {row["kl"] for row in rows[:3]}) == len(rows) or task == "embedding"
+    assert converted["refusal"] is None
+    assert 16 < converted["units"] < 1000  # as many as there are
     assert original["agreement"] == 1
     if task == "embedding":
         assert original["cosine"] == pytest.approx(1, abs=1e-9)
-        assert 1 > many["cosine"] > direct["cosine"] >= direct["least_cosine"]
+        assert 1 > converted["cosine"] > direct["cosine"] >= direct["least_cosine"]
     else:
         assert original["kl"] == pytest.approx(0, abs=1e-9)
-        assert 0 < many["kl"] < direct["kl"]
+        assert 0 < converted["kl"] < direct["kl"]
 
 
 def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):

@@ -7,6 +7,8 @@ from lgelu_lab.measurements.int8 import INT8_COLUMNS
 from lgelu_lab.report.drawing import PALETTE
 from lgelu_lab.report.frames import of_measurement
 from lgelu_lab.report.measured_figures import MEASURED_FIGURES, pruned_points
+from lgelu_lab.report.numbers import wilson
+from lgelu_lab.report.results import results_of
 from lgelu_lab.report.run_figures import distances
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
@@ -93,16 +95,29 @@ def test_distances_are_paired_by_seed(record_of, data_of):
     ]
     other = record_of(seed=0, activation="relu", scores=(0.1, 0.1, 0.9), relu_scores=(None,) * 3)
     other.config["learning_rate"] = 0.1
-    found = distances(data_of([*runs, other]), "mlp-adult")
-    assert found["GELU, then swapped"] == pytest.approx([-10, -2])
-    assert found["ReLU from the start"] == pytest.approx([5])
-    assert found["λ-GELU hardened, swapped"] == found["Swapped early, trained on"] == []
+    found = distances(results_of(data_of([*runs, other]), "mlp-adult"))
+    assert found["GELU, then swapped"] == pytest.approx((-6, -10, -2))
+    mean, low, high = found["ReLU from the start"]
+    assert mean == pytest.approx(5)
+    assert (low, high) == pytest.approx([100 * (end - 0.6) for end in wilson(0.65, 50)]), (
+        "one seed: its samples' interval"
+    )
+    assert found.keys() == {"GELU, then swapped", "ReLU from the start"}
+
+
+def test_converted_networks_lie_from_what_they_were(record_of, measurement_of, data_of):
+    refits = [converted("refit", score, 64) | {"original_score": 0.9} for score in (0.88, 0.91)]
+    measured = [
+        measurement_of("conversion", [row], benchmark="mlp-adult", seed=seed) for seed, row in enumerate(refits)
+    ]
+    found = distances(results_of(data_of([record_of()], measured), "mlp-adult"))
+    assert found["Converted, no training"] == pytest.approx((-0.5, -2, 1))
 
 
 def test_perplexity_is_compared_in_per_cent(record_of, data_of):
     fields = {"metric": "perplexity", "greater_is_better": False}
     runs = [record_of(scores=(90.0, 50.0, 40.0), relu_scores=(99.0, 95.0, 50.0), **fields)]
-    assert distances(data_of(runs), "mlp-adult")["GELU, then swapped"] == pytest.approx([25])
+    assert distances(results_of(data_of(runs), "mlp-adult"))["GELU, then swapped"] == pytest.approx((25, 25, 25))
 
 
 def test_related_activations_without_runs_are_missing_not_zero(record_of, drawings_of):

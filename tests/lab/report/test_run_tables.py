@@ -88,26 +88,6 @@ def test_related_activations_are_compared_by_seed(table_of, record_of):
     assert table_of("related", [record_of(), record_of(activation="relu")]).rows == ()
 
 
-def test_glance_reads_the_relu_network_that_each_way_ends_with(table_of, record_of):
-    early = record_of(scores=(0.5, 0.6, 0.66), relu_scores=(0.1, None, None))
-    early.config["relufication"] = True
-    runs = [
-        record_of(scores=(0.9, 0.9, 0.8), relu_scores=(0.1, 0.1, 0.7)),
-        record_of(activation="lambda_gelu", harden=True, hardness=PATH, relu_scores=(0.1, 0.1, 0.77)),
-        early,
-    ]
-    ((benchmark, *scores),) = table_of("glance", runs).texts
-    assert benchmark == "mlp-adult [a]"
-    assert [score.split(" (1 of 3 seeds; ")[0] for score in scores] == [
-        "0.8000",
-        "0.7000",
-        "0.7700",
-        "0.6600",
-        "missing",
-    ]
-    assert scores[0] == "0.8000 (1 of 3 seeds; 0.670 to 0.888)"  # 40 of 50 samples
-
-
 def test_coverage_counts_and_names(table_of, record_of):
     experiments = STUDIES["profiles"].build(("mlp-adult",))
     records = []

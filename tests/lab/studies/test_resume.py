@@ -67,6 +67,15 @@ def test_an_interrupted_run_of_other_settings_is_refused(cut_off):
     assert last_whole_checkpoint(cut_off) is not None
 
 
+@pytest.mark.parametrize("settings", [None, "", "{"])
+def test_checkpoints_of_an_unknown_run_are_not_gone_on_from(cut_off, settings):
+    (cut_off / "settings.json").unlink()
+    if settings is not None:
+        (cut_off / "settings.json").write_text(settings)
+    with pytest.raises(ValueError, match=r"what run they are of cannot be read from its settings\.json .*; remove"):
+        resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
+
+
 def test_rows_are_loaded_once_for_runs_on_the_same_data(tmp_path, monkeypatch):
     resume._kept_rows.cache_clear()
     for seed in (0, 1):

@@ -1,9 +1,6 @@
 import hashlib
-import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -162,29 +159,6 @@ def test_the_batch_of_the_recipe_is_divided_over_processes(monkeypatch):
         recipe(benchmark)
 
 
-def test_train_script_in_two_processes_under_accelerate_launch(tmp_path):
-    command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines"),
-        *("1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
-        *(str(ROOT / "scripts" / "train.py"), "--benchmark", "mlp-digits", "--harden", "--output_dir", str(tmp_path)),
-        *("--use_cpu", "--num_train_epochs", "4", "--disable_tqdm", "true"),
-    ]
-    environment = {
-        **os.environ,
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}",
-    }
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    record = read_record(tmp_path)
-    assert record.hardware["processes"] == 2, "two processes were asked for"
-    assert record.config["train_batch_size"] == BENCHMARKS["mlp-digits"].train_batch_size
-    assert record.data["eval_samples"] == 359  # odd, so the last batch is uneven
-    assert record.last.score * 359 == pytest.approx(round(record.last.score * 359), abs=1e-9)
-    assert json.loads((tmp_path / "relu" / "config.json").read_text())["hidden_act"] == "relu"
-
-
 def test_an_unknown_activation_is_refused_before_the_data(tmp_path):
     with pytest.raises(ValueError, match=r"unknown activation 'lambda_relu'; accepted: .*gelu.*lambda_gelu"):
         digits(tmp_path, activation="lambda_relu")
@@ -247,6 +221,8 @@ def test_a_finished_run_is_only_replaced_when_asked_for(tmp_path):
     with pytest.raises(FileExistsError, match=r"holds a model \(config\.json\)"):
         digits(tmp_path, activation="gelu")
     (tmp_path / "checkpoint-4").mkdir()
+    with pytest.raises(ValueError, match="give one of them"):
+        digits(tmp_path, overwrite=True, resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     replaced = digits(tmp_path, overwrite=True, save_final_model=False, num_train_epochs=1)
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
     assert read_record(tmp_path) == replaced

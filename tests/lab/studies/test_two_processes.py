@@ -1,11 +1,14 @@
 """Two processes with half the batch each do what one process does, but for the order of additions."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.benchmarks.wikitext import train_tokenizer
 from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.run import run_benchmark
@@ -21,16 +24,59 @@ ARGUMENTS = {
     "disable_tqdm": True,
     "log_level": "error",
 }
+TRAIN_EACH = (
+    "import json, os, sys\n"
+    "lines = sys.argv[1]\n"
+    "import train\n"
+    "for words in json.load(open(lines)):\n"
+    "    sys.argv = ['train.py', *words]\n"
+    "    assert train.main() == 0\n"
+    "from lgelu_lab.benchmarks.wikitext import train_tokenizer\n"
+    "vocabulary = train_tokenizer(json.load(open(lines + '.texts')), 300, 8).get_vocab()\n"
+    "json.dump(vocabulary, open(lines + '.vocabulary' + os.environ['RANK'], 'w'))\n"
+)
+# With ties between pairs; the hashes of the library of tokenizers differ from process to process.
+TEXTS = [" ".join(chr(97 + i) + chr(97 + i * 7 % 26) + chr(97 + i * 3 % 26) for i in range(26))] * 4
 
 
-def in_two_processes(arguments, folder):
-    """The record of scripts/train.py under torchrun."""
-    words = [
-        f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in arguments.items()
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """{name: (arguments, folder)} of runs that scripts/train.py made, one after the other, in one launch of two."""
+    folder = tmp_path_factory.mktemp("runs")
+    limits = {"max_train_samples": 640, "max_eval_samples": 48, "per_device_eval_batch_size": 8, "learning_rate": 0.5}
+    of_text = {
+        "data_dir": str(write_corpus(folder, 60, 20)),
+        "pretrained": str(write_checkpoint(folder / "checkpoint")),
+        "context_length": CONTEXT,
+        "learning_rate": 3e-3,
+        "max_train_samples": 40,
+        "max_eval_samples": 13,
+        "per_device_eval_batch_size": 4,
+    }
+    made = {
+        "mlp": {**ARGUMENTS, "benchmark": "mlp-digits", **limits},
+        "gpt2": {**ARGUMENTS, "benchmark": "gpt2-wikitext2", **of_text},
+        "recipe": {**ARGUMENTS, "benchmark": "mlp-digits"},
+    }
+    _launch([_words({**arguments, "output_dir": folder / name}) for name, arguments in made.items()], folder)
+    return {name: (arguments, folder / name) for name, arguments in made.items()}
+
+
+def _words(arguments):
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in arguments.items()}
+    return [f"--{name}={text}" for name, text in texts.items()]
+
+
+def _launch(lines, folder):
+    (folder / "lines.json").write_text(json.dumps(lines))
+    (folder / "lines.json.texts").write_text(json.dumps(TEXTS))
+    (folder / "train_each.py").write_text(TRAIN_EACH)
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines"),
+        *("1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+        *(str(folder / "train_each.py"), str(folder / "lines.json")),
     ]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*torchrun, str(ROOT / "scripts" / "train.py"), *words, f"--output_dir={folder}"]
-    # torchrun alone starts two processes that do not know of each other.
+    # Without the first, two processes would not know of each other.
     environment = os.environ | {
         "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "",
@@ -39,18 +85,17 @@ def in_two_processes(arguments, folder):
     }
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr[-4000:]
-    return read_record(folder)
 
 
-def both(arguments, tmp_path):
+def both(run, tmp_path):
     """(record of one process, record of two), and their networks' tensors."""
-    arguments = {**ARGUMENTS, **arguments}
-    alone = run_benchmark(*parse_mapping({**arguments, "output_dir": str(tmp_path / "alone")}))
-    together = in_two_processes(arguments, tmp_path / "together")
+    arguments, folder = run
+    alone = run_benchmark(*parse_mapping({**arguments, "output_dir": str(tmp_path)}))
+    together = read_record(folder)
     assert (alone.hardware["processes"], together.hardware["processes"]) == (1, 2)
     differing = {name for name in alone.config if alone.config[name] != together.config[name]}
     assert differing == set(), "not the same run"
-    networks = [load_file(tmp_path / name / "model.safetensors") for name in ("alone", "together")]
+    networks = [load_file(path / "model.safetensors") for path in (tmp_path, folder)]
     return alone, together, *networks
 
 
@@ -74,31 +119,38 @@ def assert_same_epochs(alone, together, names, tolerance):
         assert two.hardness == pytest.approx(one.hardness, rel=tolerance)
 
 
-def test_the_mlp(tmp_path):
+def test_the_mlp(runs, tmp_path):
     """640 rows are 10 batches of 64, or of 2 × 32; 48 rows to evaluate are 6 batches of 8, or 3 of 2 × 8."""
-    limits = {"max_train_samples": 640, "max_eval_samples": 48, "per_device_eval_batch_size": 8, "learning_rate": 0.5}
-    alone, together, first, second = both({"benchmark": "mlp-digits", **limits}, tmp_path)
+    alone, together, first, second = both(runs["mlp"], tmp_path)
     assert_same_epochs(alone, together, ("score", "relu_score", "relu_unchanged_predictions"), 0)
     assert_same_epochs(alone, together, ("loss", "relu_loss"), 1e-5)
     assert_same_networks(first, second)
     assert alone.last.loss < 0.8 * alone.epochs[0].loss
 
 
-def test_a_tiny_gpt2(tmp_path):
+def test_a_tiny_gpt2(runs, tmp_path):
     """40 rows are 5 batches of 8, or of 2 × 4; 13 rows to evaluate in 2 × 4 leave 5, filled up with 3 that must not
     count. Trainer's mean loss of such a batch counts them, and perplexity does not."""
-    arguments = {
-        "benchmark": "gpt2-wikitext2",
-        "data_dir": str(write_corpus(tmp_path, 60, 20)),
-        "pretrained": str(write_checkpoint(tmp_path / "checkpoint")),
-        "context_length": CONTEXT,
-        "learning_rate": 3e-3,
-        "max_train_samples": 40,
-        "max_eval_samples": 13,
-        "per_device_eval_batch_size": 4,
-    }
-    alone, together, first, second = both(arguments, tmp_path)
+    alone, together, first, second = both(runs["gpt2"], tmp_path)
     assert (alone.data["train_samples"], alone.data["eval_samples"]) == (40, 13)
     assert_same_epochs(alone, together, ("score", "relu_score"), 1e-5)
     assert_same_networks(first, second)
     assert alone.last.score < 0.9 * alone.epochs[0].score
+
+
+def test_the_recipes_batch_is_divided_and_its_files_are_written_once(runs):
+    _, folder = runs["recipe"]
+    record = read_record(folder)
+    assert record.config["train_batch_size"] == BENCHMARKS["mlp-digits"].train_batch_size
+    assert record.data["eval_samples"] == 359  # odd, so the last batch is uneven
+    assert record.last.score * 359 == pytest.approx(round(record.last.score * 359), abs=1e-9)
+    assert json.loads((folder / "relu" / "config.json").read_text())["hidden_act"] == "relu"
+    assert list(record.weights) == ["model.safetensors", "relu/model.safetensors"]
+
+
+def test_every_process_trains_the_same_tokenizer(runs):
+    folder = runs["mlp"][1].parent
+    here = train_tokenizer(TEXTS, 300, 8).get_vocab()
+    assert len(here) == 300
+    for rank in (0, 1):
+        assert json.loads((folder / f"lines.json.vocabulary{rank}").read_text()) == here

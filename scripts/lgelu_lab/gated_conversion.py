@@ -1,65 +1,37 @@
 """Gated units without training: small LLaMAs (SwiGLU, GEGLU) on WikiText-2, trained, converted, compared.
 
 No benchmark of this project has gated units, so this trains some: 4 layers of width 128, with the data, the tokenizer
-and the recipe of gpt2-wikitext2. Rows go to a CSV file as they are measured; a rerun makes what is not there.
-
-    python scripts/gated_conversion.py --csv docs/convert/gated.csv --seeds 0 1 2
+and the recipe of gpt2-wikitext2.
 """
 
-import sys
 import tempfile
-from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import torch
-from lgelu_lab.benchmarks.benchmark import Benchmark
-from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions
-from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.conversion_bench.csv_rows import append_row, read_rows
-from lgelu_lab.measurements.networks import evaluate
-from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
-from transformers.utils import logging
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 import hf_lgelu
 from hf_lgelu.environment import hardware, package_versions
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.measurements.networks import evaluate
 
 _SEQUENCES = 64  # of 128 tokens: 8,192
 _HIDDEN = 344  # 8/3 of the width, as in LLaMA
+_EPOCHS = 6
 
 
-@dataclass
-class GatedArguments:
-    """What is trained and where the rows go."""
-
-    csv: str = field(default="runs/gated.csv", metadata={"help": "File of the rows; they are added to it."})
-    activations: list[str] = field(default_factory=lambda: ["silu", "gelu"], metadata={"help": "SwiGLU, GEGLU."})
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "One network each."})
-    epochs: int = field(default=6, metadata={"help": "Of training."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "At most so many validation sequences."})
-    data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
-
-
-def main() -> int:
-    """Train, convert and compare what has no row yet."""
-    (arguments,) = HfArgumentParser(GatedArguments).parse_args_into_dataclasses()
-    logging.disable_progress_bar()
+def load_texts(data_dir: str | None = None) -> tuple[Benchmark, BenchmarkData]:
+    """The benchmark whose data and recipe are taken, and its data."""
     benchmark = BENCHMARKS["gpt2-wikitext2"]
-    options = DataOptions(data_dir=arguments.data_dir, max_eval_samples=arguments.max_eval_samples)
-    data = benchmark.load(options, benchmark.model_options({}))
-    path = Path(arguments.csv)
-    there = {(row["activation"], row["seed"]) for row in read_rows(path)}
-    for seed in arguments.seeds:
-        for activation in arguments.activations:
-            if (activation, str(seed)) not in there:
-                row = _measure(activation, seed, arguments.epochs, benchmark, data)
-                append_row(path, row)
-                print(row, flush=True)
-    return 0
+    return benchmark, benchmark.load(DataOptions(data_dir=data_dir), benchmark.model_options({}))
 
 
-def _measure(
-    activation: str, seed: int, epochs: int, benchmark: Benchmark, data: BenchmarkData
-) -> dict[str, str | float | int]:
+def measure_gated(
+    activation: str, seed: int, benchmark: Benchmark, data: BenchmarkData, epochs: int = _EPOCHS
+) -> dict[str, Any]:
+    """Train one network with "silu" or "gelu" gates, convert it, and compare both on the validation sequences."""
     model = _train(activation, seed, epochs, benchmark, data)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(data.train), generator=generator)[:_SEQUENCES].tolist()
@@ -99,7 +71,3 @@ def _train(activation: str, seed: int, epochs: int, benchmark: Benchmark, data: 
         trainer = Trainer(model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate)
         trainer.train()
     return model.eval()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

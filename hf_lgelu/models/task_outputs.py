@@ -1,0 +1,74 @@
+"""Which of a model's outputs its task reads: logits, boxes, embeddings, and not the hidden states beside them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+# By the names that transformers and sentence-transformers give them. Class scores come first: the first is compared.
+_CLASS_SCORES = ("logits", "start_logits", "end_logits", "class_queries_logits", "prediction_logits")
+_READ = (
+    *_CLASS_SCORES,
+    *("seq_relationship_logits", "pred_boxes", "pred_masks", "iou_scores", "masks_queries_logits"),
+    *("logits_per_image", "logits_per_text", "text_embeds", "image_embeds", "sentence_embedding", "embeddings"),
+    *("predicted_depth", "reconstruction", "prediction_outputs", "spectrogram", "waveform", "audio_values"),
+)
+_BESIDE = frozenset(
+    (
+        *("loss", "hidden_states", "attentions", "cross_attentions", "past_key_values", "cache_params", "aux_loss"),
+        *("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "decoder_hidden_states"),
+        *("decoder_attentions", "feature_maps"),
+    )
+)
+
+
+def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """The floating-point tensors of an output that count, by name; the first is the one that is compared closest.
+
+    Of an output with names (a mapping) those that a task reads, and where it has none of these, all but hidden states,
+    attentions, caches and losses. Of a tensor that tensor, "" by name; of a tuple or list all, "0", "1" and so on;
+    deeper ones are "name.0".
+
+    Args:
+        output: what a model gave.
+        names: count these instead, and what is in them.
+
+    Raises ValueError where a name is not there.
+    """
+    found = dict(_named(output, ""))
+    if names is not None:
+        missing = [name for name in names if not any(_is_in(given, name) for given in found)]
+        if missing or not names:
+            raise ValueError(
+                f"outputs={list(names)}: the model gives no floating-point output {', '.join(map(repr, missing))}; it "
+                f"gives {', '.join(found) or 'none'}"
+            )
+        return {given: found[given] for name in names for given in found if _is_in(given, name)}
+    if not isinstance(output, Mapping):
+        return found
+    read = {given: found[given] for name in _READ for given in found if _is_in(given, name)}
+    return read or {given: value for given, value in found.items() if given.partition(".")[0] not in _BESIDE}
+
+
+def are_class_scores(name: str) -> bool:
+    """Whether an output of this name holds a score for each class along its last axis; a bare tensor counts as such."""
+    return name in ("", *_CLASS_SCORES)
+
+
+def _is_in(given: str, name: str) -> bool:
+    return given == name or given.startswith(f"{name}.")
+
+
+def _named(output: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield prefix, output
+        return
+    if isinstance(output, Mapping):
+        entries = output.items()
+    elif isinstance(output, list | tuple):
+        entries = enumerate(output)
+    else:
+        return
+    for name, value in entries:
+        yield from _named(value, f"{prefix}.{name}" if prefix else str(name))

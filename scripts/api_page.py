@@ -1,0 +1,136 @@
+"""Write docs/api.md: every public name of hf_lgelu, grouped by road, with its signature and what it does.
+
+python scripts/api_page.py            # writes the page
+python scripts/api_page.py --check    # exits with 1 if the page is not what would be written
+"""
+
+import argparse
+import dataclasses
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import hf_lgelu
+
+PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+
+HEAD = """# Every public name
+
+Written by `scripts/api_page.py` from the docstrings, which hold the arguments, the errors and an example each
+(`help(hf_lgelu.export_relu)`).
+
+**In place or copy.** A function whose text says "Changes `model` in place." does so and returns a report or nothing. \
+Every other one leaves its model as it is, and what it returns is new. After an error nothing has changed.
+
+**Words.** `inputs` is one batch (a tensor, a mapping of keyword arguments, a sequence of positional ones); `data` is \
+many. `kinds` are kinds of activations, `granularity` how many λ a layer has, `strategy` how often something happens.
+"""
+
+# Each public name stands in one section; a name in none makes the script fail.
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "The activation": (
+        "lambda_gelu", "lambda_gelu_tanh", "lambda_silu", "LambdaGELU", "LambdaGELUTanh", "LambdaSiLU",
+        "hardness_for_tolerance", "swap_error_bound", "use_kernel", "kernel_report",
+        "register_activation",
+    ),
+    "Putting it into a model": (
+        "replace_activations", "SurgeryReport", "initialize_hardness", "hardness_profile", "from_pretrained",
+        "hardness_modules_to_save", "MLPConfig", "MLPForClassification",
+    ),
+    "Training and hardening": (
+        "LambdaGELUTrainer", "LambdaGELUTrainingArguments", "HardeningCallback", "HardnessLogCallback",
+        "hardness_parameter_groups", "separate_hardness_group", "anneal_hardness", "freeze_hardness",
+        "release_hardness", "is_hardened", "hardening_progress",
+    ),
+    "Substituting": ("substitute_relu", "temporary_relu", "fold_hardness"),
+    "Converting without training": (
+        "convert_to_relu", "Conversion", "ConversionReport", "Evaluation", "NetChange", "LayerRefit",
+    ),
+    "Exporting": (
+        "export_relu", "export_gelu", "export_onnx", "write_card", "CardFacts", "CardData", "CardScores",
+        "save_card_facts", "load_card_facts", "attach_model_code", "push_to_hub", "runtime_warnings", "RUNTIMES",
+    ),
+    "Checking and analysing": (
+        "find_smooth_calls", "certify_substitution", "local_linear_model", "verify_robustness", "measure_zeros",
+        "remove_dead_units", "prune_units", "quantize_onnx",
+    ),
+    "Errors": (
+        "ConversionRefusedError", "NotFiniteError", "NotFoldableError", "NotPiecewiseAffineError",
+        "UnreadableNetworkError", "UnsupportedConfigError",
+    ),
+    "The package": ("__version__",),
+}  # fmt: skip
+
+# Constants have no docstring of their own.
+CONSTANTS = {
+    "RUNTIMES": "What other programs do with the activation that a checkpoint's config names, by program.",
+    "__version__": "The version, a string.",
+}
+
+
+def page() -> str:
+    """The whole page. Raises ValueError for a public name in no section, and for a name there that is not public."""
+    listed = [name for names in SECTIONS.values() for name in names]
+    differing = sorted(set(listed) ^ set(hf_lgelu.__all__))
+    if differing or len(listed) != len(set(listed)):
+        raise ValueError(
+            f"{', '.join(differing) or 'a name twice'}: each name of hf_lgelu.__all__ belongs in one section of "
+            "scripts/api_page.py"
+        )
+    parts = [HEAD]
+    for title, names in SECTIONS.items():
+        parts.append(f"## {title}\n")
+        parts += [_entry(name) for name in names]
+    return "\n".join(parts)
+
+
+def _entry(name: str) -> str:
+    if name in CONSTANTS:
+        return f"### `{name}`\n\n{CONSTANTS[name]}\n"
+    documented = getattr(hf_lgelu, name)
+    paragraph = inspect.getdoc(documented).partition("\n\n")[0]
+    text = " ".join(paragraph.split())
+    return f"### `{name}{_signature(documented)}`\n\n{text}\n"
+
+
+def _signature(documented: Any) -> str:
+    """Names and defaults, without types; of a class only what it adds to the host library's."""
+    if isinstance(documented, type) and issubclass(documented, Exception):
+        return ""
+    if isinstance(documented, type) and "__init__" not in vars(documented):
+        return ""
+    own = set(inspect.get_annotations(documented)) if dataclasses.is_dataclass(documented) else None
+    shown, star = [], False
+    for parameter in inspect.signature(documented).parameters.values():
+        if own is not None and parameter.name not in own:
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            shown.append("*")
+            star = True
+        star = star or parameter.kind is parameter.VAR_POSITIONAL
+        shown.append(_shown(parameter))
+    return f"({', '.join(shown)})"
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    if parameter.default is parameter.empty:
+        return f"{stars}{parameter.name}"
+    default = repr(parameter.default)
+    return f"{parameter.name}={default if len(default) <= 40 and '<' not in default else '...'}"
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare with the page and write nothing")
+    text = page()
+    if parser.parse_args().check:
+        return 0 if PAGE.is_file() and PAGE.read_text("utf-8") == text else 1
+    PAGE.write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Conversions to ReLU, timed: networks with random weights, random inputs, and what we want to stay within.
+
+Memory does not depend on what the weights are, and time hardly (from 512 features on a few strengths more or less are
+tried); how good a conversion is does, and is measured on trained networks (scripts/measure.py).
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import hf_lgelu
+from hf_lgelu import MLPConfig, MLPForClassification
+from hf_lgelu.environment import hardware, package_versions
+from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, register_cifar_resnet
+
+Inputs = Tensor | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One conversion.
+
+    Args:
+        name: its key.
+        units: rows, sequences or images given; `rows` counts tokens of sequences.
+        width: features of a row at the widest layer.
+        build: → (the network, its inputs), from torch's global generator.
+        target_seconds, target_gib: what it should stay within on two CPU cores; None where nothing is set.
+        sweep: "rows" or "width" for the points of the figure, "" for the named networks.
+    """
+
+    name: str
+    units: int
+    rows: int
+    width: int
+    build: Callable[[], tuple[nn.Module, Inputs]]
+    target_seconds: float | None = None
+    target_gib: float | None = None
+    sweep: str = ""
+
+
+def _mlp(width: int, layers: int, rows: int, features: int) -> Callable[[], tuple[nn.Module, Inputs]]:
+    def build() -> tuple[nn.Module, Inputs]:
+        config = MLPConfig(
+            num_features=features, hidden_size=width, num_hidden_layers=layers, num_labels=10, hidden_act="gelu"
+        )
+        return MLPForClassification(config), {"features": torch.randn(rows, features)}
+
+    return build
+
+
+def _gpt2(config: Mapping[str, Any], sequences: int, tokens: int) -> Callable[[], tuple[nn.Module, Inputs]]:
+    def build() -> tuple[nn.Module, Inputs]:
+        model = GPT2LMHeadModel(GPT2Config(activation_function="gelu", **config))
+        return model, {"input_ids": torch.randint(model.config.vocab_size, (sequences, tokens))}
+
+    return build
+
+
+def _resnet18(images: int) -> Callable[[], tuple[nn.Module, Inputs]]:
+    def build() -> tuple[nn.Module, Inputs]:
+        import timm
+
+        register_cifar_resnet()
+
+        return timm.create_model(ARCHITECTURE, num_classes=10, act_layer="gelu"), torch.randn(images, 3, 32, 32)
+
+    return build
+
+
+_SMALL_GPT2 = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 128, "vocab_size": 4096}
+_ROW_COUNTS = tuple(2**power for power in range(11, 18))
+_WIDTHS = tuple(2**power for power in range(7, 12))
+_SWEEP_ROWS, _SWEEP_WIDTH, _SWEEP_FEATURES = 4096, 256, 128
+_PANELS = (("rows", "rows of inputs (4 × 256 MLP)", 1), ("width", "width (MLP of 2 layers, 4,096 rows)", 3))
+_GIB = 2**30
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        Case("mlp-4x256", 8192, 8192, 256, _mlp(256, 4, 8192, 784), 2.0),
+        Case("gpt2-4x128", 64, 8192, 512, _gpt2(_SMALL_GPT2, 64, 128), 5.0),
+        Case("gpt2-124m", 16, 16_384, 3072, _gpt2({}, 16, 1024), 600.0, 6.0),
+        Case("resnet18-cifar", 1024, 1024, 4864, _resnet18(1024), 60.0),
+        *(
+            Case(f"rows-{rows}", rows, rows, _SWEEP_WIDTH, _mlp(_SWEEP_WIDTH, 4, rows, _SWEEP_FEATURES), sweep="rows")
+            for rows in _ROW_COUNTS
+        ),
+        *(
+            Case(
+                f"width-{width}", _SWEEP_ROWS, _SWEEP_ROWS, width, _mlp(width, 2, _SWEEP_ROWS, _SWEEP_FEATURES),
+                sweep="width",
+            )
+            for width in _WIDTHS
+        ),
+    )
+}  # fmt: skip
+NAMED = tuple(case.name for case in CASES.values() if not case.sweep)
+
+
+def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
+    """Convert in this process; the second of two conversions of a small network is timed, as imports take longer."""
+    case = CASES[name]
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    warm, inputs = CASES["rows-2048"].build()
+    _convert(warm.eval(), inputs)
+    model, inputs = case.build()
+    model = model.eval()
+    started = time.perf_counter()
+    outcome = _convert(model, inputs)
+    seconds = time.perf_counter() - started
+    # Linux counts in KiB, macOS in bytes.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {
+        "case": name,
+        "units": case.units,
+        "rows": case.rows,
+        "width": case.width,
+        "threads": threads,
+        "seconds": round(seconds, 3),
+        "peak_gib": round(peak / _GIB, 3),
+        "outcome": outcome,
+        "cpu": hardware(1)["cpu"],
+        "torch": torch.__version__,
+        "hf_lgelu": package_versions()["hf-lgelu"],
+    }
+
+
+def _convert(model: torch.nn.Module, inputs: object) -> str:
+    """What came out; a refusal by the guard comes after all the work, and is as good a measurement."""
+    try:
+        hf_lgelu.convert_to_relu(model, inputs)
+    except hf_lgelu.ConversionRefusedError as error:
+        if error.report is None:
+            raise
+        return "refused by the guard"
+    return "converted"
+
+
+def measure_apart(name: str, threads: int) -> dict[str, str | float | int]:
+    """`measure_here` in a new process. Raises RuntimeError with what it said if it failed."""
+    script = Path(__file__).parents[1] / "bench_convert.py"
+    command = [sys.executable, str(script), "--measure_here", name, "--threads", str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def append_row(path: Path, row: Mapping[str, str | float | int]) -> None:
+    """Add a row to a CSV file; a new file gets its header first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
+
+
+def read_rows(path: Path) -> pd.DataFrame:
+    """All rows; none where there is no file."""
+    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["case", "threads", "activation", "seed"])
+
+
+def markdown_table(rows: pd.DataFrame) -> str:
+    """One line a row beside what we want to stay within, the named networks first."""
+    lines = ["| network | rows | widest layer | threads | seconds | peak memory | target |"]
+    lines.append("|" + "---|" * 7)
+    for row in sorted(rows.itertuples(), key=lambda row: (bool(CASES[row.case].sweep), list(CASES).index(row.case))):
+        case = CASES[row.case]
+        target = "–" if case.target_seconds is None else f"≤ {case.target_seconds:g} s"
+        target += "" if case.target_gib is None else f", {case.target_gib:g} GiB"
+        lines.append(
+            f"| {row.case} | {row.rows:,} | {row.width:,} | {row.threads} | {row.seconds:.2f} | "
+            f"{row.peak_gib:.2f} GiB | {target} |"
+        )
+    return "\n".join(lines)
+
+
+def draw_figure(rows: pd.DataFrame, path: str | os.PathLike) -> None:
+    """Time against rows and against width, beside lines of slope 1 and 3, as a PNG.
+
+    Raises ValueError where a panel has fewer than two points.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    for axis, (sweep, label, slope) in zip(figure.subplots(1, 2), _PANELS, strict=True):
+        points = rows[[CASES[case].sweep == sweep for case in rows["case"]]].sort_values(sweep)
+        if len(points) < 2:
+            raise ValueError(f"{len(points)} points over {sweep} have been measured, two are needed; see --sweep")
+        at, seconds = points[sweep], points["seconds"]
+        axis.loglog(at, seconds, "o-", color="#0072B2", label="measured")
+        guide = seconds.iloc[-1] * (at / at.iloc[-1]) ** slope
+        axis.loglog(at, guide, "--", color="#666666", label="∝ rows" if slope == 1 else "∝ width³")
+        axis.set_xticks(list(at), [f"{int(value):,}" for value in at], minor=False)
+        axis.set_xticks([], minor=True)
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set(xlabel=label, ylabel="seconds")
+        axis.grid(alpha=0.3)
+        axis.tick_params(axis="x", labelsize=8)
+        axis.legend(frameon=False)
+    figure.savefig(path, dpi=150)

@@ -1,1 +1,0 @@
-"""What scripts/bench_convert.py measures: networks of known size, with random weights, converted to ReLU."""

@@ -1,0 +1,72 @@
+"""What a reader of the pages has: a folder `your/` with small models and data, and a file of texts."""
+
+import json
+from pathlib import Path
+
+import torch
+from datasets import Dataset, DatasetDict
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+import hf_lgelu
+
+WORDS = tuple("abcdefghijklmnopqrstuvwxyz")
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+
+def build_world(folder: Path) -> None:
+    """Everything that a first line of a block loads, below `folder`."""
+    torch.manual_seed(0)
+    tokenizer = _tokenizer()
+    for name, activation in (("bert", "gelu"), ("soft", "lambda_gelu"), ("hardened", "lambda_gelu")):
+        model = BertForSequenceClassification(
+            BertConfig(
+                vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                intermediate_size=32, max_position_embeddings=32, hidden_act=activation,
+            )
+        )  # fmt: skip
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    parameter.mul_(3)  # or its gates hardly matter
+        if name == "hardened":
+            hf_lgelu.anneal_hardness(model, 1.0)
+        model.save_pretrained(folder / "your" / name)
+        tokenizer.save_pretrained(folder / "your" / name)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            num_key_value_heads=2, max_position_embeddings=32,
+        )
+    ).save_pretrained(folder / "your" / "llama")  # fmt: skip
+    texts = _texts(160)
+    (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    lines = [json.dumps({"text": text, "label": index % 2}) for index, text in enumerate(texts)]
+    (folder / "labelled.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    columns = dict(tokenizer(texts[:24], padding=True)) | {"labels": [index % 2 for index in range(24)]}
+    rows = Dataset.from_dict(columns)
+    DatasetDict(train=rows.select(range(16)), test=rows.select(range(16, 24))).save_to_disk(folder / "your" / "rows")
+
+
+def _texts(count: int) -> list[str]:
+    drawn = torch.randint(len(WORDS), (count, 8), generator=torch.Generator().manual_seed(0))
+    return [" ".join(WORDS[index] for index in row) for row in drawn.tolist()]
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *dict.fromkeys(WORDS)))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        model_max_length=32,
+    )  # fmt: skip

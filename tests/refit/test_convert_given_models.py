@@ -1,0 +1,271 @@
+"""Models as others have made them: adapters, quantizers, outputs beside the logits, sentence encoders, random masks."""
+
+import peft
+import pytest
+import torch
+from refit_nets import BY_NAME, drawn
+from torch import nn
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, ViTMAEConfig, ViTMAEForPreTraining
+
+from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu.refit.weights import forget_quantizer, why_not_writable
+
+
+def llama():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=30,
+        max_position_embeddings=16, initializer_range=0.3, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def tokens(count=40, length=8, seed=0):
+    return {"input_ids": torch.randint(3, 30, (count, length), generator=torch.Generator().manual_seed(seed))}
+
+
+def with_lora():
+    model = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["down_proj", "up_proj"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "given", [lambda model: model, lambda model: model.base_model.model], ids=["wrapped", "inside"]
+)
+def test_an_adapter_that_is_not_merged_is_refused_with_what_to_do(given):
+    model = with_lora()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"after merging: model = model\.merge_and_unload\(\)"):
+        convert_to_relu(given(model), tokens())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_what_is_merged_converts_and_comes_back(tmp_path):
+    model = with_lora()
+    expected = model(**tokens(4)).logits
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(merged(**tokens(4)).logits, expected)
+    converted, report = convert_to_relu(merged, tokens())
+    converted.save_pretrained(tmp_path)
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(**tokens(4)).logits, converted(**tokens(4)).logits)
+    assert report.held_out.refitted.kl < report.held_out.direct.kl
+
+
+class Subclass(torch.Tensor):
+    """A tensor that says float32 and is not, as torchao's are."""
+
+
+def swapped_weight(tensor, kind=nn.Parameter):
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+    if kind is nn.Parameter:
+        model[2].weight = nn.Parameter(tensor(model[2].weight.data), requires_grad=False)
+    else:
+        del model[2].weight
+        model[2].register_buffer("qweight", tensor(torch.randn(3, 8)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            lambda: swapped_weight(lambda w: w.as_subclass(Subclass)),
+            r"2 \(Linear\) is quantized, .* its weight as Subcl",
+        ),
+        (lambda: swapped_weight(lambda w: w.to(torch.int8)), r"its weight as torch\.int8"),
+        (lambda: swapped_weight(lambda w: w.to(torch.float8_e4m3fn)), r"its weight as torch\.float8"),
+        (lambda: swapped_weight(lambda w: w.to(torch.int32), kind=None), r"its qweight as torch\.int32"),
+        (lambda: torch.ao.quantization.quantize_dynamic(swapped_weight(lambda w: w)), "packed weights"),
+        (lambda: swapped_weight(lambda w: w.to("meta")), "is on the meta device. Load them first"),
+    ],
+    ids=["subclass", "int8", "float8", "buffer", "packed", "meta"],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated")
+def test_weights_that_are_no_plain_numbers_are_refused(model, words):
+    with pytest.raises(ConversionRefusedError, match=f"Sequential cannot be refitted: .*{words}"):
+        convert_to_relu(model(), torch.randn(80, 6))
+
+
+def test_a_quantizer_over_weights_that_are_float_is_no_reason(tmp_path):
+    """As of a GGUF file that was dequantized: the result is saved as the plain checkpoint that it is."""
+    model = llama()
+    model.hf_quantizer, model.is_quantized = object(), True
+    model.config.quantization_config = {"quant_method": "gguf"}
+    converted, report = convert_to_relu(model, tokens())
+    assert report.config_changes[-1] == "quantization_config removed: the weights are floating point"
+    assert model.is_quantized
+    assert model.config.quantization_config
+    converted.save_pretrained(tmp_path)
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert not hasattr(loaded.config, "quantization_config")
+    torch.testing.assert_close(loaded(**tokens(4)).logits, converted(**tokens(4)).logits)
+    assert list(forget_quantizer(loaded)) == []
+    assert why_not_writable(loaded) is None
+
+
+class Detector(nn.Module):
+    """Scores and boxes of a few places, and the features that they are read from."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.act, self.neck = nn.Conv2d(2, 6, 3, stride=2, padding=1), nn.SiLU(), nn.Conv2d(6, 5, 1)
+        self.beside, self.scores, self.boxes = nn.GELU(), nn.Linear(5, 3), nn.Linear(5, 4)
+
+    def forward(self, pixel_values):
+        features = self.act(self.stem(pixel_values))
+        places = self.neck(features).flatten(2).mT
+        return {
+            "encoder_hidden_states": [features, self.beside(features)], "hidden": features,
+            "pred_boxes": self.boxes(places).sigmoid(), "logits": self.scores(places),
+        }  # fmt: skip
+
+
+def images(count=64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {"pixel_values": torch.randn(count, 2, 6, 6, generator=generator, dtype=torch.float64)}
+
+
+def test_outputs_that_the_task_reads_are_counted_and_no_others():
+    torch.manual_seed(0)
+    model = drawn(Detector())
+    second = images(30, seed=1)
+    converted, report = convert_to_relu(model, images(), evaluation_data=second)
+    assert report.outputs == ("logits", "pred_boxes")
+    assert "outputs `logits`, `pred_boxes` counted" in str(report)
+    (unread,) = (layer for layer in report.layers if layer.sites == ("beside",))
+    assert (unread.choice, unread.note) == ("kept", "no output that counts depends on it")
+    assert {layer.layers for layer in report.layers} == {("beside",), ("neck",)}
+    with torch.no_grad():
+        expected, found = model(**second), converted(**second)
+    assert isinstance(converted.beside, nn.ReLU)
+    for name, error in report.evaluation.refitted.relative_errors.items():
+        rows = [output[name].flatten(0, 1) for output in (expected, found)]
+        exact = (rows[1] - rows[0]).square().sum() / (rows[0] - rows[0].mean(0)).square().sum()
+        assert error == pytest.approx(exact.item(), rel=1e-9)
+    p, q = (output["logits"].log_softmax(-1) for output in (expected, found))
+    assert report.evaluation.refitted.kl == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-9)
+
+
+def test_other_outputs_on_request():
+    torch.manual_seed(0)
+    model = drawn(Detector())
+    report = convert_to_relu(model, images(), outputs=["pred_boxes"]).report
+    assert (report.outputs, report.held_out.refitted.kl) == (("pred_boxes",), None)
+    with pytest.raises(ConversionRefusedError, match=r"act: its output is the model's.*outputs= chooses"):
+        convert_to_relu(model, images(), outputs=["logits", "hidden"])
+    with pytest.raises(ValueError, match=r"no floating-point output 'masks'; it gives encoder_hidden_states\.0, "):
+        convert_to_relu(model, images(), outputs=["masks"])
+
+
+class Pooling(nn.Module):
+    """The mean over tokens, as sentence-transformers has it."""
+
+    def forward(self, features):
+        mask = features["attention_mask"][..., None].to(features["token_embeddings"].dtype)
+        embedding = (features["token_embeddings"] * mask).sum(1) / mask.sum(1)
+        return features | {"sentence_embedding": nn.functional.normalize(embedding, dim=-1)}
+
+
+class Encoder(nn.Module):
+    """A transformer that takes and gives a mapping of features."""
+
+    def __init__(self):
+        super().__init__()
+        config = BertConfig(
+            hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=30,
+            max_position_embeddings=16, initializer_range=0.3,
+        )  # fmt: skip
+        self.auto_model = BertModel(config, add_pooling_layer=False)
+
+    def forward(self, features):
+        given = {name: features[name] for name in ("input_ids", "attention_mask")}
+        return features | {"token_embeddings": self.auto_model(**given).last_hidden_state}
+
+
+class SentenceEncoder(nn.Sequential):
+    """The interface of sentence_transformers.SentenceTransformer: modules in a row, a mapping through all of them."""
+
+    def forward(self, input, **kwargs):
+        for module in self:
+            input = module(input)
+        return input
+
+
+def test_a_sentence_encoder_is_compared_on_its_embeddings():
+    torch.manual_seed(0)
+    model = SentenceEncoder(Encoder(), Pooling()).eval()
+    mask = (torch.arange(8) < torch.randint(2, 9, (80, 1))).long()
+    data = tokens(80) | {"attention_mask": mask}
+    converted, report = convert_to_relu(model, data)
+    assert report.outputs == ("sentence_embedding",)
+    assert report.held_out.rows == report.held_out.units
+    assert report.held_out.refitted.relative_error < report.held_out.direct.relative_error
+    assert report.rows == int(mask.sum())
+    assert report.layers[0].rows < int(mask.sum())
+    assert converted[0].auto_model.config.hidden_act == "relu"
+    with torch.no_grad():
+        expected, found = (net(dict(data))["sentence_embedding"] for net in (model, converted))
+    assert nn.functional.cosine_similarity(expected, found).mean() > 0.9
+
+
+def test_a_mask_that_is_drawn_anew_at_each_forward_is_the_same_for_all_networks():
+    torch.manual_seed(0)
+    config = ViTMAEConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=4,
+        num_channels=2, decoder_hidden_size=8, decoder_num_hidden_layers=1, decoder_num_attention_heads=2,
+        decoder_intermediate_size=16, initializer_range=0.3,
+    )  # fmt: skip
+    model = ViTMAEForPreTraining(config).eval()
+    data = {"pixel_values": torch.randn(80, 2, 16, 16)}
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    (_, report), (_, again) = (convert_to_relu(model, data) for _ in range(2))
+    assert torch.equal(torch.rand(1), expected)  # and the generator of the caller is left alone
+    assert report.held_out.direct.relative_error < 0.2
+    assert report.layers == again.layers
+    assert report.held_out == again.held_out
+
+
+def test_far_from_the_original_is_said_first_and_refused_on_request():
+    net = BY_NAME["mlp"]
+    model, inputs = net.model(), net.inputs()
+    report = convert_to_relu(model, inputs).report
+    kl = report.held_out.refitted.kl
+    assert not any("max_kl" in text for text in report.warnings)
+    near = convert_to_relu(model, inputs, max_kl=1.01 * kl, strict=True).report
+    assert near.held_out == report.held_out
+    far = convert_to_relu(model, inputs, max_kl=0.99 * kl).report
+    (warning,) = (text for text in far.warnings if "max_kl" in text)
+    assert warning.startswith(f"on the inputs held out of the data the converted network is KL {kl:.3g} nat away")
+    with pytest.raises(ConversionRefusedError, match="strict=True wants a measured distance of at most") as caught:
+        convert_to_relu(model, inputs, max_kl=0.99 * kl, strict=True)
+    assert caught.value.report.held_out == report.held_out
+    with pytest.raises(ConversionRefusedError, match="was not measured: nothing was held out"):
+        convert_to_relu(model, net.inputs(units=40), strict=True)
+    with pytest.raises(ValueError, match="max_kl must be a number above 0"):
+        convert_to_relu(model, inputs, max_kl=0.0)
+
+
+def test_sparse_inputs_are_refused_in_words():
+    with pytest.raises(TypeError, match=r"must be a dense tensor of numbers, got torch\.sparse_coo"):
+        convert_to_relu(BY_NAME["mlp"].model(), torch.eye(6).to_sparse())
+
+
+def test_features_that_hardly_vary_are_no_error():
+    """As of a network whose BatchNorm has never seen data: behind 16 layers the spread is lost in rounding."""
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    for _ in range(16):
+        norm = nn.BatchNorm2d(4)
+        nn.init.constant_(norm.bias, 0.5)
+        model.extend([nn.Conv2d(4, 4, 3, padding=1, bias=False), norm, nn.SiLU()])
+    model.extend([nn.Flatten(), nn.Linear(64, 3)]).eval()
+    converted, report = convert_to_relu(model, torch.randn(100, 4, 4, 4))
+    assert all(torch.isfinite(value).all() for value in converted.state_dict().values())
+    assert report.held_out.refitted.relative_error < report.held_out.direct.relative_error

@@ -1,0 +1,111 @@
+"""README.md and docs/: each block runs alone, in a folder that holds what it loads; links lead somewhere."""
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from docs_world import build_world
+
+import hf_lgelu
+from hf_lgelu.cli.command import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = {"api.md"}  # its examples are the docstrings', which tests/test_docstrings.py runs
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page and number, text) of every fenced block in this language."""
+    found = []
+    for page in PAGES:
+        texts = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        if page.name not in GENERATED:
+            found += [(f"{page.name}-{number}", text) for number, text in enumerate(texts, 1)]
+    return found
+
+
+PYTHON = blocks("python")
+# Commands of the library that need no network. Those of scripts/ are run by the laboratory's tests and by make.
+COMMANDS = [
+    (name, line)
+    for name, text in blocks("bash")
+    for line in text.replace("\\\n", " ").splitlines()
+    if line.startswith("hf-lgelu ") and "push_to_hub" not in line
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    build_world(folder)
+    return folder
+
+
+@pytest.fixture
+def _in_a_copy(world, tmp_path, monkeypatch):
+    shutil.copytree(world, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    torch.manual_seed(0)
+
+
+@pytest.mark.usefixtures("_in_a_copy")
+@pytest.mark.parametrize(("name", "text"), PYTHON, ids=[name for name, _ in PYTHON])
+def test_a_block_runs_alone(name, text, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    exec(compile(text, name, "exec"), {"__name__": "__main__"})
+    assert hf_lgelu.kernel_report()  # a block that chose a kernel for the process would be seen in the next ones
+
+
+@pytest.mark.usefixtures("_in_a_copy")
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[f"{name}-{line[9:40]}" for name, line in COMMANDS])
+def test_a_command_succeeds(name, command):
+    words = shlex.split(command, comments=True)[1:]
+    assert main(words) == 0
+    if "--output_dir" in words:
+        assert os.listdir(words[words.index("--output_dir") + 1])
+
+
+def test_the_roads_of_the_readme_end_in_relu(world, tmp_path, monkeypatch):
+    from transformers import AutoModelForSequenceClassification
+
+    shutil.copytree(world, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    convert, harden = (text for name, text in PYTHON if name.startswith("README"))
+    names: dict = {}
+    exec(convert, names)
+    assert names["report"].held_out.refitted.kl < names["report"].held_out.direct.kl
+    assert (names["model"].config.hidden_act, names["relu_model"].config.hidden_act) == ("gelu", "relu")
+    inputs = {key: value[:4] for key, value in names["data"].items()}
+    reloaded = AutoModelForSequenceClassification.from_pretrained("out/relu")
+    torch.testing.assert_close(reloaded(**inputs).logits, names["relu_model"](**inputs).logits, rtol=0, atol=1e-6)
+    shutil.rmtree("out")
+    names = {}
+    exec(harden, names)
+    evaluations = [entry for entry in names["trainer"].state.log_history if "eval_relu_loss" in entry]
+    assert len(evaluations) == 8
+    assert evaluations[-1]["eval_relu_max_logit_change"] < 1e-2
+    assert AutoModelForSequenceClassification.from_pretrained("out/relu").config.hidden_act == "relu"
+
+
+def test_a_stranger_meets_code_early_and_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert next(number for number, line in enumerate(lines, 1) if line.startswith("```python")) <= 25
+    assert len(lines) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in set(re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))):
+        assert (page.parent / link).exists(), link
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} == set(
+        re.findall(r"\((\w+\.md)\)", index)
+    )
