@@ -109,9 +109,7 @@ FAMILIES: dict[str, SelfGated] = {
         SelfGated("Llama", "lambda_silu", 2, _CAUSAL),
         SelfGated("Mistral", "lambda_silu", 2, _CAUSAL),
         SelfGated("Qwen2", "lambda_silu", 2, _CAUSAL),
-        SelfGated(
-            *("Gemma", "lambda_gelu_tanh", 2, {**_CAUSAL, "head_dim": 8}, ("hidden_act", "gelu_pytorch_tanh"))
-        ),
+        SelfGated(*("Gemma", "lambda_gelu_tanh", 2, {**_CAUSAL, "head_dim": 8}, ("hidden_act", "gelu_pytorch_tanh"))),
         SelfGated("Phi", "lambda_gelu_tanh", 2, _CAUSAL, ("hidden_act", "gelu_new")),
         SelfGated("efficientnet", "lambda_silu", 11, create=_timm("test_efficientnet")),
         SelfGated("mobilevit", "lambda_silu", 34, create=_timm("mobilevit_xxs")),
