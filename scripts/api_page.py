@@ -56,8 +56,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "remove_dead_units", "prune_units", "quantize_onnx",
     ),
     "Errors": (
-        "ConversionRefusedError", "NotFiniteError", "NotFoldableError", "NotPiecewiseAffineError",
-        "UnreadableNetworkError", "UnsupportedConfigError",
+        "ConversionRefusedError", "UnreadableNetworkError", "UnsupportedConfigError",
     ),
     "The package": ("__version__",),
 }  # fmt: skip
