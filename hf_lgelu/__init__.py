@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hf_lgelu.activation.module import LambdaGELUTanh as LambdaGELUTanh
     from hf_lgelu.activation.module import LambdaSiLU as LambdaSiLU
     from hf_lgelu.activation.report import kernel_report as kernel_report
+    from hf_lgelu.analysis.int8 import compare_onnx as compare_onnx
     from hf_lgelu.analysis.int8 import quantize_onnx as quantize_onnx
     from hf_lgelu.analysis.piecewise.certificate import certify_substitution as certify_substitution
     from hf_lgelu.analysis.piecewise.linear_pieces import local_linear_model as local_linear_model
@@ -105,6 +106,7 @@ _HOME = {
     "anneal_hardness": "training.hardening",
     "attach_model_code": "export.hub.loading",
     "certify_substitution": "analysis.piecewise.certificate",
+    "compare_onnx": "analysis.int8",
     "convert_to_relu": "refit.convert",
     "export_gelu": "export.gelu",
     "export_onnx": "export.onnx.onnx_export",
@@ -172,6 +174,7 @@ __all__ = [
     "anneal_hardness",
     "attach_model_code",
     "certify_substitution",
+    "compare_onnx",
     "convert_to_relu",
     "export_gelu",
     "export_onnx",

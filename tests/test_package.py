@@ -109,6 +109,8 @@ def test_the_wheel_carries_the_package_its_licence_and_its_types(tmp_path):
         names = archive.namelist()
         (metadata,) = [name for name in names if name.endswith("METADATA")]
         text = archive.read(metadata).decode()
+        (commands,) = [name for name in names if name.endswith("entry_points.txt")]
+        assert "hf-lgelu = hf_lgelu.cli.command:main" in archive.read(commands).decode()
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_lgelu").rglob("*.py")}
     assert modules <= set(names)
     assert "hf_lgelu/py.typed" in names
