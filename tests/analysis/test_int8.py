@@ -193,7 +193,7 @@ def test_files_that_cannot_be_compared_are_refused(files, tmp_path):
     with pytest.raises(ValueError, match=r"shapes \(64, 4\) and \(64, 8\)"):
         compare_onnx(files["Relu"][0], tmp_path / "one.onnx", INPUTS)
     attention(tmp_path / "two.onnx", "where")
-    with pytest.raises(ValueError, match="takes x and .* takes x, m"):
+    with pytest.raises(ValueError, match=r"takes x and .* takes x, m"):
         compare_onnx(files["Relu"][0], tmp_path / "two.onnx", INPUTS)
     with pytest.raises(ValueError, match="data holds no rows"):
         compare_onnx(files["Relu"][0], files["Relu"][1], INPUTS[:0])
