@@ -28,6 +28,9 @@ class ZooArguments:
     units: list[int] = field(
         default_factory=lambda: list(RealSettings().units), metadata={"help": "Sequences or images to fit on."}
     )
+    finetune_steps: int = field(
+        default=0, metadata={"help": "Also train what was swapped, converted, hardened so long."}
+    )
     evaluation_units: int = field(default=RealSettings().evaluation_units, metadata={"help": "Judged on so many."})
 
 
@@ -38,7 +41,7 @@ def main() -> int:
     if arguments.install and arguments.packages is None:
         print("ValueError: --install needs --packages, the folder to install into", file=sys.stderr)
         return 2
-    settings = RealSettings(tuple(arguments.units), arguments.evaluation_units)
+    settings = RealSettings(tuple(arguments.units), arguments.finetune_steps, arguments.evaluation_units)
     failed = [name for name in arguments.networks if not _measured(name, settings, arguments)]
     return int(bool(failed))
 
@@ -58,7 +61,7 @@ def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> boo
         return False
     for row in record.rows:
         score = "refused" if row["score"] is None else f"{row['metric']} {row['score']:.4g}"
-        print(f"{name}: {row['method']}, {row['units'] or 'no'} units: {score}", flush=True)
+        print(f"{name}: {row['method']}, {row['units'] or 'no'} units, {row['steps']} steps: {score}", flush=True)
     return True
 
 

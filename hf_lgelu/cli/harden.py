@@ -46,30 +46,41 @@ def harden(arguments: Namespace) -> Any:
         if evaluation is not None:
             rows = evaluation.first(2)
             require_fitting_rows(given.network, given.name, rows, evaluation.description, _ADVICE)
-        inputs = None if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
-        options = ExportOptions(source=given.processors, inputs=inputs, allow_soft=arguments.allow_soft)
-        place = new if given.sentences is None else new / given.sentences.encoder
-        report = target.export(given.model, place, options)
-        if given.sentences is not None:
-            given.sentences.copy_rest(new)
+        report = _export(arguments, given, evaluation, new)
         print(_at_home(report, folder))
         if evaluation is None:
             print("  these inputs are random; --evaluation DATA takes real ones")
-        elif target.name != "onnx":
-            print(_compared(arguments, given, new, evaluation, progress))
         if target.name != "onnx":
-            known = known_facts(given.name, arguments.facts)
-            facts = replace(
-                known,
-                hardness=hardness_profile(given.model),
-                change=report.change,
-                license=arguments.license or known.license or original_licence(given.name),
-                checkpoint=None,  # that of the new folder
-            )
-            write_card(new, facts, export=target.name, repo_id=repository(arguments.push_to_hub, folder))
+            if evaluation is not None:
+                print(_compared(arguments, given, new, evaluation, progress))
+            _write_card(arguments, given, report, new)
     print(f"Saved in {folder}" + ("" if target.name == "onnx" else ", with the model card README.md"))
     push(folder, repository(arguments.push_to_hub, folder), private=arguments.private, tell=print)
     return report
+
+
+def _export(arguments: Namespace, given: GivenCheckpoint, evaluation: InputSet | None, folder: Path) -> Any:
+    """Write the checkpoint's new form and all that goes along; the report of the export."""
+    inputs = None if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
+    options = ExportOptions(source=given.processors, inputs=inputs, allow_soft=arguments.allow_soft)
+    place = folder if given.sentences is None else folder / given.sentences.encoder
+    report = check_target(arguments.to).export(given.model, place, options)
+    if given.sentences is not None:
+        given.sentences.copy_rest(folder)
+    return report
+
+
+def _write_card(arguments: Namespace, given: GivenCheckpoint, report: Any, folder: Path) -> None:
+    known = known_facts(given.name, arguments.facts)
+    facts = replace(
+        known,
+        hardness=hardness_profile(given.model),
+        change=report.change,
+        license=arguments.license or known.license or original_licence(given.name),
+        checkpoint=None,  # that of the new folder
+    )
+    repo_id = repository(arguments.push_to_hub, Path(arguments.output_dir))
+    write_card(folder, facts, export=arguments.to, repo_id=repo_id)
 
 
 def _require_whole(given: GivenCheckpoint, target: str) -> None:

@@ -2,12 +2,12 @@
 
 import math
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
-from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.cli.given_checkpoint import read_checkpoint, require_hardness
 from hf_lgelu.export.hub.hardness_figure import draw_hardness
-from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.profile import hardness_profile, swap_errors
 from hf_lgelu.models.whole_file import whole_file
 from hf_lgelu.training.hardening import is_hardened
 
@@ -22,7 +22,7 @@ def profile(arguments: Namespace) -> None:
     given = read_checkpoint(arguments.model)
     require_hardness(given)
     hardness = hardness_profile(given.model)
-    print(table(hardness))
+    print(table(hardness, swap_errors(given.model)))
     print(f"hardened: {'yes' if is_hardened(given.model) else 'no'}")
     if arguments.figure is not None:
         path = Path(arguments.figure)
@@ -31,14 +31,14 @@ def profile(arguments: Namespace) -> None:
         print(f"Picture: {path}")
 
 
-def table(hardness: dict[str, float]) -> str:
+def table(hardness: Mapping[str, float], errors: Mapping[str, float]) -> str:
     """A line for each gate: λ, the most that ReLU in its place changes one unit (κ/λ), and a bar, logarithmic in λ."""
     width = max(4, *map(len, hardness))
     longest = max(map(_length, hardness.values()))
     lines = [f"{'gate':{width}}  {'λ':>10}  {'κ/λ':>8}"]
     for gate, value in hardness.items():
         bar = "█" * round(_BAR * _length(value) / longest)
-        lines.append(f"{gate:{width}}  {value:10.4g}  {swap_error_bound(value):8.2g}  {bar}".rstrip())
+        lines.append(f"{gate:{width}}  {value:10.4g}  {errors[gate]:8.2g}  {bar}".rstrip())
     return "\n".join(lines)
 
 

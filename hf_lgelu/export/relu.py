@@ -112,6 +112,8 @@ def export_relu(
             f"export_relu saves transformers models, got {type(model).__name__}; substitute_relu(model) changes any "
             "module in memory"
         )
+    if not 0 < max_swap_error < math.inf:
+        raise ValueError(f"max_swap_error must be a finite number above 0, got {max_swap_error}; see allow_soft")
     _require_lambda_gelu(model)
     hardness = _smallest_hardness(model)
     swap_error = swap_errors(model)
@@ -121,8 +123,6 @@ def export_relu(
     substituted = copy.deepcopy(model).eval()
     report = substitute_relu(substituted)
     change = compare_models(model, substituted, inputs)
-    if math.isnan(change.largest_output):
-        raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
     with whole_folder(folder, overwrite=overwrite) as new:
         files = save_checkpoint(substituted, new, processor, source)
         reloaded = type(substituted).from_pretrained(new, dtype=substituted.dtype, use_safetensors=True)

@@ -58,7 +58,7 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
     """How `other`'s first output differs from `model`'s; the loss is none (`outputs_of`).
 
     Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes, and ValueError if
-    the outputs are empty.
+    the outputs are empty or the first model's hold NaN.
     """
     before, after = outputs_of(model, inputs), outputs_of(other, inputs)
     if not before or not after or before[0].shape != after[0].shape:
@@ -71,7 +71,9 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
         raise ValueError(
             f"the outputs on the example inputs are empty, of shape {tuple(first.shape)}; give at least one row"
         )
-    agreement = (first.argmax(-1) == second.argmax(-1)).double()
+    if first.isnan().any():
+        raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
+    agreement = ((first.argmax(-1) == second.argmax(-1)) & ~second.isnan().any(-1)).double()
     return OutputChange(
         max_change=(first - second).abs().max().item(),
         largest_output=first.abs().max().item(),

@@ -20,7 +20,10 @@ def run_example(model: nn.Module, inputs: Inputs) -> Any:
     device = torch.device("cpu") if parameter is None else parameter.device
 
     def place(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor):
+            return value
+        require_plain(value, meta=device.type == "meta")
+        return value.to(device)
 
     with torch.no_grad(), evaluation_mode(model), same_randomness():
         if isinstance(inputs, Tensor):
@@ -33,6 +36,13 @@ def run_example(model: nn.Module, inputs: Inputs) -> Any:
         "inputs must be a tensor, a mapping of keyword arguments or a sequence of positional arguments, got "
         + type(inputs).__name__
     )
+
+
+def require_plain(tensor: Tensor, *, meta: bool = False) -> None:
+    """Raise TypeError for a tensor that is sparse or quantized, or, without `meta`, on the meta device."""
+    if tensor.layout != torch.strided or tensor.is_quantized or (tensor.is_meta and not meta):
+        kind = "on the meta device" if tensor.is_meta else "quantized" if tensor.is_quantized else f"{tensor.layout}"
+        raise TypeError(f"inputs must be dense tensors of numbers, and one of shape {tuple(tensor.shape)} is {kind}")
 
 
 def call_by_name(model: nn.Module, inputs: dict[str, Any]) -> Any:

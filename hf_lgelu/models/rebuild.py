@@ -59,7 +59,7 @@ def remember_sites(model: PreTrainedModel, record: SiteRecord) -> list[ConfigCha
     """The config changes that leave this record, and no other one in a sub-config, and guard its keys."""
     config = model.config
     plain = without_guard(config)
-    guards = changes_at(model, apply_changes(config, plain), {entry["site"] for entry in record}, NEEDS_THE_PACKAGE)
+    guards = _guards(model, apply_changes(config, plain), {entry["site"] for entry in record})
     if not guards:
         logger.warning(
             f"{type(config).__name__} has no key for its activations: a process that has not imported hf_lgelu will "
@@ -73,6 +73,16 @@ def remember_sites(model: PreTrainedModel, record: SiteRecord) -> list[ConfigCha
         ConfigChange((_KEY,), getattr(config, _KEY, None), record),
         *([ConfigChange((_GUARDED,), getattr(config, _GUARDED, None), kept)] if kept else []),
     ]
+
+
+def _guards(model: PreTrainedModel, config: PreTrainedConfig, sites: set[str]) -> list[ConfigChange]:
+    """The changes after which the keys that decide about these sites name this package; none if there are no keys."""
+    found = changes_at(model, config, sites, NEEDS_THE_PACKAGE)
+    if found:
+        return found
+    # A family with a table of its own knows ReLU, but not our names.
+    keys = [change for change in changes_at(model, config, sites, "relu") if isinstance(change.old, str)]
+    return [ConfigChange(change.path, change.old, NEEDS_THE_PACKAGE) for change in keys]
 
 
 def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:

@@ -19,11 +19,14 @@ from torch.utils import _pytree as pytree
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.refit.blocks import BlockRows
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.program import Gate, Program, Stage, differing_nodes, plan_stages, upstream
+from hf_lgelu.refit.placement import find_gate_units
+from hf_lgelu.refit.program import Gate, Program, Stage, Stop, differing_nodes, plan_stages, upstream
+from hf_lgelu.refit.widen import Block, find_blocks
 
 ROWS_PER_FEATURE = 16
 """Positions of feature maps that a convolution is fitted on, per feature. A ResNet-18's layers had errors 8 % to 26 %
@@ -39,7 +42,10 @@ _DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 @dataclass(frozen=True)
 class Trace:
-    """The program of one shape of inputs, with its layers; `masks` has the input that masks each layer's tokens."""
+    """The program of one shape of inputs, with its layers.
+
+    `masks` has the input that masks each layer's tokens, `blocks` what is changed together with the maps before.
+    """
 
     program: Program
     layers: Layers
@@ -48,6 +54,7 @@ class Trace:
     original: Mapping[Node, Any]
     converted: Mapping[Node, Any]
     masks: list[Node | None]
+    blocks: Mapping[int, Block]
 
 
 @dataclass(frozen=True)
@@ -81,11 +88,17 @@ class Carrier:
         sites: Sequence[ActivationSite],
         folds: Folds,
         outputs: OutputsOf | None = None,
+        gate_maps_change: bool = False,
+        whole_blocks: bool = False,
     ) -> None:
         """`sites` are those of `model`; `converted`, its copy with other gates there, is refitted meanwhile.
 
-        `outputs` says which outputs count, by default all.
+        `outputs` says which outputs count, by default all. With `gate_maps_change` the maps before the gates of
+        `converted` are not the original's; with `whole_blocks` they may be changed together with the one behind the
+        gate, and `block_rows` has what that takes.
         """
+        self._gate_maps_change, self._whole_blocks = gate_maps_change, whole_blocks
+        self.block_rows: list[list[BlockRows]] = []
         self._model, self._converted, self._sites, self._folds = model, converted, sites, folds
         self._outputs = outputs
         self._gates = _gate([site.module for site in sites])
@@ -124,6 +137,7 @@ class Carrier:
         What the layer before was refitted to by then is taken into account.
         """
         sums = []
+        self.block_rows = [[] for _ in self._folds.folds]
         for fold in range(len(self._folds.folds)):
             total = _Buffer(self._zeros(self.layers.layers[index]))
             with same_randomness():
@@ -138,7 +152,10 @@ class Carrier:
             trace = self._trace(batch)
             values = _loaded(trace, self._states.take((fold, place)))
             behind = self._advance(trace, batch, index, values)
-            yield self._rows(trace, batch, index, values, behind)
+            rows = self._rows(trace, batch, index, values, behind)
+            if index in trace.blocks:
+                self.block_rows[fold].append(_block_rows(trace.blocks[index], rows, values, behind))
+            yield rows
             if index + 1 < len(self.layers.layers):
                 self._states.put((fold, place), _pruned(trace.stages[index], values))
 
@@ -147,11 +164,19 @@ class Carrier:
         if shape not in self._traces:
             program = Program(self._model, self._sites, batch.load().inputs, self._outputs)
             layers = find_layers(program, self._model, self._sites)
-            stops = [layer.stop for layer in layers.layers]
+            blocks = _blocks(program, layers) if self._whole_blocks else {}
+            stops = [
+                Stop(tuple(operation.node for operation in blocks[index].maps), layer.target)
+                if index in blocks
+                else layer.stop
+                for index, layer in enumerate(layers.layers)
+            ]
+            units = find_gate_units(program) if self._gate_maps_change else []
+            changed = [Stop(tuple(operation.node for operation in unit.maps), unit.before.node) for unit in units]
             self._traces[shape] = Trace(
-                program, layers, plan_stages(program, stops), differing_nodes(program, stops),
+                program, layers, plan_stages(program, stops), differing_nodes(program, [*stops, *changed]),
                 program.stored(self._model), program.stored(self._converted),
-                [_mask(program, layer) for layer in layers.layers],
+                [_mask(program, layer) for layer in layers.layers], blocks,
             )  # fmt: skip
             self._require_alike(layers)
         return self._traces[shape]
@@ -200,7 +225,7 @@ class Carrier:
         )
         features = []
         for consumer in layer.maps:
-            data = next(known[consumer.data] for known in (values.converted, values.same) if consumer.data in known)
+            data = _known(consumer.data, behind, values.converted, values.same)
             features.append(consumer.geometry.feature_rows(data, positions))
         mask = trace.masks[index]
         # Only where rows are tokens.
@@ -218,6 +243,28 @@ class Carrier:
         wanted = math.ceil(ROWS_PER_FEATURE * layer.width / self._images)
         chosen = choose_positions([seed ^ index for seed in batch.seeds], available, wanted)
         return None if chosen is None else chosen.to(self._device)
+
+
+def _known(node: Node, *known: Mapping[Node, Any]) -> Any:
+    return next(values[node] for values in known if node in values)
+
+
+def _blocks(program: Program, layers: Layers) -> dict[int, Block]:
+    """Of layers, by index, those that are changed as a whole: what they add goes to the target as it is."""
+    found = {block.down.node: block for block in find_blocks(program, layers.layers, find_gate_units(program))}
+    return {
+        index: found[layer.maps[0].node]
+        for index, layer in enumerate(layers.layers)
+        if layer.maps[0].node in found and bool((layer.maps[0].target.scale == 1).all())
+    }
+
+
+def _block_rows(block: Block, rows: Rows, values: Values, behind: Mapping[Node, Any]) -> BlockRows:
+    """Of one batch: the block's inputs in the converted network, and the outputs that would reach the target."""
+    inputs = block.down.geometry.feature_rows(_known(block.unit.before.data, values.converted, values.same), None)[:, 0]
+    outputs = rows.residuals + block.down.geometry.output_rows(_wide(behind[block.down.node]), None)
+    parts = (_wide(inputs), outputs[:, 0])
+    return BlockRows(*(part if rows.counted is None else part[rows.counted] for part in parts))
 
 
 class _Buffer:

@@ -11,26 +11,33 @@ import itertools
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 from accelerate import PartialState
 from torch import nn
 from tqdm.auto import tqdm
 
+from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
+from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.surgery import SurgeryReport, TemporaryRelu, operable_module, substitute_relu
+from hf_lgelu.models.surgery import TemporaryRelu, operable_module, substitute_relu
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
+from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
+from hf_lgelu.refit.distill import distill
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds, cut_batches, deal_folds, known_processes
-from hf_lgelu.refit.layers import Layer, Layers
+from hf_lgelu.refit.ladder import EFFORTS, Effort, check_effort, climb
+from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.placement import find_gate_units
+from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.report import (
     HELD_OUT,
     SECOND_SET,
@@ -41,9 +48,11 @@ from hf_lgelu.refit.report import (
     distance_in_words,
     evaluations,
     how_far,
+    significant,
 )
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.weights import forget_quantizer, why_not_writable, write_refit
+from hf_lgelu.refit.widen import Preparation, Room, make_room
 
 ENOUGH_ROWS = 2
 """Rows a feature; a layer that was fitted on fewer is called starved."""
@@ -76,6 +85,10 @@ def convert_to_relu(
     outputs: Sequence[str] | None = None,
     max_kl: float | None = 0.1,
     strict: bool = False,
+    effort: str | None = None,
+    width_budget: float = 1.0,
+    tolerance: float | None = None,
+    max_seconds: float | None = None,
     allow_unrefitted: bool = False,
     rewrite_config: bool = True,
     progress: bool = False,
@@ -106,6 +119,16 @@ def convert_to_relu(
         max_kl: mean KL to the original, in nats, beyond which there is a warning; of outputs that are no class scores,
             relative error. None for no bound.
         strict: refuse beyond `max_kl`, and where nothing could be measured.
+        effort: how hard it tries, each rung after the ones before and kept only where held-out inputs are nearer for
+            it: "refit", the maps behind the gates (the default); "place", before that each ReLU's kink and slope, about
+            as quick again; "blocks", then both maps of every block by Adam, layer by layer; "distill", then all blocks
+            by Adam on the whole network's outputs.
+        width_budget: with effort "place" and above (which it implies), so many times the units in every block: those
+            added are always on and carry what is linear in it. At most as many as the block has inputs. The config says
+            the new width; the families whose config has no key for it are refused.
+        tolerance: KL in nats to the original (of outputs that are no class scores relative error) on the inputs held
+            out: rungs are climbed until it is reached, up to `effort` or, without one, the last.
+        max_seconds: no further rung is begun after so long, and the last one takes at most that.
         allow_unrefitted: where a map behind a gate cannot be refitted (shared or tied weights, no linear map), exchange
             the gate all the same and say so in the report.
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
@@ -116,7 +139,8 @@ def convert_to_relu(
             a name in `outputs`, or a model that torch.export cannot trace.
         TypeError: a model that is no module, or data of another kind.
         ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized, numbers are not finite,
-            the refit is no nearer to the original than the direct swap, or with `strict` further than `max_kl`.
+            the refit is no nearer to the original than the direct swap, with `strict` further than `max_kl`, or
+            `tolerance` is not reached; `report` then says what was tried.
         RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
             says ReLU at these sites.
 
@@ -136,11 +160,11 @@ def convert_to_relu(
     reason = why_not_writable(model)
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
+    top = check_effort(effort, tolerance, max_seconds)
+    if not width_budget >= 1:
+        raise ValueError(f"width_budget is a share of the units there are, 1 or more, got {width_budget}")
     sites = find_sites(model, check_kinds(kinds))
-    with evaluation_mode(model):
-        converted = copy.deepcopy(model)
-    surgery = substitute_relu(converted, kinds=kinds, rewrite_config=rewrite_config)
-    changes = [*map(str, surgery.config_changes), *forget_quantizer(converted)]
+    substitution = TemporaryRelu(model, kinds=kinds)
     state = known_processes()
     folds = deal_folds(
         for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)),
@@ -150,13 +174,17 @@ def convert_to_relu(
     compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
     second = _second_set(model, evaluation_data, batch_size, collate, state)
     with evaluation_mode(model):
-        carrier = Carrier(model, converted, sites, folds, _chosen(outputs))
-        layers = _refit(carrier, converted, allow_unrefitted, progress and state.is_main_process)
-        substitution = TemporaryRelu(model, kinds=kinds)
-        held_out, evaluation = (
-            None if batches is None else evaluate_conversion(model, converted, substitution, batches, outputs)
-            for batches in ((batch.load() for batch in folds.held_out), second)
-        )
+        attempts = Attempts(
+            model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
+            rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
+            max_seconds=max_seconds,
+        )  # fmt: skip
+        efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
+        climbed = climb(efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds)
+        converted, layers, held_out = climbed.best.model, climbed.best.layers, climbed.best.held_out
+        evaluation = None
+        if second is not None:
+            evaluation = evaluate_conversion(model, converted, substitution, second, outputs)
     report = ConversionReport(
         model=type(model).__name__,
         gates={site.name: type(site.module).__name__ for site in sites},
@@ -169,11 +197,15 @@ def convert_to_relu(
         folds=len(folds.folds),
         seconds=time.perf_counter() - started,
         outputs=compared,
-        config_changes=tuple(changes),
+        config_changes=climbed.best.config_changes,
         smooth_calls=tuple(map(str, find_smooth_calls(converted, folds.first.load()[:1].inputs))),
-        warnings=(*_warnings(folds, layers, held_out, evaluation, max_kl), *_elsewhere(model, surgery)),
+        warnings=(*_warnings(folds, layers, held_out, evaluation, max_kl), *_elsewhere(model, climbed.best)),
+        steps=climbed.steps,
+        width_share=climbed.best.width_share,
     )
     _require_better(report)
+    if tolerance is not None:
+        _require_reached(report, tolerance)
     if strict:
         _require_near(report, max_kl)
     return Conversion(converted, report)
@@ -200,11 +232,149 @@ def _second_set(
     return itertools.islice(batches, state.process_index, None, state.num_processes)
 
 
-def _refit(carrier: Carrier, converted: nn.Module, allow_unrefitted: bool, progress: bool) -> list[LayerRefit]:
-    """Refit `converted` in place, layer after layer; what was done to each."""
+class LayerStep(Protocol):
+    """What is done to the converted network beside the refits."""
+
+    def begin(self, converted: nn.Module) -> None:
+        """Before the first layer."""
+
+    def behind_layer(self, converted: nn.Module, index: int) -> str | None:
+        """After the refit of a layer; a note for the report."""
+
+
+class Reconstruction:
+    """The step of effort "blocks": both maps of a block by Adam, then once more the ridge."""
+
+    def __init__(self, carrier: Carrier, sites: Sequence[ActivationSite]) -> None:
+        self._carrier, self._sites = carrier, sites
+
+    def begin(self, converted: nn.Module) -> None:
+        """Nothing."""
+
+    def behind_layer(self, converted: nn.Module, index: int) -> str | None:
+        """The block of a layer, where it is one; the rows of the first fold decide whether it is kept."""
+        block = self._carrier.trace.blocks.get(index)
+        if block is None:
+            return None
+        unseen, *others = [BlockRows.of(parts) for parts in self._carrier.block_rows]
+        gate = converted.get_submodule(self._sites[block.unit.site].name)
+        done = reconstruct_block(converted, block, gate, BlockRows.of(others), unseen)
+        if not done.is_kept:
+            return "both maps moved: no nearer, taken back"
+        layer = self._carrier.layers.layers[index]
+        fit, total = fit_layer(layer, block_moments(converted, block, gate, [unseen, *others]))
+        write_refit(converted, self._carrier.trace.program, layer, fit, total)
+        return f"both maps moved: error times {done.after / done.before:.2f}"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A converted network, and what was done to it."""
+
+    model: nn.Module
+    layers: tuple[LayerRefit, ...]
+    held_out: Evaluation | None
+    config_changes: tuple[str, ...]
+    width_share: float
+    moved: tuple[str, ...]
+
+
+class Attempts:
+    """Makes the networks of the ladder's rungs, each a new one; the given model stays as it is."""
+
+    def __init__(
+        self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
+        outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: bool,
+        width_budget: float, max_seconds: float | None,
+    ) -> None:  # fmt: skip
+        """As for `convert_to_relu`."""
+        self._model, self._folds, self._substitution = model, folds, substitution
+        self._kinds, self._outputs = kinds, outputs
+        self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
+        self._width_budget, self._max_seconds = width_budget, max_seconds
+
+    def possible(self, efforts: Sequence[Effort], tolerance: float | None) -> Sequence[Effort]:
+        """The rungs that there are inputs for. Raises ValueError where that is not what was asked for."""
+        if len(efforts) == 1 and self._width_budget == 1:
+            return efforts
+        if self._width_budget > 1 and len(efforts) == 1:
+            efforts = EFFORTS[:2]
+        if not self._folds.held_out_units or len(self._folds.folds) == 1:
+            raise ValueError(
+                f"more than the refit (effort={efforts[-1]!r}) is only done where inputs can be held out for it: give "
+                f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
+            )
+        if PartialState().num_processes > 1 and len(efforts) > EFFORTS.index("blocks"):
+            raise ValueError(f"effort={efforts[-1]!r} works in one process; start it without a launcher")
+        return efforts
+
+    def make(self, effort: Effort, best: Attempt | None) -> Attempt:
+        """The network of a rung: distilled from the best one so far, else made from the original."""
+        if effort == "distill" and best is not None:
+            return self._distilled(best)
+        room = Room(self._model) if effort == "refit" else self._room()
+        sites = find_sites(room.model, check_kinds(self._kinds))
+        with evaluation_mode(room.model):
+            converted = copy.deepcopy(room.model)
+        surgery = substitute_relu(converted, kinds=self._kinds, rewrite_config=self._rewrite_config)
+        changes = [*map(str, (*room.config_changes, *surgery.config_changes)), *forget_quantizer(converted)]
+        carrier = Carrier(
+            room.model,
+            converted,
+            sites,
+            self._folds,
+            _chosen(self._outputs),
+            gate_maps_change=effort != "refit",
+            whole_blocks=effort == "blocks",
+        )
+        program, found = carrier.trace.program, carrier.layers
+        steps: list[LayerStep] = []
+        if effort != "refit":
+            steps.append(Preparation(room.model, sites, self._folds, program, found, room.extra))
+        if effort == "blocks":
+            steps.append(Reconstruction(carrier, sites))
+        layers = _refit(carrier, converted, self._allow_unrefitted, self._progress, steps)
+        moved = dict.fromkeys(name for unit in find_gate_units(program) for name in unit.parameters)
+        moved |= dict.fromkeys(
+            name for layer in found.layers for consumer in layer.maps for name in consumer.parameters
+        )
+        return Attempt(converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved))
+
+    def _room(self) -> Room:
+        with evaluation_mode(self._model):
+            sites = find_sites(self._model, check_kinds(self._kinds))
+            program = Program(self._model, sites, self._folds.first.load().inputs, _chosen(self._outputs))
+            found = find_layers(program, self._model, sites)
+            try:
+                return make_room(self._model, program, found.layers, len(sites), self._width_budget)
+            except UnsupportedConfigError as error:
+                raise ConversionRefusedError(
+                    f"width_budget={self._width_budget:g}: {error}. Use width_budget=1"
+                ) from error
+
+    def _distilled(self, best: Attempt) -> Attempt:
+        converted = copy.deepcopy(best.model)
+        distill(self._model, converted, self._folds, self._outputs, names=best.moved, max_seconds=self._max_seconds)
+        return replace(best, model=converted, held_out=self._evaluated(converted))
+
+    def _evaluated(self, converted: nn.Module) -> Evaluation | None:
+        batches = (batch.load() for batch in self._folds.held_out)
+        return evaluate_conversion(self._model, converted, self._substitution, batches, self._outputs)
+
+
+def _refit(
+    carrier: Carrier,
+    converted: nn.Module,
+    allow_unrefitted: bool,
+    progress: bool,
+    steps: Sequence[LayerStep] = (),
+) -> list[LayerRefit]:
+    """Refit `converted` in place, layer after layer, and let `steps` do their part; what was done to each."""
     with carrier:
         found, names = carrier.layers, carrier.site_names
         _refuse_unfit(type(converted).__name__, found, allow_unrefitted)
+        for step in steps:
+            step.begin(converted)
         done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names) for unfit in found.unfit]
         done += [_kept(names[index], (index,), "no output that counts depends on it", names) for index in found.beside]
         with tqdm(
@@ -214,7 +384,8 @@ def _refit(carrier: Carrier, converted: nn.Module, allow_unrefitted: bool, progr
                 bar.set_postfix_str(layer.maps[0].name)
                 fit, total = fit_layer(layer, carrier.moments(index, bar.update))
                 write_refit(converted, carrier.trace.program, layer, fit, total)
-                done.append(_described(layer, fit, total, names))
+                notes = [step.behind_layer(converted, index) for step in steps]
+                done.append(_described(layer, fit, total, names, filter(None, notes)))
                 bar.update()
     return done
 
@@ -251,7 +422,7 @@ def _kept(name: str, sites: Sequence[int], note: str, names: Sequence[str]) -> L
     return LayerRefit((name,), tuple(names[index] for index in sites), "kept", None, None, None, 0, 0, note)
 
 
-def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str]) -> LayerRefit:
+def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str], notes: Iterable[str]) -> LayerRefit:
     return LayerRefit(
         layers=tuple(consumer.name for consumer in layer.maps),
         sites=tuple(names[index] for index in layer.sites),
@@ -261,7 +432,7 @@ def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str]
         error_after=fit.error_after,
         width=layer.width,
         rows=total.count,
-        note=", ".join(_notes(layer, total.count)) or None,
+        note=", ".join((*_notes(layer, total.count), *notes)) or None,
     )
 
 
@@ -272,9 +443,26 @@ def _notes(layer: Layer, rows: int) -> Iterator[str]:
         yield f"starved: {rows:,} rows for {layer.width:,} features"
 
 
-def _elsewhere(model: nn.Module, surgery: SurgeryReport) -> tuple[str, ...]:
+def _elsewhere(model: nn.Module, attempt: Attempt) -> tuple[str, ...]:
     """What other programs make of a config that now says ReLU."""
-    return runtime_warnings(getattr(model, "config", None)) if surgery.config_changes else ()
+    return runtime_warnings(getattr(model, "config", None)) if attempt.config_changes else ()
+
+
+def _reached_distance(attempt: Attempt) -> float | None:
+    return None if attempt.held_out is None else _distance(attempt.held_out.refitted)
+
+
+def _require_reached(report: ConversionReport, tolerance: float) -> None:
+    """Raise where no rung of the ladder came as near to the original as was asked for."""
+    reached = None if report.held_out is None else _distance(report.held_out.refitted)
+    if reached is None or not reached <= tolerance:
+        tried = ", ".join(f"{step.effort} {significant(step.distance)}" for step in report.steps)
+        raise ConversionRefusedError(
+            f"the network was to be within {tolerance:g} of the original on the inputs held out; the nearest was "
+            f"{significant(reached)} ({tried}). Give more inputs, a width_budget above 1 or more seconds, or "
+            "train the model with hardening. The model is as it was",
+            report,
+        )
 
 
 def _warnings(

@@ -39,6 +39,11 @@ class LinearMap:
         return weight.rpartition(".")[0] or weight
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the weight and of what takes its constant."""
+        return (self.operation.weight, *(() if self.bias is None else (self.bias.parameter,)))
+
+    @property
     def width(self) -> int:
         """Features of one row."""
         return row_width(self.operation, self.geometry)

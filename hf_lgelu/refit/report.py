@@ -85,6 +85,23 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class StepTaken:
+    """One rung of the ladder that a conversion climbed.
+
+    Args:
+        effort: its name.
+        distance: KL in nats, or relative error, to the original on the inputs held out; None where there were none.
+        is_kept: whether it was nearer than all before it.
+        seconds: wall time.
+    """
+
+    effort: str
+    distance: float | None
+    is_kept: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
 class ConversionReport:
     """What `convert_to_relu` did.
 
@@ -102,6 +119,8 @@ class ConversionReport:
         config_changes: config keys rewritten, as text.
         smooth_calls: what the ReLU network still computes smoothly, as text.
         warnings: what the user should know before trusting it.
+        steps: the rungs that were tried; the network is that of the last one kept.
+        width_share: units of each block, as a share of the original's.
     """
 
     model: str
@@ -118,6 +137,8 @@ class ConversionReport:
     config_changes: tuple[str, ...] = ()
     smooth_calls: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    steps: tuple[StepTaken, ...] = ()
+    width_share: float = 1.0
 
     def __str__(self) -> str:
         return summarize(self)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_lgelu.cli.sentence_folder import find_sentence_folder
 from hf_lgelu.cli.table import COMMANDS
@@ -154,6 +155,27 @@ def test_push_sends_the_folder_with_its_card(place, tmp_path, monkeypatch, call)
     assert pushed == [(["README.md", "config.json", "hardness.png", "model.safetensors"], "me/rows", True)]
     assert said.endswith("Pushed: http://hub/commit/1\n")
     assert 'from_pretrained(MLPForClassification, "me/rows")' in (tmp_path / "relu" / "README.md").read_text()
+
+
+def test_every_gate_of_the_family_goes_the_same_way(tmp_path, call):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes, num_key_value_heads=2, hidden_act="lambda_silu"))
+    model.save_pretrained(tmp_path / "soft")
+    anneal_hardness(model, 1.0)
+    model.save_pretrained(tmp_path / "hard")
+    status, said, errors = call("profile", tmp_path / "hard")
+    assert status == 0, errors
+    (line,) = [line for line in said.splitlines() if line.startswith("model.layers.0.mlp.act_fn ")]
+    assert [float(number) for number in line.split()[1:3]] == pytest.approx([277.26, 0.2785 / 277.26], rel=0.02)
+    status, said, _ = call("check", tmp_path / "soft", "--disable_tqdm")
+    assert status == 0
+    assert "LlamaForCausalLM, 2 λ-SiLU" in said
+    assert "Its gates are soft." in said
+    assert "vLLM refuses the config of a llama" in said
+    status, _, errors = call("harden", tmp_path / "hard", "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert status == 0, errors
+    assert load_checkpoint(tmp_path / "relu").config.hidden_act == "relu"
 
 
 def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_path, call):

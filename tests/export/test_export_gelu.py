@@ -136,7 +136,7 @@ def test_a_refused_model_leaves_nothing_behind(tmp_path):
 
 def test_a_family_without_a_key_for_erf_gelu_is_refused(tmp_path):
     model = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**GPT2))  # its "gelu" is the tanh form
-    replace_activations(model)
+    replace_activations(model, gate="lambda_gelu")
     with pytest.raises(UnsupportedConfigError, match=r"tanh form of GELU.*rewrite_config=False"):
         export_gelu(model, tmp_path / "gelu", inputs=TOKENS)
     assert list(tmp_path.iterdir()) == []

@@ -75,9 +75,17 @@ def test_outputs_that_cannot_be_compared_are_named(mlp):
         compare_models(mlp, wider, torch.randn(5, 3))
 
 
-def test_nan_is_a_change():
-    change = compare_models(nn.Identity(), nn.Linear(2, 2), torch.tensor([[torch.nan, 1.0]]))
+def test_nan_is_a_change_and_no_measure():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return torch.stack([x[:, 0] * torch.nan, x[:, 1]], 1)
+
+    rows = torch.tensor([[2.0, 1.0]])
+    change = compare_models(nn.Identity(), Broken(), rows)
     assert change.max_change != change.max_change
+    assert change.unchanged_predictions == 0
+    with pytest.raises(ValueError, match="gives NaN on the example inputs"):
+        compare_models(Broken(), nn.Identity(), rows)
 
 
 @pytest.mark.parametrize(("error", "accepted"), [(2e-6, True), (5e-5, False), (torch.nan, False)])

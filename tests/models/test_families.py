@@ -183,6 +183,7 @@ SOFT = {
     "some sites": ("bert", {"include": lambda name: ".1." in name}),
     **{f"{name} by channel": (name, {"granularity": "channel"}) for name in ("bert", "gpt2", "resnet", "clip", "bart")},
     **{f"{name} by channel": (name, {"granularity": "channel"}) for name in ("t5", "timm-wrapper-resnet18")},
+    "a table of its own": ("openai-gpt", {"granularity": "channel"}),
     "one for the network": ("gpt2", {"granularity": "network"}),
 }
 

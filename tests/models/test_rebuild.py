@@ -20,7 +20,7 @@ from transformers import (
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
 from hf_lgelu.activation.module import SharedLambdaGate
 
-MODELS = ["gpt2", "resnet", "timm-wrapper-resnet18", "bert", "t5", "bart", "mpt", "clip"]
+MODELS = ["gpt2", "resnet", "timm-wrapper-resnet18", "bert", "t5", "bart", "mpt", "clip", "openai-gpt"]
 MLP_SITES = ("encoder.layer.0.intermediate.intermediate_act_fn", "encoder.layer.1.intermediate.intermediate_act_fn")
 BERT_HEAD = "cls.predictions.transform.transform_act_fn"
 

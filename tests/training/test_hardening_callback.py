@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from closed_forms import SCHEDULE_FORMS, hardness
 from hardening_runs import TARGET, check_path, epochs, run
 from tiny_training import (
@@ -16,7 +17,7 @@ from tiny_training import (
     tiny_trainer,
 )
 
-from hf_lgelu import HardeningCallback, release_hardness
+from hf_lgelu import HardeningCallback, release_hardness, replace_activations
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -124,6 +125,35 @@ def test_a_model_without_lambda_gelu_is_refused(tmp_path, plain):
     options = {} if plain else {"require_lambda_gelu": False}
     with pytest.raises(ValueError, match="TinyClassifier has no λ-GELU activation"):
         run(tmp_path, model=tiny_model("gelu"), plain=plain, **options)
+
+
+def test_deepspeed_is_refused_with_the_reason(tmp_path):
+    trainer = tiny_trainer(tmp_path, plain=True)
+    trainer.args.distributed_state = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED)
+    with pytest.raises(ValueError, match="DeepSpeed: its engine makes the optimizer step inside backward"):
+        HardeningCallback().on_train_begin(
+            trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=None
+        )
+
+
+def test_an_s_that_somebody_froze_is_not_hardened_without_a_word(tmp_path):
+    model = tiny_model()
+    model.activations[1].raw_hardness.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"raw hardness of activations\.1 is frozen .*requires_grad_\(True\)"):
+        run(tmp_path, model=model)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_optimizer_from_before_the_surgery_is_refused(tmp_path, plain):
+    model = tiny_model("gelu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replace_activations(model, rewrite_config=False)
+    with pytest.raises(RuntimeError, match=r"does not hold the raw hardness .*replace_activations\(model, optimizer="):
+        run(tmp_path, model=model, plain=plain, optimizers=(optimizer, None))
+    follows = tiny_model("gelu")
+    optimizer = torch.optim.SGD(follows.parameters(), lr=0.1)
+    replace_activations(follows, rewrite_config=False, optimizer=optimizer)
+    run(tmp_path, model=follows, plain=plain, optimizers=(optimizer, None))
 
 
 def test_default_target_and_options():

@@ -12,9 +12,9 @@ from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
 from hf_lgelu.models.comparison import outputs_of
-from hf_lgelu.models.example_run import Inputs, forward_hooks
+from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain
 from hf_lgelu.models.profile import hardness_profile
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites
 from hf_lgelu.models.surgery import temporary_relu
 
 
@@ -99,7 +99,7 @@ def certify_substitution(
         >>> certificate.measured <= certificate.input_bounds <= certificate.bound
         True
     """
-    hardness_profile(model)  # refuses a model without λ-GELU in its own words
+    hardness_profile(checked_module(model))  # refuses a model without λ-GELU in its own words
     network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
     inputs = _in_float64(network, inputs)
     _check_finite(inputs)
@@ -129,6 +129,7 @@ def _in_float64(network: nn.Module, inputs: Inputs | None) -> Inputs | None:
 def _check_finite(inputs: Inputs | None) -> None:
     if not isinstance(inputs, Tensor):
         return
+    require_plain(inputs)
     if inputs.ndim == 0 or len(inputs) == 0:
         raise ValueError(f"inputs must have shape (N, ...) with N ≥ 1, got {tuple(inputs.shape)}")
     if not bool(inputs.isfinite().all()):

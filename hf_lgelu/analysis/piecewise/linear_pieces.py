@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from hf_lgelu.analysis.piecewise.input_flow import InputFlow, scores_of
+from hf_lgelu.models.example_run import require_plain
+from hf_lgelu.models.sites import checked_module
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 _TOLERANCE = 1e-8  # relative; what float64 rounding may leave of an exact equality
@@ -110,7 +112,8 @@ def local_linear_model(model: nn.Module, inputs: Tensor, *, batch_size: int = 64
         True
     """
     _check_inputs(inputs, batch_size)
-    network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
+    inside = getattr(checked_module(model), "_orig_mod", model)  # torch.compile hides operations
+    network = copy.deepcopy(inside).double().eval()
     inputs = inputs.detach().double()
     _refuse_smooth(network, inputs[:1].clone())  # a network may begin with a ReLU in place
     generator = torch.Generator().manual_seed(seed)
@@ -122,6 +125,7 @@ def _check_inputs(inputs: Tensor, batch_size: int) -> None:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         kind = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
         raise TypeError(f"inputs must be a floating-point tensor (N, ...), got {kind}")
+    require_plain(inputs)
     if inputs.ndim < 2 or len(inputs) == 0 or batch_size < 1:
         raise ValueError(
             f"inputs must have shape (N, ...) with N ≥ 1 and batch_size be at least 1, got {tuple(inputs.shape)} "

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
+from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain, run_example
 from hf_lgelu.models.input_shapes import channel_axis
-from hf_lgelu.models.sites import kind_of
+from hf_lgelu.models.sites import checked_module, kind_of
 
 RELU = "relu"
 
@@ -160,6 +160,7 @@ def measure_zeros(
         >>> zeros["0"].apoz.tolist(), zeros["0"].dead_units
         ([1.0, 0.5], [0])
     """
+    checked_module(model)
     if not threshold >= 0:
         raise ValueError(f"threshold must be at least 0, got {threshold}")
     counts: dict[str, GateZeros] = {}
@@ -202,6 +203,7 @@ def _require_rows(batch: Inputs, number: int) -> None:
     for tensor in values:
         if not isinstance(tensor, Tensor):
             continue
+        require_plain(tensor)
         if not tensor.numel():
             raise ValueError(f"batch {number} of data has no rows: a tensor of shape {tuple(tensor.shape)}")
         if tensor.is_floating_point() and not tensor.isfinite().all():

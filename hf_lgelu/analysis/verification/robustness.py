@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.analysis.verification.marabou import MarabouNetwork, ScoresOnly
-from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.example_run import evaluation_mode, require_plain
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 STATUSES = ("proved", "refuted", "unconfirmed", "timeout", "unknown", "misclassified")
@@ -300,6 +300,7 @@ def _check(model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
     for name, value, kind in (("model", model, nn.Module), ("inputs", inputs, Tensor)):
         if not isinstance(value, kind):
             raise TypeError(f"{name} must be a torch {kind.__name__}, got {type(value).__name__}")
+    require_plain(inputs)
     if inputs.dtype != torch.float32 or any(p.dtype != torch.float32 for p in model.parameters()):
         raise TypeError(f"model and inputs must be float32, got inputs of {inputs.dtype}; call .float() on both")
     if inputs.ndim < 2 or not len(inputs) or labels.shape != inputs.shape[:1]:

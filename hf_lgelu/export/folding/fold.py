@@ -24,7 +24,14 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.rebuild import forget_sites
-from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, find_sites, require_lambda_gelu, uncompiled_name
+from hf_lgelu.models.sites import (
+    LEARNED_KINDS,
+    ActivationSite,
+    checked_module,
+    find_sites,
+    require_lambda_gelu,
+    uncompiled_name,
+)
 
 
 @dataclass(frozen=True)
@@ -67,10 +74,10 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
 
     The plain one is what λ = 1 is: `nn.GELU` (erf) for λ-GELU, its tanh form, `nn.SiLU`.
 
-    Changes `model` in place. One λ per site (granularity "layer", "network") goes through reshapes, pooling and
-    products with other tensors (gated units); a λ per channel where the channels can be followed to both layers. λ is
-    folded as it is now, a hardening override included. New weights are computed in float64 and rounded once to their
-    own dtype.
+    Changes `model` in place; hooks of a gate stay where it was. One λ per site (granularity "layer", "network") goes
+    through reshapes, pooling and products with other tensors (gated units); a λ per channel where the channels can be
+    followed to both layers. λ is folded as it is now, a hardening override included. New weights are computed in
+    float64 and rounded once to their own dtype.
 
     Args:
         model: any module tree.
@@ -80,8 +87,8 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
 
     Raises:
         ValueError: no λ-GELU; the model cannot be traced; or sites whose λ cannot be folded, each with the reason
-            (behind a residual sum, feeding several layers, between tied weights), or whose forward hooks would go with
-            the module. The model is then unchanged.
+            (behind a residual sum, feeding several layers, between tied weights). The model is then
+            unchanged.
         RuntimeError: (UnsupportedConfigError) no config key says GELU in its erf form at these sites. The model is
             then unchanged.
 
@@ -95,12 +102,11 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
         >>> type(model[1]).__name__, torch.allclose(model(inputs), before, atol=1e-6)
         ('GELU', True)
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    model = getattr(checked_module(model), "_orig_mod", model)  # of torch.compile
     require_lambda_gelu(model)
     sites = find_sites(model, LEARNED_KINDS)
     if not sites:
         raise ValueError("the model is a single λ-GELU with no layer to fold λ into; give the model that contains it")
-    _refuse_hooks(sites)
     plan = plan_fold(model, sites, trace_sites(model, sites, inputs))
     changes = [
         (root, _plan_plain(root, _inside(name, sites)))
@@ -118,19 +124,6 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
         ),
         tuple(change for _, root_changes in changes for change in root_changes),
     )
-
-
-def _refuse_hooks(sites: Sequence[ActivationSite]) -> None:
-    hooked = [
-        site.name
-        for site in sites
-        if any((site.module._forward_hooks, site.module._forward_pre_hooks, site.module._backward_hooks))
-    ]
-    if hooked:
-        raise ValueError(
-            f"{', '.join(hooked)} has hooks, which would be lost with the module that GELU replaces; remove them first "
-            "(handle.remove()) and register them again on the model that comes out"
-        )
 
 
 _PLAIN_MODULES: dict[str, Callable[[], nn.Module]] = {

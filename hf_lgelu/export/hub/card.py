@@ -53,6 +53,8 @@ def render_card(
         ValueError: an unknown `export`, facts without hardness or checkpoint, a licence or repository that is not
             named as the Hub names it, or the card would show an access token.
     """
+    if not isinstance(facts, CardFacts):
+        raise TypeError(f"facts must be CardFacts, got {type(facts).__name__}")
     if export not in _EXPORTS:
         raise ValueError(f"unknown export {export!r}; accepted: {', '.join(_EXPORTS)}")
     if not facts.hardness or facts.checkpoint is None:
@@ -123,7 +125,7 @@ def write_card(
         'README.md'
     """
     folder = Path(folder)
-    if facts.checkpoint is None:
+    if isinstance(facts, CardFacts) and facts.checkpoint is None:
         facts = dataclasses.replace(facts, checkpoint=loading.facts_of_folder(folder))
     card = render_card(facts, export=export, figure=figure, repo_id=repo_id)
     with whole_file(folder / figure, overwrite=True) as new:

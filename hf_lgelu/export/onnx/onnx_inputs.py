@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.example_run import Inputs, require_plain
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 """{input: {axis: name}}; axes of one name have one size."""
@@ -35,6 +35,7 @@ def named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"inputs must be tensors, got {type(value).__name__} for {name!r}")
+        require_plain(value)
     if not given:
         raise ValueError("inputs must hold at least one tensor")
     return {name: value.cpu() for name, value in given.items()}
@@ -45,6 +46,8 @@ def choose_axes(inputs: Mapping[str, Tensor], given: DynamicAxes | None) -> dict
 
     Raises ValueError for an input or axis that is not there, and for a name that stands for two sizes.
     """
+    if given is not None and not (isinstance(given, Mapping) and all(map(_names_axes, given.values()))):
+        raise TypeError(f"dynamic_axes must be a mapping such as {{'input_ids': {{0: 'batch'}}}}, got {given!r}")
     axes = _default_axes(inputs) if given is None else {name: dict(named) for name, named in given.items()}
     sizes: dict[str, tuple[str, int]] = {}
     for name, named in axes.items():
@@ -61,6 +64,10 @@ def choose_axes(inputs: Mapping[str, Tensor], given: DynamicAxes | None) -> dict
                     "pass dynamic_axes, which names the axes that may vary"
                 )
     return axes
+
+
+def _names_axes(named: object) -> bool:
+    return isinstance(named, Mapping) and all(isinstance(i, int) and isinstance(n, str) for i, n in named.items())
 
 
 def _default_axes(inputs: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,9 +21,17 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
+from torch.nn import functional as F
+from transformers import PreTrainedModel, PrinterCallback
 
-from hf_lgelu import ConversionRefusedError, convert_to_relu, substitute_relu
+from hf_lgelu import (
+    ConversionRefusedError,
+    LambdaGELUTrainer,
+    LambdaGELUTrainingArguments,
+    convert_to_relu,
+    replace_activations,
+    substitute_relu,
+)
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks import wikitext
@@ -32,7 +41,9 @@ from lgelu_lab.measurements.records import MeasurementRecord, write_measurement
 
 REAL_COLUMNS: dict[str, str] = {
     "model": "network, a key of REAL",
-    "method": "original, direct (ReLU at every smooth gate, weights as they are) or converted (convert_to_relu)",
+    "method": "original, direct (ReLU at every smooth gate, weights as they are), converted (convert_to_relu, the last "
+    "number of units), or hardened (every λ annealed to the target over the steps, then swapped)",
+    "steps": "of training on the units with their labels, after the swap or the conversion, or while it hardens",
     "units": "sequences or images that were fitted on; null where none are needed",
     "rows": "of these, tokens or images that were counted",
     "metric": "accuracy, perplexity (of a predicted token) or same_neighbour (share of units whose nearest neighbour, "
@@ -59,10 +70,13 @@ class RealSettings:
     Args:
         units: sequences or images of the conversions; as many as there are where there are fewer.
         evaluation_units: what is judged on, other units than those.
-        seed: of the draws.
+        finetune_steps: optimizer steps of 8 units, for rows of what was swapped, converted or hardened and trained;
+            without them, or without labels, there are no such rows.
+        seed: of the draws and the steps.
     """
 
     units: tuple[int, ...] = (64, 256, 1024)
+    finetune_steps: int = 0
     evaluation_units: int = 400
     seed: int = 0
 
@@ -120,31 +134,67 @@ class Task:
 def measure_real(
     network: RealNetwork, settings: RealSettings, *, data_dir: str | None = None, packages: Path | None = None
 ) -> list[dict[str, Any]]:
-    """A row of the original, one of the direct swap, and one per number of units converted on."""
+    """A row of the original, one of the direct swap, one per number of units converted on, and those that are tuned."""
     task = TASKS[network.task]
     model, processor = _load(network, packages)
     fitted, judged = _units(network, processor, settings, data_dir)
+    pad = getattr(processor, "pad_token_id", None) or 0
     swapped = copy.deepcopy(model)
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
 
-    def row(method: str, units: int | None = None, **values: Any) -> dict[str, Any]:
-        asked = {"model": network.name, "method": method, "units": units, "metric": task.metric}
+    def row(method: str, units: int | None = None, steps: int = 0, **values: Any) -> dict[str, Any]:
+        asked = {"model": network.name, "method": method, "units": units, "steps": steps, "metric": task.metric}
         return dict.fromkeys(REAL_COLUMNS) | asked | values
 
     rows = [
         row("original", **task.judge(model, model, judged)),
         row("direct", **task.judge(model, swapped, judged)),
     ]
+    starts = {"direct": swapped}
     for count in sorted({min(count, len(fitted)) for count in settings.units}):
         began = time.perf_counter()
         try:
-            converted, report = convert_to_relu(model, _together(fitted[:count], processor))
+            converted, report = convert_to_relu(model, _together(fitted[:count], pad))
         except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
             rows.append(row("converted", count, refusal=str(refusal)))
             continue
         seconds = round(time.perf_counter() - began, 1)
         rows.append(row("converted", count, rows=report.rows, seconds=seconds, **task.judge(model, converted, judged)))
+        starts["converted"] = converted
+    if settings.finetune_steps and (network.task == "text" or "labels" in fitted[0]):
+        for method, start in {**starts, "hardened": copy.deepcopy(model)}.items():
+            began = time.perf_counter()
+            _tune(start, fitted, pad, settings, harden=method == "hardened")
+            seconds = round(time.perf_counter() - began, 1)
+            scores = task.judge(model, start, judged)
+            rows.append(row(method, len(fitted), settings.finetune_steps, seconds=seconds, **scores))
     return rows
+
+
+def _tune(model: PreTrainedModel, units: list[Batch], pad: int, settings: RealSettings, *, harden: bool) -> None:
+    """Train in place; with `harden`, λ-gates harden over the steps and ReLU takes their place."""
+    if harden:
+        replace_activations(model)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = LambdaGELUTrainingArguments(
+            folder, max_steps=settings.finetune_steps, per_device_train_batch_size=8, learning_rate=5e-5,
+            seed=settings.seed, harden=harden, hardening_schedule="geometric", hardening_strategy="steps",
+            switch_fraction=0.0, require_lambda_gelu=harden, log_hardness=False, remove_unused_columns=False,
+            report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
+            dataloader_pin_memory=torch.accelerator.is_available(),
+        )  # fmt: skip
+        trainer = LambdaGELUTrainer(
+            model=model, args=arguments, train_dataset=units, data_collator=lambda part: _labelled(_joined(part, pad))
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    model.cpu().eval()
+    if harden:
+        substitute_relu(model)
+
+
+def _labelled(batch: Batch) -> Batch:
+    return batch if "labels" in batch else {**batch, "labels": batch["input_ids"]}
 
 
 def record_real(
@@ -261,26 +311,26 @@ def paragraphs(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def _together(units: Sequence[Batch], processor: Any) -> list[Batch]:
-    """Batches of units, padded where they differ in length; units of about the same length go together."""
-    pad = getattr(processor, "pad_token_id", None) or 0
-    ordered = sorted(units, key=lambda unit: next(iter(unit.values())).shape[-1])
-    batches = []
-    for start in range(0, len(ordered), _AT_ONCE):
-        part = ordered[start : start + _AT_ONCE]
-        longest = max(unit["input_ids"].shape[1] for unit in part) if "input_ids" in part[0] else 0
-        names = [name for name in part[0] if name != "labels"]
-        fill = {"input_ids": pad, "attention_mask": 0}
-        batches.append(
-            {name: torch.cat([_padded(unit[name], longest, fill.get(name)) for unit in part]) for name in names}
+def _together(units: Sequence[Batch], pad: int) -> list[Batch]:
+    """Batches of units without their labels; units of about the same length go together."""
+    unlabelled = [{name: tensor for name, tensor in unit.items() if name != "labels"} for unit in units]
+    ordered = sorted(unlabelled, key=lambda unit: next(iter(unit.values())).shape[-1])
+    return [_joined(ordered[start : start + _AT_ONCE], pad) for start in range(0, len(ordered), _AT_ONCE)]
+
+
+def _joined(units: Sequence[Batch], pad: int) -> Batch:
+    """One batch, padded where the units differ in length."""
+    fill = {"input_ids": pad, "attention_mask": 0}
+    longest = max(unit["input_ids"].shape[1] for unit in units) if "input_ids" in units[0] else 0
+    return {
+        name: torch.cat(
+            [
+                F.pad(unit[name], (0, longest - unit[name].shape[1]), value=fill[name]) if name in fill else unit[name]
+                for unit in units
+            ]
         )
-    return batches
-
-
-def _padded(values: Tensor, length: int, fill: int | None) -> Tensor:
-    if fill is None:  # an image
-        return values
-    return torch.nn.functional.pad(values, (0, length - values.shape[1]), value=fill)
+        for name in units[0]
+    }
 
 
 def _texts(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, length: int) -> list[Batch]:
@@ -320,7 +370,7 @@ def _judge_text(original: PreTrainedModel, network: PreTrainedModel, units: list
         for unit in units:
             block = unit["input_ids"]
             logits = network(input_ids=block, use_cache=False).logits[0, :-1].double()
-            loss += torch.nn.functional.cross_entropy(logits, block[0, 1:], reduction="sum").item()
+            loss += F.cross_entropy(logits, block[0, 1:], reduction="sum").item()
             tokens += block.shape[1] - 1
     change = change_of_outputs(original, network, units)
     score = torch.tensor(loss / tokens, dtype=torch.float64).exp().item()
@@ -343,7 +393,7 @@ def embedding(model: PreTrainedModel, unit: Batch) -> Tensor:
     """(B, width) float64: the mean of a sequence's last states, normalized."""
     states = model(**{name: unit[name] for name in ("input_ids", "attention_mask")}).last_hidden_state.double()
     weights = unit["attention_mask"][..., None].double()
-    return torch.nn.functional.normalize((states * weights).sum(1) / weights.sum(1))
+    return F.normalize((states * weights).sum(1) / weights.sum(1))
 
 
 def _neighbours(embeddings: Tensor) -> Tensor:

@@ -50,6 +50,8 @@ class ReportData:
         measurements: the measurements' records.
         paper: the paper's values.
         failed: {run: last line of its error} of runs that left no record.
+        left_out: names of records that say nothing any more: shortened runs where whole ones are there, and
+            measurements of networks that were trained anew since.
     """
 
     runs: pd.DataFrame
@@ -58,6 +60,7 @@ class ReportData:
     measurements: Sequence[MeasurementRecord] = ()
     paper: PaperValues = field(default_factory=PaperValues)
     failed: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     def part(self, name: str) -> pd.DataFrame:
         """The runs of one part; "" are those of the paper's tables."""
@@ -78,19 +81,34 @@ def read_frames(
     if not records:
         raise ValueError("a report needs at least one record")
     runs = run_frame(records)
+    gone = [record.name for record in records if record.name not in set(runs["name"])]
+    scores = runs.groupby("name")["last_score"].first().to_dict() | dict.fromkeys(gone)
+    stale = [record for record in measurements if not all(_is_of(model, scores) for model in record.models.values())]
+    kept = [record for record in measurements if record not in stale]
+    gone += [f"{record.measurement} of {record.benchmark}, seed {record.seed}" for record in stale]
     return ReportData(
         runs=runs,
         epochs=epoch_frame(runs),
-        measured=measurement_frame(measurements, runs),
-        measurements=measurements,
+        measured=measurement_frame(kept, runs),
+        measurements=kept,
         paper=paper or PaperValues(),
         failed=failed or {},
+        left_out=tuple(gone),
     )
 
 
+def _is_of(model: Mapping, scores: Mapping[str, float | None]) -> bool:
+    """Whether a measurement's network is the one whose record is there, where it is: {run: score, None if left out}."""
+    run, score = model.get("run"), model.get("score")
+    return run not in scores or (scores[run] is not None and abs(scores[run] - score) <= 1e-9 * abs(score))
+
+
 def run_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """A row a run. Raises ValueError where two records are the same seed of the same configuration."""
-    frame = pd.DataFrame([_run_row(record) for record in records])
+    """A row a run, without those that `_without_superseded` leaves out.
+
+    Raises ValueError where two records are the same seed of the same configuration.
+    """
+    frame = _without_superseded(pd.DataFrame([_run_row(record) for record in records]))
     frame["place"] = _places(frame["benchmark"], STUDIES["profiles"].benchmarks)
     frame = frame.sort_values(["place", "rank", "label", "seed"], kind="stable", ignore_index=True)
     twice = frame[frame.duplicated(["part", "benchmark", "label", "seed"], keep=False)]
@@ -103,6 +121,22 @@ def run_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
             "each run once"
         )
     return frame
+
+
+def _without_superseded(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs on shortened data (max_train_samples) leave where their part has whole ones of the benchmark.
+
+    Where the paper's part has shortened ones alone and the networks that were measured are whole, these stand there.
+    """
+    whole = frame[~frame["shortened"]]
+    places = list(zip(frame["part"], frame["benchmark"], strict=True))
+    has_whole = set(zip(whole["part"], whole["benchmark"], strict=True))
+    frame = frame[[not (short and place in has_whole) for short, place in zip(frame["shortened"], places, strict=True)]]
+    lent = {name for part, name in has_whole if part == "downstream" and ("", name) not in has_whole}
+    lent &= set(frame.loc[frame["part"] == "", "benchmark"])
+    replaced = (frame["part"] == "") & frame["benchmark"].isin(lent)
+    lending = frame[(frame["part"] == "downstream") & frame["benchmark"].isin(lent)]
+    return pd.concat([frame[~replaced], lending.assign(part="")])
 
 
 def _run_row(record: RunRecord) -> dict:
@@ -120,6 +154,7 @@ def _run_row(record: RunRecord) -> dict:
         "relufied": is_relufied(record),
         "metric": record.metric,
         "greater_is_better": record.greater_is_better,
+        "shortened": config.get("max_train_samples") is not None,
         "train_samples": record.data["train_samples"],
         "eval_samples": record.data["eval_samples"],
         "recipe": json.dumps([*recipe, record.data["train_samples"]]),

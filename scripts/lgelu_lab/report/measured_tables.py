@@ -60,6 +60,7 @@ PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "
 METHODS = {
     "original": "original",
     "direct": "direct swap",
+    "converted": "converted",
     "bias-fold": "bias fold",
     "refit": "refit",
     "hardened": "hardened in training",
@@ -232,6 +233,12 @@ def _against_original(seeds: pd.DataFrame, notes: Notes) -> str:
     changes = [change_of(row) for _, row in seeds.iterrows()]
     text = mean_and_deviation(changes, 2 if relative else digits_of(first["metric"]), signed=True)
     return f"{text} %" if relative and present(changes) else text
+
+
+def _real(data: ReportData) -> Iterator[Group]:
+    for name, frame in of_measurement(data, "real").items():
+        for (method, _), seeds in rows_by(frame, "method", "units").items():
+            yield (name, METHODS.get(method, method)), seeds
 
 
 Tunings = Mapping[tuple[str, int, float | None], pd.DataFrame]
@@ -619,6 +626,25 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         ),
         notes=partial(_refusals, name="conversion"),
         text_columns=3,
+    ),
+    "real": TableSpec(
+        title="Networks that nobody here trained: as they are, swapped and converted",
+        caption="Each judged on held-out units of its own task; converted: on so many units (sequences or images) "
+        "without labels. KL and predictions against the original; of an embedding the share of units with the same "
+        "nearest neighbour, and cosines to the original's.",
+        rows=_real,
+        head=("Network", "Way"),
+        columns=(
+            _constant("Fitted on", "units", count),
+            _constant("Metric", "metric"),
+            _score("Score", "score"),
+            _significant("KL, nats", "kl"),
+            _quantity("Same prediction, %", "agreement", percentage),
+            _significant("Mean cosine", "cosine", 4),
+            _significant("Least cosine", "least_cosine", 4),
+            _significant("Seconds", "seconds"),
+        ),
+        notes=partial(_refusals, name="real"),
     ),
     "conversion-finetuning": TableSpec(
         title="Score after so many training steps, by what they begin with",

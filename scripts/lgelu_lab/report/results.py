@@ -11,6 +11,7 @@ from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, style
 from lgelu_lab.report.frames import ReportData, evaluations, of_label, of_measurement, rows_by, seed_count
 from lgelu_lab.report.markup import Cell, Column, Row, TableSpec
 from lgelu_lab.report.numbers import (
+    LOWER_IS_BETTER,
     MISSING,
     NONE,
     digits_of,
@@ -42,6 +43,9 @@ def results_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
     `value` is the score in the last epoch with ReLU in place, of the smooth network as it is, of converted networks
     that after the refit on the most calibration rows. `before` is the score of the same weights with smooth gates.
     """
+    real = of_measurement(data, "real").get(benchmark)
+    if real is not None:
+        return _real_results(real)
     runs = evaluations(data, "last")
     runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)].assign(
         before=lambda frame: frame["last_score"]
@@ -71,16 +75,29 @@ def _converted(data: ReportData, benchmark: str) -> pd.DataFrame:
     return refits[rows,].rename(columns={"score": "value", "original_score": "before", "samples": "eval_samples"})
 
 
+def _real_results(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The same of a network that nobody here trained: as it is, swapped, and converted on the most units."""
+    frame = frame.rename(columns={"score": "value"}).assign(eval_samples=None)
+    original = frame[frame["method"] == "original"]
+    frame = frame.merge(original[["seed", "value"]].rename(columns={"value": "before"}), on="seed")
+    converted = frame[(frame["method"] == "converted") & frame["value"].notna()]
+    most = converted[converted["units"] == converted["units"].max()]
+    chosen = {SMOOTH: frame[frame["method"] == "original"], DIRECT: frame[frame["method"] == "direct"], CONVERTED: most}
+    return {way: chosen.get(way, frame[:0]) for way in (SMOOTH, *WAYS)}
+
+
 def benchmarks_with_results(data: ReportData) -> dict[str, dict[str, pd.DataFrame]]:
-    """{benchmark: `results_of` it} of those that were trained in one of the ways."""
-    found = {name: results_of(data, name) for name in dict.fromkeys(data.part("")["benchmark"])}
+    """{benchmark: `results_of` it} of those that were trained in one of the ways, then the networks from elsewhere."""
+    names = dict.fromkeys([*data.part("")["benchmark"], *of_measurement(data, "real")])
+    found = {name: results_of(data, name) for name in names}
     return {name: ways for name, ways in found.items() if any(len(ways[way]) for way in ways if way != CONVERTED)}
 
 
 def way_text(seeds: pd.DataFrame) -> str:
     """The score of a way, with the interval of a single seed, or the number of seeds where it is not the paper's."""
     first, values = seeds.iloc[0], list(seeds["value"])
-    few = f"{seed_count(seeds)} seeds" if len(seeds) < len(SEEDS) else ""
+    elsewhere = first.get("measurement") == "real"
+    few = f"{seed_count(seeds)} seeds" if len(seeds) < len(SEEDS) and not elsewhere else ""
     brackets = interval(first["metric"], values, first["eval_samples"]) or few
     return mean_and_deviation(values, digits_of(first["metric"])) + (f" ({brackets})" if brackets else "")
 
@@ -89,7 +106,7 @@ def _cell(way: str) -> Column:
     def cell(ways: dict[str, pd.DataFrame], notes: Notes) -> Cell | str:
         seeds = ways[way]
         if not len(seeds):
-            return NONE if way == CONVERTED else Cell(MISSING, "missing")
+            return NONE if way == CONVERTED or not _is_trained_here(ways) else Cell(MISSING, "missing")
         others = way == CONVERTED and _are_others(seeds, ways[SMOOTH])
         return f"{way_text(seeds)} {_OTHER_NETWORKS}" if others else way_text(seeds)
 
@@ -100,13 +117,19 @@ def _are_others(converted: pd.DataFrame, smooth: pd.DataFrame) -> bool:
     """Whether the networks that were converted are not those of the column of smooth ones."""
     if set(converted["seed"]) != set(smooth["seed"]):
         return True
-    pairs = converted.merge(smooth[["seed", "last_score"]], on="seed")
-    return bool((abs(pairs["before"] / pairs["last_score"] - 1) > 1e-3).any())
+    pairs = converted.merge(smooth[["seed", "value"]], on="seed", suffixes=("", "_smooth"))
+    return bool((abs(pairs["before"] / pairs["value_smooth"] - 1) > 1e-3).any())
+
+
+def _is_trained_here(ways: dict[str, pd.DataFrame]) -> bool:
+    return "record" in ways[SMOOTH]
 
 
 def _benchmark(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
-    trained = [seeds for way, seeds in ways.items() if way != CONVERTED and len(seeds)]
-    return trained[0]["benchmark"].iloc[0] + marked(pd.concat(trained), notes)
+    if not _is_trained_here(ways):
+        return "{}, {}".format(*ways[SMOOTH][["benchmark", "metric"]].iloc[0])
+    trained = pd.concat([seeds for way, seeds in ways.items() if way != CONVERTED and len(seeds)])
+    return trained["benchmark"].iloc[0] + marked(trained, notes)
 
 
 def _columns(data: ReportData) -> tuple[Column, ...]:
@@ -115,7 +138,8 @@ def _columns(data: ReportData) -> tuple[Column, ...]:
         gelu = data.paper.text(name, "gelu", "as_is")
         first = gelu if gelu != NONE else data.paper.text(name, "gelu", "best_validation_score").partition(" ")[0]
         swapped = data.paper.text(name, "gelu", "substituted")
-        return listed([first, swapped, data.paper.text(name, "lambda_gelu-uniform-hardened", "substituted")])
+        texts = [first, swapped, data.paper.text(name, "lambda_gelu-uniform-hardened", "substituted")]
+        return NONE if set(texts) == {NONE} else listed(texts)
 
     names = expected_benchmarks(data.part(""))
     shown = any(data.paper.has(names, quantity) for quantity in ("substituted", "best_validation_score"))
@@ -202,14 +226,18 @@ _HERO_WAYS = {
 
 def draw_path(data: ReportData) -> "tuple[Figure, str, str] | None":
     """A panel per benchmark of HERO that is there: a bar per way, from the smooth network's line to its score."""
-    found = {panel: results_of(data, panel.benchmark) for panel in HERO}
+    elsewhere = [HeroPanel(name, name) for name in of_measurement(data, "real")][:2]
+    found = {panel: results_of(data, panel.benchmark) for panel in (*HERO, *elsewhere)}
     found = {panel: ways for panel, ways in found.items() if len(ways[SMOOTH])}
     if not found:
         return None
-    figure = new_figure(1.8 + 4.2 * len(found), 3.3)
-    axes = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
-    for axis, (panel, ways) in zip(axes, found.items(), strict=True):
+    columns, lines = min(2, len(found)), -(-len(found) // 2)
+    figure = new_figure(1.8 + 4.2 * columns, 0.3 + 3.0 * lines)
+    axes = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
+    for axis, (panel, ways) in zip(axes, found.items(), strict=False):
         _draw_hero(axis, panel, ways)
+    for axis in axes[len(found) :]:
+        axis.remove()
     names = [text for text, _ in reversed(_HERO_WAYS.values())]
     axes[0].set_yticks(range(len(names)), names)
     figure.suptitle("From a smooth network to a ReLU network: what each way costs", fontsize=13, fontweight="bold")
@@ -223,7 +251,7 @@ def draw_path(data: ReportData) -> "tuple[Figure, str, str] | None":
 
 def _draw_hero(axis: "Axes", panel: HeroPanel, ways: dict[str, pd.DataFrame]) -> None:
     smooth, first = statistics.fmean(ways[SMOOTH]["value"]), ways[SMOOTH].iloc[0]
-    greater = bool(first["greater_is_better"])
+    greater = first["metric"] not in LOWER_IS_BETTER
     for height, (way, (_, colour)) in enumerate(reversed(_HERO_WAYS.items())):
         seeds, text = list(ways[way]["value"]), MISSING
         if seeds:

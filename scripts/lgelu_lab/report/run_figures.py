@@ -93,7 +93,8 @@ def distances(ways: Mapping[str, pd.DataFrame]) -> dict[str, tuple[float, float,
 
 def draw_glance(data: ReportData) -> Drawn:
     """A row per benchmark, a mark per way to a ReLU network."""
-    found = {name: ways for name, ways in benchmarks_with_results(data).items() if len(ways[SMOOTH])}
+    trained = set(data.part("")["benchmark"])
+    found = {name: w for name, w in benchmarks_with_results(data).items() if name in trained and len(w[SMOOTH])}
     if not found:
         return None
     kinds: dict[str, list[str]] = {}

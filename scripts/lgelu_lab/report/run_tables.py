@@ -390,6 +390,8 @@ def _coverage_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     there = set(data.runs["name"])
     planned = {run.name for study in STUDIES.values() for run in study.build(study.benchmarks)}
     yield from (f"Failed: {name}: {error}" for name, error in data.failed.items() if name not in there)
+    if data.left_out:
+        yield f"Left out, as whole runs or networks trained anew are there: {_first_of(data.left_out)}."
     if there - planned:
         yield f"Of no study, and shown all the same: {_first_of(sorted(there - planned))}."
 

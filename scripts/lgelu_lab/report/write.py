@@ -156,6 +156,12 @@ SECTIONS: dict[str, SectionSpec] = {
         ("downstream-conversion-finetuning",),
         measured=True,
     ),
+    "downstream-real": SectionSpec(
+        "Downstream: networks that nobody here trained",
+        "Trained networks from the package registry or the Hub, swapped and converted, by their own measure.",
+        ("real",),
+        measured=True,
+    ),
     "coverage": SectionSpec("What is there and what is missing", "", ("coverage",)),
     "basis": SectionSpec("What the numbers rest on", "", ("basis",)),
 }
@@ -228,8 +234,9 @@ def _page(data: ReportData, sections: Sequence[Section], hero: Sequence[Drawing]
 
 
 def _basis(data: ReportData) -> str:
+    runs = data.runs.drop_duplicates("name")
     return (
-        f"{len(data.runs)} runs, {data.runs['hours'].sum():.1f} hours of training and evaluation, on "
+        f"{len(runs)} runs, {runs['hours'].sum():.1f} hours of training and evaluation, on "
         f"{listed(dict.fromkeys(data.runs['benchmark']))}. Every number and figure here is made from their records by "
         "scripts/report.py. The method is that of Pérez-Corral et al., arXiv:2603.21991. Tables and figures say on how "
         "many seeds, epochs and samples they rest; a letter in brackets leads to what is not as in the paper."

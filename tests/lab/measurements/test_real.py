@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-SETTINGS = RealSettings(units=(1000,), evaluation_units=12)
+SETTINGS = RealSettings(units=(1000,), finetune_steps=4, evaluation_units=12)
 WORDS = (
     *("the", "cat", "sat", "on", "a", "mat", "and", "then", "it"),
     *("left", "house", "for", "walk", "in", "long", "garden"),
@@ -88,8 +88,11 @@ def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeyp
     assert read_measurement(tmp_path / network.name / "real-seed0.json") == record
     rows = record.rows
     assert all(row.keys() == REAL_COLUMNS.keys() and row["metric"] == TASKS[task].metric for row in rows)
-    assert [row["method"] for row in rows] == ["original", "direct", "converted"]
-    original, direct, converted = rows
+    original, direct, converted, *tuned = rows
+    assert [row["method"] for row in rows[:3]] == ["original", "direct", "converted"]
+    of_the_labelled = [] if task == "embedding" else [("direct", 4), ("converted", 4), ("hardened", 4)]
+    assert [(row["method"], row["steps"]) for row in tuned] == of_the_labelled
+    assert len({row["kl"] for row in tuned} | {row["kl"] for row in rows[:3]}) == len(rows) or task == "embedding"
     assert converted["refusal"] is None
     assert 16 < converted["units"] < 1000  # as many as there are
     assert original["agreement"] == 1

@@ -77,6 +77,38 @@ def test_three_sentences_say_what_each_way_changes(record_of, measurement_of, da
     assert conclusions(data_of([record_of(activation="relu", relu_scores=(None,) * 3)])) == []
 
 
+def real(score, method, units=None, metric="same_neighbour", **fields):
+    row = dict.fromkeys(("rows", "kl", "agreement", "cosine", "least_cosine", "seconds", "refusal"))
+    return row | {"model": "encoder", "method": method, "units": units, "metric": metric, "score": score} | fields
+
+
+def test_networks_from_elsewhere_stand_below_those_trained_here(record_of, measurement_of, table_of, drawings_of):
+    rows = [
+        real(1.0, "original"),
+        real(0.25, "direct"),
+        real(0.5, "converted", 64, cosine=0.98),
+        real(0.75, "converted", 256),
+    ]
+    rows.append(real(None, "converted", 1024, refusal="too few"))
+    models = {"encoder": {"run": "pkg==1", "licence": "mit", "metric": "same_neighbour", "score": 1.0}}
+    records = [measurement_of("real", rows, benchmark="encoder", models=models)]
+    own, other = table_of("results", [record_of()], records).texts
+    assert own[0] == "mlp-adult [a]"
+    assert other[:4] == ["encoder, same_neighbour", "1.0000", "0.2500", "0.7500"]
+    assert set(other[4:]) == {"–"}
+    table = table_of("real", [record_of()], records)
+    assert [row[:3] for row in table.texts] == [
+        ["encoder", "original", "–"],
+        ["encoder", "direct swap", "–"],
+        *(["encoder", "converted", units] for units in ("64", "256", "1,024")),
+    ]
+    assert table.texts[2][7] == "0.9800"
+    assert table.notes == ("Refused, encoder: “too few”.",)
+    (drawing,) = drawings_of("path", [record_of()], records)
+    assert [axis.get_title(loc="left") for axis in drawing.figure.axes] == ["MLP on Adult", "encoder"]
+    assert len(drawings_of("glance", [record_of()], records)) == 1
+
+
 def judged(table_of, claim, *arguments, **options):
     table = table_of("claims", *arguments, **options)
     (row,) = [row for row in table.texts if row[0] == CLAIMS[claim].says]

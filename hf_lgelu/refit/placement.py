@@ -1,0 +1,284 @@
+"""Where each ReLU of a converted network has its kink, and how steep it is: fitted per channel before the refit.
+
+What the map behind the gates can make good by itself need not be fitted here. It mixes all channels of its features
+and has an intercept, so of φ(z) only what is no linear function of z and no constant is left for the ReLU: per channel,
+a and c are those with the least ‖φ(z) - a·ReLU(z - c) - b - d·z‖, and b and d are dropped. They go into the map before
+the gate (its rows times a, its bias (bias - c)·a), since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0: the network stays
+what it was in shape.
+
+In a gated unit, φ(z)·u, only what is constant in φ becomes linear in the unit's input, and no map there takes it up
+unless units are added for it; so the fit is without b and d, or with b alone, and weighted by u².
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
+from torch import Tensor, nn
+from torch.fx import Node
+
+from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
+from hf_lgelu.models.dataflow.trace import operation_name, shape_of, users
+from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.program import Program
+
+Basis = Literal["relu", "constant", "line"]
+"""What stands beside a·ReLU(z - c): nothing, b, or b + d·z."""
+
+PLACEMENT_ROWS = 4096
+"""Rows, about, that a placement is fitted on: three numbers a channel need no more."""
+
+_LOWEST, _HIGHEST, _BINS = -3.2, 3.2, 64
+_FLOOR = 1e-4  # of the diagonal: kinks at the edge of the data have next to no rows on one side
+_SAME = frozenset(("clone", "contiguous", "alias", "detach", "_to_copy", "to", "dropout"))
+_RESHAPES = frozenset(("view", "_unsafe_view", "reshape"))
+
+
+@dataclass(frozen=True)
+class GateUnit:
+    """A gate, the operation that makes its input, and the other half of a gated unit, where there is one."""
+
+    site: int
+    before: AffineOperation
+    other: AffineOperation | None
+
+    @property
+    def maps(self) -> tuple[AffineOperation, ...]:
+        """Before the gate, and of a gated unit beside it."""
+        return (self.before,) if self.other is None else (self.before, self.other)
+
+    @property
+    def parameters(self) -> Iterator[str]:
+        """Names of the weights and biases."""
+        for operation in self.maps:
+            yield from (name for name in (operation.weight, operation.bias) if name is not None)
+
+
+def find_gate_units(program: Program) -> list[GateUnit]:
+    """The gates whose input is an affine map's output and nothing else's, by site."""
+    found = []
+    for site, calls in sorted(program.flow.calls.items()):
+        before = _affine_source(program, calls[0].args[0], calls[0]) if len(calls) == 1 else None
+        if before is None or before.weight is None or not before.is_direct or not _is_free(program, before):
+            continue
+        found.append(GateUnit(site, before, _other_half(program, calls[0])))
+    return found
+
+
+def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation | None:
+    """The affine operation whose output `user` alone takes, through reshapes that leave the last axis."""
+    while users(node) == [user]:
+        operation = read_affine(node, program.flow)
+        if operation is not None:
+            return operation
+        name = operation_name(node)
+        if name not in _SAME and not (name in _RESHAPES and shape_of(node)[-1] == shape_of(node.args[0])[-1]):
+            return None
+        node, user = node.args[0], node
+    return None
+
+
+def _is_free(program: Program, operation: AffineOperation) -> bool:
+    names = [name for name in (operation.weight, operation.bias) if name is not None]
+    return all(len(program.flow.parameter_users(name)) == 1 and not program.flow.is_tied(name) for name in names)
+
+
+def _other_half(program: Program, call: Node) -> AffineOperation | None:
+    """The map whose output the gate's output is multiplied by."""
+    product = product_behind(call)
+    if product is None:
+        return None
+    node = next(operand for operand in product.args[:2] if not (operand is call or _leads_to(call, operand)))
+    operation = _affine_source(program, node, product)
+    return operation if operation is not None and operation.mixes and operation.is_direct else None
+
+
+def product_behind(call: Node) -> Node | None:
+    """The product with another tensor of its shape that a gate's output goes into, if that is all it goes into."""
+    current = call
+    while len(users(current)) == 1:
+        user = users(current)[0]
+        if operation_name(user) == "mul":
+            operands = [operand for operand in user.args[:2] if isinstance(operand, Node)]
+            alike = len(operands) == 2 and shape_of(operands[0]) == shape_of(operands[1]) == shape_of(user)
+            return user if alike and operands[0] is not operands[1] else None
+        if operation_name(user) not in _SAME:
+            return None
+        current = user
+    return None
+
+
+def _leads_to(call: Node, node: Node) -> bool:
+    while node is not call and operation_name(node) in _SAME and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node is call
+
+
+@dataclass(eq=False)
+class PlacementSums:
+    """Sums per channel and bin of z, from which every kink at an edge of a bin is fitted exactly; float64.
+
+    `sums` is (5, channels, bins): Σw, Σwz, Σwz², Σwφ, Σwφz over the rows whose z lies in the bin; `square` (channels,)
+    is Σwφ². The outermost bins reach to infinity.
+    """
+
+    sums: Tensor
+    square: Tensor
+
+    @classmethod
+    def zeros(cls, channels: int, device: torch.device | str = "cpu") -> "PlacementSums":
+        """Over no rows."""
+        place = {"dtype": torch.float64, "device": "cpu" if torch.device(device).type == "mps" else device}
+        return cls(torch.zeros(5, channels, _BINS, **place), torch.zeros(channels, **place))
+
+    @torch.no_grad()
+    def add(self, z: Tensor, value: Tensor, weight: Tensor | None = None) -> None:
+        """Rows (n, channels): z, φ(z) and a weight each (1 by default)."""
+        z, value = (part.to(self.sums.device, torch.float64) for part in (z, value))
+        weight = torch.ones_like(z) if weight is None else weight.to(self.sums.device, torch.float64)
+        bins = ((z - _LOWEST) * (_BINS / (_HIGHEST - _LOWEST))).floor().clamp_(0, _BINS - 1).long()
+        place = (bins + torch.arange(z.shape[1], device=bins.device) * _BINS).flatten()
+        weighted_value = weight * value
+        for total, term in zip(
+            self.sums, (weight, weight * z, weight * z * z, weighted_value, weighted_value * z), strict=True
+        ):
+            total.view(-1).index_add_(0, place, term.flatten())
+        self.square += (weighted_value * value).sum(0)
+
+    def reduce_over_processes(self) -> "PlacementSums":
+        """Over the rows of all processes, the same on each."""
+        if PartialState().num_processes == 1:
+            return self
+        return PlacementSums(*(reduce(part, reduction="sum") for part in (self.sums, self.square)))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """φ(z) ≈ slope·ReLU(z - kink) + constant + line·z per channel; `unexplained` is the share of Σwφ² left."""
+
+    slope: Tensor
+    kink: Tensor
+    constant: Tensor
+    line: Tensor
+    unexplained: Tensor
+
+
+def knots() -> Tensor:
+    """The kinks that are tried: the inner edges of the bins; zero is one of them."""
+    return torch.linspace(_LOWEST, _HIGHEST, _BINS + 1, dtype=torch.float64)[1:-1]
+
+
+@torch.no_grad()
+def fit_placement(sums: PlacementSums, basis: Basis) -> Placement:
+    """Least squares for every kink, and of those the best, per channel.
+
+    A channel that sees no row on one side of any kink, or whose best slope is not positive, keeps slope 1 at 0.
+    """
+    kinks = knots().to(sums.sums.device)
+    totals = sums.sums.sum(-1)
+    behind = sums.sums.flip(-1).cumsum(-1).flip(-1)[..., 1:]  # (5, C, kinks): over the rows above each kink
+    w, wz, wzz, wv, wvz = behind
+    f_f = wzz - 2 * kinks * wz + kinks**2 * w
+    f_1, f_z = wz - kinks * w, wzz - kinks * wz
+    f_v = wvz - kinks * wv
+    one_one, one_z, z_z, one_v, z_v = (total[:, None].expand_as(f_f) for total in totals)
+    columns = {"relu": 1, "constant": 2, "line": 3}[basis]
+    full = [[f_f, f_1, f_z], [f_1, one_one, one_z], [f_z, one_z, z_z]]
+    matrix = torch.stack([torch.stack(row[:columns], -1) for row in full[:columns]], -2)
+    right = torch.stack([f_v, one_v, z_v][:columns], -1)
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    diagonal += _FLOOR * diagonal + 1e-12 * totals[0].clamp(min=1e-30)[:, None, None]
+    solution = torch.linalg.solve(matrix, right[..., None])[..., 0]
+    error = sums.square[:, None] - (solution * right).sum(-1)
+    error = torch.where((w > 0) & (w < one_one) & (solution[..., 0] > 0), error, torch.inf)
+    least, best = error.min(-1)
+    chosen = solution.gather(1, best[:, None, None].expand(-1, 1, columns))[:, 0]
+    fitted = torch.isfinite(least)
+    parts = [torch.where(fitted, chosen[:, index], 0.0) for index in range(columns)]
+    zero = torch.zeros_like(least)
+    parts += [zero] * (3 - columns)
+    return Placement(
+        slope=torch.where(fitted, parts[0], 1.0),
+        kink=torch.where(fitted, kinks[best], 0.0),
+        constant=parts[1],
+        line=parts[2],
+        unexplained=torch.where(fitted, least / sums.square.clamp(min=1e-30), torch.nan),
+    )
+
+
+@torch.no_grad()
+def gather_placements(
+    model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds
+) -> dict[int, PlacementSums]:
+    """The sums of each gate unit over some rows of every fold, in the original, by site."""
+    sums: dict[int, PlacementSums] = {}
+    batches = [batch for fold in folds.folds for batch in fold[:1]]
+    with ExitStack() as hooks:
+        seen: dict[str, Tensor] = {}
+        for unit in units:
+            _watch(hooks, model, sites[unit.site], unit, seen)
+        for batch in batches:
+            loaded = batch.load()
+            mask = loaded.tensors.get("attention_mask")
+            run_example(model, loaded.inputs)
+            for unit in units:
+                rows = _rows(seen, unit, mask, -(-PLACEMENT_ROWS // len(batches)))
+                total = sums.setdefault(unit.site, PlacementSums.zeros(rows[0].shape[1], rows[0].device))
+                total.add(*rows)
+            seen.clear()
+    return {site: total.reduce_over_processes() for site, total in sums.items()}
+
+
+def _watch(hooks: ExitStack, model: nn.Module, site: ActivationSite, unit: GateUnit, seen: dict[str, Tensor]) -> None:
+    def gate(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        seen[f"{unit.site}.z"], seen[f"{unit.site}.value"] = inputs[0].detach(), output.detach()
+
+    def before(module: nn.Module, inputs: tuple) -> tuple:
+        return (inputs[0].clone(), *inputs[1:])  # what works in place would leave its output there
+
+    def other(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        seen[f"{unit.site}.other"] = output.detach()
+
+    if getattr(site.module, "inplace", False):
+        handle = site.module.register_forward_pre_hook(before)
+        hooks.callback(handle.remove)
+    handle = site.module.register_forward_hook(gate)
+    hooks.callback(handle.remove)
+    if unit.other is not None:
+        owner = model.get_submodule(unit.other.weight.rpartition(".")[0])
+        handle = owner.register_forward_hook(other)
+        hooks.callback(handle.remove)
+
+
+def _rows(seen: Mapping[str, Tensor], unit: GateUnit, mask: Tensor | None, wanted: int) -> tuple[Tensor, ...]:
+    """(z, φ(z)) or (z, φ(z), u²) as rows of channels, evenly spaced ones of those that are no padding."""
+    names = ["z", "value"] + (["other"] if unit.other is not None and f"{unit.site}.other" in seen else [])
+    axis = unit.before.channel_axis if unit.before.channel_axis is not None else -1
+    parts = [seen[f"{unit.site}.{name}"].movedim(axis, -1) for name in names]
+    if mask is not None and mask.shape == parts[0].shape[:-1]:
+        parts = [part[mask.bool().to(part.device)] for part in parts]
+    parts = [part.reshape(-1, part.shape[-1]) for part in parts]
+    step = max(1, len(parts[0]) // wanted)
+    parts = [part[::step].double() for part in parts]
+    return (*parts[:2], parts[2].square()) if len(parts) == 3 else tuple(parts)
+
+
+@torch.no_grad()
+def write_placement(converted: nn.Module, unit: GateUnit, placement: Placement) -> bool:
+    """Put slope and kink into the map before the gate of `converted`; whether that map has a bias to take them."""
+    if unit.before.bias is None:
+        return False
+    weight, bias = (converted.get_parameter(name) for name in (unit.before.weight, unit.before.bias))
+    slope, kink = (part.to(weight.device) for part in (placement.slope, placement.kink))
+    axis = unit.before.output_axis
+    shape = [1] * weight.dim()
+    shape[0 if axis is None else axis] = -1
+    weight.copy_(weight.double() * slope.view(shape))
+    bias.copy_((bias.double() - kink) * slope)
+    return True

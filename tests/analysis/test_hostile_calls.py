@@ -1,0 +1,99 @@
+"""What is no module, and tensors without numbers in rows, are refused in words by every function that takes them."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from hf_lgelu import (
+    CardFacts,
+    MLPConfig,
+    MLPForClassification,
+    anneal_hardness,
+    certify_substitution,
+    export_gelu,
+    export_onnx,
+    export_relu,
+    fold_hardness,
+    local_linear_model,
+    measure_zeros,
+    prune_units,
+    remove_dead_units,
+    verify_robustness,
+    write_card,
+)
+
+ROWS = torch.randn(8, 3)
+TAKING = {
+    "export_relu": lambda model, inputs, folder: export_relu(model, folder, inputs=inputs),
+    "export_gelu": lambda model, inputs, folder: export_gelu(model, folder, inputs=inputs),
+    "fold_hardness": lambda model, inputs, folder: fold_hardness(model, inputs),
+    "export_onnx": lambda model, inputs, folder: export_onnx(model, folder, inputs),
+    "certify_substitution": lambda model, inputs, folder: certify_substitution(model, inputs),
+    "local_linear_model": lambda model, inputs, folder: local_linear_model(model, inputs),
+    "measure_zeros": lambda model, inputs, folder: measure_zeros(model, inputs),
+    "prune_units": lambda model, inputs, folder: prune_units(model, inputs, fraction=0.5),
+    "remove_dead_units": lambda model, inputs, folder: remove_dead_units(model, inputs),
+    "verify_robustness": lambda model, inputs, folder: verify_robustness(model, inputs, [0] * 8, epsilons=0.1),
+}
+NEEDS_LAMBDA = ("export_relu", "export_gelu", "fold_hardness", "certify_substitution")
+
+
+def model_for(name):
+    act = "lambda_gelu" if name in NEEDS_LAMBDA else "relu"
+    model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1, hidden_act=act))
+    if act == "lambda_gelu":
+        anneal_hardness(model, 1.0)
+    return model.eval()
+
+
+@pytest.mark.parametrize("model", [None, "model", 3, [torch.nn.Linear(2, 2)]], ids=["None", "text", "number", "list"])
+@pytest.mark.parametrize("name", TAKING)
+def test_what_is_no_module(name, model, tmp_path):
+    with pytest.raises(TypeError, match=f"got {type(model).__name__}"):
+        TAKING[name](model, ROWS, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["meta", "sparse", "quantized"])
+@pytest.mark.parametrize("name", TAKING)
+@pytest.mark.filterwarnings("ignore")  # torch's, of its quantized tensors
+def test_tensors_without_numbers_in_rows(name, kind, tmp_path):
+    inputs = {
+        "meta": lambda: ROWS.to("meta"),
+        "sparse": lambda: ROWS.to_sparse(),
+        "quantized": lambda: torch.quantize_per_tensor(ROWS, 0.1, 0, torch.qint8),
+    }[kind]()
+    with pytest.raises(TypeError, match=r"dense tensors of numbers|floating-point tensor|float32"):
+        TAKING[name](model_for(name), inputs, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["export_relu", "export_gelu", "export_onnx", "certify_substitution"])
+@pytest.mark.parametrize("rows", [ROWS[:0], ROWS * math.nan], ids=["empty", "nan"])
+def test_no_rows_and_nan_measure_nothing(name, rows, tmp_path):
+    with pytest.raises((ValueError, RuntimeError)):
+        TAKING[name](model_for(name), rows, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, math.inf, math.nan])
+def test_a_limit_of_the_swap_is_a_number(limit, tmp_path):
+    with pytest.raises(ValueError, match="max_swap_error must be a finite number above 0"):
+        export_relu(model_for("export_relu"), tmp_path / "new", max_swap_error=limit)
+
+
+@pytest.mark.parametrize("axes", ["batch", {"features": [0]}, {"features": {0: 3}}, {"features": {"0": "batch"}}])
+def test_axes_are_named_in_a_mapping(axes, tmp_path):
+    with pytest.raises(TypeError, match="dynamic_axes must be a mapping"):
+        export_onnx(model_for("export_onnx"), tmp_path / "a.onnx", ROWS, dynamic_axes=axes)
+
+
+@pytest.mark.parametrize("facts", [None, {}, {"hardness": {"act": 160.0}}, copy])
+def test_a_card_is_made_of_facts(facts, tmp_path):
+    with pytest.raises(TypeError, match="facts must be CardFacts"):
+        write_card(tmp_path, facts)
+    with pytest.raises((FileNotFoundError, ValueError)):
+        write_card(tmp_path, CardFacts())
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,348 @@
+"""The rungs above the refit: kinks and slopes, units always on, whole blocks, distillation, and the ladder itself."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu.models.sites import find_sites
+from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
+from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.ladder import check_effort, climb
+from hf_lgelu.refit.layers import find_layers
+from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.placement import Placement, PlacementSums, find_gate_units, fit_placement, knots, write_placement
+from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.widen import find_blocks, low_rank, make_room, write_always_on
+
+VOCABULARY = 40
+
+
+def tokens(count=60, length=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {"input_ids": torch.randint(VOCABULARY, (count, length), generator=generator)}
+
+
+def loud(model, factor=3.0):
+    """Weights so large that the gates' form matters."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, factor / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def llama(**more):
+    return loud(
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=2,
+                num_attention_heads=2, max_position_embeddings=16, **more,
+            )
+        ),
+        1.0,
+    )  # fmt: skip
+
+
+def gpt2():
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    return loud(
+        GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=16, **ids)), 1.0
+    )
+
+
+def bert():
+    return loud(
+        BertForSequenceClassification(
+            BertConfig(
+                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=2,
+                num_attention_heads=2, max_position_embeddings=16, num_labels=3,
+            )
+        ),
+        1.0,
+    )  # fmt: skip
+
+
+def traced(model, inputs):
+    sites = find_sites(model)
+    program = Program(model, sites, inputs)
+    layers = find_layers(program, model, sites).layers
+    return sites, program, layers, find_blocks(program, layers, find_gate_units(program))
+
+
+@pytest.mark.parametrize("basis", ["relu", "constant", "line"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_placement_is_the_best_of_least_squares_at_every_kink(basis, weighted):
+    generator = torch.Generator().manual_seed(2)
+    z = torch.randn(400, 3, generator=generator, dtype=torch.float64) * torch.tensor([0.5, 1.0, 2.0]) + 0.3
+    weight = torch.rand(400, 3, generator=generator, dtype=torch.float64) if weighted else None
+    sums = PlacementSums.zeros(3)
+    for rows in range(0, 400, 150):
+        part = slice(rows, rows + 150)
+        sums.add(z[part], F.silu(z[part]), None if weight is None else weight[part])
+    found = fit_placement(sums, basis)
+    for channel in range(3):
+        x, y = z[:, channel].numpy(), F.silu(z[:, channel]).numpy()
+        w = np.ones(400) if weight is None else weight[:, channel].numpy()
+        best = np.inf
+        for kink in knots().tolist():
+            columns = np.stack([np.maximum(x - kink, 0), np.ones(400), x], 1)[
+                :, : {"relu": 1, "constant": 2}.get(basis, 3)
+            ]
+            if not (x >= kink).any() or (x >= kink).all():
+                continue
+            solution = np.linalg.lstsq(np.sqrt(w)[:, None] * columns, np.sqrt(w) * y, rcond=None)[0]
+            best = min(best, (w * (y - columns @ solution) ** 2).sum())
+        parts = found.slope, found.kink, found.constant, found.line
+        slope, kink, constant, line = (float(part[channel]) for part in parts)
+        reached = (w * (y - slope * np.maximum(x - kink, 0) - constant - line * x) ** 2).sum()
+        # The floor under the diagonal costs little; nothing can be below the best.
+        assert best * (1 - 1e-9) <= reached <= best * 1.05
+        assert float(found.unexplained[channel]) == pytest.approx(reached / (w * y**2).sum(), rel=0.05)
+
+
+def test_a_channel_without_spread_keeps_its_gate():
+    sums = PlacementSums.zeros(1)
+    sums.add(torch.full((50, 1), 0.05), torch.full((50, 1), 0.02))
+    found = fit_placement(sums, "line")
+    assert (float(found.slope), float(found.kink)) == (1.0, 0.0)
+
+
+def test_low_rank_is_the_best_in_the_metric_of_the_inputs():
+    torch.manual_seed(3)
+    matrix = torch.randn(5, 7, dtype=torch.float64)
+    rows = torch.randn(300, 7, dtype=torch.float64) @ torch.randn(7, 7, dtype=torch.float64)
+    left, right = low_rank(matrix, rows.T @ rows / 300, 2)
+    error = ((matrix - left @ right) @ rows.T).square().sum() / 300
+    values, vectors = torch.linalg.eigh(rows.T @ rows / 300)
+    root = vectors @ values.sqrt().diag() @ vectors.T
+    tail = torch.linalg.svdvals(matrix @ root)[2:].square().sum()
+    torch.testing.assert_close(error, tail, rtol=1e-4, atol=0)
+    torch.testing.assert_close((rows @ right.T).square().mean(0), torch.ones(2, dtype=torch.float64), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("build", [llama, gpt2, bert])
+def test_room_changes_no_output(build):
+    model, inputs = build(), tokens(4)
+    sites, program, layers, _ = traced(model, inputs)
+    room = make_room(model, program, layers, len(sites), 1.25)
+    assert room.extra == 10 if build is not gpt2 else room.extra == 16
+    assert any("→" in str(change) for change in room.config_changes)
+    with torch.no_grad():
+        torch.testing.assert_close(room.model(**inputs).logits, model(**inputs).logits, rtol=0, atol=1e-5)
+
+
+def test_a_family_without_a_key_for_the_biases_does_without_or_is_refused():
+    config = MistralConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=16,
+    )  # fmt: skip
+    model, inputs = loud(MistralForCausalLM(config), 1.0), tokens()
+    sites, program, layers, _ = traced(model, inputs)
+    assert make_room(model, program, layers, len(sites), 1.0).model is model
+    with pytest.raises(ConversionRefusedError, match="no key of MistralConfig"):
+        convert_to_relu(model, inputs, effort="place", width_budget=1.25)
+
+
+@pytest.mark.parametrize("build", [llama, gpt2])
+def test_units_always_on_and_placed_gates_compute_the_formula(build):
+    """With as many units as inputs, a block is W_down(a·ReLU(z - c) + b + d·z)·u to rounding, written by hand."""
+    model, inputs = build().double(), tokens(4)
+    sites, program, layers, blocks = traced(model, inputs)
+    room = make_room(model, program, layers, len(sites), 1.4 if build is llama else 1.25)
+    sites, program, layers, blocks = traced(room.model, inputs)
+    assert (room.extra, len(blocks)) == (16, 2)
+    block, width = blocks[0], blocks[0].width - 16
+    torch.manual_seed(4)
+    rows = torch.randn(500, 16, dtype=torch.float64)
+    slope, kink, constant, line = torch.rand(4, width, dtype=torch.float64) + torch.tensor([[0.5], [0], [0], [0]])
+    if build is llama:
+        line = torch.zeros_like(line)
+    else:
+        constant = torch.zeros_like(constant)  # the intercept's
+    fill = torch.zeros(16, dtype=torch.float64)
+    placement = Placement(
+        torch.cat([slope, fill + 1]), *(torch.cat([part, fill]) for part in (kink, constant, line)), torch.tensor(0.0)
+    )
+    seen = Moments.zeros(1, 16, 1)
+    seen.add(rows[:, None], rows[:, None, :1], rows[:, None, :1])
+    original = copy.deepcopy(room.model)
+    write_always_on(room.model, block, placement, seen, width, 16)
+    write_placement(room.model, block.unit, placement)
+    w_gate, w_up, w_down = (_matrix(original, operation)[:, :] for operation in _three(block))
+    z = rows @ w_gate[:width].T + original.get_parameter(block.unit.before.bias)[:width]
+    value = slope * (z - kink).relu() + constant + line * (z - original.get_parameter(block.unit.before.bias)[:width])
+    if block.unit.other is not None:
+        value = value * (rows @ w_up[:width].T)
+    expected = value @ w_down[:, :width].T
+    new_gate, new_up, new_down = (_matrix(room.model, operation) for operation in _three(block))
+    features = (rows @ new_gate.T + room.model.get_parameter(block.unit.before.bias)).relu()
+    if block.unit.other is not None:
+        features = features * (rows @ new_up.T)
+    actual = features @ new_down.T
+    actual = actual + (0 if block.down.operation.bias is None else _bias_change(room.model, original, block))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+def _three(block):
+    return block.unit.before, block.unit.other or block.unit.before, block.down.operation
+
+
+def _matrix(model, operation):
+    weight = model.get_parameter(operation.weight).detach()
+    return weight if operation.output_axis == 0 else weight.T
+
+
+def _bias_change(model, original, block):
+    name = block.down.operation.bias
+    return (model.get_parameter(name) - original.get_parameter(name)).detach()
+
+
+def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features(monkeypatch):
+    """The normal equations, dense, with the features of the network that came out."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(3, 40), nn.GELU(), nn.Linear(40, 4)).double()
+    model[0].weight.data *= 3
+    inputs = torch.randn(400, 3, dtype=torch.float64)
+    distances = iter((2.0, 1.0))  # the second rung is the one that is looked at here
+    monkeypatch.setattr("hf_lgelu.refit.convert._reached_distance", lambda attempt: next(distances))
+    converted, report = convert_to_relu(model, inputs, effort="place")
+    assert [step.effort for step in report.steps] == ["refit", "place"]
+    assert report.steps[1].is_kept, report.steps
+    folds = deal_folds(read_batches(inputs))
+    rows = torch.cat([batch.load().inputs for fold in folds.folds for batch in fold])
+    features, target = converted[1](converted[0](rows)).detach(), model(rows).detach()
+    centred = features - features.mean(0)
+    gram = centred.T @ centred
+    gram += report.layers[0].strength * gram.diagonal().mean() * torch.eye(40, dtype=torch.float64)
+    residual = target - features @ model[2].weight.T - model[2].bias
+    change = torch.linalg.solve(gram, centred.T @ (residual - residual.mean(0))).T
+    torch.testing.assert_close(converted[2].weight.detach(), (model[2].weight + change).detach(), rtol=0, atol=1e-8)
+    # And the gates' maps are rows of the original times a slope.
+    share = converted[0].weight / model[0].weight
+    torch.testing.assert_close(share, share[:, :1].expand_as(share), rtol=1e-9, atol=0)
+    assert (converted[0].weight - model[0].weight).abs().max() > 1e-3
+
+
+def test_a_block_is_moved_only_where_unseen_rows_are_nearer():
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Linear(5, 12), nn.GELU(), nn.Linear(12, 5), nn.LayerNorm(5))
+    inputs = torch.randn(900, 5)
+    _, _, _, blocks = traced(model, inputs[:4])
+    wanted = copy.deepcopy(model[:3])
+    wanted[1] = nn.ReLU()
+    with torch.no_grad():
+        for parameter in wanted.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        targets = wanted(inputs)
+    before = copy.deepcopy(model.state_dict())
+    noise = BlockRows(inputs[:8], 10 * torch.randn(8, 5))
+    refused = reconstruct_block(model, blocks[0], nn.ReLU(), noise, BlockRows(inputs[800:], targets[800:]))
+    assert not refused.is_kept
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    unseen = BlockRows(inputs[800:], targets[800:])
+    done = reconstruct_block(model, blocks[0], nn.ReLU(), BlockRows(inputs[:800], targets[:800]), unseen)
+    assert done.after < 0.5 * done.before
+    with torch.no_grad():
+        actual = F.linear(F.linear(inputs[800:], model[0].weight, model[0].bias).relu(), model[2].weight, model[2].bias)
+    assert done.after == pytest.approx((actual - targets[800:]).double().square().sum().item(), rel=1e-4)
+    sums = block_moments(model, blocks[0], nn.ReLU(), [unseen])[0]
+    assert sums.count == 100
+    assert float(sums.residual_square) == pytest.approx(done.after, rel=1e-4)
+
+
+def test_each_rung_is_kept_only_where_it_is_nearer():
+    distances = {"refit": 0.5, "place": 0.7, "blocks": 0.3, "distill": 0.2}
+    given = []
+
+    def attempt(effort, best):
+        given.append((effort, best))
+        return distances[effort]
+
+    reached = climb(list(distances), attempt, lambda found: found)
+    assert reached.best == 0.2
+    assert given == [("refit", None), ("place", 0.5), ("blocks", 0.5), ("distill", 0.3)]
+    assert [step.is_kept for step in reached.steps] == [True, False, True, True]
+    assert [step.effort for step in climb(list(distances), attempt, lambda found: found, tolerance=0.4).steps] == [
+        "refit", "place", "blocks",
+    ]  # fmt: skip
+    assert len(climb(list(distances), attempt, lambda found: found, max_seconds=1e-9).steps) == 1
+    assert climb(["refit", "place"], attempt, lambda found: float("nan")).best == 0.5
+
+
+def test_what_is_no_effort():
+    for arguments in (("fast", None, None), (None, 0.0, None), (None, None, -1.0)):
+        with pytest.raises(ValueError, match="must be"):
+            check_effort(*arguments)
+    model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4))
+    with pytest.raises(ValueError, match="width_budget"):
+        convert_to_relu(model, torch.randn(100, 6), width_budget=0.5)
+    with pytest.raises(ValueError, match="held out"):
+        convert_to_relu(model, torch.randn(40, 6), effort="place")
+
+
+def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
+    torch.manual_seed(7)
+    model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(400, 6)
+    _, report = convert_to_relu(model, rows, tolerance=1e3)
+    assert [step.effort for step in report.steps] == ["refit"]
+    with pytest.raises(ConversionRefusedError, match=r"refit .* place .* blocks") as caught:
+        convert_to_relu(model, rows, tolerance=1e-12, effort="blocks")
+    assert [step.effort for step in caught.value.report.steps] == ["refit", "place", "blocks"]
+
+
+def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path):
+    inputs, saved = tokens(120), []
+    for build in (llama, gpt2, bert):
+        model = build()
+        before = copy.deepcopy(model.state_dict())
+        effort = "distill" if build is llama else "place"
+        converted, report = convert_to_relu(model, inputs, effort=effort, width_budget=1.25, max_kl=None)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert report.width_share == 1.25
+        kept = [step.distance for step in report.steps if step.is_kept]
+        assert kept == sorted(kept, reverse=True)
+        assert len(kept) > 1
+        assert kept[-1] < 0.9 * kept[0]
+        assert report.held_out.refitted.kl == pytest.approx(kept[-1])
+        folder = tmp_path / build.__name__
+        converted.save_pretrained(folder)
+        with torch.no_grad():
+            torch.save(converted(input_ids=inputs["input_ids"][:3]).logits, folder / "logits.pt")
+        saved.append(str(folder))
+    program = (
+        "import sys, torch, transformers\n"
+        "for folder in sys.argv[1:]:\n"
+        "    kind = getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])\n"
+        "    model = kind.from_pretrained(folder).eval()\n"
+        "    ids = torch.load(folder + '/../ids.pt')\n"
+        "    with torch.no_grad():\n"
+        "        torch.testing.assert_close(model(input_ids=ids).logits, torch.load(folder + '/logits.pt'))\n"
+        "assert 'hf_lgelu' not in sys.modules\n"
+    )
+    torch.save(inputs["input_ids"][:3], tmp_path / "ids.pt")
+    result = subprocess.run(
+        [sys.executable, "-c", program, *saved], cwd=Path(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
