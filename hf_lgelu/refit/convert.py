@@ -59,14 +59,32 @@ ENOUGH_ROWS = 2
 
 
 class Conversion(NamedTuple):
-    """What `convert_to_relu` gives: the new model, and what was done."""
+    """What `convert_to_relu` gives: the new model, and what was done.
+
+    >>> import torch
+    >>> from hf_lgelu import convert_to_relu
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
+    >>> conversion = convert_to_relu(net, torch.randn(200, 4))
+    >>> type(conversion.model[1]).__name__, conversion.report.distinct_units
+    ('ReLU', 200)
+    """
 
     model: nn.Module
     report: ConversionReport
 
 
 class ConversionRefusedError(RuntimeError):
-    """The model was not converted. `report` says what was measured, where anything was; the model is as it was."""
+    """The model was not converted. `report` says what was measured, where anything was; the model is as it was.
+
+    >>> import torch
+    >>> from hf_lgelu import ConversionRefusedError, convert_to_relu
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
+    >>> try:
+    ...     convert_to_relu(net, torch.randn(200, 4), max_kl=1e-12, strict=True)
+    ... except ConversionRefusedError as error:
+    ...     print(error.report.held_out.refitted.kl > 1e-12)
+    True
+    """
 
     def __init__(self, message: str, report: ConversionReport | None = None) -> None:
         super().__init__(message)

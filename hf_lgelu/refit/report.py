@@ -38,6 +38,11 @@ class LayerRefit:
         width: features of a row (inputs of the map; of a convolution, of one group, times the kernel's size).
         rows: rows that it was fitted on (tokens, positions of a feature map).
         note: why a layer was not refitted, or what to know about it.
+
+    >>> from hf_lgelu import LayerRefit
+    >>> layer = LayerRefit(("mlp.down",), ("mlp.act",), "refit", 1e-3, 0.25, 0.01, width=512, rows=6144)
+    >>> layer.error_after < layer.error_before
+    True
     """
 
     layers: tuple[str, ...]
@@ -60,6 +65,11 @@ class NetChange:
     `max_logit_change` the largest |ŷ − y| of any output; `relative_error` ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs;
     `metrics` ("accuracy", or "perplexity" of causal language models) are empty without labels. All of these are of the
     first of the outputs that count; `relative_errors` has the relative error of each where there are several.
+
+    >>> from hf_lgelu import NetChange
+    >>> change = NetChange(kl=0.01, agreement=0.98, max_logit_change=0.5, relative_error=0.02)
+    >>> change.metrics
+    {}
     """
 
     kl: float | None
@@ -75,6 +85,12 @@ class Evaluation:
     """The swap without and with the refit, beside the original, on rows that were not fitted.
 
     `rows` counts predictions, `units` the rows, sequences or images that they come from.
+
+    >>> from hf_lgelu import Evaluation, NetChange
+    >>> swap, refit = NetChange(0.5, 0.7, 9.0, 0.4), NetChange(0.01, 0.98, 0.5, 0.02)
+    >>> evaluation = Evaluation(rows=64, units=64, original_metrics={}, direct=swap, refitted=refit)
+    >>> evaluation.refitted.kl < evaluation.direct.kl
+    True
     """
 
     rows: int
@@ -121,6 +137,15 @@ class ConversionReport:
         warnings: what the user should know before trusting it.
         steps: the rungs that were tried; the network is that of the last one kept.
         width_share: units of each block, as a share of the original's.
+
+    >>> import torch
+    >>> from hf_lgelu import convert_to_relu
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
+    >>> report = convert_to_relu(net, torch.randn(200, 4)).report
+    >>> report.rows, [layer.layers for layer in report.layers]
+    (200, [('2',)])
+    >>> "nat from the original" in str(report)
+    True
     """
 
     model: str
