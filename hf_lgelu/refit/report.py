@@ -247,7 +247,7 @@ def distance_in_words(change: NetChange) -> str:
 
 
 def what_was_done(report: ConversionReport) -> str:
-    """Two sentences: which gates became ReLU, and on what the maps behind them were refitted."""
+    """Which gates became ReLU, on what the maps behind them were refitted, and what was tried beside."""
     duplicates = report.units - report.distinct_units
     without = f", {duplicates:,} duplicates left out" if duplicates else ""
     folds = (
@@ -260,8 +260,19 @@ def what_was_done(report: ConversionReport) -> str:
     return (
         f"{gates_in_words(report)} became ReLU. {choices_in_words(report.layers)}, without labels, on "
         f"{_count(report.distinct_units, 'input')} ({_count(report.rows, 'row')}{without}), by ridge regression "
-        f"towards the weights they had, with {folds}.{outputs} It took {report.seconds:.1f} s."
+        f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)} It took {report.seconds:.1f} s."
     )
+
+
+def _steps_in_words(report: ConversionReport) -> str:
+    """Which rungs were tried, and how near each came; nothing of the refit alone."""
+    if len(report.steps) < 2:
+        return ""
+    tried = ", ".join(
+        f"{step.effort} {significant(step.distance)}{'' if step.is_kept else ' (not kept)'}" for step in report.steps
+    )
+    wider = f" Its blocks have {report.width_share:.4g} times the units." if report.width_share != 1 else ""
+    return f" Tried one after the other, with their distance on the inputs held out: {tried}.{wider}"
 
 
 def gates_in_words(report: ConversionReport) -> str:

@@ -54,6 +54,9 @@ def test_a_compiler_for_real_devices_takes_the_kernels(environment, tmp_path):
     for dtype, vectors in (("float32", 4), ("bfloat16", 2)):
         assert launches[f"flat,torch.{dtype}", "forward"] == (vectors, 3, 32)
         assert launches[f"flat,torch.{dtype}", "backward"] == (2 * vectors, 4, 32)
+        for gate in ("lambda_gelu_tanh", "lambda_silu"):
+            assert launches[f"{gate},torch.{dtype}", "forward"] == (vectors, 3, 32)
+            assert launches[f"{gate},torch.{dtype}", "backward"] == (2 * vectors, 4, 32)
     assert launches["far", "forward"] == (2, 1, 64)
     assert launches["far", "backward"] == (4, 1, 64)
     # Per channel: λ comes in vectors too where channels are neighbours.

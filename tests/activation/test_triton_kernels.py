@@ -47,6 +47,23 @@ def test_halves_round_only_once(dtype, hardness):
     assert_accurate(x, one(hardness), delta, rounding=rounding, smallest=info.smallest_normal * info.eps)
 
 
+@pytest.mark.parametrize("gate", ["lambda_gelu_tanh", "lambda_silu"])
+@pytest.mark.parametrize("hardness", HARDNESSES)
+@pytest.mark.parametrize("hardness_shape", [(1,), (70,)])
+def test_the_other_gates(gate, hardness, hardness_shape):
+    x, delta = 3 * sample(300, 70, seed=13), sample(300, 70, seed=14)
+    each = torch.full(hardness_shape, hardness, device=DEVICE)
+    assert_accurate(x, each, delta, lambda x, hardness: lambda_gate(x, hardness, gate), gate=gate)
+    special = torch.tensor([torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 0.0], device=DEVICE)
+    value, grad_x, _ = values_and_gradients(
+        lambda x, hardness: lambda_gate(x, hardness, gate), special, one(hardness), torch.ones_like(special)
+    )
+    assert torch.equal(value[[0, 3, 4, 5]].cpu(), torch.tensor([torch.inf, 3e38, 0.0, 0.0]))
+    assert value[1:3].isnan().all()
+    assert grad_x[:3].isnan().all()
+    assert grad_x[3:].tolist() == [1.0, 0.0, 0.5]
+
+
 @pytest.mark.parametrize("hardness", HARDNESSES)
 def test_the_lower_tail_keeps_its_digits(hardness):
     x = torch.linspace(-12, -1, 500, device=DEVICE) / hardness

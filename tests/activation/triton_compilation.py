@@ -43,9 +43,9 @@ def report(case):
     compiled.clear()
 
 
-def compile_both(case, x, delta, hardness):
-    launch.backward(x, delta, hardness, True, True)
-    launch.forward(x, hardness)
+def compile_both(case, x, delta, hardness, gate="lambda_gelu"):
+    launch.backward(x, delta, hardness, True, True, gate)
+    launch.forward(x, hardness, gate)
     report(case)
 
 
@@ -55,6 +55,8 @@ one, state = launch.Hardness(torch.ones(1)), launch.Hardness(torch.ones(1), torc
 for dtype in (torch.float32, torch.bfloat16):
     dense = torch.empty(64, 1024, dtype=dtype)
     compile_both(f"flat,{dtype}", dense, dense, state)
+    for gate in ("lambda_gelu_tanh", "lambda_silu"):
+        compile_both(f"{gate},{dtype}", dense, dense, state, gate)
 # Memory that is promised and never touched.
 far = torch.empty(2**31, dtype=torch.float16)
 compile_both("far", far, far, one)

@@ -37,14 +37,14 @@ def sample(*shape, **options):
     return random(*shape, **options).to(DEVICE)
 
 
-def assert_accurate(x, hardness, delta, function=lambda_gate, rounding=0.0, smallest=0.0):
-    """The issue's bounds for value, ∂x and ∂λ; `rounding` is that of the dtype of x."""
+def assert_accurate(x, hardness, delta, function=lambda_gate, rounding=0.0, smallest=0.0, gate="lambda_gelu"):
+    """The bounds of value, ∂x and ∂λ; `rounding` is that of the dtype of x."""
     got, got_x, got_hardness = (t.cpu() for t in values_and_gradients(function, x, hardness, delta))
     x, hardness, delta = x.cpu(), hardness.cpu(), delta.cpu()
-    want, want_x = oracle.value(x, hardness), delta.double() * oracle.derivative_in_x(x, hardness)
+    want, want_x = oracle.value(x, hardness, gate), delta.double() * oracle.derivative_in_x(x, hardness, gate)
     assert_within(got, want, rounding * want.abs() + ACCURACY * x.double().abs() + smallest)
     assert_within(got_x, want_x, rounding * want_x.abs() + ACCURACY * delta.double().abs() + smallest)
-    terms = delta.double() * oracle.derivative_in_hardness(x, hardness)
+    terms = delta.double() * oracle.derivative_in_hardness(x, hardness, gate)
     # Past |u| = 8, where u²φ is below 1e-12, float32 rounds u² too coarsely to tell φ to 1e-5.
     beyond = 1e-12 * delta.double().abs() / hardness.double().square()
     slack = (1e-5 * terms.abs() + beyond).sum_to_size(hardness.shape)

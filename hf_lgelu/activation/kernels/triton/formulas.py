@@ -63,7 +63,7 @@ def step_and_density(x, hardness, gate: tl.constexpr):
     """G(u) and g(u) for u = λx. NaN stays NaN in G; at ±inf they are 1 or 0, and 0."""
     if gate == "lambda_gelu":
         step, exponential = gaussian(x, hardness)
-        density = INV_SQRT_2PI * exponential
+        density = exponential * INV_SQRT_2PI
     elif gate == "lambda_silu":
         step, density = logistic(x, tl.abs(x) * hardness)
     else:
@@ -71,8 +71,8 @@ def step_and_density(x, hardness, gate: tl.constexpr):
         r = tl.abs(x) * hardness
         r = tl.where(r > FLAT, FLAT, r)
         square = r * r
-        step, density = logistic(x, LINEAR * r * (1.0 + CUBIC * square))
-        density = density * (LINEAR * (1.0 + 3.0 * CUBIC * square))
+        step, density = logistic(x, r * (1.0 + square * CUBIC) * LINEAR)
+        density = density * (1.0 + square * (3.0 * CUBIC)) * LINEAR
     return step, density
 
 

@@ -1,0 +1,315 @@
+"""Every row of GATES: its constants, what λ = 1 is, values and derivatives of every kernel, and its module."""
+
+import copy
+import io
+from dataclasses import replace
+
+import mpmath
+import oracle
+import pytest
+import torch
+from conftest import HERE, TRANSFORMABLE
+from expectations import COPIES, DELTA, X, assert_learns, assert_matches_closed_form, assert_within, random
+from mpmath import mpf
+from torch.nn import functional as F
+
+import hf_lgelu
+from hf_lgelu.activation.functional import lambda_gate
+from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.hardness import hardness_for_tolerance, swap_error_bound
+from hf_lgelu.activation.kernels import KERNELS
+from hf_lgelu.activation.kernels.choice import choose_kernel
+from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, SharedLambdaGate
+
+OTHERS = [name for name in GATES if name != "lambda_gelu"]
+PLAIN = {
+    "lambda_gelu": F.gelu,
+    "lambda_gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "lambda_silu": F.silu,
+}
+FUNCTIONS = {
+    "lambda_gelu": hf_lgelu.lambda_gelu,
+    "lambda_gelu_tanh": hf_lgelu.lambda_gelu_tanh,
+    "lambda_silu": hf_lgelu.lambda_silu,
+}
+# torch's own derivatives of the other two, which aten takes, and σ(1 − σ) in eager's autograd.
+SLOPE_ACCURACY = 1.5e-6
+
+every_gate = pytest.mark.parametrize("gate", GATES)
+other_gates = pytest.mark.parametrize("gate", OTHERS)
+
+
+def named(name, gate):
+    return lambda x, hardness: lambda_gate(x, hardness, gate, None if name == "automatic" else name)
+
+
+# The table
+
+
+@every_gate
+def test_the_constants_are_those_of_the_formula(gate):
+    step = oracle.EXACT_STEPS[gate]
+    width = 2 * mpmath.quad(lambda u: step(-u), [0, 1, 2, 4, 8, 16, 32, 100])
+    root = mpmath.findroot(lambda u: step(-u) - u * oracle.EXACT_DENSITIES[gate](u), 1)  # of the derivative of u·G(−u)
+    assert abs(GATES[gate].width / width - 1) < 1e-15
+    assert abs(GATES[gate].swap_error / (root * step(-root)) - 1) < 1e-15
+    assert all(u * step(-u) < root * step(-root) for u in (root - mpf("0.01"), root + mpf("0.01")))
+
+
+def test_the_known_constants():
+    assert GATES["lambda_silu"].width == pytest.approx(2 * mpmath.log(2), rel=1e-15)
+    assert GATES["lambda_silu"].swap_error == pytest.approx(0.2785, abs=5e-5)
+    assert hardness_for_tolerance(5e-3) == pytest.approx(159.577, abs=5e-4)
+    assert hardness_for_tolerance(5e-3, "lambda_silu") == pytest.approx(400 * mpmath.log(2), rel=1e-15)
+    assert swap_error_bound(100.0, "lambda_gelu_tanh") == pytest.approx(0.0017004075057125405, rel=1e-15)
+
+
+@pytest.mark.parametrize("name", ["lambda_mish", "gelu", ""])
+def test_what_has_no_row_is_refused_with_what_there_is_instead(name):
+    for ask in (
+        lambda: hardness_for_tolerance(5e-3, name),
+        lambda: swap_error_bound(2.0, name),
+        lambda: lambda_gate(X, 2.0, name),
+    ):
+        with pytest.raises(ValueError, match=rf"unknown gate '{name}'; accepted: lambda_gelu, .*Mish.*convert_to_relu"):
+            ask()
+
+
+@every_gate
+def test_the_step_is_symmetric(gate):
+    row, v = GATES[gate], torch.linspace(0, GATES[gate].limits[1], 1001, dtype=torch.float64)
+    assert_within(row.step(-v), 1 - row.step(v), torch.full_like(v, 2e-16))
+    assert torch.equal(row.density(-v), row.density(v))
+    for dtype in (torch.float32, torch.float64):
+        limit = torch.tensor([row.limit(dtype)], dtype=dtype)
+        assert (row.step(limit).item(), row.step(-limit).item()) == (1.0, 0.0)
+        density = row.density(limit).item()
+        assert density == 0 or density >= torch.finfo(dtype).smallest_normal
+
+
+# λ = 1
+
+
+def extreme_values():
+    info = torch.finfo(torch.float64)
+    positive = [0.0, info.tiny, 5e-324, 1e-300, 1e-8, 5.5, 8.3, 37.6, 709, 745, 1e10, 1e155, info.max]
+    return torch.tensor([*positive, *(-number for number in positive), torch.inf], dtype=torch.float64)
+
+
+@every_gate
+@pytest.mark.parametrize("kernel", ["automatic", "aten"])
+@pytest.mark.parametrize(
+    "hardness", [1.0, torch.ones(1), torch.ones(9, dtype=torch.float64)], ids=["number", "one", "nine"]
+)
+def test_in_float64_hardness_one_is_the_plain_activation_to_the_last_bit(gate, kernel, hardness):
+    for x in (3 * random(1111, 9, seed=3, dtype=torch.float64), extreme_values().reshape(3, 9)):
+        got = named(kernel, gate)(x, hardness)
+        assert torch.equal(got.view(torch.int64), PLAIN[gate](x).view(torch.int64))
+    assert bool(FUNCTIONS[gate](torch.tensor([torch.nan], dtype=torch.float64), 1.0).isnan().all())
+
+
+@every_gate
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_in_narrower_dtypes_hardness_one_is_the_plain_activation_rounded(gate, dtype):
+    x = random(4000, seed=4, dtype=dtype, scale=3.0)
+    wanted = PLAIN[gate](x.double())
+    rounding = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
+    for name in (name for name in HERE if KERNELS[name].refusal(x, torch.ones(1), gate) is None):
+        assert_within(named(name, gate)(x, 1.0), wanted, rounding * wanted.abs() + 5e-7 * x.double().abs() + 3e-8)
+
+
+# Kernels, against mpmath and float64
+
+
+POINTS = [-8.0, -3.3, -1.0, -0.3, -1e-3, 0.0, 1e-3, 0.31, 0.75, 1.0, 2.2, 5.0, 9.0]
+
+
+@other_gates
+@pytest.mark.parametrize("name", TRANSFORMABLE)
+@pytest.mark.parametrize("hardness", [1.0, 1.7, 20.0, 160.0])
+def test_float64_against_mpmath(gate, name, hardness):
+    x = torch.tensor(POINTS, dtype=torch.float64, requires_grad=True)
+    each = torch.full_like(x, hardness).requires_grad_()
+    value = named(name, gate)(x, each)
+    value.sum().backward()
+    for index, point in enumerate(POINTS):
+        for got, exact, scale in (
+            (value[index], oracle.exact_value(point, hardness, gate), abs(point)),
+            (x.grad[index], oracle.exact_derivative_in_x(point, hardness, gate), 1.0),
+            (each.grad[index], oracle.exact_derivative_in_hardness(point, hardness, gate), point**2),
+        ):
+            assert abs(mpf(got.item()) - exact) <= 2e-15 * scale * max(1, abs(hardness * point))
+
+
+@other_gates
+@pytest.mark.parametrize("name", [*HERE, "automatic"])
+@pytest.mark.parametrize("hardness", [1.0, 2.5, 160.0])
+@pytest.mark.parametrize("scale", [0.02, 3.0])
+def test_float32_against_float64(gate, name, hardness, scale):
+    x, delta = random(3000, seed=5, scale=scale), random(3000, seed=6)
+    accuracy = 5e-7 if name in ("cpu", "automatic") else SLOPE_ACCURACY
+    assert_matches_closed_form(
+        named(name, gate), x, torch.tensor([hardness]), delta, gate=gate, slope_accuracy=accuracy
+    )
+
+
+@other_gates
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("shape", [(5,), (4, 1, 1), (3, 4, 1, 1)])
+def test_several_hardnesses(gate, name, shape):
+    x, delta = random(3, 4, 6, 5, seed=7), random(3, 4, 6, 5, seed=8)
+    hardness = 1 + random(*shape, seed=9).abs()
+    kernel = KERNELS[name]
+    if kernel.refusal(x, hardness, gate) is None:
+        assert_matches_closed_form(named(name, gate), x, hardness, delta, gate=gate, slope_accuracy=SLOPE_ACCURACY)
+
+
+@other_gates
+@pytest.mark.parametrize("name", [*HERE, "automatic"])
+def test_what_is_not_finite_or_overflows_is_as_in_the_plain_activation(gate, name):
+    function = named(name, gate)
+    x = torch.tensor([torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 1e-40, -1e-40], requires_grad=True)
+    hardness = torch.tensor([2.0], requires_grad=True)
+    value = function(x, hardness)
+    wanted = PLAIN[gate](x.detach().double() * 2) / 2
+    assert torch.allclose(value.double(), wanted, equal_nan=True, rtol=1e-6)
+    value.sum().backward()
+    assert x.grad[:3].isnan().all()
+    assert x.grad[3:].tolist() == pytest.approx([1, 0, 0.5, 0.5])
+    for largest in (1e4, 3e38):
+        x = torch.tensor([3e38, -3e38], requires_grad=True)
+        hardness = torch.tensor([largest], requires_grad=True)
+        value = function(x, hardness)
+        value.sum().backward()
+        assert value.tolist() == F.relu(x).tolist()
+        assert x.grad.tolist() == pytest.approx([1, 0], abs=1e-30)
+        assert abs(hardness.grad.item()) <= 1e-20
+
+
+@other_gates
+def test_ties_and_narrow_dtypes_of_the_fused_kernel_are_the_rounded_float32_result(gate):
+    x = random(5000, seed=10, dtype=torch.bfloat16)
+    narrow = lambda_gate(x, 2.0, gate, "cpu")
+    assert torch.equal(narrow, lambda_gate(x.float(), 2.0, gate, "cpu").to(torch.bfloat16))
+
+
+@other_gates
+@pytest.mark.parametrize("name", TRANSFORMABLE)
+@pytest.mark.parametrize("shape", [(1,), (3, 1)])
+def test_higher_orders_and_transforms(gate, name, shape):
+    x = random(2, 3, 4, seed=16, dtype=torch.float64).requires_grad_()
+    hardness = (1 + random(*shape, seed=17, dtype=torch.float64).abs()).requires_grad_()
+    function = named(name, gate)
+    torch.autograd.gradcheck(function, (x, hardness), check_forward_ad=True, check_batched_grad=True)
+    torch.autograd.gradgradcheck(function, (x, hardness))
+    by_row = torch.func.vmap(lambda row: function(row, hardness.reshape(-1)[:1]))(x.detach())
+    assert torch.allclose(by_row, function(x.detach(), hardness.reshape(-1)[:1]), rtol=1e-12)
+
+
+@other_gates
+def test_the_sum_for_the_hardness_keeps_its_digits(gate):
+    """A million equal terms: a float32 sum would be off by 1e-3 and more."""
+    x, delta = torch.full((2**20,), 0.4), torch.full((2**20,), 0.1)
+    for name in ("cpu", "aten"):
+        hardness = torch.tensor([2.0], requires_grad=True)
+        named(name, gate)(x, hardness).backward(delta)
+        term = oracle.derivative_in_hardness(x[:1], torch.tensor([2.0]), gate) * delta[:1].double()
+        assert hardness.grad.item() == pytest.approx(2**20 * term.item(), rel=5e-6)
+
+
+def test_a_row_without_a_fused_form_is_computed_by_the_others(monkeypatch):
+    monkeypatch.setitem(GATES, "lambda_new", replace(GATES["lambda_silu"], name="lambda_new"))
+    one = torch.tensor([2.0])
+    for name in ("cpu", "triton", "traced"):
+        assert KERNELS[name].refusal(X, one, "lambda_new") == "it has no formula for lambda_new"
+    assert choose_kernel(X, one, None, "lambda_new").name == "aten"
+    assert_within(lambda_gate(X, 2.0, "lambda_new"), oracle.value(X, one, "lambda_silu"), 5e-7 * X.double().abs())
+
+
+# Modules
+
+
+@every_gate
+def test_every_row_has_a_module_with_the_same_state(gate):
+    module = GATE_MODULES[gate](init_hardness=2.0)
+    assert module.gate == gate
+    assert isinstance(module, LambdaGate)
+    assert list(module.state_dict()) == ["raw_hardness", "temperature", "hardness_override"]
+    assert list(GATE_MODULES) == list(GATES)
+    for given, state in hf_lgelu.LambdaGELU(init_hardness=2.0).state_dict().items():
+        assert torch.equal(module.state_dict()[given], state)
+
+
+def test_the_base_has_no_gate_of_its_own():
+    with pytest.raises(TypeError, match="LambdaGate has no row of GATES"):
+        LambdaGate()
+
+
+@other_gates
+@pytest.mark.parametrize("raw_shape", [(1,), (5,), (3, 1)])
+def test_a_module_learns_hardens_and_comes_back(gate, raw_shape):
+    granularity = "layer" if raw_shape == (1,) else "channel"
+    module = GATE_MODULES[gate](init_hardness=1.7, granularity=granularity, raw_shape=raw_shape)
+    assert_learns(module, 0.1, gate=gate)
+    hf_lgelu.anneal_hardness(module, 1.0)
+    target = hardness_for_tolerance(gate=gate)
+    assert module.hardness.flatten().tolist() == pytest.approx([target] * module.hardness.numel(), rel=1e-7)
+    assert hf_lgelu.is_hardened(module, fraction=1.0)
+    module.zero_grad()
+    module(X).backward(DELTA)
+    assert not module.raw_hardness.grad.any()
+    assert_within(module(X).detach(), oracle.value(X, torch.tensor(target), gate), 1e-6 * X.double().abs())
+    fresh = GATE_MODULES[gate](granularity=granularity, raw_shape=raw_shape)
+    fresh.load_state_dict(module.state_dict())
+    assert torch.equal(fresh(X), module(X))
+    for make in COPIES.values():
+        assert torch.equal(make(module)(X), module(X))
+
+
+@every_gate
+def test_a_follower_may_be_of_another_gate(gate):
+    owner = hf_lgelu.LambdaGELU(init_hardness=3.0)
+    follower = SharedLambdaGate(owner, gate)
+    assert SharedLambdaGate(owner).gate == "lambda_gelu"
+    assert_within(follower(X).detach(), oracle.value(X, torch.tensor(3.0), gate), 1e-6 * X.double().abs())
+    follower(X).sum().backward()
+    assert owner.raw_hardness.grad.item() > 0
+    assert copy.deepcopy(torch.nn.Sequential(owner, follower))[1].gate == gate
+
+
+@every_gate
+def test_traced_exported_and_recorded(gate):
+    module = GATE_MODULES[gate](init_hardness=2.0)
+    wanted = module(X).detach()
+    traced = torch.jit.trace(module, X)
+    saved = io.BytesIO()
+    torch.jit.save(traced, saved)
+    assert torch.allclose(torch.jit.load(io.BytesIO(saved.getvalue()))(X), wanted, atol=1e-6)
+    assert torch.allclose(torch.export.export(module, (X,)).module()(X), wanted, atol=1e-6)
+    assert torch.allclose(torch.fx.symbolic_trace(module)(X), wanted)
+
+
+# torch.compile
+
+
+@pytest.mark.kernels
+@other_gates
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled(gate, dtype):
+    torch._dynamo.reset()
+    module = GATE_MODULES[gate](init_hardness=2.5)
+    compiled = torch.compile(module, fullgraph=True)
+    x, delta = random(700, seed=20, dtype=dtype, scale=3.0).requires_grad_(), random(700, seed=21, dtype=dtype)
+    value = compiled(x)
+    value.backward(delta)
+    wide, hardness = x.detach(), module.hardness.detach()
+    rounding = 0.0 if dtype == torch.float32 else 2.0**-8
+    want, want_x = oracle.value(wide, hardness, gate), delta.double() * oracle.derivative_in_x(wide, hardness, gate)
+    assert_within(value.detach(), want, rounding * want.abs() + 5e-7 * wide.double().abs())
+    assert_within(x.grad, want_x, rounding * want_x.abs() + 1e-6 * delta.double().abs())
+    terms = delta.double() * oracle.derivative_in_hardness(wide, hardness, gate)
+    rate = oracle.hardness_rate(module.raw_hardness.detach(), 0.1)
+    assert_within(module.raw_hardness.grad, terms.sum() * rate, 2e-5 * terms.abs().sum() * rate)
+    special = torch.tensor([torch.inf, -torch.inf, torch.nan, 3e38, -3e38])
+    got, plain = torch.compile(module, fullgraph=True)(special), PLAIN[gate](2.5 * special.double()) / 2.5
+    assert torch.allclose(got.detach().double(), plain, equal_nan=True, rtol=1e-6)

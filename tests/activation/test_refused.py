@@ -1,0 +1,150 @@
+"""What the activation refuses, and how it says so; and what torch's own harnesses ask of an operation."""
+
+import numpy
+import pytest
+import torch
+from expectations import X
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal import composite_compliance
+
+import hf_lgelu
+from hf_lgelu.activation.functional import lambda_gate
+from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.module import GATE_MODULES
+
+every_gate = pytest.mark.parametrize("gate", GATES)
+
+
+# Inputs
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (X.reshape(4, 15).to_sparse(), "x must be a dense .* tensor, got a sparse_coo torch.float32 tensor"),
+        (X.reshape(4, 15).to_sparse_csr(), "got a sparse_csr torch.float32 tensor"),
+        (torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), "got a torch.quint8 tensor"),
+        (X.long(), "got a torch.int64 tensor"),
+        ("1.0", "got str"),
+        (numpy.ones(3), "got ndarray"),
+        (None, "got NoneType"),
+    ],
+)
+def test_an_input_of_another_kind_is_named(x, said):
+    for call in (hf_lgelu.LambdaGELU(), hf_lgelu.LambdaSiLU(), lambda x: hf_lgelu.lambda_gelu(x, 2.0)):
+        with pytest.raises(TypeError, match=said):
+            call(x)
+
+
+@pytest.mark.parametrize(
+    ("hardness", "said"),
+    [
+        ("2", "hardness must be a number or a dense .* tensor, got str"),
+        (torch.ones(4).to_sparse(), "got a sparse_coo torch.float32 tensor"),
+        (torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.quint8), "got a torch.quint8 tensor"),
+    ],
+)
+def test_a_hardness_of_another_kind_is_named(hardness, said):
+    with pytest.raises(TypeError, match=said):
+        hf_lgelu.lambda_silu(X, hardness)
+
+
+def test_two_devices_are_named():
+    with pytest.raises(ValueError, match="x is on meta and the hardness on cpu; move one of them"):
+        hf_lgelu.LambdaGELU()(X.to("meta"))
+    with pytest.raises(ValueError, match="x is on cpu and the hardness on meta"):
+        hf_lgelu.lambda_gelu(X, torch.ones(5, device="meta"))
+    assert hf_lgelu.LambdaGELU(device="meta")(X.to("meta")).shape == X.shape
+
+
+@pytest.mark.parametrize("name", ["init_hardness", "temperature"])
+def test_numbers_as_text_are_refused(name):
+    with pytest.raises(TypeError, match="must be a Python number, got str"):
+        hf_lgelu.LambdaGELU(**{name: "2.0"})
+    for function in (hf_lgelu.hardness_for_tolerance, hf_lgelu.swap_error_bound):
+        with pytest.raises(TypeError, match="must be a Python number, got str"):
+            function("0.01")
+
+
+# Arguments as torch's modules have them
+
+
+@every_gate
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, torch.float64])
+def test_device_and_dtype_are_taken_and_the_state_stays_float32(gate, dtype):
+    module = GATE_MODULES[gate](device="meta", dtype=dtype)
+    assert {(t.device.type, t.dtype) for t in module.state_dict().values()} == {("meta", torch.float32)}
+    module = module.to_empty(device="cpu")
+    module.reset_parameters()
+    assert module.hardness.item() == pytest.approx(1.05, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, "float32", torch.complex64])
+def test_a_dtype_that_is_no_floating_one_is_refused(dtype):
+    with pytest.raises(TypeError, match=r"dtype must be a floating torch\.dtype or None"):
+        hf_lgelu.LambdaGELU(dtype=dtype)
+
+
+# States
+
+
+BAD_STATES = {
+    "hardness_override": (0.5, -1.0, torch.inf, torch.nan),
+    "raw_hardness": (torch.inf, -torch.inf, torch.nan),
+    "temperature": (0.0, -0.1, torch.inf, torch.nan),
+}
+
+
+@every_gate
+@pytest.mark.parametrize(("name", "number"), [(name, n) for name, numbers in BAD_STATES.items() for n in numbers])
+def test_a_state_that_stands_for_no_hardness_is_refused(gate, name, number):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), GATE_MODULES[gate](init_hardness=3.0))
+    state = model.state_dict()
+    bad = state | {f"1.{name}": torch.full_like(state[f"1.{name}"], number)}
+    with pytest.raises(RuntimeError, match=f"1: {name} holds {number}"):
+        model.load_state_dict(bad)
+    assert model[1].hardness.item() == pytest.approx(3.0, rel=1e-6)  # as it was
+    model.load_state_dict({name: tensor.to("meta") for name, tensor in state.items()}, assign=True)  # nothing to read
+
+
+# What torch asks of an operation
+
+
+def arguments(*hardness_shape):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    return x, torch.full(hardness_shape, 2.0, requires_grad=True)
+
+
+@every_gate
+@pytest.mark.parametrize("shape", [(1,), (4,)])
+def test_composite_compliance(gate, shape):
+    def function(x, hardness):
+        return lambda_gate(x, hardness, gate)
+
+    given, close = (function, arguments(*shape), {}), torch.testing.assert_close
+    composite_compliance.check_with_mode(*given, close)
+    composite_compliance.check_all_permutations(*given, close)
+    composite_compliance.check_backward_formula(*given, assert_equal_fn=close)
+    composite_compliance.check_forward_ad_formula(*given, assert_equal_fn=close)
+
+
+@every_gate
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx(gate, mode):
+    x, hardness = arguments(1)
+
+    def gradients(x, hardness):
+        return torch.autograd.grad(lambda_gate(x, hardness, gate).sum(), (x, hardness))
+
+    graph = make_fx(gradients, tracing_mode=mode)(x, hardness)
+    for got, wanted in zip(graph(x, hardness), gradients(x, hardness), strict=True):
+        torch.testing.assert_close(got, wanted)
+    if mode == "real":  # in the others a module's own parameters have to be fake, as nn.Linear's
+        module = GATE_MODULES[gate](init_hardness=2.0)
+        torch.testing.assert_close(make_fx(module)(x)(x), module(x))
+
+
+def test_scripting_is_refused_as_the_documentation_says():
+    assert "torch.jit.script" in hf_lgelu.LambdaGELU.__mro__[1].__doc__
+    with pytest.raises(RuntimeError):
+        torch.jit.script(hf_lgelu.LambdaGELU())
