@@ -39,10 +39,12 @@ class LayerRefit:
         rows: rows that it was fitted on (tokens, positions of a feature map).
         note: why a layer was not refitted, or what to know about it.
 
-    >>> from hf_lgelu import LayerRefit
-    >>> layer = LayerRefit(("mlp.down",), ("mlp.act",), "refit", 1e-3, 0.25, 0.01, width=512, rows=6144)
-    >>> layer.error_after < layer.error_before
-    True
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    >>> (layer,) = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report.layers
+    >>> layer.sites, layer.choice, layer.error_after < layer.error_before
+    (('1',), 'refit', True)
     """
 
     layers: tuple[str, ...]
@@ -66,10 +68,12 @@ class NetChange:
     `metrics` ("accuracy", or "perplexity" of causal language models) are empty without labels. All of these are of the
     first of the outputs that count; `relative_errors` has the relative error of each where there are several.
 
-    >>> from hf_lgelu import NetChange
-    >>> change = NetChange(kl=0.01, agreement=0.98, max_logit_change=0.5, relative_error=0.02)
-    >>> change.metrics
-    {}
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    >>> change = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report.held_out.refitted
+    >>> 0 <= change.agreement <= 1, change.metrics
+    (True, {})
     """
 
     kl: float | None
@@ -86,10 +90,11 @@ class Evaluation:
 
     `rows` counts predictions, `units` the rows, sequences or images that they come from.
 
-    >>> from hf_lgelu import Evaluation, NetChange
-    >>> swap, refit = NetChange(0.5, 0.7, 9.0, 0.4), NetChange(0.01, 0.98, 0.5, 0.02)
-    >>> evaluation = Evaluation(rows=64, units=64, original_metrics={}, direct=swap, refitted=refit)
-    >>> evaluation.refitted.kl < evaluation.direct.kl
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    >>> held_out = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report.held_out
+    >>> held_out.refitted.relative_error < held_out.direct.relative_error
     True
     """
 
@@ -137,15 +142,14 @@ class ConversionReport:
         warnings: what the user should know before trusting it.
         steps: the rungs that were tried; the network is that of the last one kept.
         width_share: units of each block, as a share of the original's.
+        target: what the gates became.
 
-    >>> import torch
-    >>> from hf_lgelu import convert_to_relu
-    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
-    >>> report = convert_to_relu(net, torch.randn(200, 4)).report
-    >>> report.rows, [layer.layers for layer in report.layers]
-    (200, [('2',)])
-    >>> "nat from the original" in str(report)
-    True
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    >>> report = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report
+    >>> report.gates, [layer.layers for layer in report.layers]
+    ({'1': 'GELU'}, [('2',)])
     """
 
     model: str
@@ -164,6 +168,7 @@ class ConversionReport:
     warnings: tuple[str, ...] = ()
     steps: tuple[StepTaken, ...] = ()
     width_share: float = 1.0
+    target: str = "ReLU"
 
     def __str__(self) -> str:
         return summarize(self)
@@ -247,7 +252,7 @@ def distance_in_words(change: NetChange) -> str:
 
 
 def what_was_done(report: ConversionReport) -> str:
-    """Which gates became ReLU, on what the maps behind them were refitted, and what was tried beside."""
+    """What the gates became, on what the maps behind them were refitted, and what was tried beside."""
     duplicates = report.units - report.distinct_units
     without = f", {duplicates:,} duplicates left out" if duplicates else ""
     folds = (
@@ -258,7 +263,7 @@ def what_was_done(report: ConversionReport) -> str:
     counted = ", ".join(f"`{name}`" for name in report.outputs)
     outputs = f" Of the model's outputs {counted} counted." if report.outputs != ("",) else ""
     return (
-        f"{gates_in_words(report)} became ReLU. {choices_in_words(report.layers)}, without labels, on "
+        f"{gates_in_words(report)} became {report.target}. {choices_in_words(report.layers)}, without labels, on "
         f"{_count(report.distinct_units, 'input')} ({_count(report.rows, 'row')}{without}), by ridge regression "
         f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)} It took {report.seconds:.1f} s."
     )
