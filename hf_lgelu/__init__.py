@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from hf_lgelu.activation.module import LambdaGELUTanh as LambdaGELUTanh
     from hf_lgelu.activation.module import LambdaSiLU as LambdaSiLU
     from hf_lgelu.activation.report import kernel_report as kernel_report
+    from hf_lgelu.analysis.int8 import compare_onnx as compare_onnx
     from hf_lgelu.analysis.int8 import quantize_onnx as quantize_onnx
     from hf_lgelu.analysis.piecewise.certificate import certify_substitution as certify_substitution
-    from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError as NotPiecewiseAffineError
     from hf_lgelu.analysis.piecewise.linear_pieces import local_linear_model as local_linear_model
     from hf_lgelu.analysis.pruning.units import prune_units as prune_units
     from hf_lgelu.analysis.pruning.units import remove_dead_units as remove_dead_units
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from hf_lgelu.analysis.verification.marabou import UnreadableNetworkError as UnreadableNetworkError
     from hf_lgelu.analysis.verification.robustness import verify_robustness as verify_robustness
     from hf_lgelu.export.folding.fold import fold_hardness as fold_hardness
-    from hf_lgelu.export.folding.neighbours import NotFoldableError as NotFoldableError
     from hf_lgelu.export.gelu import export_gelu as export_gelu
     from hf_lgelu.export.hub.card import write_card as write_card
     from hf_lgelu.export.hub.card_facts import CardData as CardData
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
     from hf_lgelu.refit.report import Evaluation as Evaluation
     from hf_lgelu.refit.report import LayerRefit as LayerRefit
     from hf_lgelu.refit.report import NetChange as NetChange
-    from hf_lgelu.refit.ridge import NotFiniteError as NotFiniteError
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
     from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
@@ -100,9 +98,6 @@ _HOME = {
     "MLPConfig": "models.mlp",
     "MLPForClassification": "models.mlp",
     "NetChange": "refit.report",
-    "NotFiniteError": "refit.ridge",
-    "NotFoldableError": "export.folding.neighbours",
-    "NotPiecewiseAffineError": "analysis.piecewise.input_flow",
     "RUNTIMES": "models.runtimes",
     "SurgeryReport": "models.surgery",
     "UnreadableNetworkError": "analysis.verification.marabou",
@@ -111,6 +106,7 @@ _HOME = {
     "anneal_hardness": "training.hardening",
     "attach_model_code": "export.hub.loading",
     "certify_substitution": "analysis.piecewise.certificate",
+    "compare_onnx": "analysis.int8",
     "convert_to_relu": "refit.convert",
     "export_gelu": "export.gelu",
     "export_onnx": "export.onnx.onnx_export",
@@ -171,9 +167,6 @@ __all__ = [
     "MLPConfig",
     "MLPForClassification",
     "NetChange",
-    "NotFiniteError",
-    "NotFoldableError",
-    "NotPiecewiseAffineError",
     "SurgeryReport",
     "UnreadableNetworkError",
     "UnsupportedConfigError",
@@ -181,6 +174,7 @@ __all__ = [
     "anneal_hardness",
     "attach_model_code",
     "certify_substitution",
+    "compare_onnx",
     "convert_to_relu",
     "export_gelu",
     "export_onnx",

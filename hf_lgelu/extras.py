@@ -13,5 +13,7 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"{module} cannot be imported ({error}); install it with: pip install 'hf-lgelu[{extra}]'", name=module
+            f"{module} cannot be imported ({error}); install it with: pip install 'hf-lgelu[{extra}]', or in a clone: "
+            f"pip install '.[{extra}]'",
+            name=module,
         ) from error

@@ -53,11 +53,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Checking and analysing": (
         "find_smooth_calls", "certify_substitution", "local_linear_model", "verify_robustness", "measure_zeros",
-        "remove_dead_units", "prune_units", "quantize_onnx",
+        "remove_dead_units", "prune_units", "quantize_onnx", "compare_onnx",
     ),
     "Errors": (
-        "ConversionRefusedError", "NotFiniteError", "NotFoldableError", "NotPiecewiseAffineError",
-        "UnreadableNetworkError", "UnsupportedConfigError",
+        "ConversionRefusedError", "UnreadableNetworkError", "UnsupportedConfigError",
     ),
     "The package": ("__version__",),
 }  # fmt: skip

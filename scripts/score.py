@@ -11,7 +11,7 @@ from pathlib import Path
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.networks import evaluate, load_data
 from lgelu_lab.studies.arguments import OneLineParser
-from lgelu_lab.studies.records import read_record, require_own_weights
+from lgelu_lab.studies.records import RECORD_FILE, read_record, require_own_weights
 
 from hf_lgelu.models.checkpoint import load_checkpoint
 
@@ -40,6 +40,8 @@ def main() -> int:
 
 def score(arguments: ScoreArguments) -> str:
     """The scores beside those of the record, in words."""
+    if not (Path(arguments.run) / RECORD_FILE).is_file():
+        raise FileNotFoundError(f"{arguments.run} is no run's folder: it has no {RECORD_FILE}")
     record = read_record(arguments.run)
     if arguments.model is None:
         require_own_weights(record, arguments.run)

@@ -88,6 +88,7 @@ def test_no_file_of_the_library_knows_the_laboratory():
 LABORATORY = PACKAGE.parent / "scripts"
 # What the laboratory may import of the library beside its public names, and who does.
 LISTED = {
+    "activation.gates",  # which activation names harden
     "activation.kernels",  # kernel_bench times each backend by itself
     "analysis.int8",  # the graph that onnxruntime runs, of a float file too
     "analysis.verification",  # what the solver says of a network before it is asked

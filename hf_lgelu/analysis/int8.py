@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hf_lgelu.export.onnx.onnx_run import (
@@ -187,6 +188,77 @@ def quantize_onnx(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class OnnxComparison:
+    """How far one ONNX file's outputs are from another's on the same rows.
+
+    `change` and `relative_error` are as in `Int8Report`. `kl` is the mean over the predictions of the first output of
+    KL(softmax(first) ‖ softmax(other)), in nats; None for an output of one column.
+    """
+
+    change: OutputChange
+    relative_error: float
+    kl: float | None
+
+    def __str__(self) -> str:
+        kl = "" if self.kl is None else f", KL {self.kl:.3g} nat a prediction"
+        return f"relative error {self.relative_error:.3g}{kl}, {self.change}"
+
+
+def compare_onnx(
+    path: str | os.PathLike, other_path: str | os.PathLike, data: OnnxInputs | Iterable[OnnxInputs]
+) -> OnnxComparison:
+    """How far an ONNX file's outputs are from another's: a smooth float32 network's from its ReLU network's in int8.
+
+    Args:
+        path: of the file that counts as right.
+        other_path: of the other, which takes the same inputs.
+        data: rows, as for `quantize_onnx`; best such that neither file was fitted or calibrated on them. Positions that
+            an attention_mask of zeros marks as padding do not count.
+
+    Raises:
+        ImportError: onnx or onnxruntime is missing; the message names the extra [onnx].
+        ValueError: the files take other inputs or give outputs of other shapes, no rows, or NaN or infinity in them.
+        TypeError: a batch is no tensor, mapping or sequence of tensors.
+        FileNotFoundError: there is no file.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from hf_lgelu import compare_onnx, export_onnx
+        >>> linear, rows = torch.nn.Linear(4, 3), torch.randn(64, 4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = export_onnx(linear, f"{folder}/a.onnx", rows)
+        ...     linear.bias.data += 1.0  # the same softmax
+        ...     _ = export_onnx(linear, f"{folder}/b.onnx", rows)
+        ...     found = compare_onnx(f"{folder}/a.onnx", f"{folder}/b.onnx", rows)
+        >>> round(found.change.max_change, 4), found.kl < 1e-6
+        (1.0, True)
+    """
+    model, other = OnnxModel(path), OnnxModel(other_path)
+    if set(model.input_names) != set(other.input_names):
+        raise ValueError(
+            f"{path} takes {', '.join(model.input_names)} and {other_path} takes {', '.join(other.input_names)}: they "
+            "cannot be compared on the same rows"
+        )
+    batches = _read_batches(data, model.input_names)
+    change, error = _compare(model, other, batches)
+    return OnnxComparison(change, error, _mean_kl(model, other, batches))
+
+
+def _mean_kl(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndarray]]) -> float | None:
+    total, predictions = 0.0, 0
+    for batch in batches:
+        first, second = (
+            torch.from_numpy(without_padding(network(batch)[0], batch)).double() for network in (model, other)
+        )
+        if first.ndim < 2 or first.shape[-1] < 2:
+            return None
+        logs, others = (outputs.reshape(-1, outputs.shape[-1]).log_softmax(-1) for outputs in (first, second))
+        total += float((logs.exp() * (logs - others)).sum())
+        predictions += len(logs)
+    return max(total, 0.0) / predictions  # rounding may leave a little below 0
+
+
 def count_optimized(path: str | os.PathLike) -> GraphCounts:
     """Count the nodes of the graph that onnxruntime, with all its optimizations, makes of a file on this CPU."""
     with tempfile.TemporaryDirectory() as folder:
@@ -279,6 +351,9 @@ def _compare(
         for index, (wanted, found) in enumerate(zip(float_model(batch), int8_model(batch), strict=True)):
             if wanted.dtype.kind != "f" or not wanted.size:
                 continue
+            if wanted.shape != found.shape:
+                shapes = f"{wanted.shape} and {found.shape}"
+                raise ValueError(f"the outputs have the shapes {shapes}, and cannot be compared")
             wanted, found = (without_padding(output, batch).astype(np.float64) for output in (wanted, found))
             rows = wanted.reshape(-1, wanted.shape[-1] if wanted.ndim > 1 else 1)
             difference = np.abs(found.reshape(rows.shape) - rows)

@@ -7,6 +7,7 @@ no seconds.
 import argparse
 import importlib
 import itertools
+import os
 import signal
 import sys
 import threading
@@ -143,6 +144,9 @@ def _answer(command: Command, arguments: argparse.Namespace) -> int:
     try:
         with _signals_as_exceptions():
             getattr(importlib.import_module(module), function)(arguments)
+    except BrokenPipeError:  # `hf-lgelu check ... | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at the end would complain
+        return 128 + signal.SIGPIPE
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         print(f"hf-lgelu {command.name}: {reason}", file=sys.stderr)

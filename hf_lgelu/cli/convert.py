@@ -105,6 +105,10 @@ def _converted(
             outputs=arguments.outputs,
             max_kl=arguments.max_kl,
             strict=arguments.strict,
+            effort=arguments.effort,
+            width_budget=arguments.width_budget,
+            tolerance=arguments.tolerance,
+            max_seconds=arguments.max_seconds,
             allow_unrefitted=arguments.allow_unrefitted,
             progress=progress,
         )

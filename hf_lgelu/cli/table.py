@@ -166,6 +166,30 @@ _ROWS = (
                 {"type": _positive, "default": 0.1},
             ),
             _switch("--strict", "Refuse a result beyond --max_kl. Left out: its report and card warn of it."),
+            Option(
+                "--effort",
+                "How hard it tries: refit, the maps behind the gates; place, each ReLU's kink and slope too; blocks, "
+                "both maps of every block; distill, all blocks together. Each after the ones before, and kept only "
+                "where inputs held out are nearer for it. Left out: refit, with --tolerance as far as needed.",
+                {"choices": ("refit", "place", "blocks", "distill")},
+            ),
+            Option(
+                "--width_budget",
+                "So many times the units in every block, 1.25 or so: those added are always on and carry what is "
+                "linear. Left out: 1.",
+                {"type": _positive, "default": 1.0},
+            ),
+            Option(
+                "--tolerance",
+                "Nats of mean KL to the original (or relative error) on inputs held out that is to be reached: it "
+                "tries harder until it is, or refuses. Left out: no such bound.",
+                {"type": _positive},
+            ),
+            Option(
+                "--max_seconds",
+                "Begin nothing further after so long. Left out: no bound.",
+                {"type": _positive},
+            ),
             _switch(
                 "--allow_unrefitted",
                 "Swap gates even where the linear maps behind them cannot be refitted. Left out: that is refused.",

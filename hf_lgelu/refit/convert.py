@@ -59,14 +59,31 @@ ENOUGH_ROWS = 2
 
 
 class Conversion(NamedTuple):
-    """What `convert_to_relu` gives: the new model, and what was done."""
+    """What `convert_to_relu` gives: the new model, and what was done.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    >>> conversion = hf_lgelu.convert_to_relu(net, torch.randn(200, 4))
+    >>> type(conversion.model[1]).__name__, conversion.report.gates
+    ('ReLU', {'1': 'GELU'})
+    """
 
     model: nn.Module
     report: ConversionReport
 
 
 class ConversionRefusedError(RuntimeError):
-    """The model was not converted. `report` says what was measured, where anything was; the model is as it was."""
+    """The model was not converted. `report` says what was measured, where anything was; the model is as it was.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> try:
+    ...     hf_lgelu.convert_to_relu(nn.Sequential(nn.Linear(4, 16), nn.ReLU()), torch.randn(200, 4))
+    ... except (hf_lgelu.ConversionRefusedError, ValueError) as error:
+    ...     print(type(error).__name__)  # nothing to convert
+    ValueError
+    """
 
     def __init__(self, message: str, report: ConversionReport | None = None) -> None:
         super().__init__(message)

@@ -38,6 +38,13 @@ class LayerRefit:
         width: features of a row (inputs of the map; of a convolution, of one group, times the kernel's size).
         rows: rows that it was fitted on (tokens, positions of a feature map).
         note: why a layer was not refitted, or what to know about it.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    >>> (layer,) = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report.layers
+    >>> layer.sites, layer.choice, layer.error_after < layer.error_before
+    (('1',), 'refit', True)
     """
 
     layers: tuple[str, ...]
@@ -60,6 +67,13 @@ class NetChange:
     `max_logit_change` the largest |ŷ − y| of any output; `relative_error` ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs;
     `metrics` ("accuracy", or "perplexity" of causal language models) are empty without labels. All of these are of the
     first of the outputs that count; `relative_errors` has the relative error of each where there are several.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    >>> change = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report.held_out.refitted
+    >>> 0 <= change.agreement <= 1, change.metrics
+    (True, {})
     """
 
     kl: float | None
@@ -75,6 +89,13 @@ class Evaluation:
     """The swap without and with the refit, beside the original, on rows that were not fitted.
 
     `rows` counts predictions, `units` the rows, sequences or images that they come from.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    >>> held_out = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report.held_out
+    >>> held_out.refitted.relative_error < held_out.direct.relative_error
+    True
     """
 
     rows: int
@@ -121,6 +142,13 @@ class ConversionReport:
         warnings: what the user should know before trusting it.
         steps: the rungs that were tried; the network is that of the last one kept.
         width_share: units of each block, as a share of the original's.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    >>> report = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report
+    >>> report.gates, [layer.layers for layer in report.layers]
+    ({'1': 'GELU'}, [('2',)])
     """
 
     model: str
@@ -222,7 +250,7 @@ def distance_in_words(change: NetChange) -> str:
 
 
 def what_was_done(report: ConversionReport) -> str:
-    """Two sentences: which gates became ReLU, and on what the maps behind them were refitted."""
+    """Which gates became ReLU, on what the maps behind them were refitted, and what was tried beside."""
     duplicates = report.units - report.distinct_units
     without = f", {duplicates:,} duplicates left out" if duplicates else ""
     folds = (
@@ -235,8 +263,19 @@ def what_was_done(report: ConversionReport) -> str:
     return (
         f"{gates_in_words(report)} became ReLU. {choices_in_words(report.layers)}, without labels, on "
         f"{_count(report.distinct_units, 'input')} ({_count(report.rows, 'row')}{without}), by ridge regression "
-        f"towards the weights they had, with {folds}.{outputs} It took {report.seconds:.1f} s."
+        f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)} It took {report.seconds:.1f} s."
     )
+
+
+def _steps_in_words(report: ConversionReport) -> str:
+    """Which rungs were tried, and how near each came; nothing of the refit alone."""
+    if len(report.steps) < 2:
+        return ""
+    tried = ", ".join(
+        f"{step.effort} {significant(step.distance)}{'' if step.is_kept else ' (not kept)'}" for step in report.steps
+    )
+    wider = f" Its blocks have {report.width_share:.4g} times the units." if report.width_share != 1 else ""
+    return f" Tried one after the other, with their distance on the inputs held out: {tried}.{wider}"
 
 
 def gates_in_words(report: ConversionReport) -> str:

@@ -7,9 +7,11 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from scipy.special import softmax
+from scipy.stats import entropy
 from transformers import BertConfig, BertForSequenceClassification
 
-from hf_lgelu.analysis.int8 import count_optimized, quantize_onnx
+from hf_lgelu.analysis.int8 import compare_onnx, count_optimized, quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_activations, strip_metadata
 
@@ -165,6 +167,36 @@ def test_a_file_too_far_from_float_is_not_kept(files, tmp_path):
     with pytest.raises(RuntimeError, match=r"something else: relative error 0\.0.*It is not kept.*operations='layers'"):
         quantize_onnx(path, out, INPUTS, max_relative_error=report.relative_error / 2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_smooth_float_and_relu_int8_are_compared_on_other_rows(files):
+    """Closed forms from the outputs themselves, in float64."""
+    float_gelu, _, _ = files["Gelu"]
+    _, int8_relu, _ = files["Relu"]
+    rows = GENERATOR.uniform(-1, 3, size=(50, 6)).astype(np.float32)
+    found = compare_onnx(float_gelu, int8_relu, [rows[:30], rows[30:]])
+    wanted, other = (OnnxModel(path)({"x": rows})[0].astype(np.float64) for path in (float_gelu, int8_relu))
+    assert found.relative_error == pytest.approx(
+        np.sqrt(np.square(other - wanted).sum() / np.square(wanted - wanted.mean(0)).sum())
+    )
+    assert found.change.unchanged_predictions == (wanted.argmax(1) == other.argmax(1)).mean()
+    assert found.kl == pytest.approx(entropy(softmax(wanted, 1), softmax(other, 1), axis=1).mean(), rel=1e-6)
+    assert str(found).startswith(
+        f"relative error {found.relative_error:.3g}, KL {found.kl:.3g} nat a prediction, largest"
+    )
+    same = compare_onnx(float_gelu, float_gelu, rows)
+    assert (same.relative_error, same.kl, same.change.max_change) == (0, 0, 0)
+
+
+def test_files_that_cannot_be_compared_are_refused(files, tmp_path):
+    write_network(tmp_path / "one.onnx", "Relu", layers=1)
+    with pytest.raises(ValueError, match=r"shapes \(64, 4\) and \(64, 8\)"):
+        compare_onnx(files["Relu"][0], tmp_path / "one.onnx", INPUTS)
+    attention(tmp_path / "two.onnx", "where")
+    with pytest.raises(ValueError, match=r"takes x and .* takes x, m"):
+        compare_onnx(files["Relu"][0], tmp_path / "two.onnx", INPUTS)
+    with pytest.raises(ValueError, match="data holds no rows"):
+        compare_onnx(files["Relu"][0], files["Relu"][1], INPUTS[:0])
 
 
 def attention(path, mask):

@@ -307,9 +307,12 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(400, 6)
     _, report = convert_to_relu(model, rows, tolerance=1e3)
     assert [step.effort for step in report.steps] == ["refit"]
+    assert "Tried one after the other" not in str(report)
     with pytest.raises(ConversionRefusedError, match=r"refit .* place .* blocks") as caught:
         convert_to_relu(model, rows, tolerance=1e-12, effort="blocks")
-    assert [step.effort for step in caught.value.report.steps] == ["refit", "place", "blocks"]
+    report = caught.value.report
+    assert [step.effort for step in report.steps] == ["refit", "place", "blocks"]
+    assert f"refit {report.steps[0].distance:.3g}, place {report.steps[1].distance:.3g}" in str(report)
 
 
 def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path):

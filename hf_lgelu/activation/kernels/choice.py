@@ -37,8 +37,10 @@ def chosen_kernel() -> str | None:
 class use_kernel:  # noqa: N801 -- a context manager, named like torch.no_grad
     """Within it, the λ-gates are computed by the named kernel, in the whole process; None is the automatic choice.
 
-        with hf_lgelu.use_kernel("aten"):
-            trainer.train()
+    >>> import torch, hf_lgelu
+    >>> with hf_lgelu.use_kernel("aten"):
+    ...     hf_lgelu.lambda_gelu(torch.tensor([0.0, 4.0]), 160.0)
+    tensor([0., 4.])
 
     A kernel that cannot take an input then raises, where the automatic choice would take another.
     It wins over the environment variable LGELU_KERNEL; the argument `kernel` of `lambda_gelu` wins over it.

@@ -32,7 +32,12 @@ class ScoresOnly(nn.Module):
 
 
 class UnreadableNetworkError(RuntimeError):
-    """Marabou does not know an operation of the graph; the message has its own words."""
+    """Marabou does not know an operation of the graph; the message has its own words.
+
+    >>> import hf_lgelu
+    >>> issubclass(hf_lgelu.UnreadableNetworkError, RuntimeError)
+    True
+    """
 
 
 class MarabouNetwork:

@@ -15,7 +15,6 @@ from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS, check_benchmark
 from lgelu_lab.studies.experiments import INIT_MODES, PAPER_TEMPERATURE
 
-ACTIVATION_NAME = "lambda_gelu"
 RECIPES = ("paper", "cpu")
 
 # What every run does unless told otherwise: one evaluation and one log a epoch, no checkpoints.
@@ -34,8 +33,8 @@ class RunArguments:
 
     benchmark: str = field(metadata={"help": f"What to train: {', '.join(BENCHMARKS)}.", "choices": list(BENCHMARKS)})
     activation: str = field(
-        default=ACTIVATION_NAME,
-        metadata={"help": "gelu, relu, lambda_gelu or any other activation name of transformers."},
+        default="lambda_gelu",
+        metadata={"help": "gelu, relu, lambda_gelu, lambda_silu or any other activation name of transformers."},
     )
     init_mode: str = field(
         default="uniform",

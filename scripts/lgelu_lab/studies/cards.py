@@ -183,7 +183,7 @@ def _what_was_read(data: dict[str, Any]) -> tuple[str, str | None, list[str]]:
 def _recipe(record: RunRecord) -> dict[str, Any]:
     config = record.config
     names = dict(_RECIPE)
-    if config["activation"] == "lambda_gelu":
+    if record.initial_hardness:
         names |= _HARDNESS_RECIPE
         if config["init_mode"] != "uniform":
             names["high_hardness"] = "largest initial λ"

@@ -37,8 +37,10 @@ def sole_writer(folder: Path) -> Iterator[None]:
     The system lets go of it however the process ends, so no lock is ever stale. Where a file system knows no locks,
     none is held.
 
-    Raises FolderBusyError if another process, or another part of this one, holds it.
+    Raises FolderBusyError if another process, or another part of this one, holds it, and NotADirectoryError for a file.
     """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         yield

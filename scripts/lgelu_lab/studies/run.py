@@ -33,6 +33,7 @@ from hf_lgelu import (
     save_card_facts,
     substitute_relu,
 )
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
 from hf_lgelu.models.checkpoint import save_checkpoint
@@ -42,7 +43,7 @@ from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.images import AugmentationCallback
 from lgelu_lab.benchmarks.mlp import register_learnable_swish
 from lgelu_lab.benchmarks.table import check_benchmark
-from lgelu_lab.studies.arguments import ACTIVATION_NAME, RunArguments, data_options, model_options
+from lgelu_lab.studies.arguments import RunArguments, data_options, model_options
 from lgelu_lab.studies.cards import card_facts
 from lgelu_lab.studies.experiments import experiment_name
 from lgelu_lab.studies.folder import sole_writer, sweep, whole_checkpoint
@@ -105,7 +106,7 @@ def train_and_record(
         training.dataloader_pin_memory = False  # the rows are there already
     set_seed(training.seed)
     model = _build_model(run, benchmark, data, options)
-    initial_hardness = hardness_profile(model) if run.activation == ACTIVATION_NAME else {}
+    initial_hardness = hardness_profile(model) if run.activation in GATES else {}
     trainer = _build_trainer(run, training, benchmark, data, model)
     started = time.perf_counter()
     try:
@@ -127,7 +128,7 @@ def _build_model(
     model = benchmark.build_model(run.activation, data, options)
     if run.channels_last:
         model.to(memory_format=torch.channels_last)
-    if run.activation == ACTIVATION_NAME:
+    if run.activation in GATES:
         initialize_hardness(
             model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature,
             inputs=benchmark.collate([data.train[i] for i in range(2)]),
@@ -142,7 +143,7 @@ def _build_trainer(
     data: BenchmarkData,
     model: PreTrainedModel,
 ) -> LambdaGELUTrainer:
-    training.require_lambda_gelu = run.activation == ACTIVATION_NAME
+    training.require_lambda_gelu = run.activation in GATES
     trainer = LambdaGELUTrainer(
         model=model,
         args=training,
@@ -223,16 +224,25 @@ class _RunGuard(TrainerCallback):
 
 
 def _not_finite(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: value for name, value in metrics.items() if _is_not_finite(value)}
+
+
+def _is_not_finite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
-    if training.harden and run.activation != ACTIVATION_NAME:
-        raise ValueError(f"only {ACTIVATION_NAME} hardens, got activation {run.activation!r} with harden=True")
+    if training.harden and run.activation not in GATES:
+        raise ValueError(f"only {', '.join(GATES)} harden, got activation {run.activation!r} with harden=True")
     if training.eval_strategy == "no":
         raise ValueError("a run that is never evaluated has nothing to record; set eval_strategy to 'epoch' or 'steps'")
     if run.activation not in ACT2FN:
-        raise ValueError(f"unknown activation {run.activation!r}; accepted: {', '.join(sorted(ACT2FN))}")
+        names = sorted(name for name in ACT2FN if name.isidentifier())
+        raise ValueError(f"unknown activation {run.activation!r}; accepted: {', '.join(names)}")
+    wrong = {name: value for name, value in run_config(run, training).items() if _is_not_finite(value)}
+    if wrong:
+        told = ", ".join(f"{name} is {value}" for name, value in wrong.items())
+        raise ValueError(f"settings must be finite numbers, and {told}")
 
 
 def _refuse_finished(folder: Path) -> None:
@@ -270,7 +280,7 @@ def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
     configuration = {
         "activation": run.activation, "harden": training.harden, "relufication": training.relufication,
     }  # fmt: skip
-    if run.activation == ACTIVATION_NAME:
+    if run.activation in GATES:
         configuration["init_mode"] = run.init_mode
     return experiment_name(run.benchmark, configuration, training.seed)
 
@@ -340,8 +350,9 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     }
     values |= asdict(model_options(run))
     if training.harden:
-        tolerance = () if training.tolerance is None else (training.tolerance,)
-        values["target_hardness"] = training.target_hardness or hardness_for_tolerance(*tolerance)
+        tolerance = {} if training.tolerance is None else {"tolerance": training.tolerance}
+        gate = {"gate": run.activation} if run.activation in GATES else {}
+        values["target_hardness"] = training.target_hardness or hardness_for_tolerance(**tolerance, **gate)
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 

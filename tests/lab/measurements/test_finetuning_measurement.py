@@ -58,7 +58,15 @@ def accuracy(model, rows):
         return (model(rows.features).logits.argmax(-1) == rows.labels).sum().item() / len(rows)
 
 
-def test_a_row_per_start_steps_and_learning_rate(data):
+def test_a_row_per_start_steps_and_learning_rate_and_the_same_training_rows_for_each(data, monkeypatch):
+    orders = []
+
+    def watched(*arguments):
+        data.train.taken.clear()
+        tune(*arguments)
+        orders.append(list(data.train.taken))
+
+    monkeypatch.setattr(conversion_finetuning, "tune", watched)
     rows = measure_finetuning(TRAINED, DIGITS, data, SETTINGS)
     assert all(row.keys() == FINETUNING_COLUMNS.keys() for row in rows)
     assert [(row["start"], row["steps"], row["learning_rate"]) for row in rows] == [
@@ -72,18 +80,6 @@ def test_a_row_per_start_steps_and_learning_rate(data):
     refitted = convert_to_relu(network(), draw_calibration(data, 64, 4), collate=DIGITS.collate).model
     expected = [accuracy(model, data.eval) for model in (swapped, refitted, network())]
     assert [row["score"] for row in rows[:3]] == expected
-
-
-def test_every_run_sees_the_same_training_rows_in_the_same_order(data, monkeypatch):
-    orders = []
-
-    def watched(*arguments):
-        data.train.taken.clear()
-        tune(*arguments)
-        orders.append(list(data.train.taken))
-
-    monkeypatch.setattr(conversion_finetuning, "tune", watched)
-    measure_finetuning(TRAINED, DIGITS, data, SETTINGS)
     assert len(orders) == 8
     assert orders == [orders[0]] * 8
     assert [len(batch) for batch in orders[0]][:3] == [64, 36, 64]

@@ -1,6 +1,7 @@
 """A run of a study that is interrupted, and goes on."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from lgelu_lab.studies import resume
@@ -24,8 +25,8 @@ class _PowerCut(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.fixture
-def cut_off(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
     """A folder whose run was interrupted at the start of its third epoch."""
     original = LambdaGELUTrainer.__init__
 
@@ -33,12 +34,18 @@ def cut_off(tmp_path, monkeypatch):
         original(self, *args, **kwargs)
         self.add_callback(_PowerCut())
 
-    folder = tmp_path / "cut"
-    with monkeypatch.context() as patch:
+    folder = tmp_path_factory.mktemp("interrupted")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LambdaGELUTrainer, "__init__", with_power_cut)
         with pytest.raises(KeyboardInterrupt):
             resume.train_resumably({**ARGUMENTS, "output_dir": str(folder)})
     return folder
+
+
+@pytest.fixture
+def cut_off(interrupted, tmp_path):
+    """A copy of it."""
+    return Path(shutil.copytree(interrupted, tmp_path / "cut"))
 
 
 def test_an_interrupted_run_ends_like_one_that_was_not(cut_off, tmp_path):

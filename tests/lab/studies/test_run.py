@@ -114,8 +114,10 @@ def test_same_seed_same_run_other_seed_another(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"activation": "gelu", "harden": True}, "only lambda_gelu hardens"),
+        ({"activation": "gelu", "harden": True}, "only lambda_gelu, .* harden, got activation 'gelu'"),
         ({"activation": "gleu"}, "gleu"),
+        ({"learning_rate": float("nan")}, "settings must be finite numbers, and learning_rate is nan"),
+        ({"weight_decay": float("inf")}, "settings must be finite numbers, and weight_decay is inf"),
         ({"eval_strategy": "no"}, "never evaluated"),
         ({"validation_fraction": 1.5}, "validation_fraction"),
         ({"init_mode": "sideways"}, "accepted: uniform, increasing, decreasing"),
@@ -238,6 +240,20 @@ def test_weights_are_tied_to_their_record(hardened, tmp_path):
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(ValueError, match=r"^model.safetensors in .* is not what its record.json was written with"):
         require_own_weights(read_record(tmp_path), tmp_path)
+
+
+def test_every_gate_of_the_library_hardens(tmp_path):
+    record = digits(tmp_path, activation="lambda_silu", harden=True)
+    assert record.name == "mlp-digits/lambda_silu-uniform-hardened-seed42"
+    assert record.config["target_hardness"] == pytest.approx(2 * math.log(2) / 5e-3)
+    assert list(record.last.hardness.values()) == pytest.approx([record.config["target_hardness"]] * 4)
+    assert MLPForClassification.from_pretrained(tmp_path / "relu").config.hidden_act == "relu"
+
+
+def test_an_output_folder_that_is_a_file_is_told(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(NotADirectoryError, match="file is a file; give a folder"):
+        digits(tmp_path / "file")
 
 
 def test_an_output_folder_behind_a_link_is_the_folder(tmp_path):
