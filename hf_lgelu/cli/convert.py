@@ -105,6 +105,7 @@ def _converted(
             outputs=arguments.outputs,
             max_kl=arguments.max_kl,
             strict=arguments.strict,
+            target=arguments.target,
             effort=arguments.effort,
             width_budget=arguments.width_budget,
             tolerance=arguments.tolerance,

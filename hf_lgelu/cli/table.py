@@ -167,6 +167,11 @@ _ROWS = (
             ),
             _switch("--strict", "Refuse a result beyond --max_kl. Left out: its report and card warn of it."),
             Option(
+                "--target",
+                "What the gates become: relu, relu6, leaky_relu, hardswish or relu2. Left out: relu.",
+                {"choices": ("relu", "relu6", "leaky_relu", "hardswish", "relu2"), "default": "relu"},
+            ),
+            Option(
                 "--effort",
                 "How hard it tries: refit, the maps behind the gates; place, each ReLU's kink and slope too; blocks, "
                 "both maps of every block; distill, all blocks together. Each after the ones before, and kept only "

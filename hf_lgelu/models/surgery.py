@@ -223,10 +223,17 @@ def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) ->
 class TemporaryRelu:
     """`temporary_relu` for a model that goes to and fro, batch by batch: sites are looked for once."""
 
-    def __init__(self, model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        kinds: Sequence[str] = LEARNED_KINDS,
+        make: Callable[[], nn.Module] = nn.ReLU,
+    ) -> None:
+        """`make` gives another gate than ReLU."""
         self._model, self._inside = model, operable_module(model, temporarily=True)
         self._sites = _found(self._inside, check_kinds(kinds), None)
-        self._relus = [nn.ReLU() for _ in self._sites]
+        self._relus = [make() for _ in self._sites]
 
     @contextmanager
     def applied(self) -> Iterator[SurgeryReport]:

@@ -25,7 +25,7 @@ from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.surgery import TemporaryRelu, operable_module, substitute_relu
+from hf_lgelu.models.surgery import TemporaryRelu, operable_module
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
@@ -51,6 +51,7 @@ from hf_lgelu.refit.report import (
     significant,
 )
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
+from hf_lgelu.refit.target_gates import TargetGate, check_target, substitute_gates
 from hf_lgelu.refit.weights import forget_quantizer, why_not_writable, write_refit
 from hf_lgelu.refit.widen import Preparation, Room, make_room
 
@@ -102,6 +103,7 @@ def convert_to_relu(
     outputs: Sequence[str] | None = None,
     max_kl: float | None = 0.1,
     strict: bool = False,
+    target: str = "relu",
     effort: str | None = None,
     width_budget: float = 1.0,
     tolerance: float | None = None,
@@ -136,6 +138,8 @@ def convert_to_relu(
         max_kl: mean KL to the original, in nats, beyond which there is a warning; of outputs that are no class scores,
             relative error. None for no bound.
         strict: refuse beyond `max_kl`, and where nothing could be measured.
+        target: what the gates become, a row of `hf_lgelu.refit.target_gates.TARGETS`: "relu", "relu6", "leaky_relu",
+            "hardswish" or "relu2". Of all but ReLU, kinks and slopes are not fitted, and blocks not widened.
         effort: how hard it tries, each rung after the ones before and kept only where held-out inputs are nearer for
             it: "refit", the maps behind the gates (the default); "place", before that each ReLU's kink and slope, about
             as quick again; "blocks", then both maps of every block by Adam, layer by layer; "distill", then all blocks
@@ -181,7 +185,8 @@ def convert_to_relu(
     if not width_budget >= 1:
         raise ValueError(f"width_budget is a share of the units there are, 1 or more, got {width_budget}")
     sites = find_sites(model, check_kinds(kinds))
-    substitution = TemporaryRelu(model, kinds=kinds)
+    gate = check_target(target)
+    substitution = TemporaryRelu(model, kinds=kinds, make=gate.make)
     state = known_processes()
     folds = deal_folds(
         for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)),
@@ -194,7 +199,7 @@ def convert_to_relu(
         attempts = Attempts(
             model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
             rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
-            max_seconds=max_seconds,
+            max_seconds=max_seconds, target=gate,
         )  # fmt: skip
         efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
         climbed = climb(efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds)
@@ -219,6 +224,7 @@ def convert_to_relu(
         warnings=(*_warnings(folds, layers, held_out, evaluation, max_kl), *_elsewhere(model, climbed.best)),
         steps=climbed.steps,
         width_share=climbed.best.width_share,
+        target=gate.title,
     )
     _require_better(report)
     if tolerance is not None:
@@ -302,16 +308,23 @@ class Attempts:
     def __init__(
         self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
         outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: bool,
-        width_budget: float, max_seconds: float | None,
+        width_budget: float, max_seconds: float | None, target: TargetGate,
     ) -> None:  # fmt: skip
         """As for `convert_to_relu`."""
         self._model, self._folds, self._substitution = model, folds, substitution
         self._kinds, self._outputs = kinds, outputs
         self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
-        self._width_budget, self._max_seconds = width_budget, max_seconds
+        self._width_budget, self._max_seconds, self._target = width_budget, max_seconds, target
 
     def possible(self, efforts: Sequence[Effort], tolerance: float | None) -> Sequence[Effort]:
         """The rungs that there are inputs for. Raises ValueError where that is not what was asked for."""
+        if not self._target.can_be_placed:
+            if self._width_budget > 1 or efforts[-1] == "place":
+                raise ValueError(
+                    f"kinks are placed and blocks widened for ReLU only, not for target={self._target.name!r}; leave "
+                    "width_budget out, and take effort='refit', 'blocks' or 'distill'"
+                )
+            efforts = [effort for effort in efforts if effort != "place"]
         if len(efforts) == 1 and self._width_budget == 1:
             return efforts
         if self._width_budget > 1 and len(efforts) == 1:
@@ -329,12 +342,13 @@ class Attempts:
         """The network of a rung: distilled from the best one so far, else made from the original."""
         if effort == "distill" and best is not None:
             return self._distilled(best)
-        room = Room(self._model) if effort == "refit" else self._room()
+        is_placed = effort != "refit" and self._target.can_be_placed
+        room = self._room() if is_placed else Room(self._model)
         sites = find_sites(room.model, check_kinds(self._kinds))
         with evaluation_mode(room.model):
             converted = copy.deepcopy(room.model)
-        surgery = substitute_relu(converted, kinds=self._kinds, rewrite_config=self._rewrite_config)
-        changes = [*map(str, (*room.config_changes, *surgery.config_changes)), *forget_quantizer(converted)]
+        rewritten = substitute_gates(converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config)
+        changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(converted)]
         carrier = Carrier(
             room.model,
             converted,
@@ -346,7 +360,7 @@ class Attempts:
         )
         program, found = carrier.trace.program, carrier.layers
         steps: list[LayerStep] = []
-        if effort != "refit":
+        if is_placed:
             steps.append(Preparation(room.model, sites, self._folds, program, found, room.extra))
         if effort == "blocks":
             steps.append(Reconstruction(carrier, sites))

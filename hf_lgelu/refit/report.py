@@ -142,6 +142,7 @@ class ConversionReport:
         warnings: what the user should know before trusting it.
         steps: the rungs that were tried; the network is that of the last one kept.
         width_share: units of each block, as a share of the original's.
+        target: what the gates became.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -167,6 +168,7 @@ class ConversionReport:
     warnings: tuple[str, ...] = ()
     steps: tuple[StepTaken, ...] = ()
     width_share: float = 1.0
+    target: str = "ReLU"
 
     def __str__(self) -> str:
         return summarize(self)
@@ -250,7 +252,7 @@ def distance_in_words(change: NetChange) -> str:
 
 
 def what_was_done(report: ConversionReport) -> str:
-    """Which gates became ReLU, on what the maps behind them were refitted, and what was tried beside."""
+    """What the gates became, on what the maps behind them were refitted, and what was tried beside."""
     duplicates = report.units - report.distinct_units
     without = f", {duplicates:,} duplicates left out" if duplicates else ""
     folds = (
@@ -261,7 +263,7 @@ def what_was_done(report: ConversionReport) -> str:
     counted = ", ".join(f"`{name}`" for name in report.outputs)
     outputs = f" Of the model's outputs {counted} counted." if report.outputs != ("",) else ""
     return (
-        f"{gates_in_words(report)} became ReLU. {choices_in_words(report.layers)}, without labels, on "
+        f"{gates_in_words(report)} became {report.target}. {choices_in_words(report.layers)}, without labels, on "
         f"{_count(report.distinct_units, 'input')} ({_count(report.rows, 'row')}{without}), by ridge regression "
         f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)} It took {report.seconds:.1f} s."
     )

@@ -31,6 +31,7 @@ from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.placement import Placement, PlacementSums, find_gate_units, fit_placement, knots, write_placement
 from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.target_gates import TARGETS
 from hf_lgelu.refit.widen import find_blocks, low_rank, make_room, write_always_on
 
 VOCABULARY = 40
@@ -289,6 +290,54 @@ def test_each_rung_is_kept_only_where_it_is_nearer():
     ]  # fmt: skip
     assert len(climb(list(distances), attempt, lambda found: found, max_seconds=1e-9).steps) == 1
     assert climb(["refit", "place"], attempt, lambda found: float("nan")).best == 0.5
+
+
+FORMULAS = {
+    "relu": lambda z: z.clamp(min=0),
+    "relu6": lambda z: z.clamp(0, 6),
+    "leaky_relu": lambda z: torch.where(z > 0, z, 0.01 * z),
+    "hardswish": lambda z: z * (z + 3).clamp(0, 6) / 6,
+    "relu2": lambda z: z.clamp(min=0).square(),
+}
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_any_target_is_solved_for_with_its_own_features_and_reloads(target, tmp_path):
+    torch.manual_seed(8)
+    model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)).double()
+    with torch.no_grad():
+        model[0].weight.mul_(4)  # beyond 6, where ReLU6 ends
+    inputs = torch.randn(400, 6, dtype=torch.float64)
+    converted, report = convert_to_relu(model, inputs, target=target)
+    assert report.target == TARGETS[target].title
+    assert f"became {report.target}." in str(report)
+    folds = deal_folds(read_batches(inputs))
+    rows = torch.cat([batch.load().inputs for fold in folds.folds for batch in fold])
+    with torch.no_grad():
+        features, wanted = FORMULAS[target](model[0](rows)), model(rows)
+        centred = features - features.mean(0)
+        gram = centred.T @ centred
+        gram += report.layers[0].strength * gram.diagonal().mean() * torch.eye(9, dtype=torch.float64)
+        residual = wanted - features @ model[2].weight.T - model[2].bias
+        change = torch.linalg.solve(gram, centred.T @ (residual - residual.mean(0))).T
+        torch.testing.assert_close(converted[2].weight.detach(), model[2].weight + change, rtol=0, atol=1e-8)
+    network = gpt2()
+    new, report = convert_to_relu(network, tokens(), target=target, max_kl=None)
+    new.save_pretrained(tmp_path)
+    again = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    assert again.config.activation_function == target
+    with torch.no_grad():
+        torch.testing.assert_close(again(**tokens(3)).logits, new(**tokens(3)).logits)
+
+
+def test_what_is_no_target_or_cannot_be_placed():
+    model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(200, 6)
+    with pytest.raises(ValueError, match="target must be one of relu, relu6"):
+        convert_to_relu(model, rows, target="tanh")
+    with pytest.raises(ValueError, match="for ReLU only"):
+        convert_to_relu(model, rows, target="hardswish", width_budget=1.5)
+    _, report = convert_to_relu(model, rows, target="hardswish", effort="blocks")
+    assert [step.effort for step in report.steps] == ["refit", "blocks"]
 
 
 def test_what_is_no_effort():

@@ -1,0 +1,80 @@
+"""What the smooth gates may become: gates that transformers knows by name, so that a plain reload builds them.
+
+The solve behind the gates is the same with other features; the reasons differ. ReLU6 and LeakyReLU are what some
+accelerators have, HardSwish is the cheaper twin of SiLU, squared ReLU leaves zeros as ReLU does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from transformers.activations import ACT2FN
+
+from hf_lgelu.models.config_keys import ConfigChange, plan_config_changes, pretrained_roots, write_config_changes
+from hf_lgelu.models.sites import find_sites, uncompiled_name
+from hf_lgelu.models.surgery import substitute_relu
+
+
+@dataclass(frozen=True)
+class TargetGate:
+    """A gate by its name in transformers.
+
+    Args:
+        name: a key of ACT2FN.
+        title: what it is called.
+        formula: what it computes.
+        can_be_placed: whether slope and kink of each channel can be fitted, and units be added that are always on:
+            it must be ReLU up to what is linear, and have no upper end.
+    """
+
+    name: str
+    title: str
+    formula: str
+    can_be_placed: bool = False
+
+    def make(self) -> nn.Module:
+        """A new one."""
+        return nn.ReLU() if self.name == "relu" else ACT2FN[self.name]
+
+
+TARGETS = {
+    gate.name: gate
+    for gate in (
+        TargetGate("relu", "ReLU", "max(z, 0)", can_be_placed=True),
+        TargetGate("relu6", "ReLU6", "min(max(z, 0), 6)"),
+        TargetGate("leaky_relu", "LeakyReLU", "max(z, 0) + 0.01·min(z, 0)"),
+        TargetGate("hardswish", "HardSwish", "z·min(max(z + 3, 0), 6)/6"),
+        TargetGate("relu2", "squared ReLU", "max(z, 0)²"),
+    )
+}
+
+
+def check_target(name: str) -> TargetGate:
+    """The row of TARGETS. Raises ValueError where there is none of that name."""
+    if name not in TARGETS:
+        raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {name!r}")
+    return TARGETS[name]
+
+
+def substitute_gates(
+    model: nn.Module, target: TargetGate, *, kinds: Sequence[str], rewrite_config: bool = True
+) -> tuple[ConfigChange, ...]:
+    """Put the target at every gate of the given kinds; the config keys that were rewritten.
+
+    Changes `model` in place. Raises ValueError where there is no such gate, and UnsupportedConfigError where no config
+    key puts the target there.
+    """
+    if target.name == "relu":
+        return tuple(substitute_relu(model, kinds=kinds, rewrite_config=rewrite_config).config_changes)
+    sites = find_sites(model, kinds)
+    planned = []
+    for name, root in pretrained_roots(model) if rewrite_config else []:
+        prefix = f"{name}." if name else ""
+        inside = {uncompiled_name(site.name.removeprefix(prefix)) for site in sites if site.name.startswith(prefix)}
+        if inside:
+            planned.append((root, plan_config_changes(root, inside, target.name)))
+    for site in sites:
+        site.put(target.make())
+    for root, changes in planned:
+        write_config_changes(root, changes)
+    return tuple(change for _, changes in planned for change in changes)
