@@ -121,7 +121,9 @@ PROVIDERS: dict[str, Provider] = {
         Provider("swish_beta", "Swish, learnable β", _plain(LearnableSwish)),
         Provider("xielu", "xIELU (transformers)", lambda x, _: XIELUActivation(dtype=x.dtype).to(x.device)),
         Provider("gelu_compiled", "GELU, compiled", _compiled(_plain(nn.GELU)), "inductor"),
-        Provider("lambda_gelu_compiled", "λ-GELU, compiled", _compiled(_learning(hf_lgelu.LambdaGELU)), "inductor", True),
+        Provider(
+            "lambda_gelu_compiled", "λ-GELU, compiled", _compiled(_learning(hf_lgelu.LambdaGELU)), "inductor", True
+        ),
         Provider(FLOOR, "copy (floor)", lambda x, hardness: Copy()),
     )
 }
