@@ -76,6 +76,9 @@ def check(arguments: Namespace) -> None:
     if inputs is None:
         return
     examined = Examined(given, inputs, evaluation, arguments)
+    if any(tensor.isnan().any() for tensor in examined.counted(run_example(given.network, inputs))):
+        where = "random inputs" if evaluation is None else evaluation.description
+        raise ValueError(f"{given.name} gives NaN on {where}: look at its weights, or for NaN among the inputs")
     for title, lines in (
         ("Is it piecewise linear?", _linearity(examined)),
         ("What would ReLU in the place of its gates cost?", _swap(examined)),

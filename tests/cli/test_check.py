@@ -100,6 +100,16 @@ def test_a_damaged_checkpoint_is_told_as_such(place, tmp_path, call):
     assert "are damaged" in errors
 
 
+def test_a_network_that_gives_nan_is_told_as_such(place, tmp_path, call):
+    model = load_checkpoint(place / "gelu")
+    with torch.no_grad():
+        model.classifier.bias.fill_(float("nan"))
+    model.save_pretrained(tmp_path / "nan")
+    status, _, errors = call("check", tmp_path / "nan", "--evaluation", place / "test.csv", "--disable_tqdm")
+    assert status == 1
+    assert "gives NaN on test.csv: look at its weights" in errors
+
+
 def test_a_network_without_known_inputs_is_at_least_named(place, monkeypatch, call):
     def unknown(model):
         raise ValueError("no example inputs are known")

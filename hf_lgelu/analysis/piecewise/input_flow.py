@@ -19,7 +19,18 @@ Dependent = Callable[[Any], bool]
 
 
 class NotPiecewiseAffineError(ValueError):
-    """A network computes something of its input that is neither affine nor a gate."""
+    """A network computes something of its input that is neither affine nor a gate.
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import NotPiecewiseAffineError, local_linear_model
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.LayerNorm(4))
+        >>> try:
+        ...     local_linear_model(model, torch.randn(2, 3))
+        ... except NotPiecewiseAffineError as error:
+        ...     print("layer_norm" in str(error))
+        True
+    """
 
 
 def _any_argument(args: tuple[Any, ...], dependent: Dependent) -> bool:

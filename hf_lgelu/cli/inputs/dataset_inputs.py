@@ -180,7 +180,11 @@ def _feature_rows(
     name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
 ) -> Any:
     labels = _labels(name, rows, model)
-    lists = [name.column] if name.column else _columns_of(rows, "list")
+    lists = _columns_of(rows, "list")
+    if name.column is not None:
+        if name.column not in lists:
+            raise _no_column(name, rows, f"a column {name.column!r} of lists of numbers", lists)
+        lists = [name.column]
     own = [column for column in _columns_of(rows, "number") if column not in (*_LABELS, name.label_column)]
     values = rows.with_format("numpy")
     if len(lists) == 1:

@@ -12,7 +12,16 @@ from hf_lgelu.models.dataflow.trace import DataFlow, describe, is_site, operatio
 
 
 class NotFoldableError(ValueError):
-    """Why λ cannot be folded into the layers around a site."""
+    """Why λ cannot be folded into the layers around a site; `fold_hardness` names all of these in one ValueError.
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import LambdaGELU, fold_hardness
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), LambdaGELU())  # no layer behind it
+        >>> fold_hardness(model, torch.randn(2, 3))
+        Traceback (most recent call last):
+        ValueError: Sequential cannot become ...
+    """
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,11 @@ class CardScores:
         seed: of the run.
         whole_split: the scores are of all rows of a split of the data set `CardData.hub_id`, as the Hub has it. Only
             then the card's header lists them as a result on that data set.
+
+    Example:
+        >>> from hf_lgelu import CardScores
+        >>> CardScores("accuracy", 0.91, relu_score=0.90, seed=0).greater_is_better
+        True
     """
 
     metric: str
@@ -59,6 +64,12 @@ class CardData:
         train_rows: rows that training saw.
         hub_id: of the data set, if it was the Hub's own that was read.
         limits: each way in which this is not all of the data, in words.
+
+    Example:
+        >>> from hf_lgelu import CardData
+        >>> data = CardData("our letters", eval_rows=500, eval_split="test", limits=("half of the letters",))
+        >>> data.hub_id is None  # so that no card takes it for a data set of the Hub
+        True
     """
 
     name: str
@@ -153,6 +164,13 @@ def load_card_facts(folder: str | os.PathLike) -> CardFacts:
     """The facts that `save_card_facts` wrote, from its folder or the file itself.
 
     Raises FileNotFoundError, and ValueError for a file that holds something else; it names the field.
+
+    Example:
+        >>> import tempfile
+        >>> from hf_lgelu import CardFacts, load_card_facts, save_card_facts
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     load_card_facts(save_card_facts(CardFacts({"act": 160.0}, name="letters"), folder)).name
+        'letters'
     """
     path = Path(folder)
     path = path / CARD_FACTS_FILE if path.is_dir() else path
