@@ -20,8 +20,8 @@ from transformers.utils import logging
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, SharedLambdaGate
 from hf_lgelu.models.config_keys import ConfigChange, apply_changes, changes_at, combined, write_changes
-from hf_lgelu.models.registry import NEEDS_THE_PACKAGE
 from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, is_activation, kind_of, uncompiled_name
+from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 logger = logging.get_logger(__name__)
 
@@ -128,7 +128,7 @@ def recorded_models(
         yield from recorded_models(child, enclosing)
 
 
-def from_pretrained(model_class: type, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> Any:
+def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> Any:
     """`model_class.from_pretrained(...)` for any checkpoint, with λ-GELU put back where surgery had put it.
 
     Needed where the activation string alone cannot rebuild the model: granularity "channel", "neuron"
@@ -155,7 +155,7 @@ def from_pretrained(model_class: type, pretrained_model_name_or_path: str | os.P
     config = _config(model_class, pretrained_model_name_or_path, kwargs)
     if not any(True for _ in _kept(config, _KEY, ())):
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
-    concrete = _concrete_class(model_class, config, pretrained_model_name_or_path, kwargs)
+    concrete: Any = _concrete_class(model_class, config, pretrained_model_name_or_path, kwargs)
 
     class _Rebuilt(concrete):
         def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
@@ -211,7 +211,7 @@ def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
         if parent is None:
             continue  # it was in a head, and this model has another
         _require_activation(model, entry["site"], getattr(parent, attribute))
-        first = entry.get("shared_with", entry["site"])
+        first = str(entry.get("shared_with", entry["site"]))
         gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
         if first in owners:
             setattr(parent, attribute, SharedLambdaGate(owners[first], gate))

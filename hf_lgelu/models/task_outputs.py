@@ -1,6 +1,6 @@
 """Which of a model's outputs its task reads: logits, boxes, embeddings, and not the hidden states beside them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -64,8 +64,9 @@ def _named(output: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
         if output.is_floating_point():
             yield prefix, output
         return
+    entries: Iterable[tuple[Any, Any]]
     if isinstance(output, Mapping):
-        entries = output.items()
+        entries: Iterable[tuple[Any, Any]] = output.items()
     elif isinstance(output, list | tuple):
         entries = enumerate(output)
     else:

@@ -77,13 +77,14 @@ class Conversion(NamedTuple):
 class ConversionRefusedError(RuntimeError):
     """The model was not converted. `report` says what was measured, where anything was; the model is as it was.
 
-    >>> import torch, hf_lgelu
-    >>> from torch import nn
+    >>> import torch
+    >>> from hf_lgelu import ConversionRefusedError, convert_to_relu
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
     >>> try:
-    ...     hf_lgelu.convert_to_relu(nn.Sequential(nn.Linear(4, 16), nn.ReLU()), torch.randn(200, 4))
-    ... except (hf_lgelu.ConversionRefusedError, ValueError) as error:
-    ...     print(type(error).__name__)  # nothing to convert
-    ValueError
+    ...     convert_to_relu(net, torch.randn(200, 4), max_kl=1e-12, strict=True)
+    ... except ConversionRefusedError as error:
+    ...     print(error.report.held_out.refitted.kl > 1e-12)
+    True
     """
 
     def __init__(self, message: str, report: ConversionReport | None = None) -> None:

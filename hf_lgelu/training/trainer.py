@@ -82,6 +82,8 @@ class LambdaGELUTrainer(Trainer):
     """
 
     args: LambdaGELUTrainingArguments
+    compute_metrics: Any
+    preprocess_logits_for_metrics: Any
 
     def __init__(
         self,

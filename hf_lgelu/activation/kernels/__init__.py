@@ -1,11 +1,18 @@
 """The table of backends: one row per implementation of the λ-gates."""
 
+from torch import Tensor
+
 from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels import aten, eager, traced
 from hf_lgelu.activation.kernels.cpu import function as cpu
 from hf_lgelu.activation.kernels.kernel import Kernel
 from hf_lgelu.activation.kernels.triton import availability as triton_availability
 from hf_lgelu.activation.kernels.triton import function as triton_function
+
+
+def _never(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
+    return None
+
 
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
@@ -43,7 +50,7 @@ KERNELS: dict[str, Kernel] = {
             "eager",
             "plain operations: the reference, and what an exported graph consists of",
             eager.lambda_gate,
-            refusal=lambda x, hardness, gate=DEFAULT_GATE: None,
+            refusal=_never,
         ),
     )
 }

@@ -33,7 +33,9 @@ class _WholeFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        return *gradients(*ctx.saved_tensors, grad_output, *ctx.needs_input_grad[:2], ctx.gate), None
+        x, hardness = ctx.saved_tensors
+        needs_x, needs_hardness = ctx.needs_input_grad[:2]
+        return *gradients(x, hardness, grad_output, needs_x, needs_hardness, ctx.gate), None
 
     @staticmethod
     def jvp(ctx: Any, x_tangent: Tensor | None, hardness_tangent: Tensor | None, _: None) -> Tensor:
@@ -66,11 +68,11 @@ class _ChunkedFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, hardness = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:2]
+        needs_x, needs_hardness = ctx.needs_input_grad[:2]
         if not ctx.is_chunked or is_visible_backward(x, grad_output):
-            return *gradients(x, hardness, grad_output, *needs, ctx.gate), None
-        grad_x, total = chunked.backward(x, hardness.item(), GATES[ctx.gate], grad_output, *needs)
-        return grad_x, hardness.new_full(hardness.shape, total) if needs[1] else None, None
+            return *gradients(x, hardness, grad_output, needs_x, needs_hardness, ctx.gate), None
+        grad_x, total = chunked.backward(x, hardness.item(), GATES[ctx.gate], grad_output, needs_x, needs_hardness)
+        return grad_x, hardness.new_full(hardness.shape, total) if needs_hardness else None, None
 
 
 def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, style
+from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, plain, style
 from lgelu_lab.report.frames import ReportData, evaluations, of_label, of_measurement, rows_by, seed_count
 from lgelu_lab.report.markup import Cell, Column, Row, TableSpec
 from lgelu_lab.report.numbers import (
@@ -268,7 +268,7 @@ def _draw_hero(axis: "Axes", panel: HeroPanel, ways: dict[str, pd.DataFrame]) ->
         xytext=(0, 3), textcoords="offset points", ha="right" if greater else "left", va="bottom", fontsize=10,
     )  # fmt: skip
     style(axis, x=f"{first['metric']} ({'higher' if greater else 'lower'} is better)")
-    axis.set_title(panel.title, fontsize=11, loc="left", pad=20, fontweight="bold")
+    axis.set_title(plain(panel.title), fontsize=11, loc="left", pad=20, fontweight="bold")
     axis.grid(visible=False, axis="y")
     axis.set_ylim(-0.55, len(_HERO_WAYS) - 0.45)
 

@@ -83,9 +83,10 @@ def forward(x: Tensor, hardness: One | Several, gate: str) -> Tensor:
     if isinstance(hardness, One) and x.is_contiguous():
         plan = _flat_plan(x.numel(), 3, 1)
     else:
-        plan = _plan(x.shape, (x.stride(), hardness.strides(x.shape), y.stride()), 1)
-        if plan is None:
+        found = _plan(x.shape, (x.stride(), hardness.strides(x.shape), y.stride()), 1)
+        if found is None:
             return forward(y.copy_(x), hardness, gate)
+        plan = found
     _loaded(gate).forward[x.dtype](plan.loops, x.data_ptr(), hardness.address, y.data_ptr(), _threads(x))
     return y
 
@@ -106,11 +107,12 @@ def backward(
         plan = _flat_plan(x.numel(), 4, 2)
     else:
         out_strides = x.stride() if grad_x is None else grad_x.stride()
-        plan = _plan(x.shape, (x.stride(), delta.stride(), hardness.strides(x.shape), out_strides), 2)
-        if plan is None:
+        found = _plan(x.shape, (x.stride(), delta.stride(), hardness.strides(x.shape), out_strides), 2)
+        if found is None:
             # δ, or x too, lies in an order in which λ changes along several axes: bring both into the result's.
             dense_x = torch.empty_like(x).copy_(x)
             return backward(dense_x, torch.empty_like(dense_x).copy_(delta), hardness, gate, needs_x, sums)
+        plan = found
     _loaded(gate).backward[x.dtype](
         *(plan.loops, plan.hardness_axis, x.data_ptr(), delta.data_ptr(), hardness.address),
         None if grad_x is None else grad_x.data_ptr(),

@@ -41,11 +41,11 @@ class _LambdaGate(torch.autograd.Function):
         from hf_lgelu.activation.kernels.triton import launch
 
         x, hardness, temperature, override = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:2]
+        needs_x, needs_hardness = ctx.needs_input_grad[:2]
         if is_visible_backward(x, delta):
             if temperature is None:
-                return *aten.gradients(x, hardness, delta, *needs, ctx.gate), None, None, None
+                return *aten.gradients(x, hardness, delta, needs_x, needs_hardness, ctx.gate), None, None, None
             state = (hardness, temperature, override)
-            return *aten.learned_gradients(x, state, delta, *needs, ctx.gate), None, None, None
+            return *aten.learned_gradients(x, state, delta, needs_x, needs_hardness, ctx.gate), None, None, None
         where = launch.Hardness(hardness.contiguous(), temperature, override)
-        return *launch.backward(x, delta, where, *needs, ctx.gate), None, None, None
+        return *launch.backward(x, delta, where, needs_x, needs_hardness, ctx.gate), None, None, None

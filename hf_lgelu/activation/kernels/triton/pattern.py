@@ -49,8 +49,8 @@ class Pattern:
     @property
     def blocks(self) -> tuple[int, int, int]:
         """The number of tiles along outer, channel and inner."""
-        sizes = (prod(self.outer_sizes), self.channels, prod(self.inner_sizes))
-        return tuple(-(-size // block) for size, block in zip(sizes, self.tile, strict=True))
+        outer, channels, inner = self.tile
+        return -(-prod(self.outer_sizes) // outer), -(-self.channels // channels), -(-prod(self.inner_sizes) // inner)
 
 
 @lru_cache(maxsize=4096)
