@@ -183,7 +183,7 @@ def test_default_arguments_are_the_papers():
     assert (args.switch_fraction, args.hardening_schedule, args.hardening_strategy) == (0.25, "linear", "epoch")
     callback = HardeningCallback()
     assert (callback.switch_fraction, callback.schedule, callback.strategy) == (0.25, "linear", "epoch")
-    assert callback.target_hardness == pytest.approx(159.577, abs=5e-4)
+    assert callback.targets["lambda_gelu"] == pytest.approx(159.577, abs=5e-4)
 
 
 def test_arguments_reach_the_callback(tmp_path):
@@ -196,7 +196,7 @@ def test_arguments_reach_the_callback(tmp_path):
         hardening_strategy="steps",
     )
     (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, HardeningCallback)]
-    assert (callback.target_hardness, callback.switch_fraction) == (77.0, 0.5)
+    assert (set(callback.targets.values()), callback.switch_fraction) == ({77.0}, 0.5)
     assert (callback.schedule, callback.strategy) == ("cosine", "steps")
 
 
