@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import ConversionRefusedError as ConversionRefusedError
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
+    from hf_lgelu.refit.gate_costs import gate_costs as gate_costs
     from hf_lgelu.refit.report import ConversionReport as ConversionReport
     from hf_lgelu.refit.report import Evaluation as Evaluation
     from hf_lgelu.refit.report import LayerRefit as LayerRefit
@@ -115,6 +116,7 @@ _HOME = {
     "fold_hardness": "export.folding.fold",
     "freeze_hardness": "training.hardening",
     "from_pretrained": "models.rebuild",
+    "gate_costs": "refit.gate_costs",
     "hardening_progress": "training.schedules",
     "hardness_for_tolerance": "activation.hardness",
     "hardness_modules_to_save": "models.adapters",
@@ -183,6 +185,7 @@ __all__ = [
     "fold_hardness",
     "freeze_hardness",
     "from_pretrained",
+    "gate_costs",
     "hardening_progress",
     "hardness_for_tolerance",
     "hardness_modules_to_save",
