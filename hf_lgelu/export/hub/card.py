@@ -2,11 +2,11 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from hf_lgelu.activation.gates import Gate, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.card_facts import CardData, CardFacts, CardScores
@@ -30,11 +30,11 @@ TEMPLATE = Path(__file__).with_name("model_card_template.md")
 
 _DIGITS = {"accuracy": 4, "perplexity": 2}
 _EXPORTS = {
-    "relu": "It was trained with λ-GELU, a GELU whose gates learn how hard they are, and has ReLU in the place of each "
-    "gate, with the weights as they were.",
-    "gelu": "It was trained with λ-GELU, a GELU whose gates learn how hard they are; λ is folded into the weights, so "
-    "that plain GELU computes the same function.",
-    "lambda_gelu": "Its activation is λ-GELU, a GELU whose gates learn how hard they are.",
+    "relu": "It was trained with {label}, a {plain} whose gates learn how hard they are, and has ReLU in the place of "
+    "each gate, with the weights as they were.",
+    "gelu": "It was trained with {label}, a {plain} whose gates learn how hard they are; λ is folded into the weights, "
+    "so that plain {plain} computes the same function.",
+    "lambda_gelu": "Its activation is {label}, a {plain} whose gates learn how hard they are.",
 }
 
 
@@ -45,7 +45,7 @@ def render_card(
 
     Args:
         facts: of the network; `hardness` and `checkpoint` must be there.
-        export: the form it is in: "relu", "gelu" (λ folded into the weights) or "lambda_gelu".
+        export: the form it is in: "relu", "gelu" (λ folded into the weights) or "lambda_gelu", whatever the gate.
         figure: path of the picture of λ, relative to the card.
         repo_id: on the Hub, "user/name".
 
@@ -72,10 +72,11 @@ def render_card(
         template_path=str(TEMPLATE),
         title=plain(_name(facts, export, repo_id)),
         summary=_summary(facts, checkpoint, export),
-        results=_results(facts.scores, facts.data, export) if facts.scores and facts.data else "",
+        results=_results(facts, facts.scores, facts.data, export) if facts.scores and facts.data else "",
         substitution=_substitution(facts, export),
         figure=figure,
-        hardness=_hardness_table(facts.hardness, facts.earlier_hardness),
+        gate_note=_gate_note(check_gate(facts.gate)),
+        hardness=_hardness_table(facts),
         recipe=_recipe(facts),
         plain_code=_plain_code(facts, checkpoint, export, where),
         carried_code=loading.with_carried_code(where) if checkpoint.own_code and export != "lambda_gelu" else "",
@@ -174,8 +175,10 @@ def _summary(facts: CardFacts, checkpoint: CheckpointFacts, export: str) -> str:
     softest, hardest = min(facts.hardness.values()), max(facts.hardness.values())
     span = f"λ = {softest:.4g}" if f"{softest:.4g}" == f"{hardest:.4g}" else f"λ from {softest:.4g} to {hardest:.4g}"
     where = f", trained on {plain(facts.trained_on)}" if facts.trained_on else ""
+    gate = check_gate(facts.gate)
+    said = _EXPORTS[export].format(label=gate.label, plain=gate.plain_label)
     ended = f"Its {len(facts.hardness)} gates ended at {span}{' after hardening' if facts.hardened else ''}."
-    return f"A network of class {code(checkpoint.model_class)}{where}. {_EXPORTS[export]} {ended}"
+    return f"A network of class {code(checkpoint.model_class)}{where}. {said} {ended}"
 
 
 def _score(scores: CardScores, value: float | None) -> str:
@@ -183,10 +186,10 @@ def _score(scores: CardScores, value: float | None) -> str:
     return "–" if value is None else f"{value:.{_DIGITS.get(scores.metric, 4)}f}"
 
 
-def _results(scores: CardScores, data: CardData, export: str) -> str:
+def _results(facts: CardFacts, scores: CardScores, data: CardData, export: str) -> str:
     """The scores as trained and with ReLU substituted, and on what they were measured."""
     trained, swapped = ("", " (this model)") if export == "relu" else (" (this model)", "")
-    rows = [(f"λ-GELU, as trained{trained}", _score(scores, scores.score), scores.loss)]
+    rows = [(f"{check_gate(facts.gate).label}, as trained{trained}", _score(scores, scores.score), scores.loss)]
     if scores.relu_score is not None:
         rows.append((f"ReLU, the same weights{swapped}", _score(scores, scores.relu_score), scores.relu_loss))
     when = "" if scores.epoch is None else f" after the last epoch ({scores.epoch:g}), which is the one saved,"
@@ -223,14 +226,22 @@ def _percent(fraction: float) -> str:
     return "100 %" if fraction == 1 else f"{min(fraction, 0.9999):.2%}".replace("%", " %")
 
 
-def _hardness_table(final: Mapping[str, float], earlier: Mapping[str, Mapping[str, float]]) -> str:
-    """λ of every gate, at the stages `earlier` and at the end, and the bound of the swap."""
-    stages = {label: stage for label, stage in earlier.items() if stage}
+def _gate_note(gate: Gate) -> str:
+    """What a gate is, and what its swap can change."""
+    return (
+        f"A gate is {gate.formula}: λ = 1 is {gate.plain_label}, and λ → ∞ is ReLU. Putting ReLU in its place changes "
+        f"what one unit gives by at most κ/λ, κ = {gate.swap_error:.5f}."
+    )
+
+
+def _hardness_table(facts: CardFacts) -> str:
+    """λ of every gate, at the stages before and at the end, and the bound of the swap."""
+    stages = {label: stage for label, stage in facts.earlier_hardness.items() if stage}
     titles = ("gate", *(f"λ {plain(label)}" for label in stages), "λ", "κ/λ")
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-    for site, value in final.items():
+    for site, value in facts.hardness.items():
         before = [f"{stage[site]:.4f}" if site in stage else "–" for stage in stages.values()]
-        cells = (code(site or "model"), *before, f"{value:.4g}", f"{swap_error_bound(value):.2g}")
+        cells = (code(site or "model"), *before, f"{value:.4g}", f"{swap_error_bound(value, facts.gate):.2g}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -266,7 +277,9 @@ def _provenance(facts: CardFacts) -> str:
 def _plain_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, where: str) -> str:
     if export == "lambda_gelu":
         return ""
-    return facts.loading_code.get(export, "").strip() or loading.without_hf_lgelu(checkpoint, where, activation=export)
+    return facts.loading_code.get(export, "").strip() or loading.without_hf_lgelu(
+        checkpoint, where, activation=export, gate=facts.gate
+    )
 
 
 def _limits(facts: CardFacts, export: str) -> str:

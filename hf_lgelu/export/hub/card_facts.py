@@ -9,6 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin
 
+from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.models.comparison import OutputChange
 from hf_lgelu.models.whole_file import whole_file
@@ -89,6 +90,7 @@ class CardFacts:
 
     Args:
         hardness: {gate: λ} at the end of training (`hardness_profile`, or `ReLUExport.hardness`).
+        gate: row of GATES that its gates are; of several, the one whose swap moves a unit most.
         name: the card's title without its last part, which is the form of the export.
         trained_on: completes the sentence "A network of class X, trained on …".
         hardened: its gates were hardened, not only learned.
@@ -119,6 +121,7 @@ class CardFacts:
     """
 
     hardness: Mapping[str, float] = field(default_factory=dict)
+    gate: str = DEFAULT_GATE
     name: str = "model"
     trained_on: str = ""
     hardened: bool = False
