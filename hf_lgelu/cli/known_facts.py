@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-from torch import nn
-
-from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.cli.named_places import local
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE, CardFacts, load_card_facts
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
 
 def known_facts(model: str, named: str | None) -> CardFacts:
@@ -21,9 +17,3 @@ def known_facts(model: str, named: str | None) -> CardFacts:
     if folder is not None and (folder / CARD_FACTS_FILE).is_file():
         return load_card_facts(folder)
     return CardFacts()
-
-
-def gate_of(model: nn.Module) -> str:
-    """The row of GATES that the model's gates are; of several, the one whose swap moves a unit most."""
-    kinds = {site.kind for site in find_sites(model, LEARNED_KINDS)}
-    return max(kinds, key=lambda kind: GATES[kind].swap_error, default=DEFAULT_GATE)

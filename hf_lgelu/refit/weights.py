@@ -26,7 +26,10 @@ def why_not_writable(model: nn.Module) -> str | None:
             return f"{name or 'it'} ({type(module).__name__}) has no weights, it is on the meta device. Load them first"
         kind = _quantized(module)
         if kind is not None:
-            return f"{name or 'it'} ({type(module).__name__}) is quantized, it holds {kind}. {_ADVICE}"
+            return (
+                f"{name or 'it'} ({type(module).__name__}) holds {kind}, which are no plain floating-point numbers: it "
+                f"is quantized, or sharded. {_ADVICE}"
+            )
     return None
 
 
@@ -37,7 +40,9 @@ def _quantized(module: nn.Module) -> str | None:
     for name, parameter in module.named_parameters(recurse=False):
         if type(parameter.data) is not Tensor:
             return f"its {name} as {type(parameter.data).__name__}"
-        if not parameter.is_floating_point() or parameter.element_size() < 2:
+        # A matrix of whole numbers is a quantized one; a count or an index may be a parameter, too.
+        is_number = parameter.is_floating_point() or parameter.is_complex() or parameter.ndim < 2
+        if not is_number or (parameter.dtype.itemsize < 2 and parameter.is_floating_point()):
             return f"its {name} as {parameter.dtype}"
     for name, buffer in module.named_buffers(recurse=False):
         if "weight" in name and not buffer.is_floating_point():

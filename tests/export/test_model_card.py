@@ -114,14 +114,14 @@ def test_the_card_speaks_of_the_gate_that_the_network_has(gate, kappa, formula, 
     }[gate]
     exact = (u * (1 - step)).max().item()
     assert exact == pytest.approx(kappa, abs=2e-4)
-    text = render_card(with_facts(gate=gate, hardness={"act": 100.0}, earlier_hardness={}), export="gelu").text
+    text = render_card(with_facts(gates={"act": gate}, hardness={"act": 100.0}, earlier_hardness={}), export="gelu").text
     assert f"κ = {exact:.5f}." in text
     assert f"| `act` | 100 | {exact / 100:.2g} |" in text
     assert formula in text
     assert f"torch.nn.{plain}" in text
     assert ("λ-GELU" in text.partition("## Citation")[0]) == (gate != "lambda_silu")
     with pytest.raises(ValueError, match="unknown gate 'lambda_mish'"):
-        render_card(with_facts(gate="lambda_mish"))
+        render_card(with_facts(gates={"layers.1.activation": "lambda_mish"}))
 
 
 @pytest.mark.parametrize("path", [SECRET, "./alice/gpt2-ours", "~/alice/gpt2-ours", "C:\\alice\\gpt2-ours"])
@@ -300,3 +300,11 @@ def test_the_template_is_one_and_travels_with_the_package():
     assert "export/hub/model_card_template.md" in settings["tool"]["setuptools"]["package-data"]["hf_lgelu"]
     citation = TEMPLATE.read_text(encoding="utf-8").partition("```bibtex\n")[2].partition("```")[0]
     assert citation in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_card_of_another_gate_has_its_names_and_its_bound():
+    facts = CardFacts({"a": 100.0, "b": 100.0}, gates={"b": "lambda_silu"}, checkpoint=FACTS.checkpoint)
+    text = str(render_card(facts, export="lambda_gelu"))
+    assert "Its activation is λ-GELU and λ-SiLU, a GELU or SiLU whose gates learn how hard they are." in text
+    assert "| `a` | 100 | 0.0017 |" in text
+    assert "| `b` | 100 | 0.0028 |" in text  # κ = 0.2785

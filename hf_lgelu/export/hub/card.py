@@ -2,11 +2,12 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_lgelu.activation.gates import Gate, check_gate
+from hf_lgelu.activation.gates import DEFAULT_GATE, Gate, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.card_facts import CardData, CardFacts, CardScores
@@ -30,11 +31,11 @@ TEMPLATE = Path(__file__).with_name("model_card_template.md")
 
 _DIGITS = {"accuracy": 4, "perplexity": 2}
 _EXPORTS = {
-    "relu": "It was trained with {label}, a {plain} whose gates learn how hard they are, and has ReLU in the place of "
-    "each gate, with the weights as they were.",
-    "gelu": "It was trained with {label}, a {plain} whose gates learn how hard they are; λ is folded into the weights, "
-    "so that plain {plain} computes the same function.",
-    "lambda_gelu": "Its activation is {label}, a {plain} whose gates learn how hard they are.",
+    "relu": "It was trained with {learned}, a {plain} whose gates learn how hard they are, and has ReLU in the place "
+    "of each gate, with the weights as they were.",
+    "gelu": "It was trained with {learned}, a {plain} whose gates learn how hard they are; λ is folded into the "
+    "weights, so that plain {plain} computes the same function.",
+    "lambda_gelu": "Its activation is {learned}, a {plain} whose gates learn how hard they are.",
 }
 
 
@@ -45,7 +46,7 @@ def render_card(
 
     Args:
         facts: of the network; `hardness` and `checkpoint` must be there.
-        export: the form it is in: "relu", "gelu" (λ folded into the weights) or "lambda_gelu", whatever the gate.
+        export: the form it is in: "relu", "gelu" (λ folded into the weights) or "lambda_gelu".
         figure: path of the picture of λ, relative to the card.
         repo_id: on the Hub, "user/name".
 
@@ -75,8 +76,8 @@ def render_card(
         results=_results(facts, facts.scores, facts.data, export) if facts.scores and facts.data else "",
         substitution=_substitution(facts, export),
         figure=figure,
-        gate_note=_gate_note(check_gate(facts.gate)),
-        hardness=_hardness_table(facts),
+        gate_note=_gate_note(facts),
+        hardness=_hardness_table(facts.hardness, facts.earlier_hardness, facts.gates),
         recipe=_recipe(facts),
         plain_code=_plain_code(facts, checkpoint, export, where),
         carried_code=loading.with_carried_code(where) if checkpoint.own_code and export != "lambda_gelu" else "",
@@ -175,10 +176,10 @@ def _summary(facts: CardFacts, checkpoint: CheckpointFacts, export: str) -> str:
     softest, hardest = min(facts.hardness.values()), max(facts.hardness.values())
     span = f"λ = {softest:.4g}" if f"{softest:.4g}" == f"{hardest:.4g}" else f"λ from {softest:.4g} to {hardest:.4g}"
     where = f", trained on {plain(facts.trained_on)}" if facts.trained_on else ""
-    gate = check_gate(facts.gate)
-    said = _EXPORTS[export].format(label=gate.label, plain=gate.plain_label)
     ended = f"Its {len(facts.hardness)} gates ended at {span}{' after hardening' if facts.hardened else ''}."
-    return f"A network of class {code(checkpoint.model_class)}{where}. {said} {ended}"
+    learned, unlearned = _gate_labels(facts)
+    what = _EXPORTS[export].format(learned=learned, plain=unlearned)
+    return f"A network of class {code(checkpoint.model_class)}{where}. {what} {ended}"
 
 
 def _score(scores: CardScores, value: float | None) -> str:
@@ -189,7 +190,7 @@ def _score(scores: CardScores, value: float | None) -> str:
 def _results(facts: CardFacts, scores: CardScores, data: CardData, export: str) -> str:
     """The scores as trained and with ReLU substituted, and on what they were measured."""
     trained, swapped = ("", " (this model)") if export == "relu" else (" (this model)", "")
-    rows = [(f"{check_gate(facts.gate).label}, as trained{trained}", _score(scores, scores.score), scores.loss)]
+    rows = [(f"{_gate_labels(facts)[0]}, as trained{trained}", _score(scores, scores.score), scores.loss)]
     if scores.relu_score is not None:
         rows.append((f"ReLU, the same weights{swapped}", _score(scores, scores.relu_score), scores.relu_loss))
     when = "" if scores.epoch is None else f" after the last epoch ({scores.epoch:g}), which is the one saved,"
@@ -221,27 +222,42 @@ def _substitution(facts: CardFacts, export: str) -> str:
     return "\n\n".join(parts)
 
 
+def _gate_rows(facts: CardFacts) -> list[Gate]:
+    """Of its λ-gates, each once. Raises ValueError for a name that is no row of GATES."""
+    return [check_gate(name) for name in dict.fromkeys(facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness)]
+
+
+def _gate_note(facts: CardFacts) -> str:
+    """What its gates are, and what their swap can change."""
+    forms = "; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in _gate_rows(facts))
+    largest = max(row.swap_error for row in _gate_rows(facts))
+    return (
+        f"A gate is {forms}. Putting ReLU in its place changes what one unit gives by at most κ/λ, κ = {largest:.5f}."
+    )
+
+
+def _gate_labels(facts: CardFacts) -> tuple[str, str]:
+    """The names of its λ-gates, and of what they are at λ = 1."""
+    rows = _gate_rows(facts)
+    return " and ".join(row.label for row in rows), " or ".join(row.plain_label for row in rows)
+
+
 def _percent(fraction: float) -> str:
     # 99.996 % must not be read as all of them.
     return "100 %" if fraction == 1 else f"{min(fraction, 0.9999):.2%}".replace("%", " %")
 
 
-def _gate_note(gate: Gate) -> str:
-    """What a gate is, and what its swap can change."""
-    return (
-        f"A gate is {gate.formula}: λ = 1 is {gate.plain_label}, and λ → ∞ is ReLU. Putting ReLU in its place changes "
-        f"what one unit gives by at most κ/λ, κ = {gate.swap_error:.5f}."
-    )
-
-
-def _hardness_table(facts: CardFacts) -> str:
-    """λ of every gate, at the stages before and at the end, and the bound of the swap."""
-    stages = {label: stage for label, stage in facts.earlier_hardness.items() if stage}
+def _hardness_table(
+    final: Mapping[str, float], earlier: Mapping[str, Mapping[str, float]], gates: Mapping[str, str]
+) -> str:
+    """λ of every gate, at the stages `earlier` and at the end, and the bound of the swap."""
+    stages = {label: stage for label, stage in earlier.items() if stage}
     titles = ("gate", *(f"λ {plain(label)}" for label in stages), "λ", "κ/λ")
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-    for site, value in facts.hardness.items():
+    for site, value in final.items():
         before = [f"{stage[site]:.4f}" if site in stage else "–" for stage in stages.values()]
-        cells = (code(site or "model"), *before, f"{value:.4g}", f"{swap_error_bound(value, facts.gate):.2g}")
+        bound = swap_error_bound(value, gates.get(site, DEFAULT_GATE))
+        cells = (code(site or "model"), *before, f"{value:.4g}", f"{bound:.2g}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -278,7 +294,7 @@ def _plain_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, wher
     if export == "lambda_gelu":
         return ""
     return facts.loading_code.get(export, "").strip() or loading.without_hf_lgelu(
-        checkpoint, where, activation=export, gate=facts.gate
+        checkpoint, where, activation=export, gate=_gate_rows(facts)[0].name
     )
 
 

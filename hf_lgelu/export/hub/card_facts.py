@@ -9,7 +9,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin
 
-from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.models.comparison import OutputChange
 from hf_lgelu.models.whole_file import whole_file
@@ -90,7 +89,7 @@ class CardFacts:
 
     Args:
         hardness: {gate: λ} at the end of training (`hardness_profile`, or `ReLUExport.hardness`).
-        gate: row of GATES that its gates are; of several, the one whose swap moves a unit most.
+        gates: {gate: row of GATES} (`gate_rows`) of those that are no λ-GELU.
         name: the card's title without its last part, which is the form of the export.
         trained_on: completes the sentence "A network of class X, trained on …".
         hardened: its gates were hardened, not only learned.
@@ -121,7 +120,6 @@ class CardFacts:
     """
 
     hardness: Mapping[str, float] = field(default_factory=dict)
-    gate: str = DEFAULT_GATE
     name: str = "model"
     trained_on: str = ""
     hardened: bool = False
@@ -140,6 +138,7 @@ class CardFacts:
     license: str | None = None
     base_model: str | None = None
     checkpoint: CheckpointFacts | None = None
+    gates: Mapping[str, str] = field(default_factory=dict)
 
 
 _NESTED = {"scores": CardScores, "data": CardData, "change": OutputChange, "checkpoint": CheckpointFacts}

@@ -141,10 +141,13 @@ def _columns(data: ReportData) -> tuple[Column, ...]:
         texts = [first, swapped, data.paper.text(name, "lambda_gelu-uniform-hardened", "substituted")]
         return NONE if set(texts) == {NONE} else listed(texts)
 
-    names = expected_benchmarks(data.part(""))
-    shown = any(data.paper.has(names, quantity) for quantity in ("substituted", "best_validation_score"))
-    beside = (Column("Paper: GELU, swapped, hardened and swapped", paper),) if shown else ()
+    beside = (Column("Paper: GELU, swapped, hardened and swapped", paper),) if _is_beside_paper(data) else ()
     return (Column("Benchmark", _benchmark), *map(_cell, (SMOOTH, *WAYS)), *beside)
+
+
+def _is_beside_paper(data: ReportData) -> bool:
+    names = expected_benchmarks(data.part(""))
+    return any(data.paper.has(names, quantity) for quantity in ("substituted", "best_validation_score"))
 
 
 def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
@@ -156,7 +159,7 @@ def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
             others.append(f"{name} {score}")
     if others:
         yield f"{_OTHER_NETWORKS} Converted from GELU networks of the same recipe that score, smooth: {listed(others)}."
-    if data.paper.citation:
+    if _is_beside_paper(data):
         yield f"Paper: {data.paper.citation}, at its best epochs; ours are of the last epoch."
 
 
