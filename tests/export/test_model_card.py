@@ -114,7 +114,9 @@ def test_the_card_speaks_of_the_gate_that_the_network_has(gate, kappa, formula, 
     }[gate]
     exact = (u * (1 - step)).max().item()
     assert exact == pytest.approx(kappa, abs=2e-4)
-    text = render_card(with_facts(gates={"act": gate}, hardness={"act": 100.0}, earlier_hardness={}), export="gelu").text
+    text = render_card(
+        with_facts(gates={"act": gate}, hardness={"act": 100.0}, earlier_hardness={}), export="gelu"
+    ).text
     assert f"κ = {exact:.5f}." in text
     assert f"| `act` | 100 | {exact / 100:.2g} |" in text
     assert formula in text
