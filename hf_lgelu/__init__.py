@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from hf_lgelu.models.profile import hardness_profile as hardness_profile
     from hf_lgelu.models.profile import initialize_hardness as initialize_hardness
     from hf_lgelu.models.rebuild import from_pretrained as from_pretrained
-    from hf_lgelu.models.registry import register_activation as register_activation
     from hf_lgelu.models.runtimes import RUNTIMES as RUNTIMES
     from hf_lgelu.models.runtimes import runtime_warnings as runtime_warnings
     from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
@@ -61,10 +60,12 @@ if TYPE_CHECKING:
     from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import ConversionRefusedError as ConversionRefusedError
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
+    from hf_lgelu.refit.gate_costs import gate_costs as gate_costs
     from hf_lgelu.refit.report import ConversionReport as ConversionReport
     from hf_lgelu.refit.report import Evaluation as Evaluation
     from hf_lgelu.refit.report import LayerRefit as LayerRefit
     from hf_lgelu.refit.report import NetChange as NetChange
+    from hf_lgelu.registry import register_activation as register_activation
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
     from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
@@ -115,6 +116,7 @@ _HOME = {
     "fold_hardness": "export.folding.fold",
     "freeze_hardness": "training.hardening",
     "from_pretrained": "models.rebuild",
+    "gate_costs": "refit.gate_costs",
     "hardening_progress": "training.schedules",
     "hardness_for_tolerance": "activation.hardness",
     "hardness_modules_to_save": "models.adapters",
@@ -132,7 +134,7 @@ _HOME = {
     "prune_units": "analysis.pruning.units",
     "push_to_hub": "export.hub.push",
     "quantize_onnx": "analysis.int8",
-    "register_activation": "models.registry",
+    "register_activation": "registry",
     "release_hardness": "training.hardening",
     "remove_dead_units": "analysis.pruning.units",
     "replace_activations": "models.surgery",
@@ -183,6 +185,7 @@ __all__ = [
     "fold_hardness",
     "freeze_hardness",
     "from_pretrained",
+    "gate_costs",
     "hardening_progress",
     "hardness_for_tolerance",
     "hardness_modules_to_save",
@@ -218,8 +221,8 @@ __all__ = [
 
 # What has to be done to a module of a host library: (its name, where the function is, below hf_lgelu, the function).
 _REGISTRATIONS = (
-    ("transformers.activations", "models.registry", "register_in_transformers"),
-    ("timm.layers.create_act", "models.registry", "register_in_timm"),
+    ("transformers.activations", "registry", "register_in_transformers"),
+    ("timm.layers.create_act", "registry", "register_in_timm"),
     ("transformers.modeling_utils", "models.loading", "extend_from_pretrained"),
     ("transformers.models.auto.configuration_auto", "models.auto_classes", "register_auto_classes"),
     ("transformers.models.auto.modeling_auto", "models.auto_classes", "register_auto_classes"),

@@ -9,7 +9,7 @@ from hf_lgelu.cli.known_facts import known_facts
 from hf_lgelu.cli.named_places import CARD_FILE, local
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
-from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.profile import gate_rows, hardness_profile
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
 
@@ -29,7 +29,7 @@ def card(arguments: Namespace) -> Path:
     given = read_checkpoint(arguments.model)
     facts, export = known_facts(given.name, arguments.facts), _form(given)
     if export == "lambda_gelu":
-        facts = replace(facts, hardness=hardness_profile(given.model))
+        facts = replace(facts, hardness=hardness_profile(given.model), gates=gate_rows(given.model))
     if not facts.hardness:
         raise ValueError(
             f"{given.name} has no λ-GELU any more, and its card would tell the hardness its gates had: give --facts "

@@ -21,7 +21,7 @@ from hf_lgelu.cli.known_facts import known_facts
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
 from hf_lgelu.export.targets import ONNX_FILE, ExportOptions, check_target
-from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.profile import gate_rows, hardness_profile
 from hf_lgelu.models.whole_folder import whole_folder
 
 _EXAMPLE_ROWS = 64
@@ -75,6 +75,7 @@ def _write_card(arguments: Namespace, given: GivenCheckpoint, report: Any, folde
     facts = replace(
         known,
         hardness=hardness_profile(given.model),
+        gates=gate_rows(given.model),
         change=report.change,
         license=arguments.license or known.license or original_licence(given.name),
         checkpoint=None,  # that of the new folder

@@ -20,8 +20,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.models.registry import timm_activation_classes
 from hf_lgelu.models.sites import find_sites, plain_gate_of, uncompiled_name
+from hf_lgelu.registry import timm_activation_classes
 
 # How a model or config says that it knows no such activation or no such argument.
 _REFUSALS = (AssertionError, AttributeError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError)

@@ -61,6 +61,11 @@ def smallest_hardness(model: nn.Module) -> float:
     return min(torch.stack(values).min().item() for values in by_device.values())
 
 
+def gate_rows(model: nn.Module) -> dict[str, str]:
+    """{module name: its row of GATES} of every λ-gate's site, in registration order."""
+    return {site.name: site.kind for site in find_sites(model, LEARNED_KINDS)}
+
+
 @torch.no_grad()
 def swap_errors(model: nn.Module) -> dict[str, float]:
     """{module name: κ/λ} of every λ-gate's site, by its smallest λ: the most that ReLU in its place changes a unit."""

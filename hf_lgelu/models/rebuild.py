@@ -20,8 +20,8 @@ from transformers.utils import logging
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, SharedLambdaGate
 from hf_lgelu.models.config_keys import ConfigChange, apply_changes, changes_at, combined, write_changes
-from hf_lgelu.models.registry import NEEDS_THE_PACKAGE
 from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, is_activation, kind_of, uncompiled_name
+from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 logger = logging.get_logger(__name__)
 

@@ -229,10 +229,11 @@ class TemporaryRelu:
         *,
         kinds: Sequence[str] = LEARNED_KINDS,
         make: Callable[[], nn.Module] = nn.ReLU,
+        include: Callable[[str], bool] | None = None,
     ) -> None:
-        """`make` gives another gate than ReLU."""
+        """`make` gives another gate than ReLU; `include` says by name which sites, by default all."""
         self._model, self._inside = model, operable_module(model, temporarily=True)
-        self._sites = _found(self._inside, check_kinds(kinds), None)
+        self._sites = _found(self._inside, check_kinds(kinds), include)
         self._relus = [make() for _ in self._sites]
 
     @contextmanager

@@ -64,6 +64,7 @@ def _named(output: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
         if output.is_floating_point():
             yield prefix, output
         return
+    entries: Iterable[tuple[Any, Any]]
     if isinstance(output, Mapping):
         entries: Iterable[tuple[Any, Any]] = output.items()
     elif isinstance(output, list | tuple):

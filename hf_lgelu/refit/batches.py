@@ -237,16 +237,17 @@ def for_decoder(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Batch]:
     """
     make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     for batch in batches:
-        has_targets = batch.labels is not None and batch.labels.ndim == 2
-        if make is not None and has_targets and "decoder_input_ids" not in batch.tensors:
+        labels = batch.labels
+        has_targets = labels is not None and labels.ndim == 2 and "decoder_input_ids" not in batch.tensors
+        if make is not None and labels is not None and has_targets:
             bare = isinstance(batch.inputs, Tensor)
             inputs = {model.main_input_name: batch.inputs} if bare else dict(batch.inputs)
-            inputs["decoder_input_ids"] = make(labels=batch.labels).cpu()
+            inputs["decoder_input_ids"] = make(labels=labels).cpu()
             if "decoder_attention_mask" in inspect.signature(model.forward).parameters:
-                mask = (batch.labels != IGNORED_LABEL).long()
+                mask = labels.ne(IGNORED_LABEL).long()
                 mask[:, 0] = 1  # the token that starts them
                 inputs.setdefault("decoder_attention_mask", mask)
-            batch = Batch(inputs, batch.labels)
+            batch = Batch(inputs, labels)
         yield batch
 
 

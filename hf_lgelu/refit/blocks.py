@@ -57,7 +57,7 @@ class BlockFunction:
         self._gate, self._model = gate, model
         self._maps = block.maps
         self.parameters = {
-            name: model.get_parameter(name).detach().clone().float()
+            name: _wide(model.get_parameter(name).detach().clone())
             for operation in self._maps
             for name in (operation.weight, operation.bias)
             if name is not None
@@ -88,6 +88,10 @@ class BlockFunction:
         """Σ‖output - target‖²."""
         parts = zip(rows.inputs.split(_ROWS_AT_ONCE), rows.targets.split(_ROWS_AT_ONCE), strict=True)
         return sum((self(inputs) - targets).double().square().sum().item() for inputs, targets in parts)
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.float() if value.dtype.itemsize < 4 else value
 
 
 def reconstruct_block(

@@ -241,9 +241,8 @@ class Carrier:
             return None
         available = math.prod(first.node.meta["val"].shape[2:])
         wanted = math.ceil(ROWS_PER_FEATURE * layer.width / self._images)
-        if wanted >= available:
-            return None
-        return choose_positions([seed ^ index for seed in batch.seeds], available, wanted).to(self._device)
+        chosen = choose_positions([seed ^ index for seed in batch.seeds], available, wanted)
+        return None if chosen is None else chosen.to(self._device)
 
 
 def _known(node: Node, *known: Mapping[Node, Any]) -> Any:
@@ -272,7 +271,8 @@ class _Buffer:
     """Rows on their way into sums: products of a few hundred rows cost more in memory traffic than in arithmetic."""
 
     def __init__(self, moments: Moments) -> None:
-        self._moments, self._waiting, self._count = moments, [], 0
+        self._moments, self._count = moments, 0
+        self._waiting: list[Rows] = []
 
     def add(self, rows: Rows) -> None:
         """Rows of one batch."""

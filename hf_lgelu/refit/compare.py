@@ -51,7 +51,7 @@ def evaluate_conversion(
         sums = _sums([network.tensors for network in networks], batch, original)
         if sums["rows"]:
             sums["logits"] = sums["rows"] * reference.are_logits
-            found = [add_sums(*found, sums)] if found else [sums]
+            found = [functools.reduce(add_sums, [*found, sums])]
     if PartialState().num_processes > 1:
         found = gather_object(found)
     return _evaluation(functools.reduce(add_sums, found)) if found else None
@@ -71,16 +71,16 @@ def compared_outputs(model: nn.Module, inputs: Any, outputs: Sequence[str] | Non
     Raises ValueError where there is no tensor, or the first is one number for all units.
     """
     found = task_outputs(run_example(model, inputs), outputs)
-    name, first = next(iter(found.items()), (None, None))
-    if first is None or first.ndim == 0:
+    name = next(iter(found), "")
+    if not found or found[name].ndim == 0:
         raise ValueError(
-            f"{type(model).__name__} gives {'no tensor' if first is None else 'one number for all inputs'}: networks "
+            f"{type(model).__name__} gives {'one number for all inputs' if found else 'no tensor'}: networks "
             "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or name "
             "another output (outputs=)"
         )
     config = getattr(model, "config", None)
     regression = getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", 2) == 1
-    are_logits = are_class_scores(name) and first.ndim > 1 and not (regression and name == "logits")
+    are_logits = are_class_scores(name) and found[name].ndim > 1 and not (regression and name == "logits")
     tensors = {name: _classes_last(value) for name, value in found.items() if value.ndim}
     return Compared(tensors, are_logits and tensors[name].shape[-1] > 1)
 

@@ -77,13 +77,14 @@ class Conversion(NamedTuple):
 class ConversionRefusedError(RuntimeError):
     """The model was not converted. `report` says what was measured, where anything was; the model is as it was.
 
-    >>> import torch, hf_lgelu
-    >>> from torch import nn
+    >>> import torch
+    >>> from hf_lgelu import ConversionRefusedError, convert_to_relu
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
     >>> try:
-    ...     hf_lgelu.convert_to_relu(nn.Sequential(nn.Linear(4, 16), nn.ReLU()), torch.randn(200, 4))
-    ... except (hf_lgelu.ConversionRefusedError, ValueError) as error:
-    ...     print(type(error).__name__)  # nothing to convert
-    ValueError
+    ...     convert_to_relu(net, torch.randn(200, 4), max_kl=1e-12, strict=True)
+    ... except ConversionRefusedError as error:
+    ...     print(error.report.held_out.refitted.kl > 1e-12)
+    True
     """
 
     def __init__(self, message: str, report: ConversionReport | None = None) -> None:
@@ -103,6 +104,7 @@ def convert_to_relu(
     outputs: Sequence[str] | None = None,
     max_kl: float | None = 0.1,
     strict: bool = False,
+    keep: Sequence[str] = (),
     target: str = "relu",
     effort: str | None = None,
     width_budget: float = 1.0,
@@ -138,6 +140,9 @@ def convert_to_relu(
         max_kl: mean KL to the original, in nats, beyond which there is a warning; of outputs that are no class scores,
             relative error. None for no bound.
         strict: refuse beyond `max_kl`, and where nothing could be measured.
+        keep: names of gates that stay smooth; `hf_lgelu.gate_costs` says which cost most. Most configs have one key for
+            all gates and cannot say that: then pass `rewrite_config=False`, and load the weights into a model that has
+            been given the same gates.
         target: what the gates become, a row of `hf_lgelu.refit.target_gates.TARGETS`: "relu", "relu6", "leaky_relu",
             "hardswish" or "relu2". Of all but ReLU, kinks and slopes are not fitted, and blocks not widened.
         effort: how hard it tries, each rung after the ones before and kept only where held-out inputs are nearer for
@@ -184,9 +189,11 @@ def convert_to_relu(
     top = check_effort(effort, tolerance, max_seconds)
     if not width_budget >= 1:
         raise ValueError(f"width_budget is a share of the units there are, 1 or more, got {width_budget}")
-    sites = find_sites(model, check_kinds(kinds))
     gate = check_target(target)
-    substitution = TemporaryRelu(model, kinds=kinds, make=gate.make)
+    substitution = TemporaryRelu(
+        model, kinds=kinds, make=gate.make, include=None if not keep else lambda name: name not in keep
+    )
+    sites = _converted_sites(model, kinds, keep)
     state = known_processes()
     folds = deal_folds(
         for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)),
@@ -199,7 +206,7 @@ def convert_to_relu(
         attempts = Attempts(
             model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
             rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
-            max_seconds=max_seconds, target=gate,
+            max_seconds=max_seconds, target=gate, keep=keep,
         )  # fmt: skip
         efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
         climbed = climb(efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds)
@@ -238,6 +245,16 @@ def _require_comparable(model: nn.Module, batch: Batch, outputs: Sequence[str] |
     """Names of the outputs that count. Raises ValueError unless the model takes a batch of the data and gives some."""
     (first,) = taken_by(model, [batch], "data")
     return tuple(compared_outputs(model, first[:2].inputs, outputs).tensors)
+
+
+def _converted_sites(model: nn.Module, kinds: Sequence[str], keep: Sequence[str]) -> list[ActivationSite]:
+    """The gates that are exchanged. Raises ValueError where a name in `keep` is none."""
+    sites = find_sites(model, check_kinds(kinds))
+    unknown = set(keep) - {site.name for site in sites}
+    if unknown:
+        named = ", ".join(site.name for site in sites[:4])
+        raise ValueError(f"keep: no gate is named {', '.join(sorted(unknown))}; there are {named} and so on")
+    return [site for site in sites if site.name not in keep]
 
 
 def _chosen(names: Sequence[str] | None) -> OutputsOf:
@@ -308,13 +325,14 @@ class Attempts:
     def __init__(
         self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
         outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: bool,
-        width_budget: float, max_seconds: float | None, target: TargetGate,
+        width_budget: float, max_seconds: float | None, target: TargetGate, keep: Sequence[str],
     ) -> None:  # fmt: skip
         """As for `convert_to_relu`."""
         self._model, self._folds, self._substitution = model, folds, substitution
         self._kinds, self._outputs = kinds, outputs
         self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
         self._width_budget, self._max_seconds, self._target = width_budget, max_seconds, target
+        self._keep = keep
 
     def possible(self, efforts: Sequence[Effort], tolerance: float | None) -> Sequence[Effort]:
         """The rungs that there are inputs for. Raises ValueError where that is not what was asked for."""
@@ -344,10 +362,12 @@ class Attempts:
             return self._distilled(best)
         is_placed = effort != "refit" and self._target.can_be_placed
         room = self._room() if is_placed else Room(self._model)
-        sites = find_sites(room.model, check_kinds(self._kinds))
+        sites = _converted_sites(room.model, self._kinds, self._keep)
         with evaluation_mode(room.model):
             converted = copy.deepcopy(room.model)
-        rewritten = substitute_gates(converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config)
+        rewritten = substitute_gates(
+            converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config, keep=self._keep
+        )
         changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(converted)]
         carrier = Carrier(
             room.model,
@@ -373,7 +393,7 @@ class Attempts:
 
     def _room(self) -> Room:
         with evaluation_mode(self._model):
-            sites = find_sites(self._model, check_kinds(self._kinds))
+            sites = _converted_sites(self._model, self._kinds, self._keep)
             program = Program(self._model, sites, self._folds.first.load().inputs, _chosen(self._outputs))
             found = find_layers(program, self._model, sites)
             try:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -105,7 +105,7 @@ def read_geometry(operation: AffineOperation) -> Geometry | None:
     if name not in _CONVOLUTIONS or len(shape_of(node)) != len(shape_of(node.args[1])):  # an image without a batch
         return None
     kernel = shape_of(node.args[1])[2:]
-    options = {}
+    options: dict[str, Any] = {}
     for position, (option, default) in enumerate(_OPTIONS, start=3):
         value = node.args[position] if len(node.args) > position else default
         options[option] = value if isinstance(value, str) else _per_axis(value, len(kernel))

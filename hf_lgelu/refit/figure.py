@@ -99,9 +99,9 @@ def _series(report: ConversionReport) -> tuple[str, list[tuple[tuple[str, str, s
 def network_values(evaluation: Evaluation) -> tuple[str, list[float]]:
     """(what is drawn, its values): a metric of original, direct and refitted, or a distance of the latter two."""
     for name, original in evaluation.original_metrics.items():
-        changed = [evaluation.direct.metrics.get(name), evaluation.refitted.metrics.get(name)]
-        if None not in changed:
-            return name, [original, *changed]
+        direct, refitted = evaluation.direct.metrics, evaluation.refitted.metrics
+        if name in direct and name in refitted:
+            return name, [original, direct[name], refitted[name]]
     if evaluation.direct.kl is not None and evaluation.refitted.kl is not None:
         return "KL to the original (nats)", [evaluation.direct.kl, evaluation.refitted.kl]
     return "relative error", [evaluation.direct.relative_error, evaluation.refitted.relative_error]

@@ -7,9 +7,8 @@ the same inputs always make the same folds, whichever process holds them.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, parse_flag_from_env
@@ -100,6 +99,15 @@ class Units:
         return Batch(taken[BARE] if isinstance(inputs, Tensor) else inputs | taken, labels)
 
 
+class _Own(NamedTuple):
+    """What a process tells the others: units with their rows and lengths, and what is written of `Units`."""
+
+    given: int
+    structures: set[tuple[str, ...]]
+    units: dict[bytes, tuple[int, Mapping[str, int]]]
+    at_once: int
+
+
 def read_units(batches: Iterable[Batch], state: PartialState | None = None) -> Units:
     """Every unit once; of several with the same key the one given first, with its labels.
 
@@ -116,22 +124,22 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None) -> U
     places: dict[bytes, tuple[int, int]] = {}
     found: dict[bytes, tuple[int, Mapping[str, int]]] = {}
     for number, batch in enumerate(batches):
-        lengths = {name: value.shape[1] for name, value in _named(batch).items() if _may_be_padded(batch, name)}
+        given = {name: value.shape[1] for name, value in _named(batch).items() if _may_be_padded(batch, name)}
         for row, (key, count) in enumerate(zip(_keys(batch), _row_counts(batch), strict=True)):
             if count and key not in places:
-                places[key], found[key] = (number, row), (count, lengths)
-    own = {
-        "given": sum(map(len, batches)),
-        "structures": {_structure(batch) for batch in batches},
-        "units": found,
-        "at_once": min(map(_units_at_once, batches), default=_ROWS_AT_ONCE),
-    }
+                places[key], found[key] = (number, row), (count, given)
+    own = _Own(
+        given=sum(map(len, batches)),
+        structures={_structure(batch) for batch in batches},
+        units=found,
+        at_once=min(map(_units_at_once, batches), default=_ROWS_AT_ONCE),
+    )
     parts = [own] if state is None or state.num_processes == 1 else gather_object([own])
     _require_alike(parts)
     # Of a unit that several processes have, with other padding, all of them must know the longest.
     everything: dict[bytes, tuple[int, Mapping[str, int]]] = {}
     for part in parts:
-        for key, (count, lengths) in part["units"].items():
+        for key, (count, lengths) in part.units.items():
             known = everything.get(key, (count, lengths))[1]
             everything[key] = count, {name: max(length, known[name]) for name, length in lengths.items()}
     keys = sorted(everything)
@@ -139,19 +147,19 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None) -> U
         batches=batches,
         keys=keys,
         rows=[everything[key][0] for key in keys],
-        holders=[[process for process, part in enumerate(parts) if key in part["units"]] for key in keys],
+        holders=[[process for process, part in enumerate(parts) if key in part.units] for key in keys],
         places=places,
-        given=sum(part["given"] for part in parts),
+        given=sum(part.given for part in parts),
         lengths=[everything[key][1] for key in keys],
-        at_once=min(part["at_once"] for part in parts),
+        at_once=min(part.at_once for part in parts),
     )
 
 
-def _require_alike(parts: Sequence[Mapping[str, Any]]) -> None:
-    empty = [process for process, part in enumerate(parts) if not part["units"]]
+def _require_alike(parts: Sequence[_Own]) -> None:
+    empty = [process for process, part in enumerate(parts) if not part.units]
     if empty and len(empty) < len(parts):
         raise ValueError(f"process {empty[0]} was given no inputs; give every process all of them, or a share")
-    structures = sorted(set().union(*(part["structures"] for part in parts)))
+    structures = sorted(set().union(*(part.structures for part in parts)))
     if len(structures) > 1:
         first, second = (set(structure) for structure in structures[:2])
         raise ValueError(
@@ -335,7 +343,7 @@ def _mask_of(batch: Batch, name: str) -> Tensor | None:
 
 
 def _may_be_padded(batch: Batch, name: str) -> bool:
-    if name == _LABELS:
+    if name == _LABELS and batch.labels is not None:
         return batch.labels.ndim == 2 and not batch.labels.is_floating_point()
     return _mask_of(batch, name) is not None
 
@@ -372,8 +380,8 @@ def _keys(batch: Batch) -> Iterator[bytes]:
         yield digest.digest()
 
 
-def _bytes(value: Tensor) -> np.ndarray:
-    return value.contiguous().reshape(-1).view(torch.uint8).numpy()
+def _bytes(value: Tensor) -> memoryview:
+    return memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _gather(

@@ -7,7 +7,7 @@ map on the other side of the sum is a consumer, too: what it adds can make good 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.fx import Node
@@ -35,7 +35,8 @@ class LinearMap:
     @property
     def name(self) -> str:
         """Of the module that holds the weight."""
-        return self.operation.weight.rpartition(".")[0] or self.operation.weight
+        weight = cast(str, self.operation.weight)  # what mixes has one
+        return weight.rpartition(".")[0] or weight
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -152,14 +153,13 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
                 reached.setdefault(consumer, set()).add(index)
     maps: list[tuple[LinearMap, set[int]]] = []
     for node in sorted(reached, key=order.__getitem__):
-        operation = _as_stored(read_affine(node, flow), flow)
+        operation = _as_stored(cast(AffineOperation, read_affine(node, flow)), flow)
         geometry = read_geometry(operation)
         reason = _why_not(program, model, operation, geometry)
-        if reason is not None:
-            name = operation.weight or describe(node)
-            found.refuse(name, tuple(sorted(reached[node])), reason)
+        if reason is not None or geometry is None:
+            found.refuse(operation.weight or describe(node), tuple(sorted(reached[node])), str(reason))
             continue
-        target = finder.find(node, operation.channel_axis)
+        target = finder.find(node, cast(int, operation.channel_axis))
         maps.append((LinearMap(operation, geometry, target, _bias(program, operation, target)), reached[node]))
     found.layers = sorted(_grouped(maps), key=lambda layer: order[layer.target])
     return found
@@ -236,7 +236,7 @@ def _is_transposition(view: Node, flow: DataFlow) -> bool:
 
 
 def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geometry: Geometry | None) -> str | None:
-    flow, weight = program.flow, operation.weight
+    flow, weight = program.flow, cast(str, operation.weight)
     uses = len(flow.parameter_users(weight))
     if uses > 1:
         return f"{weight} is shared: it is used {uses} times in a forward pass, here by {describe(operation.node)}"

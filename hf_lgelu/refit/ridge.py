@@ -136,22 +136,27 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool) -> RidgeFit:
     """
     _check(folds)
     if len(folds) == 1:
-        return RidgeFit("refit", STRENGTHS[0], *solve_ridge(folds[0], STRENGTHS[0], intercept=intercept), None, None)
-    candidates: list[tuple[Choice, float | None]] = [("refit", strength) for strength in reversed(STRENGTHS)]
-    candidates = [("kept", None), *([("bias only", None)] if intercept else []), *candidates]
+        weights, bias = solve_ridge(folds[0], STRENGTHS[0], intercept=intercept)
+        return RidgeFit("refit", STRENGTHS[0], weights, bias, None, None)
+    candidates: list[tuple[Choice, float | None]] = [("kept", None)]
+    if intercept:
+        candidates.append(("bias only", None))
+    candidates += [("refit", strength) for strength in reversed(STRENGTHS)]
     total = reduce(operator.add, folds)
     # Every fold is held out once, or of a wide map the first alone.
     wide = total.gram.shape[-1] >= _ONE_HOLD_OUT_FROM
-    splits = [(reduce(operator.add, folds[1:]), folds[0])] if wide else ((total - fold, fold) for fold in folds)
+    held_out_in_turn = folds[:1] if wide else folds
     errors = torch.zeros(len(candidates), dtype=torch.float64)
-    for fitted, held_out in splits:
+    for held_out in held_out_in_turn:
+        fitted = reduce(operator.add, folds[1:]) if wide else total - held_out
         errors += _scores(_Deviations.of(fitted, intercept), _Deviations.of(held_out, intercept), candidates, wide)
     best = int(errors.argmin())  # the first of equal ones
     everything = _Deviations.of(total, intercept)
-    change, bias_change = _change(everything, candidates[best])
-    change = torch.zeros_like(everything.cross) if change is None else change
+    choice, strength = candidates[best]
+    found, bias_change = _change(everything, candidates[best])
+    change = torch.zeros_like(everything.cross) if found is None else found
     before, after = (_relative(float(errors[index]), folds[0] if wide else total) for index in (0, best))
-    return RidgeFit(*candidates[best], change.mT.contiguous(), bias_change, before, after)
+    return RidgeFit(choice, strength, change.mT.contiguous(), bias_change, before, after)
 
 
 def _scores(

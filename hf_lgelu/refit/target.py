@@ -147,7 +147,8 @@ class _Walk:
     """The way so far."""
 
     def __init__(self, output: Node, channel_axis: int) -> None:
-        self.node, self._path = output, []
+        self.node = output
+        self._path: list[Node] = []
         self._channels = len(shape_of(output)) + channel_axis
         self._scale = self._behind_norm = torch.ones(shape_of(output)[channel_axis], dtype=torch.float64)
         self._layout: list[Any] = []

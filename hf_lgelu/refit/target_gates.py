@@ -57,16 +57,21 @@ def check_target(name: str) -> TargetGate:
 
 
 def substitute_gates(
-    model: nn.Module, target: TargetGate, *, kinds: Sequence[str], rewrite_config: bool = True
+    model: nn.Module,
+    target: TargetGate,
+    *,
+    kinds: Sequence[str],
+    rewrite_config: bool = True,
+    keep: Sequence[str] = (),
 ) -> tuple[ConfigChange, ...]:
-    """Put the target at every gate of the given kinds; the config keys that were rewritten.
+    """Put the target at every gate of the given kinds but those named in `keep`; the config keys that were rewritten.
 
     Changes `model` in place. Raises ValueError where there is no such gate, and UnsupportedConfigError where no config
     key puts the target there.
     """
-    if target.name == "relu":
+    if target.name == "relu" and not keep:
         return tuple(substitute_relu(model, kinds=kinds, rewrite_config=rewrite_config).config_changes)
-    sites = find_sites(model, kinds)
+    sites = [site for site in find_sites(model, kinds) if site.name not in keep]
     planned = []
     for name, root in pretrained_roots(model) if rewrite_config else []:
         prefix = f"{name}." if name else ""

@@ -1,6 +1,7 @@
 """Writing a refit into the network: weights as each kind of layer stores them, biases, BatchNorm behind them."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,10 @@ def why_not_writable(model: nn.Module) -> str | None:
             return f"{name or 'it'} ({type(module).__name__}) has no weights, it is on the meta device. Load them first"
         kind = _quantized(module)
         if kind is not None:
-            return f"{name or 'it'} ({type(module).__name__}) is quantized, it holds {kind}. {_ADVICE}"
+            return (
+                f"{name or 'it'} ({type(module).__name__}) holds {kind}, which are no plain floating-point numbers: it "
+                f"is quantized, or sharded. {_ADVICE}"
+            )
     return None
 
 
@@ -36,7 +40,9 @@ def _quantized(module: nn.Module) -> str | None:
     for name, parameter in module.named_parameters(recurse=False):
         if type(parameter.data) is not Tensor:
             return f"its {name} as {type(parameter.data).__name__}"
-        if not parameter.is_floating_point() or parameter.element_size() < 2:
+        # A matrix of whole numbers is a quantized one; a count or an index may be a parameter, too.
+        is_number = parameter.is_floating_point() or parameter.is_complex() or parameter.ndim < 2
+        if not is_number or (parameter.dtype.itemsize < 2 and parameter.is_floating_point()):
             return f"its {name} as {parameter.dtype}"
     for name, buffer in module.named_buffers(recurse=False):
         if "weight" in name and not buffer.is_floating_point():
@@ -53,7 +59,7 @@ def forget_quantizer(model: nn.Module) -> Iterator[str]:
         if getattr(module, "hf_quantizer", None) is not None or getattr(module, "is_quantized", False):
             module.hf_quantizer, module.is_quantized = None, False
             config = getattr(module, "config", None)
-            if getattr(config, "quantization_config", None) is not None:
+            if config is not None and getattr(config, "quantization_config", None) is not None:
                 del config.quantization_config
                 yield f"{name}.quantization_config removed".removeprefix(".") + ": the weights are floating point"
 
@@ -72,8 +78,9 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
     for consumer in layer.maps:
         features = slice(start, start + consumer.width)
         start += consumer.width
-        _add(student, consumer.operation.weight, _as_stored(consumer, fit.weight_change[..., features].cpu()))
-        if consumer is takes_bias:
+        weight_change = _as_stored(consumer, fit.weight_change[..., features].cpu())
+        _add(student, cast(str, consumer.operation.weight), weight_change)
+        if consumer is takes_bias and consumer.bias is not None:
             change = fit.bias_change.flatten().cpu()
             _add(student, consumer.bias.parameter, change * _inverse(consumer.bias.scale))
         _recentre(student, program, consumer, moments, features)
@@ -99,10 +106,9 @@ def _add(student: nn.Module, name: str, change: Tensor) -> None:
 
 def _recentre(student: nn.Module, program: Program, consumer: LinearMap, moments: Moments, features: slice) -> None:
     """Give the BatchNorm behind a map the mean and variance of its new outputs, and leave what it computes."""
-    path = consumer.target.path
-    if not path or consumer.target.norm is not path[0]:
+    path, norm = consumer.target.path, consumer.target.norm
+    if norm is None or not path or norm is not path[0]:
         return
-    norm = path[0]
     if any(operand is None for operand in norm.args[1:5]):
         return
     weight, bias, mean, variance = (_stored(student, program.name_of(operand)) for operand in norm.args[1:5])

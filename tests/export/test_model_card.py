@@ -272,3 +272,11 @@ def test_the_template_is_one_and_travels_with_the_package():
     assert "export/hub/model_card_template.md" in settings["tool"]["setuptools"]["package-data"]["hf_lgelu"]
     citation = TEMPLATE.read_text(encoding="utf-8").partition("```bibtex\n")[2].partition("```")[0]
     assert citation in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_card_of_another_gate_has_its_names_and_its_bound():
+    facts = CardFacts({"a": 100.0, "b": 100.0}, gates={"b": "lambda_silu"}, checkpoint=FACTS.checkpoint)
+    text = str(render_card(facts, export="lambda_gelu"))
+    assert "Its activation is λ-GELU and λ-SiLU, a GELU or SiLU whose gates learn how hard they are." in text
+    assert "| `a` | 100 | 0.0017 |" in text
+    assert "| `b` | 100 | 0.0028 |" in text  # κ = 0.2785

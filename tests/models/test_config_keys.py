@@ -22,8 +22,8 @@ from hf_lgelu.models.config_keys import (
     pretrained_roots,
     write_config_changes,
 )
-from hf_lgelu.models.registry import timm_activation_classes
 from hf_lgelu.models.sites import find_sites
+from hf_lgelu.registry import timm_activation_classes
 
 BERT = BY_NAME["bert"]
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import TensorRows, collate_rows
+from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 from transformers.activations import ACT2FN
@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.auto_classes import register_auto_classes
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.registry import register_activation
+from hf_lgelu.registry import register_activation
 
 
 def small_mlp(hidden_act="gelu", **changes):
@@ -183,7 +183,7 @@ def test_accumulation_does_not_scale_the_gradient(accumulation, tmp_path):
         save_strategy="no",
         disable_tqdm=True,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=TensorRows(**batch), data_collator=collate_rows)
+    trainer = Trainer(model=model, args=arguments, train_dataset=FeatureRows(**batch), data_collator=collate_rows)
     trainer.train()
     assert trainer.state.global_step == 1
     for name, parameter in model.named_parameters():

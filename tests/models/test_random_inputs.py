@@ -32,3 +32,9 @@ def test_an_unknown_kind_of_input_is_named(monkeypatch):
     monkeypatch.setattr(MLPForClassification, "main_input_name", "smells")
     with pytest.raises(ValueError, match="which takes 'smells'; pass some of your own"):
         random_inputs(model)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, "2", True])
+def test_a_batch_has_rows(size):
+    with pytest.raises(ValueError, match="batch_size must be an integer of at least 1"):
+        random_inputs(MLPForClassification(MLPConfig(num_features=3)), batch_size=size)

@@ -61,6 +61,12 @@ def test_held_out_scores_are_no_result_of_the_model():
     assert "113.42" in card_of(labelled).text
 
 
+def test_how_far_it_is_comes_first():
+    text = card_of().text
+    assert text.index("perplexity 113.42, the original's 113.19; KL 0.0025 nat") < text.index("## ")
+    assert "was not measured" in card_of(SMALL).text.split("\n## ")[0]
+
+
 def test_how_it_was_made():
     text = section(card_of(figure="refit.png"), "## How it was made")
     for said in (

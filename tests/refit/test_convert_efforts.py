@@ -21,7 +21,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu import ConversionRefusedError, convert_to_relu, gate_costs
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
@@ -338,6 +338,35 @@ def test_what_is_no_target_or_cannot_be_placed():
         convert_to_relu(model, rows, target="hardswish", width_budget=1.5)
     _, report = convert_to_relu(model, rows, target="hardswish", effort="blocks")
     assert [step.effort for step in report.steps] == ["refit", "blocks"]
+
+
+def test_gates_are_ranked_and_kept():
+    torch.manual_seed(9)
+    model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 4)).double()
+    rows = torch.randn(400, 6, dtype=torch.float64)
+    costs = gate_costs(model, rows[:50])
+    for name, cost in costs.items():
+        swapped = copy.deepcopy(model)
+        swapped[int(name)] = nn.ReLU()
+        with torch.no_grad():
+            wanted, given = (network(rows[:50]).log_softmax(-1) for network in (model, swapped))
+        assert cost == pytest.approx((wanted.exp() * (wanted - given)).sum(-1).mean().item(), rel=1e-6)
+    assert list(costs) == sorted(costs, key=costs.get, reverse=True)
+    for effort in ("refit", "blocks"):
+        converted, report = convert_to_relu(model, rows, keep=["1"], effort=effort)
+        assert [type(module).__name__ for module in converted] == ["Linear", "SiLU", "Linear", "ReLU", "Linear"]
+        assert list(report.gates) == ["3"]
+        assert torch.equal(converted[0].weight, model[0].weight)
+    with pytest.raises(ValueError, match="no gate is named 7"):
+        convert_to_relu(model, rows, keep=["7"])
+    with pytest.raises(ValueError, match="no activation module of kind"):
+        convert_to_relu(model, rows, keep=["1", "3"])
+    network = gpt2()
+    first = "transformer.h.0.mlp.act"
+    with pytest.raises(RuntimeError, match="no activation key"):
+        convert_to_relu(network, tokens(), keep=[first], max_kl=None)
+    converted, _ = convert_to_relu(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
+    assert type(converted.get_submodule(first)) is type(network.get_submodule(first))
 
 
 def test_what_is_no_effort():

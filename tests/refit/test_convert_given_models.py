@@ -75,7 +75,7 @@ def swapped_weight(tensor, kind=nn.Parameter):
     [
         (
             lambda: swapped_weight(lambda w: w.as_subclass(Subclass)),
-            r"2 \(Linear\) is quantized, .* its weight as Subcl",
+            r"2 \(Linear\) holds its weight as Subclass, .* is quantized",
         ),
         (lambda: swapped_weight(lambda w: w.to(torch.int8)), r"its weight as torch\.int8"),
         (lambda: swapped_weight(lambda w: w.to(torch.float8_e4m3fn)), r"its weight as torch\.float8"),

@@ -4,7 +4,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import TensorRows, collate_rows
+from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import ModelOutput
@@ -85,7 +85,7 @@ def test_bare_inputs(form):
 
 
 @pytest.mark.parametrize("collate", [None, collate_rows])
-@pytest.mark.parametrize("rows", [TensorRows(X, Y), Subset(TensorRows(X, Y), range(UNITS))], ids=["rows", "subset"])
+@pytest.mark.parametrize("rows", [FeatureRows(X, Y), Subset(FeatureRows(X, Y), range(UNITS))], ids=["rows", "subset"])
 def test_rows_of_a_benchmark(rows, collate):
     x, y = joined(as_list(rows, collate=collate, batch_size=6), "features")
     assert torch.equal(x, X)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import TensorRows, collate_rows
+from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,7 +23,7 @@ def small(activation="gelu"):
 
 def trained(model, folder, resume_from_checkpoint=None, **options):
     torch.manual_seed(1)
-    rows = TensorRows(torch.randn(8, 3), torch.randint(0, 2, (8,)))
+    rows = FeatureRows(torch.randn(8, 3), torch.randint(0, 2, (8,)))
     arguments = LambdaGELUTrainingArguments(
         str(folder), **{"num_train_epochs": 8, "relufication": True, "save_strategy": "no", **options},
         per_device_train_batch_size=8,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.card_facts import CardData, CardFacts, CardScores
@@ -30,11 +31,11 @@ TEMPLATE = Path(__file__).with_name("model_card_template.md")
 
 _DIGITS = {"accuracy": 4, "perplexity": 2}
 _EXPORTS = {
-    "relu": "It was trained with λ-GELU, a GELU whose gates learn how hard they are, and has ReLU in the place of each "
-    "gate, with the weights as they were.",
-    "gelu": "It was trained with λ-GELU, a GELU whose gates learn how hard they are; λ is folded into the weights, so "
-    "that plain GELU computes the same function.",
-    "lambda_gelu": "Its activation is λ-GELU, a GELU whose gates learn how hard they are.",
+    "relu": "It was trained with {learned}, a {plain} whose gates learn how hard they are, and has ReLU in the place "
+    "of each gate, with the weights as they were.",
+    "gelu": "It was trained with {learned}, a {plain} whose gates learn how hard they are; λ is folded into the "
+    "weights, so that plain {plain} computes the same function.",
+    "lambda_gelu": "Its activation is {learned}, a {plain} whose gates learn how hard they are.",
 }
 
 
@@ -72,10 +73,10 @@ def render_card(
         template_path=str(TEMPLATE),
         title=plain(_name(facts, export, repo_id)),
         summary=_summary(facts, checkpoint, export),
-        results=_results(facts.scores, facts.data, export) if facts.scores and facts.data else "",
+        results=_results(facts, facts.scores, facts.data, export) if facts.scores and facts.data else "",
         substitution=_substitution(facts, export),
         figure=figure,
-        hardness=_hardness_table(facts.hardness, facts.earlier_hardness),
+        hardness=_hardness_table(facts.hardness, facts.earlier_hardness, facts.gates),
         recipe=_recipe(facts),
         plain_code=_plain_code(facts, checkpoint, export, where),
         carried_code=loading.with_carried_code(where) if checkpoint.own_code and export != "lambda_gelu" else "",
@@ -175,7 +176,9 @@ def _summary(facts: CardFacts, checkpoint: CheckpointFacts, export: str) -> str:
     span = f"λ = {softest:.4g}" if f"{softest:.4g}" == f"{hardest:.4g}" else f"λ from {softest:.4g} to {hardest:.4g}"
     where = f", trained on {plain(facts.trained_on)}" if facts.trained_on else ""
     ended = f"Its {len(facts.hardness)} gates ended at {span}{' after hardening' if facts.hardened else ''}."
-    return f"A network of class {code(checkpoint.model_class)}{where}. {_EXPORTS[export]} {ended}"
+    learned, unlearned = _gate_labels(facts)
+    what = _EXPORTS[export].format(learned=learned, plain=unlearned)
+    return f"A network of class {code(checkpoint.model_class)}{where}. {what} {ended}"
 
 
 def _score(scores: CardScores, value: float | None) -> str:
@@ -183,10 +186,10 @@ def _score(scores: CardScores, value: float | None) -> str:
     return "–" if value is None else f"{value:.{_DIGITS.get(scores.metric, 4)}f}"
 
 
-def _results(scores: CardScores, data: CardData, export: str) -> str:
+def _results(facts: CardFacts, scores: CardScores, data: CardData, export: str) -> str:
     """The scores as trained and with ReLU substituted, and on what they were measured."""
     trained, swapped = ("", " (this model)") if export == "relu" else (" (this model)", "")
-    rows = [(f"λ-GELU, as trained{trained}", _score(scores, scores.score), scores.loss)]
+    rows = [(f"{_gate_labels(facts)[0]}, as trained{trained}", _score(scores, scores.score), scores.loss)]
     if scores.relu_score is not None:
         rows.append((f"ReLU, the same weights{swapped}", _score(scores, scores.relu_score), scores.relu_loss))
     when = "" if scores.epoch is None else f" after the last epoch ({scores.epoch:g}), which is the one saved,"
@@ -218,19 +221,28 @@ def _substitution(facts: CardFacts, export: str) -> str:
     return "\n\n".join(parts)
 
 
+def _gate_labels(facts: CardFacts) -> tuple[str, str]:
+    """The names of its λ-gates, and of what they are at λ = 1."""
+    rows = [GATES[name] for name in dict.fromkeys(facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness)]
+    return " and ".join(row.label for row in rows), " or ".join(row.plain_label for row in rows)
+
+
 def _percent(fraction: float) -> str:
     # 99.996 % must not be read as all of them.
     return "100 %" if fraction == 1 else f"{min(fraction, 0.9999):.2%}".replace("%", " %")
 
 
-def _hardness_table(final: Mapping[str, float], earlier: Mapping[str, Mapping[str, float]]) -> str:
+def _hardness_table(
+    final: Mapping[str, float], earlier: Mapping[str, Mapping[str, float]], gates: Mapping[str, str]
+) -> str:
     """λ of every gate, at the stages `earlier` and at the end, and the bound of the swap."""
     stages = {label: stage for label, stage in earlier.items() if stage}
     titles = ("gate", *(f"λ {plain(label)}" for label in stages), "λ", "κ/λ")
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     for site, value in final.items():
         before = [f"{stage[site]:.4f}" if site in stage else "–" for stage in stages.values()]
-        cells = (code(site or "model"), *before, f"{value:.4g}", f"{swap_error_bound(value):.2g}")
+        bound = swap_error_bound(value, gates.get(site, DEFAULT_GATE))
+        cells = (code(site or "model"), *before, f"{value:.4g}", f"{bound:.2g}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -89,6 +89,7 @@ class CardFacts:
 
     Args:
         hardness: {gate: λ} at the end of training (`hardness_profile`, or `ReLUExport.hardness`).
+        gates: {gate: row of GATES} (`gate_rows`) of those that are no λ-GELU.
         name: the card's title without its last part, which is the form of the export.
         trained_on: completes the sentence "A network of class X, trained on …".
         hardened: its gates were hardened, not only learned.
@@ -137,6 +138,7 @@ class CardFacts:
     license: str | None = None
     base_model: str | None = None
     checkpoint: CheckpointFacts | None = None
+    gates: Mapping[str, str] = field(default_factory=dict)
 
 
 _NESTED = {"scores": CardScores, "data": CardData, "change": OutputChange, "checkpoint": CheckpointFacts}

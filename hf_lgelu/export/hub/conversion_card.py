@@ -29,6 +29,7 @@ from hf_lgelu.refit.report import (
     bullets,
     evaluations,
     gates_in_words,
+    how_far,
     layer_table,
     score,
     still_smooth,
@@ -155,7 +156,8 @@ def _summary(report: ConversionReport, provenance: Provenance, checkpoint: Check
     return (
         f"A network of class {code(checkpoint.model_class)}: {_original(provenance)} with ReLU in the place of its "
         f"{gates_in_words(report)}. It was not trained for that: the linear maps behind the gates were refitted to "
-        "what the original computes, on inputs without labels. All other weights are the original's."
+        "what the original computes, on inputs without labels. All other weights are the original's.\n\n"
+        f"**How far it is from the original.** {how_far(report)}"
     )
 
 

@@ -190,7 +190,7 @@ Batch = dict[str, Tensor]
 """{"features": (batch, F) float32, "labels": (batch,) int64}, the arguments of `MLPForClassification`."""
 
 
-class TensorRows(Dataset):
+class FeatureRows(Dataset):
     """N rows of F features with a class each.
 
     A DataLoader takes one batch with one `index_select`, not one row at a time, when it is given
@@ -221,9 +221,9 @@ class TensorRows(Dataset):
         """F."""
         return self.features.shape[1]
 
-    def to(self, device: torch.device) -> "TensorRows":
+    def to(self, device: torch.device) -> "FeatureRows":
         """The same rows on another device."""
-        return TensorRows(self.features.to(device), self.labels.to(device))
+        return FeatureRows(self.features.to(device), self.labels.to(device))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -238,9 +238,9 @@ class TensorRows(Dataset):
 
 
 def collate_rows(rows: Batch | Sequence[Batch]) -> Batch:
-    """The `collate_fn` that goes with `TensorRows`: a batch is passed on as it is.
+    """The `collate_fn` that goes with `FeatureRows`: a batch is passed on as it is.
 
-    Rows from a data set without `__getitems__`, e.g. a `ConcatDataset` of `TensorRows`, are stacked.
+    Rows from a data set without `__getitems__`, e.g. a `ConcatDataset` of `FeatureRows`, are stacked.
 
     Raises TypeError for anything else.
     """
@@ -248,7 +248,7 @@ def collate_rows(rows: Batch | Sequence[Batch]) -> Batch:
         return rows
     if not rows or not isinstance(rows[0], dict):
         raise TypeError(
-            "collate_rows takes a batch or a list of rows of TensorRows, got "
+            "collate_rows takes a batch or a list of rows of FeatureRows, got "
             f"{rows!r}. Under Trainer, set remove_unused_columns=False"
         )
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
@@ -334,9 +334,9 @@ def prepare(
     raw_train = train.read(chosen.train)
     encoder = fit(raw_train)
 
-    def rows(split: RawSplit, numbers: np.ndarray, raw: Any) -> TensorRows:
+    def rows(split: RawSplit, numbers: np.ndarray, raw: Any) -> FeatureRows:
         labels = split.labels[numbers].astype(np.int64, copy=False)
-        return TensorRows(torch.from_numpy(encoder.encode(raw)), torch.from_numpy(labels))
+        return FeatureRows(torch.from_numpy(encoder.encode(raw)), torch.from_numpy(labels))
 
     train_rows = rows(train, chosen.train, raw_train)
     eval_rows = test_rows = rows(test, chosen.test, test.read(chosen.test))

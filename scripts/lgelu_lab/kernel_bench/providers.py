@@ -76,12 +76,12 @@ def _plain(build: Callable[[], nn.Module]) -> Callable[[Tensor, float], nn.Modul
     return lambda x, hardness: build().to(x.device, x.dtype)
 
 
-def _learning(x: Tensor, hardness: float) -> nn.Module:
-    return hf_lgelu.LambdaGELU(init_hardness=max(hardness, _SMALLEST_LEARNED)).to(x.device)
+def _learning(build: type[nn.Module]) -> Callable[[Tensor, float], nn.Module]:
+    return lambda x, hardness: build(init_hardness=max(hardness, _SMALLEST_LEARNED)).to(x.device)
 
 
 def _frozen(x: Tensor, hardness: float) -> nn.Module:
-    module = _learning(x, hardness)
+    module = _learning(hf_lgelu.LambdaGELU)(x, hardness)
     module.hardness_override.fill_(hardness)
     return module
 
@@ -109,9 +109,11 @@ PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
         Provider(REFERENCE, "GELU (erf)", _plain(nn.GELU)),
-        Provider("lambda_gelu", "λ-GELU", _learning, "automatic", True),
+        Provider("lambda_gelu", "λ-GELU", _learning(hf_lgelu.LambdaGELU), "automatic", True),
         Provider("lambda_gelu_frozen", "λ-GELU, λ frozen", _frozen, "automatic", True),
         *map(_named, KERNELS),
+        Provider("lambda_gelu_tanh", "λ-GELU (tanh)", _learning(hf_lgelu.LambdaGELUTanh), "automatic", True),
+        Provider("lambda_silu", "λ-SiLU", _learning(hf_lgelu.LambdaSiLU), "automatic", True),
         Provider("gelu_tanh", "GELU (tanh)", _plain(lambda: nn.GELU(approximate="tanh"))),
         Provider("relu", "ReLU", _plain(nn.ReLU)),
         Provider("silu", "SiLU", _plain(nn.SiLU)),
@@ -119,7 +121,9 @@ PROVIDERS: dict[str, Provider] = {
         Provider("swish_beta", "Swish, learnable β", _plain(LearnableSwish)),
         Provider("xielu", "xIELU (transformers)", lambda x, _: XIELUActivation(dtype=x.dtype).to(x.device)),
         Provider("gelu_compiled", "GELU, compiled", _compiled(_plain(nn.GELU)), "inductor"),
-        Provider("lambda_gelu_compiled", "λ-GELU, compiled", _compiled(_learning), "inductor", True),
+        Provider(
+            "lambda_gelu_compiled", "λ-GELU, compiled", _compiled(_learning(hf_lgelu.LambdaGELU)), "inductor", True
+        ),
         Provider(FLOOR, "copy (floor)", lambda x, hardness: Copy()),
     )
 }

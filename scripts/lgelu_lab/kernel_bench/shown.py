@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _LABELS = {name: provider.label for name, provider in PROVIDERS.items()}
 _STEP_LABELS = _LABELS | {"lambda_gelu_hardened": "λ-GELU, hardened"}
-_AUTOMATIC = ("lambda_gelu", "lambda_gelu_frozen")
+_AUTOMATIC = [name for name, provider in PROVIDERS.items() if provider.kernel == "automatic"]
 
 # Okabe and Ito's colours; dashes and marks tell the lines apart where it is printed grey. In the legend's order.
 LOOKS = {

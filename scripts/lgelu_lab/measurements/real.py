@@ -59,7 +59,8 @@ REAL_COLUMNS: dict[str, str] = {
 """Every key of a row and what it is."""
 
 Batch = dict[str, Tensor]
-_AT_ONCE = 16
+Judged = dict[str, float | None]
+_FITTED_AT_ONCE = 16
 _FEWEST_WORDS = 8
 
 
@@ -122,13 +123,14 @@ class Task:
     """How a kind of network is loaded, fed and judged.
 
     `units(texts or images, labels, processor, length)` makes one batch of a unit each, `judge(original, network,
-    batches)` the columns of a row.
+    batches)` the columns of a row, of `judged_at_once` units a batch: the logits of a text fill the memory.
     """
 
     metric: str
     auto_class: str
     units: Callable[[Sequence[Any], Sequence[int] | None, Any, int], list[Batch]]
-    judge: Callable[[PreTrainedModel, PreTrainedModel, list[Batch]], dict[str, float | None]]
+    judge: Callable[[PreTrainedModel, PreTrainedModel, list[Batch]], Judged]
+    judged_at_once: int = 16
 
 
 def measure_real(
@@ -139,6 +141,7 @@ def measure_real(
     model, processor = _load(network, packages)
     fitted, judged = _units(network, processor, settings, data_dir)
     pad = getattr(processor, "pad_token_id", None) or 0
+    judged = _together(judged, pad, task.judged_at_once)
     swapped = copy.deepcopy(model)
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
 
@@ -154,7 +157,7 @@ def measure_real(
     for count in sorted({min(count, len(fitted)) for count in settings.units}):
         began = time.perf_counter()
         try:
-            converted, report = convert_to_relu(model, _together(fitted[:count], pad))
+            converted, report = convert_to_relu(model, _together(fitted[:count], pad, _FITTED_AT_ONCE, labelled=False))
         except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
             rows.append(row("converted", count, refusal=str(refusal)))
             continue
@@ -311,11 +314,11 @@ def paragraphs(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def _together(units: Sequence[Batch], pad: int) -> list[Batch]:
-    """Batches of units without their labels; units of about the same length go together."""
-    unlabelled = [{name: tensor for name, tensor in unit.items() if name != "labels"} for unit in units]
-    ordered = sorted(unlabelled, key=lambda unit: next(iter(unit.values())).shape[-1])
-    return [_joined(ordered[start : start + _AT_ONCE], pad) for start in range(0, len(ordered), _AT_ONCE)]
+def _together(units: Sequence[Batch], pad: int, at_once: int, *, labelled: bool = True) -> list[Batch]:
+    """Batches of units, with or without their labels; units of about the same length go together."""
+    kept = [{name: tensor for name, tensor in unit.items() if labelled or name != "labels"} for unit in units]
+    ordered = sorted(kept, key=lambda unit: next(iter(unit.values())).shape[-1])
+    return [_joined(ordered[start : start + at_once], pad) for start in range(0, len(ordered), at_once)]
 
 
 def _joined(units: Sequence[Batch], pad: int) -> Batch:
@@ -354,33 +357,32 @@ def _images(images: Sequence[Any], labels: Sequence[int] | None, processor: Any,
     ]
 
 
-def _judge_classes(original: PreTrainedModel, network: PreTrainedModel, units: list[Batch]) -> dict[str, float | None]:
-    right = 0
+def _judge_classes(original: PreTrainedModel, network: PreTrainedModel, batches: list[Batch]) -> Judged:
+    right, units = 0, 0
     with torch.no_grad():
-        for unit in units:
-            inputs = {name: tensor for name, tensor in unit.items() if name != "labels"}
-            right += int(network(**inputs).logits.argmax(-1) == unit["labels"])
-    change = change_of_outputs(original, network, units)
-    return {"score": right / len(units), "kl": change["kl"], "agreement": change["agreement"]}
+        for batch in batches:
+            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+            right += int((network(**inputs).logits.argmax(-1) == batch["labels"]).sum())
+            units += len(batch["labels"])
+    change = change_of_outputs(original, network, batches)
+    return {"score": right / units, "kl": change["kl"], "agreement": change["agreement"]}
 
 
-def _judge_text(original: PreTrainedModel, network: PreTrainedModel, units: list[Batch]) -> dict[str, float | None]:
+def _judge_text(original: PreTrainedModel, network: PreTrainedModel, batches: list[Batch]) -> Judged:
     loss, tokens = 0.0, 0
     with torch.no_grad():
-        for unit in units:
-            block = unit["input_ids"]
-            logits = network(input_ids=block, use_cache=False).logits[0, :-1].double()
-            loss += F.cross_entropy(logits, block[0, 1:], reduction="sum").item()
-            tokens += block.shape[1] - 1
-    change = change_of_outputs(original, network, units)
+        for batch in batches:
+            wanted = batch["input_ids"][:, 1:].flatten()
+            logits = network(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1].flatten(0, 1).double()
+            loss += F.cross_entropy(logits, wanted, reduction="sum").item()
+            tokens += len(wanted)
+    change = change_of_outputs(original, network, batches)
     score = torch.tensor(loss / tokens, dtype=torch.float64).exp().item()
     return {"score": score, "kl": change["kl"], "agreement": change["agreement"]}
 
 
-def _judge_embeddings(
-    original: PreTrainedModel, network: PreTrainedModel, units: list[Batch]
-) -> dict[str, float | None]:
-    expected, given = (torch.cat([embedding(model, unit) for unit in units]) for model in (original, network))
+def _judge_embeddings(original: PreTrainedModel, network: PreTrainedModel, batches: list[Batch]) -> Judged:
+    expected, given = (torch.cat([embedding(model, batch) for batch in batches]) for model in (original, network))
     cosines = (expected * given).sum(1)
     same = (_neighbours(expected) == _neighbours(given)).double().mean().item()
     return {
@@ -389,10 +391,10 @@ def _judge_embeddings(
 
 
 @torch.no_grad()
-def embedding(model: PreTrainedModel, unit: Batch) -> Tensor:
+def embedding(model: PreTrainedModel, batch: Batch) -> Tensor:
     """(B, width) float64: the mean of a sequence's last states, normalized."""
-    states = model(**{name: unit[name] for name in ("input_ids", "attention_mask")}).last_hidden_state.double()
-    weights = unit["attention_mask"][..., None].double()
+    states = model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).last_hidden_state.double()
+    weights = batch["attention_mask"][..., None].double()
     return F.normalize((states * weights).sum(1) / weights.sum(1))
 
 
@@ -405,7 +407,7 @@ TASKS: dict[str, Task] = {
     "classification": Task("accuracy", "AutoModelForSequenceClassification", _texts, _judge_classes),
     "embedding": Task("same_neighbour", "AutoModel", _texts, _judge_embeddings),
     "image": Task("accuracy", "AutoModelForImageClassification", _images, _judge_classes),
-    "text": Task("perplexity", "AutoModelForCausalLM", _blocks, _judge_text),
+    "text": Task("perplexity", "AutoModelForCausalLM", _blocks, _judge_text, 1),
 }
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from lgelu_lab.report.frames import ReportData, evaluations, of_label, paired
 from lgelu_lab.report.markup import Cell, Column, Group, TableSpec
 from lgelu_lab.report.numbers import LOWER_IS_BETTER, NONE, digits_of, number, present, sampled
-from lgelu_lab.report.paper import Notes, differences, marked
+from lgelu_lab.report.paper import PAPER_RECIPES, Notes, differences, marked
 from lgelu_lab.report.run_tables import HARDENED, LEARNED_LABELS, correlation_curves, grid_cells, profile_runs
 
 HOLDS, FAILS, NOT_MEASURED = "holds", "does not hold", "not measured"
@@ -209,7 +209,8 @@ Judged = tuple[Claim, Mapping[str, Evidence]]
 
 
 def _judged(data: ReportData) -> Iterator[Group]:
-    for claim in CLAIMS.values():
+    of_paper = PAPER_RECIPES.keys() & set(data.runs["benchmark"])
+    for claim in CLAIMS.values() if of_paper else ():
         names = claim.benchmarks or dict.fromkeys(data.runs["benchmark"])
         found = {name: claim.judge(data, name) for name in names}
         yield (claim.says,), (claim, {name: evidence for name, evidence in found.items() if evidence})

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,8 +85,13 @@ def draw_all(key: str, spec: FigureSpec, data: ReportData) -> list[Drawing]:
         made = {key: (spec.title, spec.draw(data))}
     else:
         names = dict.fromkeys(data.runs["benchmark"])
-        made = {f"{key}-{name}": (spec.title.format(name), spec.draw(data, name)) for name in names}
+        made = {f"{key}-{_file_name(name)}": (spec.title.format(name), spec.draw(data, name)) for name in names}
     return [Drawing(name, title, parts[1], parts[0], parts[2]) for name, (title, parts) in made.items() if parts]
+
+
+def _file_name(benchmark: str) -> str:
+    """A record's benchmark as a part of a file's name: letters, digits, points and hyphens, no path."""
+    return re.sub(r"[^\w.]+", "-", benchmark).strip(".-")
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -103,11 +109,16 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
+def plain(text: str) -> str:
+    """A text of a record as it is: matplotlib takes what stands between two $ for a formula."""
+    return text.replace("$", r"\$")
+
+
 def style(axis: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
     """Titles, a light grid, and no box where nothing is read off it."""
-    axis.set_title(title, fontsize=11, loc="left")
-    axis.set_xlabel(x, fontsize=10.5)
-    axis.set_ylabel(y, fontsize=10.5)
+    axis.set_title(plain(title), fontsize=11, loc="left")
+    axis.set_xlabel(plain(x), fontsize=10.5)
+    axis.set_ylabel(plain(y), fontsize=10.5)
     axis.tick_params(labelsize=10)
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
@@ -117,7 +128,7 @@ def style(axis: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
 def label_rows(axis: "Axes", labels: Sequence[str], missing: Iterable[int] = ()) -> None:
     """Names of horizontal rows from the top (height len − 1) down; `missing` heights are called so in their middle."""
     axis.grid(visible=False, axis="y")
-    axis.set_yticks(range(len(labels)), list(reversed(labels)))
+    axis.set_yticks(range(len(labels)), [plain(label) for label in reversed(labels)])
     axis.set_ylim(-0.6, len(labels) - 0.4)
     for height in missing:
         axis.text(0.5, height, MISSING, transform=axis.get_yaxis_transform(), color=GREY, style="italic", ha="center")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Panel = Callable[["Axes", str, pd.DataFrame], None]
 Height = Callable[[Mapping[str, pd.DataFrame]], float]
+Legend = tuple[str, Mapping[str, tuple[str, str | Mapping]]]
+"""(column, {its value: (what the legend calls it, colour or look)})."""
+
 _OUTCOMES = {
     "proved": (PALETTE["hardened, swapped"], ("proved",)),
     "refuted": (PALETTE["converted"], ("refuted",)),
@@ -51,14 +54,17 @@ def _draw(
     panel: Panel,
     caption: str,
     height: float | Height,
-    colours: Mapping[str, str | Mapping] | None = None,
+    legend: Legend | None = None,
 ) -> "tuple[Figure, str, str] | None":
-    """A panel per benchmark of one measurement; None where nothing was measured."""
+    """A panel per benchmark of one measurement, with what of the legend is there; None where nothing was measured."""
     found = of_measurement(data, name)
     if not found:
         return None
     tall = height(found) if callable(height) else height
-    return draw_panels(found, panel, height=tall, colours=colours or _models(found)), caption, ""
+    column, entries = legend or ("model", {})
+    there = {value for frame in found.values() for value in frame.get(column, entries)}
+    looks = {text: look for value, (text, look) in entries.items() if value in there} or _models(found)
+    return draw_panels(found, panel, height=tall, colours=looks), caption, ""
 
 
 def mean_and_spread(seeds: pd.DataFrame | None) -> tuple[float, float] | None:
@@ -192,6 +198,8 @@ _LINES = {
     "direct": (PALETTE["direct swap"], _DASHED),
 }
 _ALWAYS = ("original", "hardened")
+_METHOD_LOOKS = {"refit": {"color": PALETTE["converted"], "marker": "o"}}
+_METHOD_LOOKS |= {name: {"color": colour, "linestyle": dashes} for name, (colour, dashes) in _LINES.items()}
 
 
 def _conversion_panel(axis: "Axes", benchmark: str, frame: pd.DataFrame) -> None:
@@ -267,9 +275,9 @@ def _figure(
     panel: Panel,
     caption: str,
     height: float | Height,
-    colours: Mapping[str, str | Mapping] | None = None,
+    legend: Legend | None = None,
 ) -> FigureSpec:
-    return FigureSpec(title, partial(_draw, name=name, panel=panel, caption=caption, height=height, colours=colours))
+    return FigureSpec(title, partial(_draw, name=name, panel=panel, caption=caption, height=height, legend=legend))
 
 
 MEASURED_FIGURES: dict[str, FigureSpec] = {
@@ -280,7 +288,7 @@ MEASURED_FIGURES: dict[str, FigureSpec] = {
         "Time of one call of onnxruntime at the largest batch measured, on one thread: bars are the median over "
         "the rounds, thin lines the quartiles, numbers the score. Mean over seeds. Shorter is better.",
         3.4,
-        {PRECISIONS[name]: colour for name, colour in _PRECISION_COLOURS.items()},
+        ("precision", {name: (PRECISIONS[name], colour) for name, colour in _PRECISION_COLOURS.items()}),
     ),
     "downstream-verification": _figure(
         "Images proved, refuted and left open",
@@ -290,7 +298,7 @@ MEASURED_FIGURES: dict[str, FigureSpec] = {
         "refutes with a counterexample that torch confirms, or leaves open in the time given. Mean over seeds. "
         "The networks that it refuses to read are named.",
         _verification_height,
-        {outcome: colour for outcome, (colour, _) in _OUTCOMES.items()},
+        ("", {outcome: (outcome, colour) for outcome, (colour, _) in _OUTCOMES.items()}),
     ),
     "downstream-zeros": _figure(
         "Outputs of the activations that are not positive, per layer",
@@ -329,8 +337,7 @@ MEASURED_FIGURES: dict[str, FigureSpec] = {
         "direct swap (dashes); what is too far away is written at the edge. Accuracy is better above, perplexity "
         "below.",
         3.2,
-        {METHODS["refit"]: {"color": PALETTE["converted"], "marker": "o"}}
-        | {METHODS[name]: {"color": colour, "linestyle": dashes} for name, (colour, dashes) in _LINES.items()},
+        ("method", {name: (METHODS[name], look) for name, look in _METHOD_LOOKS.items()}),
     ),
     "downstream-conversion-finetuning": _figure(
         "Score over the training steps around the swap",
@@ -340,7 +347,7 @@ MEASURED_FIGURES: dict[str, FigureSpec] = {
         "lower one. Bars are the sample standard deviation over seeds. What is far away with few steps leaves the "
         "panel; its score without a step is written at the edge. Accuracy is better above, perplexity below.",
         3.6,
-        {STARTS[name]: colour for name, colour in _START_COLOURS.items()},
+        ("start", {name: (STARTS[name], colour) for name, colour in _START_COLOURS.items()}),
     ),
 }
 """{key: how the figure is made}."""

@@ -492,9 +492,7 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         rows=partial(_rows, name="verification", keys=("epsilon",)),
         head=_NETWORK,
         columns=(
-            Column(
-                "ε", lambda s, notes: _refused(s, "refused") if s["refusal"].iloc[0] else f"{s['epsilon'].iloc[0]:g}"
-            ),
+            Column("ε", _epsilon),
             _constant("Images", "points"),
             _quantity("Proved", "proved", amount),
             _quantity("by bounds alone", "proved_by_bounds", amount),
@@ -566,9 +564,7 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         rows=partial(_rows, name="linear_pieces", keys=("perturbation",)),
         head=_NETWORK,
         columns=(
-            Column(
-                "Linear model", lambda s, notes: _refused(s, "first order" if s["refusal"].iloc[0] else "exact piece")
-            ),
+            Column("Linear model", _linear_model),
             _constant("Step, L2", "perturbation", lambda value: f"{value:g}"),
             _quantity("Still inside the region, %", "inside", percentage),
             _largest("Largest error, float64", "max_error_float64"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, style
+from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, plain, style
 from lgelu_lab.report.frames import ReportData, evaluations, of_label, of_measurement, rows_by, seed_count
 from lgelu_lab.report.markup import Cell, Column, Row, TableSpec
 from lgelu_lab.report.numbers import (
@@ -141,10 +141,13 @@ def _columns(data: ReportData) -> tuple[Column, ...]:
         texts = [first, swapped, data.paper.text(name, "lambda_gelu-uniform-hardened", "substituted")]
         return NONE if set(texts) == {NONE} else listed(texts)
 
-    names = expected_benchmarks(data.part(""))
-    shown = any(data.paper.has(names, quantity) for quantity in ("substituted", "best_validation_score"))
-    beside = (Column("Paper: GELU, swapped, hardened and swapped", paper),) if shown else ()
+    beside = (Column("Paper: GELU, swapped, hardened and swapped", paper),) if _is_beside_paper(data) else ()
     return (Column("Benchmark", _benchmark), *map(_cell, (SMOOTH, *WAYS)), *beside)
+
+
+def _is_beside_paper(data: ReportData) -> bool:
+    names = expected_benchmarks(data.part(""))
+    return any(data.paper.has(names, quantity) for quantity in ("substituted", "best_validation_score"))
 
 
 def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
@@ -156,7 +159,7 @@ def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
             others.append(f"{name} {score}")
     if others:
         yield f"{_OTHER_NETWORKS} Converted from GELU networks of the same recipe that score, smooth: {listed(others)}."
-    if data.paper.citation:
+    if _is_beside_paper(data):
         yield f"Paper: {data.paper.citation}, at its best epochs; ours are of the last epoch."
 
 
@@ -268,7 +271,7 @@ def _draw_hero(axis: "Axes", panel: HeroPanel, ways: dict[str, pd.DataFrame]) ->
         xytext=(0, 3), textcoords="offset points", ha="right" if greater else "left", va="bottom", fontsize=10,
     )  # fmt: skip
     style(axis, x=f"{first['metric']} ({'higher' if greater else 'lower'} is better)")
-    axis.set_title(panel.title, fontsize=11, loc="left", pad=20, fontweight="bold")
+    axis.set_title(plain(panel.title), fontsize=11, loc="left", pad=20, fontweight="bold")
     axis.grid(visible=False, axis="y")
     axis.set_ylim(-0.55, len(_HERO_WAYS) - 0.45)
 

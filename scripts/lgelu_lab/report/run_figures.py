@@ -14,6 +14,7 @@ from lgelu_lab.report.drawing import (
     label_rows,
     legend_below,
     new_figure,
+    plain,
     seeds_in_words,
     style,
 )
@@ -110,7 +111,8 @@ def draw_glance(data: ReportData) -> Drawn:
         style(axis, x=f"{metric} against GELU's, in {unit} is better)")
         label_rows(axis, names)
     figure.suptitle("Distance of each ReLU network from the smooth GELU network, last epoch", fontsize=11.5)
-    legend_below(figure, _WAY_LOOKS, 2)
+    there = {way for ways in found.values() for way in WAYS if len(ways[way])}
+    legend_below(figure, {way: look for way, look in _WAY_LOOKS.items() if way in there}, 2)
     caption = (
         "Each mark is the mean over seeds of the ReLU network's score minus that of the GELU run with the same seed "
         "and recipe, in the last epoch; the line reaches from the lowest to the highest seed, and of a single one over "
@@ -159,7 +161,7 @@ def draw_trajectories(data: ReportData, benchmark: str) -> Drawn:
     if zoomed:
         _zoom(axes["zoom"], paths, last)
     seeds = seeds_in_words([len(seeds) for seeds in found.values()])
-    axes["all"].set_title(f"{benchmark}: validation score, {seeds}", fontsize=11, loc="left")
+    axes["all"].set_title(f"{plain(benchmark)}: validation score, {seeds}", fontsize=11, loc="left")
     handles, labels = axes["all"].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=10)
     if curves:
@@ -238,7 +240,7 @@ def draw_hardness(data: ReportData, benchmark: str) -> Drawn:
         _log_ticks(axes[0, column])
     seeds = seeds_in_words([len(seeds) for seeds in found.values()])
     mean_of = seeds if seeds == "1 seed" else f"mean of {seeds}"
-    figure.suptitle(f"{benchmark}: learned hardness of every layer,\n{mean_of}", fontsize=11.5)
+    figure.suptitle(f"{plain(benchmark)}: learned hardness of every layer,\n{mean_of}", fontsize=11.5)
     _bar(figure, axes[0, :], "viridis", (0, last), "epoch")
     _bar(figure, axes[1, :], "plasma", (1, layers), "layer")
     caption = (
@@ -316,7 +318,7 @@ def draw_substitution(data: ReportData, benchmark: str) -> Drawn:
     _spread_ticks(axes[0], pd.concat(runs.values()))
     early = bool(pd.concat(runs.values())["early"].astype(bool).any())
     own = bool(runs["last"]["is_relu"].astype(bool).any())
-    figure.suptitle(f"{benchmark}: {metric}, before and after ReLU takes the gates' place", fontsize=11.5)
+    figure.suptitle(f"{plain(benchmark)}: {plain(metric)}, before and after ReLU takes the gates' place", fontsize=11.5)
     legend_below(figure, _exchange_legend(early, own), 2)
     caption = "A line per seed, from the network as trained to the same weights with ReLU at every gate. "
     if own:
@@ -397,7 +399,9 @@ def draw_grid(data: ReportData, benchmark: str) -> Drawn:
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
     metric = _metric(next(cell for cell in cells.values() if len(cell)))
-    axis.set_title(f"{benchmark}: drift Δλ (colour) and\nbest {metric} minus GELU's (text)", fontsize=11, loc="left")
+    axis.set_title(
+        f"{plain(benchmark)}: drift Δλ (colour) and\nbest {plain(metric)} minus GELU's (text)", fontsize=11, loc="left"
+    )
     _drift_bar(figure, axis, low, high)
     caption = (
         f"Colour: drift Δλ(t, c), averaged over seeds and init modes. Text: best validation {metric} minus that of the "

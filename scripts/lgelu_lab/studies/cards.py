@@ -6,6 +6,7 @@ from typing import Any
 
 from hf_lgelu import CardData, CardFacts, CardScores, write_card
 from hf_lgelu.export.hub.loading import CheckpointFacts
+from lgelu_lab.report.paper import DATA_READ, data_folder
 from lgelu_lab.studies.records import RunRecord, read_record
 
 _OF_CIFAR = "resnet18-cifar"
@@ -155,7 +156,7 @@ def _data(record: RunRecord) -> CardData:
         limits.append(f"evaluation was limited to {config['max_eval_samples']:,} samples")
     if limits and "max_eval_samples" not in config:
         limits.append("the record, an early one, does not say whether evaluation was")
-    name, hub_id, of_the_copy = _what_was_read(data)
+    name, hub_id, of_the_copy = _what_was_read(record)
     return CardData(
         name=name,
         eval_rows=data["eval_samples"],
@@ -166,8 +167,9 @@ def _data(record: RunRecord) -> CardData:
     )
 
 
-def _what_was_read(data: dict[str, Any]) -> tuple[str, str | None, list[str]]:
+def _what_was_read(record: RunRecord) -> tuple[str, str | None, list[str]]:
     """(name, Hub id if the Hub's own data was read, what a reader must know of a copy)."""
+    data = record.data
     source = data["source"]
     if data.get("folder") is not None:
         told = " ".join((data.get("readme") or "it has no README").split())
@@ -176,6 +178,9 @@ def _what_was_read(data: dict[str, Any]) -> tuple[str, str | None, list[str]]:
         return source, None, []
     if "copy_of" in data:
         return source, source, []
+    known = DATA_READ.get(data_folder(record) or "")
+    if known:
+        return source, None, [f"a local copy was read in the place of {source}: {known}"]
     early = "the record, an early one, does not say whether the Hub's data or a local copy of another extent was read"
     return source, None, [early]
 

@@ -38,6 +38,8 @@ EXPECTED = {
     "prelu": lambda x: torch.where(x > 0, x, 0.25 * x),
     "swish_beta": lambda x: x / (1 + torch.exp(-x)),
     "copy": lambda x: x,
+    "lambda_silu": lambda x: x / (1 + torch.exp(-3.0 * x)),
+    "lambda_gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (3 * x + 0.044715 * 27 * x**3))),
 }
 
 

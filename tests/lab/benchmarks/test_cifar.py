@@ -8,7 +8,7 @@ from lgelu_lab.benchmarks.cifar import CIFAR10, CIFAR100, build_resnet18
 from lgelu_lab.benchmarks.data import DataOptions
 from PIL import Image
 
-from hf_lgelu.models.registry import register_activation
+from hf_lgelu.registry import register_activation
 
 register_activation()
 NAMES = ["cat", "dog", "frog"]

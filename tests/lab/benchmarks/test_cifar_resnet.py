@@ -18,9 +18,9 @@ from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.loading import extend_from_pretrained
-from hf_lgelu.models.registry import register_activation
 from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.registry import register_activation
 
 register_activation()
 register_cifar_resnet()

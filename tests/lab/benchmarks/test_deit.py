@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from hf_lgelu.models.loading import extend_from_pretrained
-from hf_lgelu.models.registry import register_activation
 from hf_lgelu.models.sites import lambda_gelu_modules
+from hf_lgelu.registry import register_activation
 
 register_activation()
 extend_from_pretrained()

@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import TensorRows, collate_rows
+from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from transformers import Trainer, TrainingArguments
 
@@ -14,7 +14,7 @@ from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 def numbered_rows(count=10, start=0):
     """Row i holds (i, -i) and the label i % 3."""
     numbers = torch.arange(start, start + count)
-    return TensorRows(torch.stack([numbers, -numbers], dim=1).float(), numbers % 3)
+    return FeatureRows(torch.stack([numbers, -numbers], dim=1).float(), numbers % 3)
 
 
 def check_batch(batch, numbers):
@@ -39,7 +39,7 @@ def test_a_loader_gives_the_rows_in_order_with_the_last_batch_partial():
 
 
 def test_a_loader_never_takes_single_rows(monkeypatch):
-    monkeypatch.setattr(TensorRows, "__getitem__", lambda *_: pytest.fail("a row was taken on its own"))
+    monkeypatch.setattr(FeatureRows, "__getitem__", lambda *_: pytest.fail("a row was taken on its own"))
     assert len(list(DataLoader(numbered_rows(), batch_size=3, collate_fn=collate_rows))) == 4
 
 
@@ -109,4 +109,4 @@ def test_trainer_sees_every_row_once_an_epoch_in_a_new_order(tmp_path):
 )
 def test_wrong_tensors_are_refused(features, labels, error, message):
     with pytest.raises(error, match=message):
-        TensorRows(features, labels)
+        FeatureRows(features, labels)

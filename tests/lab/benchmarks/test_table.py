@@ -11,7 +11,7 @@ from lgelu_lab.benchmarks.mlp import build_mlp
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from PIL import Image
 
-from hf_lgelu.models.registry import register_activation
+from hf_lgelu.registry import register_activation
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.trainer import LambdaGELUTrainer
 

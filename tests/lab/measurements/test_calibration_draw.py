@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import TensorRows
+from lgelu_lab.benchmarks.data import FeatureRows
 from lgelu_lab.benchmarks.images import Augmentation, ImageRows
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 from lgelu_lab.measurements.networks import available_rows, draw_calibration
@@ -15,7 +15,7 @@ def data_of(train):
 
 
 def test_rows_are_drawn_without_replacement_and_a_larger_draw_holds_a_smaller():
-    data = data_of(TensorRows(torch.arange(40.0)[:, None], torch.zeros(40, dtype=torch.int64)))
+    data = data_of(FeatureRows(torch.arange(40.0)[:, None], torch.zeros(40, dtype=torch.int64)))
     few, many = ([int(row["features"]) for row in draw_calibration(data, rows, 5)] for rows in (10, 30))
     assert many[:10] == few
     assert len(set(many)) == 30

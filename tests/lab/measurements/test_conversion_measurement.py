@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData, TensorRows
+from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.bias_fold import fold_biases
 from lgelu_lab.measurements.conversion import CONVERSION_COLUMNS, ConversionSettings, measure_conversion
@@ -33,7 +33,7 @@ def trained(activation):
 
 def rows_of(count, seed):
     features = torch.randn(count, 5, generator=torch.Generator().manual_seed(seed))
-    return TensorRows(features, (features[:, 0] > 0).long())
+    return FeatureRows(features, (features[:, 0] > 0).long())
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData, TensorRows
+from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements import conversion_finetuning, networks
 from lgelu_lab.measurements.conversion_finetuning import FINETUNING_COLUMNS, FinetuningSettings, measure_finetuning
@@ -29,7 +29,7 @@ def network():
 TRAINED = {"gelu": SimpleNamespace(load=network)}
 
 
-class Watched(TensorRows):
+class Watched(FeatureRows):
     """Rows that say which of them were taken."""
 
     taken: list
@@ -43,7 +43,7 @@ class Watched(TensorRows):
 def data():
     features = torch.randn(150, 5, generator=torch.Generator().manual_seed(0))
     labels = (features[:, 0] > 0).long()
-    train, test = Watched(features[:100], labels[:100]), TensorRows(features[100:], labels[100:])
+    train, test = Watched(features[:100], labels[:100]), FeatureRows(features[100:], labels[100:])
     train.taken = []
     return BenchmarkData(train, test, test, "test", "test", ("a", "b"), {})
 
@@ -128,7 +128,7 @@ def test_annealing_multiplies_the_hardness_by_the_same_factor_at_each_step(data,
 
 
 def test_a_step_is_gradient_descent_by_the_recipe(data):
-    rows = TensorRows(data.train.features[:40], data.train.labels[:40])  # one batch
+    rows = FeatureRows(data.train.features[:40], data.train.labels[:40])  # one batch
     few = BenchmarkData(rows, data.eval, data.eval, "test", "test", ("a", "b"), {})
     model = network()
     tune(model, DIGITS, few, {"max_steps": 1, "learning_rate": 0.5, "lr_scheduler_type": "constant"}, 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData, TensorRows
+from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.images import Augmentation, ImageRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements import int8
@@ -40,7 +40,7 @@ def network(activation):
 @pytest.fixture(scope="module")
 def data():
     torch.manual_seed(0)
-    train, held_out, test = (TensorRows(torch.randn(n, 6), torch.randint(3, (n,))) for n in (30, 41, 43))
+    train, held_out, test = (FeatureRows(torch.randn(n, 6), torch.randint(3, (n,))) for n in (30, 41, 43))
     return BenchmarkData(train, held_out, test, "test", "test", ("a", "b", "c"), {})
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData, TensorRows
+from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.networks import MODELS, training_batches, tune
 from lgelu_lab.measurements.pruning import PRUNING, PRUNING_COLUMNS, PruningSettings, measure_pruning
@@ -33,8 +33,8 @@ class InMemory:
 @pytest.fixture
 def data():
     features = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
-    train = TensorRows(features[:40], (features[:40, 0] > 0).long())
-    test = TensorRows(features[40:], (features[40:, 0] > 0).long())
+    train = FeatureRows(features[:40], (features[:40, 0] > 0).long())
+    test = FeatureRows(features[40:], (features[40:, 0] > 0).long())
     return BenchmarkData(train, test, test, "test", "test", ("a", "b"), {})
 
 
@@ -132,7 +132,7 @@ def test_fine_tuning_sees_training_rows_alone_and_takes_its_seed_and_epochs(mode
         tune(model, BENCHMARK, rows, {"num_train_epochs": epochs}, seed)
         return model.classifier.weight.detach()
 
-    other = TensorRows(-9 * data.eval.features, 1 - data.eval.labels)
+    other = FeatureRows(-9 * data.eval.features, 1 - data.eval.labels)
     elsewhere = BenchmarkData(data.train, other, other, "test", "test", ("a", "b"), {})
     weight = tuned(data, 1, 0)
     assert torch.equal(tuned(elsewhere, 1, 0), weight)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import BenchmarkData, TensorRows
+from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements import verification
 from lgelu_lab.measurements.verification import (
@@ -44,7 +44,7 @@ def threshold_network(hidden_act):
 
 def rows(pixels, labels):
     standardized = (torch.tensor(pixels) - torch.tensor(MEAN)) / torch.tensor([2.0, 4.0, 1.0])
-    return TensorRows(standardized, torch.tensor(labels))
+    return FeatureRows(standardized, torch.tensor(labels))
 
 
 @pytest.fixture(scope="module")

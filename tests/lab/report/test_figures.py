@@ -273,6 +273,16 @@ def test_there_is_a_panel_per_benchmark_and_nothing_where_nothing_was_measured(m
     assert drawings_of(key, measurements=[record for record in measurements if record.measurement != name]) == []
 
 
+def test_legends_name_what_is_there(measurements, record_of, drawings_of):
+    def entries(drawing):
+        return [text.get_text() for text in drawing.figure.legends[0].get_texts()]
+
+    assert entries(drawings_of("downstream-int8", measurements=measurements)[0]) == ["float32", "int8"]
+    assert entries(drawings_of("glance", [record_of()])[0]) == ["GELU, then swapped"]
+    (drawing,) = drawings_of("substitution", [record_of()])
+    assert entries(drawing) == ["as trained", "ReLU substituted, same weights"]
+
+
 def test_bars_of_proofs_add_up_to_the_images(measurements, drawings_of):
     (axis,) = drawings_of("downstream-verification", measurements=measurements)[0].figure.axes
     assert [bar.get_width() for bar in axis.patches] == [15, 2, 3]

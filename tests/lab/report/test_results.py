@@ -2,7 +2,7 @@
 
 import pytest
 from lgelu_lab.report.claims import CLAIMS
-from lgelu_lab.report.paper import PaperValues
+from lgelu_lab.report.paper import PaperValues, read_paper_values
 from lgelu_lab.report.results import conclusions, results_of
 
 HARD = [{"a": 160.0, "b": 160.0}] * 3
@@ -164,6 +164,13 @@ def test_a_swap_is_free_up_to_a_thousandth_or_one_sample(record_of, table_of):
     many = hardened(record_of, relu=0.848)
     many.data["eval_samples"] = 10_000
     assert judged(table_of, "swap", [many])[0] == "does not hold"
+
+
+def test_a_benchmark_of_our_own_is_no_judge_of_the_paper(record_of, table_of):
+    runs = [record_of(benchmark="mlp-digits"), hardened(record_of, benchmark="mlp-digits")]
+    assert table_of("claims", runs).rows == ()
+    table = table_of("results", runs, paper=read_paper_values())
+    assert not [text for text in (*table.header, *table.notes) if "Paper" in text]
 
 
 def test_gpt2_can_be_swapped_if_it_is_hard(record_of, table_of):

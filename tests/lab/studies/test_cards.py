@@ -111,6 +111,8 @@ def test_a_card_names_the_hubs_data_set_only_where_that_was_read(tmp_path):
     early = card_of(whole, tmp_path)
     assert "model-index" not in early
     assert "does not say whether the Hub's data or a local copy" in early
+    known = dataclasses.replace(whole, config={**whole.config, "benchmark": "deit-tiny-imagenet"})
+    assert "was read in the place of scikit-learn/adult-census-income: 40 of 200 classes" in card_of(known, tmp_path)
 
 
 def test_perplexity_and_limits(tmp_path):
@@ -126,7 +128,7 @@ def test_perplexity_and_limits(tmp_path):
     text = card_of(record, tmp_path)
     assert "perplexity (lower is better)" in text
     assert "| ReLU, the same weights (this model) | 105.64 |" in text
-    assert "evaluation was limited to 300 samples; the record, an early one" in text
+    assert "evaluation was limited to 300 samples; a local copy was read" in text
     assert "training was limited" not in text
     assert "| context (tokens) | 128 |" in text
     assert "GPT2LMHeadModel.from_pretrained" in text

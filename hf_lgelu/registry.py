@@ -5,8 +5,6 @@ import importlib.util
 import sys
 from collections.abc import MutableMapping
 
-from transformers.activations import ACT2CLS, ACT2FN
-
 from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 
@@ -57,6 +55,9 @@ def _register(tables: dict[str, MutableMapping[str, type]]) -> None:
 
 
 def _transformers_tables() -> dict[str, MutableMapping[str, type]]:
+    # Not at the top: this is called while parts of transformers are being imported.
+    from transformers.activations import ACT2CLS, ACT2FN
+
     # ACT2FN is a copy of ACT2CLS made at import, and some models read the one, some the other.
     return {"transformers.activations.ACT2CLS": ACT2CLS, "transformers.activations.ACT2FN": ACT2FN}
 
