@@ -186,10 +186,7 @@ def test_default_arguments_are_the_papers():
     callback = HardeningCallback()
     assert (callback.switch_fraction, callback.schedule, callback.strategy) == (0.25, "linear", "epoch")
     assert callback.targets["lambda_gelu"] == pytest.approx(159.577, abs=5e-4)
-<<<<<<< HEAD
     assert callback.switch == args.hardening_switch == "fixed"
-=======
->>>>>>> main
 
 
 def test_arguments_reach_the_callback(tmp_path):
@@ -202,11 +199,7 @@ def test_arguments_reach_the_callback(tmp_path):
         hardening_strategy="steps",
     )
     (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, HardeningCallback)]
-<<<<<<< HEAD
     assert (callback.targets["lambda_gelu"], callback.switch_fraction) == (77.0, 0.5)
-=======
-    assert (set(callback.targets.values()), callback.switch_fraction) == ({77.0}, 0.5)
->>>>>>> main
     assert (callback.schedule, callback.strategy) == ("cosine", "steps")
 
 
