@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.widen import Block
+from hf_lgelu.refit.widen import Block, movable
 
 STEPS = 150
 _ROWS_A_STEP = 1024
@@ -95,18 +95,29 @@ def _wide(value: Tensor) -> Tensor:
 
 
 def reconstruct_block(
-    model: nn.Module, block: Block, gate: nn.Module, fitted: BlockRows, unseen: BlockRows, steps: int = STEPS
+    model: nn.Module,
+    block: Block,
+    gate: nn.Module,
+    fitted: BlockRows,
+    unseen: BlockRows,
+    steps: int = STEPS,
+    extra: int = 0,
 ) -> BlockStep:
     """Adam on a block's maps. Changes `model` in place, where the rows `unseen` are the nearer to their targets for it.
 
-    The same rows and weights give the same result.
+    The last `extra` units of a plain block, which are always on, stay as they are. The same rows and weights give the
+    same result.
     """
     function = BlockFunction(model, block, gate)
     before = function.squared_error(unseen)
     if not before > 0 or not math.isfinite(before):
         return BlockStep(before, before)
     parameters = list(function.parameters.values())
-    sizes = [max(parameter.abs().mean().item(), 1e-3) for parameter in parameters]
+    masks = [movable(model, block, extra).get(name) for name in function.parameters]
+    sizes = [
+        max((parameter if mask is None else parameter[mask.bool()]).abs().mean().item(), 1e-3)
+        for parameter, mask in zip(parameters, masks, strict=True)
+    ]
     for parameter in parameters:
         parameter.requires_grad_(True)
     optimizer = torch.optim.Adam([{"params": [parameter]} for parameter in parameters], betas=(0.9, 0.95))
@@ -122,6 +133,9 @@ def reconstruct_block(
             error = (function(fitted.inputs[rows]) - fitted.targets[rows]).square().sum(-1).mean() * scale
             optimizer.zero_grad()
             error.backward()
+            for parameter, mask in zip(parameters, masks, strict=True):
+                if mask is not None:
+                    parameter.grad.mul_(mask)
             optimizer.step()
     for parameter in parameters:
         parameter.requires_grad_(False)

@@ -11,12 +11,12 @@ import itertools
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from accelerate import PartialState
-from torch import nn
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from hf_lgelu.models.config_keys import UnsupportedConfigError
@@ -53,7 +53,7 @@ from hf_lgelu.refit.report import (
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.target_gates import TargetGate, check_target, substitute_gates
 from hf_lgelu.refit.weights import forget_quantizer, why_not_writable, write_refit
-from hf_lgelu.refit.widen import Preparation, Room, make_room
+from hf_lgelu.refit.widen import Preparation, Room, find_blocks, make_room, movable
 
 ENOUGH_ROWS = 2
 """Rows a feature; a layer that was fitted on fewer is called starved."""
@@ -63,7 +63,7 @@ class Conversion(NamedTuple):
     """What `convert_to_relu` gives: the new model, and what was done.
 
     >>> import torch, hf_lgelu
-    >>> from torch import nn
+    >>> from torch import Tensor, nn
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
     >>> conversion = hf_lgelu.convert_to_relu(net, torch.randn(200, 4))
     >>> type(conversion.model[1]).__name__, conversion.report.gates
@@ -285,8 +285,9 @@ class LayerStep(Protocol):
 class Reconstruction:
     """The step of effort "blocks": both maps of a block by Adam, then once more the ridge."""
 
-    def __init__(self, carrier: Carrier, sites: Sequence[ActivationSite]) -> None:
-        self._carrier, self._sites = carrier, sites
+    def __init__(self, carrier: Carrier, sites: Sequence[ActivationSite], extra: int) -> None:
+        """`extra` units of each block are always on."""
+        self._carrier, self._sites, self._extra = carrier, sites, extra
 
     def begin(self, converted: nn.Module) -> None:
         """Nothing."""
@@ -298,7 +299,7 @@ class Reconstruction:
             return None
         unseen, *others = [BlockRows.of(parts) for parts in self._carrier.block_rows]
         gate = converted.get_submodule(self._sites[block.unit.site].name)
-        done = reconstruct_block(converted, block, gate, BlockRows.of(others), unseen)
+        done = reconstruct_block(converted, block, gate, BlockRows.of(others), unseen, extra=self._extra)
         if not done.is_kept:
             return "both maps moved: no nearer, taken back"
         layer = self._carrier.layers.layers[index]
@@ -317,6 +318,7 @@ class Attempt:
     config_changes: tuple[str, ...]
     width_share: float
     moved: tuple[str, ...]
+    masks: Mapping[str, Tensor]
 
 
 class Attempts:
@@ -383,13 +385,18 @@ class Attempts:
         if is_placed:
             steps.append(Preparation(room.model, sites, self._folds, program, found, room.extra))
         if effort == "blocks":
-            steps.append(Reconstruction(carrier, sites))
+            steps.append(Reconstruction(carrier, sites, room.extra))
         layers = _refit(carrier, converted, self._allow_unrefitted, self._progress, steps)
         moved = dict.fromkeys(name for unit in find_gate_units(program) for name in unit.parameters)
         moved |= dict.fromkeys(
             name for layer in found.layers for consumer in layer.maps for name in consumer.parameters
         )
-        return Attempt(converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved))
+        masks: dict[str, Tensor] = {}
+        for block in find_blocks(program, found.layers, find_gate_units(program)) if room.extra else ():
+            masks |= movable(converted, block, room.extra)
+        return Attempt(
+            converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved), masks
+        )
 
     def _room(self) -> Room:
         with evaluation_mode(self._model):
@@ -405,7 +412,15 @@ class Attempts:
 
     def _distilled(self, best: Attempt) -> Attempt:
         converted = copy.deepcopy(best.model)
-        distill(self._model, converted, self._folds, self._outputs, names=best.moved, max_seconds=self._max_seconds)
+        distill(
+            self._model,
+            converted,
+            self._folds,
+            self._outputs,
+            names=best.moved,
+            masks=best.masks,
+            max_seconds=self._max_seconds,
+        )
         return replace(best, model=converted, held_out=self._evaluated(converted))
 
     def _evaluated(self, converted: nn.Module) -> Evaluation | None:

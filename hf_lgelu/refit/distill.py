@@ -33,6 +33,7 @@ def distill(
     outputs: Sequence[str] | None = None,
     *,
     names: Sequence[str],
+    masks: Mapping[str, Tensor] | None = None,
     steps: int = STEPS,
     max_seconds: float | None = None,
 ) -> tuple[float, float]:
@@ -46,6 +47,7 @@ def distill(
         folds: the data; every fold is fitted on, the held-out part is only looked at.
         outputs: names of those that count; the first is the one that is brought nearer.
         names: the parameters that are moved.
+        masks: of some of them, 0 where they stay.
         steps: of one batch each.
         max_seconds: stop earlier.
 
@@ -82,6 +84,8 @@ def distill(
                 loss = output_loss(original, converted, batches[step % len(batches)].load(), outputs)
             optimizer.zero_grad()
             loss.backward()
+            for name, mask in (masks or {}).items():
+                converted.get_parameter(name).grad.mul_(mask)
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             if (step + 1) % max(1, steps // _LOOKS) == 0:

@@ -339,6 +339,24 @@ def _oriented(model: nn.Module, operation: AffineOperation) -> Tensor:
     return weight if operation.output_axis == 0 else weight.T
 
 
+def movable(model: nn.Module, block: Block, extra: int) -> dict[str, Tensor]:
+    """{parameter of a block: 1 where a gradient may move it, 0 in units that are always on}, for those that differ.
+
+    Of a plain block: its units always on have features far from zero, and steps on their weights are steps on the
+    block's constant, times that. In a gated unit they are as other units.
+    """
+    if not extra or block.unit.other is not None:
+        return {}
+    masks = {}
+    before, down = block.unit.before, block.down.operation
+    for name, axis in ((before.weight, before.output_axis), (before.bias, 0), (down.weight, down.input_axis)):
+        if name is not None and axis is not None:
+            mask = torch.ones_like(model.get_parameter(name))
+            mask.narrow(axis, block.width - extra, extra).zero_()
+            masks[name] = mask
+    return masks
+
+
 class Preparation:
     """What is written into the converted network beside the refits: kinks and slopes, and units that are always on.
 

@@ -273,6 +273,28 @@ def test_a_block_is_moved_only_where_unseen_rows_are_nearer():
     assert float(sums.residual_square) == pytest.approx(done.after, rel=1e-4)
 
 
+def test_units_always_on_stay_where_a_plain_block_is_moved():
+    """Their features are far from zero: steps on them would be steps on the constant."""
+    torch.manual_seed(10)
+    model = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.Linear(16, 5), nn.LayerNorm(5))
+    inputs = torch.randn(900, 5)
+    _, _, _, blocks = traced(model, inputs[:4])
+    with torch.no_grad():
+        model[0].bias[12:] += 8
+        targets = F.linear(
+            F.linear(inputs, model[0].weight, model[0].bias).relu(), model[2].weight * 1.3, model[2].bias
+        )
+    before = copy.deepcopy(model)
+    rows = BlockRows(inputs[:800], targets[:800]), BlockRows(inputs[800:], targets[800:])
+    done = reconstruct_block(model, blocks[0], nn.ReLU(), *rows, extra=4)
+    assert done.is_kept
+    for new, old in ((model[0].weight, before[0].weight), (model[0].bias, before[0].bias)):
+        assert torch.equal(new[12:], old[12:])
+        assert not torch.equal(new[:12], old[:12])
+    assert torch.equal(model[2].weight[:, 12:], before[2].weight[:, 12:])
+    assert not torch.equal(model[2].weight[:, :12], before[2].weight[:, :12])
+
+
 def test_each_rung_is_kept_only_where_it_is_nearer():
     distances = {"refit": 0.5, "place": 0.7, "blocks": 0.3, "distill": 0.2}
     given = []
