@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from hf_lgelu.training.hardening import freeze_hardness as freeze_hardness
     from hf_lgelu.training.hardening import is_hardened as is_hardened
     from hf_lgelu.training.hardening import release_hardness as release_hardness
+    from hf_lgelu.training.layer_targets import layer_targets as layer_targets
     from hf_lgelu.training.optim import hardness_parameter_groups as hardness_parameter_groups
     from hf_lgelu.training.optim import separate_hardness_group as separate_hardness_group
     from hf_lgelu.training.schedules import hardening_progress as hardening_progress
@@ -128,6 +129,7 @@ _HOME = {
     "lambda_gelu": "activation.functional",
     "lambda_gelu_tanh": "activation.functional",
     "lambda_silu": "activation.functional",
+    "layer_targets": "training.layer_targets",
     "load_card_facts": "export.hub.card_facts",
     "local_linear_model": "analysis.piecewise.linear_pieces",
     "measure_zeros": "analysis.pruning.zeros",
@@ -197,6 +199,7 @@ __all__ = [
     "lambda_gelu",
     "lambda_gelu_tanh",
     "lambda_silu",
+    "layer_targets",
     "load_card_facts",
     "local_linear_model",
     "measure_zeros",

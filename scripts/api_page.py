@@ -41,7 +41,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Training and hardening": (
         "LambdaGELUTrainer", "LambdaGELUTrainingArguments", "HardeningCallback", "HardnessLogCallback",
         "hardness_parameter_groups", "separate_hardness_group", "anneal_hardness", "freeze_hardness",
-        "release_hardness", "is_hardened", "hardening_progress",
+        "release_hardness", "is_hardened", "hardening_progress", "layer_targets",
     ),
     "Substituting": ("substitute_relu", "temporary_relu", "fold_hardness"),
     "Converting without training": (

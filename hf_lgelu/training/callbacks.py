@@ -5,6 +5,7 @@ as if it had never stopped.
 """
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class HardeningCallback(TrainerCallback):
     λ(e) = λ(e_s) + (e − e_s)/(T − e_s)·(target − λ(e_s)), so the whole last epoch has the target.
 
     Args:
-        target_hardness: λ at the end. Or
+        target_hardness: λ at the end: one for all, or as for `anneal_hardness` one by name (`layer_targets`). Or
         tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
             given.
         switch_fraction: share of training in which λ is learned, in [0, 1).
@@ -75,7 +76,7 @@ class HardeningCallback(TrainerCallback):
 
     def __init__(
         self,
-        target_hardness: float | None = None,
+        target_hardness: float | Mapping[str, float] | None = None,
         tolerance: float | None = None,
         switch_fraction: float = DEFAULT_SWITCH_FRACTION,
         schedule: str = "linear",

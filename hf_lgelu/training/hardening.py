@@ -39,8 +39,8 @@ def anneal_hardness(
     Args:
         model: has λ-GELU sites; unwrapped.
         progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
-        target_hardness: λ at progress 1: one for all, or one for each row of GATES; by default each gate's
-            `hardness_for_tolerance()`, 159.577 for λ-GELU.
+        target_hardness: λ at progress 1: one for all, or one for each row of GATES or name of a module
+            (`layer_targets`); by default each gate's `hardness_for_tolerance()`, 159.577 for λ-GELU.
         schedule: a row of SCHEDULES.
 
     Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
@@ -53,6 +53,7 @@ def anneal_hardness(
     """
     targets = target_hardnesses(target_hardness)
     by_device: dict[torch.device, list[LambdaGate]] = {}
+    target_of = _target_of_each(model, targets)
     for _, module in require_lambda_gelu(model):
         by_device.setdefault(module.hardness_override.device, []).append(module)
     for neighbours in by_device.values():
@@ -60,7 +61,7 @@ def anneal_hardness(
         sizes = [s.numel() for s in raw]
         temperatures = [whole_tensor(module.temperature).expand(n) for module, n in zip(neighbours, sizes, strict=True)]
         start = hardness_from_raw(torch.cat(raw).double(), torch.cat(temperatures).double())
-        ends = [start.new_full((n,), targets[module.gate]) for module, n in zip(neighbours, sizes, strict=True)]
+        ends = [start.new_full((n,), target_of[id(module)]) for module, n in zip(neighbours, sizes, strict=True)]
         annealed = scheduled_hardness(schedule, start, torch.cat(ends), progress).split(sizes)
         overrides = [module.hardness_override for module in neighbours]
         _write(overrides, [new.view(old.shape) for new, old in zip(annealed, overrides, strict=True)])
@@ -148,11 +149,23 @@ def is_hardened(
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
         raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
     by_device: dict[torch.device, list[Tensor]] = {}
+    target_of = _target_of_each(model, targets)
     for _, module in require_lambda_gelu(model):
         hardness = whole_tensor(module.hardness)
-        wanted = hardness.new_tensor(fraction * targets[module.gate])  # in float32, as λ is
+        wanted = hardness.new_tensor(fraction * target_of[id(module)])  # in float32, as λ is
         by_device.setdefault(hardness.device, []).append((hardness >= wanted).all())
     return all(bool(torch.stack(reached).all()) for reached in by_device.values())
+
+
+def _target_of_each(model: nn.Module, targets: Mapping[str, float]) -> dict[int, float]:
+    """{id of a λ-gate: its target}, by its name or else its row of GATES."""
+    modules = dict(require_lambda_gelu(model))
+    if unknown := sorted(targets.keys() - modules.keys() - GATES.keys()):
+        raise ValueError(
+            f"target_hardness names {', '.join(unknown)}, which is no row of GATES and no λ-gate of "
+            f"{type(model).__name__}; it has {', '.join(modules)}"
+        )
+    return {id(module): targets.get(name, targets[module.gate]) for name, module in modules.items()}
 
 
 def target_hardnesses(
@@ -160,7 +173,8 @@ def target_hardnesses(
 ) -> dict[str, float]:
     """{row of GATES: its target}: the number or numbers that are given, or what the tolerance means for each."""
     if isinstance(target_hardness, Mapping):
-        return {gate: resolve_target_hardness(target_hardness.get(gate), tolerance, gate) for gate in GATES}
+        names = {*GATES, *target_hardness}
+        return {name: resolve_target_hardness(target_hardness.get(name), tolerance, name) for name in names}
     return {gate: resolve_target_hardness(target_hardness, tolerance, gate) for gate in GATES}
 
 

@@ -1,0 +1,92 @@
+"""Targets from pre-activations: predicted errors beside measured ones, on samples of known density."""
+
+import copy
+import math
+
+import mpmath
+import pytest
+import torch
+from torch import nn
+
+from hf_lgelu import anneal_hardness, hardness_profile, is_hardened, layer_targets
+from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
+
+STEPS = {
+    "lambda_gelu": mpmath.ncdf,
+    "lambda_gelu_tanh": lambda u: (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (u + 0.044715 * u**3))) / 2,
+    "lambda_silu": lambda u: 1 / (1 + mpmath.exp(-u)),
+}
+every_gate = pytest.mark.parametrize("gate", GATES)
+
+
+def normal(count=400_000, mean=0.3, deviation=2.0, seed=0):
+    return mean + deviation * torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@every_gate
+def test_the_moments_are_those_of_the_formula(gate):
+    for power, constant in ((1, GATES[gate].moment), (2, GATES[gate].square_moment)):
+        exact = 2 * mpmath.quad(lambda u, p=power: (u * STEPS[gate](-u)) ** p, [0, 1, 2, 4, 8, 16, 32, 100])
+        assert constant == pytest.approx(float(exact), rel=1e-12)
+
+
+@every_gate
+@pytest.mark.parametrize("tolerance", [3e-3, 1e-2])
+def test_the_measured_error_is_the_predicted_one(gate, tolerance):
+    model, z = nn.Sequential(nn.Identity(), GATE_MODULES[gate]()), normal()
+    (target,) = layer_targets(model, z, tolerance=tolerance).values()
+    error = GATES[gate].plain_function(target * z) / target - z.relu()
+    relative = error.square().mean().sqrt() / z.relu().square().mean().sqrt()
+    assert relative.item() == pytest.approx(tolerance, rel=0.05)
+    density = math.exp(-0.5 * (0.3 / 2) ** 2) / (2 * math.sqrt(2 * math.pi))
+    assert error.abs().mean().item() == pytest.approx(density * GATES[gate].moment / target**2, rel=0.05)
+    exact = (density * GATES[gate].square_moment / (tolerance**2 * z.relu().square().mean().item())) ** (1 / 3)
+    assert target == pytest.approx(exact, rel=0.02)
+
+
+def test_each_layer_has_its_own_and_hardening_takes_them():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 64), GATE_MODULES["lambda_gelu"](), nn.Linear(64, 64), GATE_MODULES["lambda_silu"]()
+    )
+    before = copy.deepcopy(model.state_dict())
+    batches = [torch.randn(256, 4) for _ in range(3)]
+    targets = layer_targets(model, batches)
+    assert list(targets) == ["1", "3"]
+    assert targets == pytest.approx(layer_targets(model, torch.cat(batches)), rel=1e-12)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    anneal_hardness(model, 1.0, target_hardness=targets)
+    assert hardness_profile(model) == pytest.approx(targets, rel=1e-6)
+    assert is_hardened(model, targets, fraction=1.0)
+    assert not is_hardened(model, {"1": 2 * targets["1"], "3": targets["3"]}, fraction=1.0)
+    for call in (
+        lambda: anneal_hardness(model, 1.0, target_hardness={"2": 9.0}),
+        lambda: is_hardened(model, {"2": 9.0}),
+    ):
+        with pytest.raises(ValueError, match="target_hardness names 2, which is no row of GATES and no λ-gate of"):
+            call()
+
+
+def test_sites_that_share_a_hardness_count_together():
+    owner = GATE_MODULES["lambda_gelu"]()
+    model = nn.Sequential(owner, SharedLambdaGate(owner))
+    z = normal(50_000)
+    (target,) = layer_targets(model, z).values()
+    alone = GATE_MODULES["lambda_gelu"]()
+    (wanted,) = layer_targets(nn.Sequential(alone), torch.cat([z, owner(z).detach()])).values()
+    assert target == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("data", "tolerance", "said"),
+    [
+        (torch.ones(3), 0.0, r"tolerance must be a number in \(0, 1\), got 0\.0"),
+        (torch.ones(3), "1e-2", "tolerance must be a number"),
+        ([], 0.01, "the data never reaches 0"),
+        (-torch.ones(3), 0.01, "the pre-activations of 0 are never above 0"),
+    ],
+)
+def test_what_gives_no_target_is_refused(data, tolerance, said):
+    with pytest.raises(ValueError, match=said):
+        layer_targets(nn.Sequential(GATE_MODULES["lambda_gelu"]()), data, tolerance=tolerance)
