@@ -73,7 +73,7 @@ class BlockFunction:
         return self._apply(self._maps[-1], self.features(inputs))
 
     def _apply(self, operation: AffineOperation, rows: Tensor) -> Tensor:
-        weight = self.parameters[operation.weight]
+        weight = self.parameters[operation.weight_name]
         bias = None if operation.bias is None else self.parameters[operation.bias]
         return F.linear(rows, weight if operation.output_axis == 0 else weight.T, bias)
 

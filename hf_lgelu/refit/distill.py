@@ -116,8 +116,7 @@ def output_loss(original: nn.Module, converted: nn.Module, batch: Batch, outputs
     expected, given = (value.reshape(-1, value.shape[-1]).float() for value in (expected, given))
     if not reference.are_logits:
         return (given - expected).square().sum() / expected.square().sum().clamp(min=1e-30)
-    logs = (value.log_softmax(-1) for value in (given, expected))
-    return F.kl_div(*logs, reduction="batchmean", log_target=True)
+    return F.kl_div(given.log_softmax(-1), expected.log_softmax(-1), reduction="batchmean", log_target=True)
 
 
 def _called(model: nn.Module, inputs: Any, outputs: Sequence[str] | None) -> Mapping[str, Tensor]:

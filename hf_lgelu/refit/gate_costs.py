@@ -47,8 +47,8 @@ def gate_costs(
     """
     model = operable_module(model)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
-    batches = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units))
-    batches = list(cut_batches(taken_by(model, batches, "data"), batch_size))
+    given = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units))
+    batches = list(cut_batches(taken_by(model, given, "data"), batch_size))
     costs = {}
     with evaluation_mode(model):
         for site in find_sites(model, check_kinds(kinds)):

@@ -62,7 +62,8 @@ def climb(
     0.5
     """
     started = time.perf_counter()
-    best, least = None, None
+    best: Reached | None = None
+    least: float | None = None
     steps: list[StepTaken] = []
     for effort in efforts:
         begun = time.perf_counter()
@@ -76,4 +77,6 @@ def climb(
         steps.append(StepTaken(effort, reached, is_kept, time.perf_counter() - begun))
         if tolerance is not None and least is not None and least <= tolerance:
             break
+    if best is None:
+        raise ValueError("there is no rung to climb")
     return Climb(best, tuple(steps))

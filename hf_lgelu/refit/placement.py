@@ -251,7 +251,7 @@ def _watch(hooks: ExitStack, model: nn.Module, site: ActivationSite, unit: GateU
     handle = site.module.register_forward_hook(gate)
     hooks.callback(handle.remove)
     if unit.other is not None:
-        owner = model.get_submodule(unit.other.weight.rpartition(".")[0])
+        owner = model.get_submodule(unit.other.weight_name.rpartition(".")[0])
         handle = owner.register_forward_hook(other)
         hooks.callback(handle.remove)
 

@@ -155,7 +155,7 @@ def padded(model: nn.Module, blocks: Sequence[Block], extra: int) -> tuple[nn.Mo
     changes: tuple[ConfigChange, ...] = ()
     for name, root in pretrained_roots(wide):
         prefix = f"{name}." if name else ""
-        inside = [block for block in blocks if block.unit.before.weight.startswith(prefix)]
+        inside = [block for block in blocks if block.unit.before.weight_name.startswith(prefix)]
         if inside:
             planned = _plan(root, {block.width for block in inside}, extra)
             write_config_changes(root, planned)
@@ -175,9 +175,11 @@ def _pad_block(wide: nn.Module, block: Block, extra: int) -> None:
                 _add_bias(wide, operation)
 
 
-def _pad(wide: nn.Module, operation: AffineOperation, axis: int, extra: int) -> None:
-    weight = wide.get_parameter(operation.weight)
-    _put(wide, operation.weight, _with_zeros(weight, axis, extra))
+def _pad(wide: nn.Module, operation: AffineOperation, axis: int | None, extra: int) -> None:
+    if axis is None:
+        raise UnsupportedConfigError(f"{operation.weight} mixes nothing, and cannot be widened")
+    weight = wide.get_parameter(operation.weight_name)
+    _put(wide, operation.weight_name, _with_zeros(weight, axis, extra))
     if operation.bias is not None and axis == operation.output_axis:
         _put(wide, operation.bias, _with_zeros(wide.get_parameter(operation.bias), 0, extra))
     module, is_output = _owner(wide, operation), axis == operation.output_axis
@@ -206,7 +208,7 @@ def _add_bias(wide: nn.Module, operation: AffineOperation) -> None:
 
 
 def _owner(model: nn.Module, operation: AffineOperation) -> nn.Module:
-    return model.get_submodule(operation.weight.rpartition(".")[0])
+    return model.get_submodule(operation.weight_name.rpartition(".")[0])
 
 
 def _put(model: nn.Module, name: str, value: Tensor) -> None:

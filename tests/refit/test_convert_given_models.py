@@ -257,6 +257,7 @@ def test_sparse_inputs_are_refused_in_words():
         convert_to_relu(BY_NAME["mlp"].model(), torch.eye(6).to_sparse())
 
 
+@pytest.mark.slow
 def test_features_that_hardly_vary_are_no_error():
     """As of a network whose BatchNorm has never seen data: behind 16 layers the spread is lost in rounding."""
     torch.manual_seed(0)

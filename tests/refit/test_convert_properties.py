@@ -82,9 +82,8 @@ def test_an_infinite_strength_is_the_direct_swap_with_the_mean_error_in_the_bias
     assert (converted(inputs) - direct(inputs)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["mlp", "downsampling"])
-def test_order_and_duplicates_of_the_rows_change_nothing(name):
-    net = BY_NAME[name]
+def test_order_and_duplicates_of_the_rows_change_nothing():
+    net = BY_NAME["mlp"]
     model, inputs = net.model(), net.inputs()
     expected, report = convert_to_relu(model, inputs, batch_size=16)
     for seed in range(2):
@@ -263,7 +262,10 @@ def test_the_mask_of_the_text_says_nothing_about_the_image():
     assert rows["out",] == 7 * sum(map(len, chunks)) > rows["down",]
 
 
-@pytest.mark.parametrize("name", ["downsampling", "convnext", "conv1d", "transposed"])
+@pytest.mark.parametrize(
+    "name",
+    ["conv1d", "transposed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("downsampling", "convnext"))],
+)
 def test_states_on_disk_give_the_same(name, monkeypatch):
     net = BY_NAME[name]
     model, inputs = net.model(), net.inputs()

@@ -39,6 +39,13 @@ class AffineOperation:
     is_direct: bool = True
 
     @property
+    def weight_name(self) -> str:
+        """`weight`, of an operation that has one; else ValueError."""
+        if self.weight is None:
+            raise ValueError(f"{self.node.name} is a sum with a bias, and has no weight")
+        return self.weight
+
+    @property
     def mixes(self) -> bool:
         """Whether it is linear in the data with a weight of its own: a layer that can take 1/λ."""
         return self.input_axis is not None
