@@ -66,7 +66,7 @@ def _named(output: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
         return
     entries: Iterable[tuple[Any, Any]]
     if isinstance(output, Mapping):
-        entries: Iterable[tuple[Any, Any]] = output.items()
+        entries = output.items()
     elif isinstance(output, list | tuple):
         entries = enumerate(output)
     else:

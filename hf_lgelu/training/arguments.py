@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER
-from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, SCHEDULES
+from hf_lgelu.training.schedules import DEFAULT_PLATEAU_TOLERANCE, DEFAULT_SWITCH_FRACTION, SCHEDULES
 
 
 @dataclass
@@ -47,6 +47,17 @@ class LambdaGELUTrainingArguments(TrainingArguments):
     hardening_strategy: str = field(
         default="epoch",
         metadata={"help": "Move λ once per epoch ('epoch', the paper) or per optimizer step ('steps')."},
+    )
+    hardening_switch: str = field(
+        default="fixed",
+        metadata={
+            "help": "Begin to harden after the switch fraction ('fixed', the paper), or as soon as λ has settled and "
+            "after the switch fraction at the latest ('plateau')."
+        },
+    )
+    plateau_tolerance: float = field(
+        default=DEFAULT_PLATEAU_TOLERANCE,
+        metadata={"help": "λ has settled when its mean moves by at most this share of itself in two epochs running."},
     )
     relufication: bool = field(
         default=False,

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from hf_lgelu.models.optimizer_groups import check_rate
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.hardening import (
@@ -25,9 +26,11 @@ from hf_lgelu.training.hardening import (
 )
 from hf_lgelu.training.optim import check_hardness_learns, hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.training.schedules import (
+    DEFAULT_PLATEAU_TOLERANCE,
     DEFAULT_SWITCH_FRACTION,
     check_schedule,
     hardening_progress,
+    settled_epoch,
     switch_position,
 )
 
@@ -35,6 +38,11 @@ logger = logging.get_logger(__name__)
 
 STRATEGIES = ("epoch", "steps")
 """How often λ moves while it hardens, in the words of TrainingArguments."""
+
+SWITCHES = ("fixed", "plateau")
+"""When λ is learned no longer and hardens."""
+
+_NOTED = "hardening/mean_hardness"  # of an entry of state.log_history: the mean λ with which an epoch begins
 
 
 class HardeningCallback(TrainerCallback):
@@ -50,6 +58,11 @@ class HardeningCallback(TrainerCallback):
         switch_fraction: share of training in which λ is learned, in [0, 1).
         schedule: a row of SCHEDULES; "linear" is the paper's.
         strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
+        switch: "fixed" (the paper's), or "plateau": hardening begins after the first epoch in which, as in the one
+            before it, the mean λ has moved by at most `plateau_tolerance` of itself, and after ⌊switch_fraction·T⌋
+            epochs at the latest. The means stand in the trainer's `state.log_history`, so that a resumed run decides
+            as the uninterrupted one does.
+        plateau_tolerance: relative, per epoch; at least 0.
 
     Use it with `LambdaGELUTrainer`, which selects best checkpoints among hardened epochs only. In a
     plain Trainer it works as well, except together with `load_best_model_at_end` or
@@ -81,14 +94,20 @@ class HardeningCallback(TrainerCallback):
         switch_fraction: float = DEFAULT_SWITCH_FRACTION,
         schedule: str = "linear",
         strategy: str = "epoch",
+        switch: str = "fixed",
+        plateau_tolerance: float = DEFAULT_PLATEAU_TOLERANCE,
     ) -> None:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"unknown strategy {strategy!r} of hardening; accepted: {', '.join(STRATEGIES)}")
+        for what, given, accepted in (("strategy", strategy, STRATEGIES), ("switch", switch, SWITCHES)):
+            if given not in accepted:
+                raise ValueError(f"unknown {what} {given!r} of hardening; accepted: {', '.join(accepted)}")
+        check_rate("plateau_tolerance", plateau_tolerance)
         switch_position(1, switch_fraction)  # raises on a fraction out of range
         self.targets = target_hardnesses(target_hardness, tolerance)
         self.switch_fraction = switch_fraction
         self.schedule = check_schedule(schedule).name
         self.strategy = strategy
+        self.switch = switch
+        self.plateau_tolerance = plateau_tolerance
 
     def on_train_begin(
         self,
@@ -104,6 +123,11 @@ class HardeningCallback(TrainerCallback):
         if self.strategy == "epoch" and state.num_train_epochs >= sys.maxsize:
             raise ValueError(
                 "the training data has no length, so epochs cannot be counted; harden with strategy='steps'"
+            )
+        if self.switch == "plateau" and state.num_train_epochs >= sys.maxsize:
+            raise ValueError(
+                "the training data has no length, and a plateau is looked for from epoch to epoch; harden with "
+                "switch='fixed'"
             )
         if not self.selects_hardened_checkpoints:
             _refuse_best_checkpoints(args)
@@ -124,6 +148,8 @@ class HardeningCallback(TrainerCallback):
         optimizer: Any,
         **kwargs: Any,
     ) -> None:
+        if self.switch == "plateau":
+            self._note_hardness(model, state)
         if self.strategy == "epoch":
             self._set_hardness(model, optimizer, state)
 
@@ -148,8 +174,32 @@ class HardeningCallback(TrainerCallback):
     def progress(self, state: TrainerState) -> float | None:
         """How far hardening has come at the trainer's position, in [0, 1]; None while λ is learned."""
         if self.strategy == "epoch":
-            return epoch_progress(state, self.switch_fraction)
-        return hardening_progress(min(state.global_step + 1, state.max_steps), state.max_steps, self.switch_fraction)
+            position, total = _epoch_position(state), int(state.num_train_epochs)
+        else:
+            position, total = min(state.global_step + 1, state.max_steps), state.max_steps
+        if self.switch == "fixed":
+            return hardening_progress(position, total, self.switch_fraction)
+        switch = self._settled(state)
+        return None if switch is None or position <= switch else (position - switch) / (total - switch)
+
+    def _note_hardness(self, model: nn.Module, state: TrainerState) -> None:
+        """Keep the mean λ with which an epoch begins where checkpoints keep it, each epoch's once."""
+        epoch = _epoch_position(state)
+        if len(_noted(state)) < epoch:  # a run resumed in the middle of an epoch begins it twice
+            profile = hardness_profile(model)
+            mean = sum(profile.values()) / len(profile)
+            state.log_history.append({_NOTED: mean, "epoch": epoch - 1.0, "step": state.global_step})
+
+    def _settled(self, state: TrainerState) -> int | None:
+        """The last epoch (or step) in which λ is learned; None if it is not known yet."""
+        notes = _noted(state)
+        epochs = int(state.num_train_epochs)
+        latest = switch_position(epochs, self.switch_fraction)
+        found = settled_epoch([note[_NOTED] for note in notes], self.plateau_tolerance)
+        epoch = latest if found is None or found > latest else found
+        if epoch >= len(notes):  # it has not ended
+            return None
+        return epoch if self.strategy == "epoch" else int(notes[epoch]["step"])
 
     def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
         progress = self.progress(state)
@@ -162,9 +212,16 @@ class HardeningCallback(TrainerCallback):
 
 def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:
     """`hardening_progress` of the epoch that the trainer is in, or is about to begin."""
+    return hardening_progress(_epoch_position(state), int(state.num_train_epochs), switch_fraction)
+
+
+def _epoch_position(state: TrainerState) -> int:
     # In the middle of an epoch, as after a resume, state.epoch has a fraction.
-    position, total = int(state.epoch or 0) + 1, int(state.num_train_epochs)
-    return hardening_progress(min(position, total), total, switch_fraction)
+    return min(int(state.epoch or 0) + 1, int(state.num_train_epochs))
+
+
+def _noted(state: TrainerState) -> list[dict[str, float]]:
+    return [entry for entry in state.log_history if _NOTED in entry]
 
 
 def _refuse_deepspeed(args: TrainingArguments) -> None:

@@ -257,6 +257,8 @@ def _hardening_callback(args: LambdaGELUTrainingArguments) -> HardeningCallback:
         switch_fraction=args.switch_fraction,
         schedule=args.hardening_schedule,
         strategy=args.hardening_strategy,
+        switch=args.hardening_switch,
+        plateau_tolerance=args.plateau_tolerance,
     )
 
 

@@ -156,7 +156,7 @@ def test_arguments_from_the_command_line(tmp_path):
     given = (
         f"--output_dir {tmp_path} --use_cpu --hardness_lr_multiplier 3 --harden --tolerance 0.01 --switch_fraction 0.5 "
         "--hardening_schedule geometric --hardening_strategy steps --log_hardness false --report_substitution false "
-        "--require_lambda_gelu false --relufication"
+        "--require_lambda_gelu false --relufication --hardening_switch plateau --plateau_tolerance 0.02"
     )
     (args,) = parser.parse_args_into_dataclasses(given.split())
     read = {field.name: getattr(args, field.name) for field in OURS}
@@ -168,6 +168,8 @@ def test_arguments_from_the_command_line(tmp_path):
         "switch_fraction": 0.5,
         "hardening_schedule": "geometric",
         "hardening_strategy": "steps",
+        "hardening_switch": "plateau",
+        "plateau_tolerance": 0.02,
         "relufication": True,
         "log_hardness": False,
         "report_substitution": False,
@@ -184,6 +186,7 @@ def test_default_arguments_are_the_papers():
     callback = HardeningCallback()
     assert (callback.switch_fraction, callback.schedule, callback.strategy) == (0.25, "linear", "epoch")
     assert callback.targets["lambda_gelu"] == pytest.approx(159.577, abs=5e-4)
+    assert callback.switch == args.hardening_switch == "fixed"
 
 
 def test_arguments_reach_the_callback(tmp_path):
@@ -196,7 +199,7 @@ def test_arguments_reach_the_callback(tmp_path):
         hardening_strategy="steps",
     )
     (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, HardeningCallback)]
-    assert (set(callback.targets.values()), callback.switch_fraction) == ({77.0}, 0.5)
+    assert (callback.targets["lambda_gelu"], callback.switch_fraction) == (77.0, 0.5)
     assert (callback.schedule, callback.strategy) == ("cosine", "steps")
 
 
