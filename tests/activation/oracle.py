@@ -116,9 +116,8 @@ def hardness_rate(raw_hardness: Tensor, temperature: float) -> Tensor:
 
 
 def sum_to(terms, shape):
-    """Add up `terms` over every axis along which a λ of `shape` was broadcast: a plain loop over elements."""
+    """Add up `terms` over every axis along which a λ of `shape` was broadcast: each to the total of its own λ."""
     total = torch.zeros(shape, dtype=torch.float64)
     index = torch.arange(total.numel()).reshape(shape).expand(terms.shape)
-    for position, term in zip(index.flatten().tolist(), terms.flatten().tolist(), strict=True):
-        total.view(-1)[position] += term
+    total.view(-1).index_add_(0, index.flatten(), terms.flatten().double())
     return total

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import GPT2Config
 
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.export.hub.loading import attach_model_code
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -35,7 +36,8 @@ def test_other_models_and_lambda_gelu_are_refused(tmp_path):
     GPT2Config().save_pretrained(tmp_path / "gpt2")
     with pytest.raises(ValueError, match="type 'gpt2'; only 'lgelu_mlp' has code to carry"):
         attach_model_code(tmp_path / "gpt2")
-    MLPConfig(num_features=2).save_pretrained(tmp_path / "soft")
-    with pytest.raises(ValueError, match="export the model with export_relu or export_gelu first"):
-        attach_model_code(tmp_path / "soft")
+    for gate in GATES:
+        MLPConfig(num_features=2, hidden_act=gate).save_pretrained(tmp_path / "soft")
+        with pytest.raises(ValueError, match="export the model with export_relu or export_gelu first"):
+            attach_model_code(tmp_path / "soft")
     assert [path.name for path in Path(tmp_path / "soft").iterdir()] == ["config.json"]

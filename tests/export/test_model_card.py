@@ -96,6 +96,36 @@ def test_each_form_says_what_it_is():
     assert "trust_remote_code=True" in render_card(carried).text
 
 
+@pytest.mark.parametrize(
+    ("gate", "kappa", "formula", "plain"),
+    [
+        ("lambda_gelu", 0.16997, "x·Φ(λx)", "GELU()"),
+        ("lambda_gelu_tanh", 0.16997, "tanh(", 'GELU(approximate="tanh")'),
+        ("lambda_silu", 0.27846, "x·σ(λx)", "SiLU()"),
+    ],
+)
+def test_the_card_speaks_of_the_gate_that_the_network_has(gate, kappa, formula, plain):
+    """κ by hand: the largest u·(1 − G(u)) on a fine grid."""
+    u = torch.linspace(0, 8, 800_001, dtype=torch.float64)
+    step = {
+        "lambda_gelu": torch.special.ndtr(u),
+        "lambda_gelu_tanh": 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (u + 0.044715 * u**3))),
+        "lambda_silu": torch.sigmoid(u),
+    }[gate]
+    exact = (u * (1 - step)).max().item()
+    assert exact == pytest.approx(kappa, abs=2e-4)
+    text = render_card(
+        with_facts(gates={"act": gate}, hardness={"act": 100.0}, earlier_hardness={}), export="gelu"
+    ).text
+    assert f"κ = {exact:.5f}." in text
+    assert f"| `act` | 100 | {exact / 100:.2g} |" in text
+    assert formula in text
+    assert f"torch.nn.{plain}" in text
+    assert ("λ-GELU" in text.partition("## Citation")[0]) == (gate != "lambda_silu")
+    with pytest.raises(ValueError, match="unknown gate 'lambda_mish'"):
+        render_card(with_facts(gates={"layers.1.activation": "lambda_mish"}))
+
+
 @pytest.mark.parametrize("path", [SECRET, "./alice/gpt2-ours", "~/alice/gpt2-ours", "C:\\alice\\gpt2-ours"])
 def test_of_a_path_only_its_last_part_is_shown(path):
     text = str(render_card(with_facts(recipe={"started from": path}, base_model=path)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
+from hf_lgelu.activation.gates import DEFAULT_GATE, Gate, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.card_facts import CardData, CardFacts, CardScores
@@ -76,6 +76,7 @@ def render_card(
         results=_results(facts, facts.scores, facts.data, export) if facts.scores and facts.data else "",
         substitution=_substitution(facts, export),
         figure=figure,
+        gate_note=_gate_note(facts),
         hardness=_hardness_table(facts.hardness, facts.earlier_hardness, facts.gates),
         recipe=_recipe(facts),
         plain_code=_plain_code(facts, checkpoint, export, where),
@@ -221,9 +222,23 @@ def _substitution(facts: CardFacts, export: str) -> str:
     return "\n\n".join(parts)
 
 
+def _gate_rows(facts: CardFacts) -> list[Gate]:
+    """Of its λ-gates, each once. Raises ValueError for a name that is no row of GATES."""
+    return [check_gate(name) for name in dict.fromkeys(facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness)]
+
+
+def _gate_note(facts: CardFacts) -> str:
+    """What its gates are, and what their swap can change."""
+    forms = "; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in _gate_rows(facts))
+    largest = max(row.swap_error for row in _gate_rows(facts))
+    return (
+        f"A gate is {forms}. Putting ReLU in its place changes what one unit gives by at most κ/λ, κ = {largest:.5f}."
+    )
+
+
 def _gate_labels(facts: CardFacts) -> tuple[str, str]:
     """The names of its λ-gates, and of what they are at λ = 1."""
-    rows = [GATES[name] for name in dict.fromkeys(facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness)]
+    rows = _gate_rows(facts)
     return " and ".join(row.label for row in rows), " or ".join(row.plain_label for row in rows)
 
 
@@ -278,7 +293,9 @@ def _provenance(facts: CardFacts) -> str:
 def _plain_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, where: str) -> str:
     if export == "lambda_gelu":
         return ""
-    return facts.loading_code.get(export, "").strip() or loading.without_hf_lgelu(checkpoint, where, activation=export)
+    return facts.loading_code.get(export, "").strip() or loading.without_hf_lgelu(
+        checkpoint, where, activation=export, gate=_gate_rows(facts)[0].name
+    )
 
 
 def _limits(facts: CardFacts, export: str) -> str:

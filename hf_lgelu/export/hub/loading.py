@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models import mlp
 from hf_lgelu.models.whole_file import whole_file
@@ -24,8 +25,11 @@ modules = []
 for name in [*(f"layers.{{i}}.linear" for i in range({layers})), "classifier"]:
     linear = torch.nn.Linear(*weights[f"{{name}}.weight"].T.shape)
     linear.load_state_dict({{part: weights[f"{{name}}.{{part}}"] for part in ("weight", "bias")}})
-    modules += [linear, torch.nn.{activation}()]
+    modules += [linear, torch.nn.{activation}]
 model = torch.nn.Sequential(*modules[:-1]).eval()"""
+
+# Row of GATES → the module of torch that λ = 1 is.
+_PLAIN = {"lambda_gelu": "GELU()", "lambda_gelu_tanh": 'GELU(approximate="tanh")', "lambda_silu": "SiLU()"}
 
 _TRANSFORMERS = """\
 from transformers import {model_class}
@@ -93,13 +97,13 @@ def with_hf_lgelu(model_class: str, where: str) -> str:
     return _HF_LGELU.format(package=package, model_class=model_class, where=where)
 
 
-def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str) -> str:
-    """How a checkpoint with the activation "relu" or "gelu" is loaded where this package is not installed.
+def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str, gate: str = DEFAULT_GATE) -> str:
+    """How a ReLU checkpoint, or one with λ folded ("gelu") into a `gate`'s plain form, is loaded without this package.
 
     `where` is a folder or Hub id.
     """
     if checkpoint.model_class == _MLP_CLASS:
-        return _MLP.format(layers=checkpoint.layers, activation={"relu": "ReLU", "gelu": "GELU"}[activation])
+        return _MLP.format(layers=checkpoint.layers, activation="ReLU()" if activation == "relu" else _PLAIN[gate])
     if checkpoint.model_class == _SENTENCES:
         return _SENTENCE_TRANSFORMERS.format(where=where)
     return _TRANSFORMERS.format(model_class=checkpoint.model_class, where=where)
@@ -144,10 +148,10 @@ def attach_model_code(folder: str | os.PathLike) -> Path:
             f"{folder} holds a model of type {config.get('model_type')!r}; only {mlp.MLPConfig.model_type!r} has code "
             "to carry, the others are in transformers or timm"
         )
-    if config["hidden_act"] == "lambda_gelu":
+    if config["hidden_act"] in GATES:
         raise ValueError(
-            f"{folder} has hidden_act 'lambda_gelu', which is built by hf_lgelu; export the model with export_relu or "
-            "export_gelu first"
+            f"{folder} has hidden_act {config['hidden_act']!r}, which is built by hf_lgelu; export the model with "
+            "export_relu or export_gelu first"
         )
     config["auto_map"] = _AUTO_MAP
     with whole_file(folder / CODE_FILE, overwrite=True) as new:

@@ -75,6 +75,7 @@ def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
     last, benchmark = record.last, record.config["benchmark"]
     return CardFacts(
         hardness=last.hardness,
+        gates=dict.fromkeys(last.hardness, record.config["activation"]),
         name=benchmark,
         trained_on=f"the benchmark {benchmark} of hf_lgelu",
         hardened=bool(record.config["harden"]),
