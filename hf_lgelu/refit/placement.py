@@ -218,7 +218,10 @@ def gather_placements(
 ) -> dict[int, PlacementSums]:
     """The sums of each gate unit over some rows of every fold, in the original, by site."""
     sums: dict[int, PlacementSums] = {}
-    batches = [batch for fold in folds.folds for batch in fold[:1]]
+    for unit in units:
+        weight = model.get_parameter(unit.before.weight_name)
+        sums[unit.site] = PlacementSums.zeros(weight.shape[unit.before.output_axis or 0], weight.device)
+    batches = [batch for fold in folds.folds for batch in fold[:1]]  # none, perhaps, on one of several processes
     with ExitStack() as hooks:
         seen: dict[str, Tensor] = {}
         for unit in units:
@@ -228,9 +231,7 @@ def gather_placements(
             mask = loaded.tensors.get("attention_mask")
             run_example(model, loaded.inputs)
             for unit in units:
-                rows = _rows(seen, unit, mask, -(-PLACEMENT_ROWS // len(batches)))
-                total = sums.setdefault(unit.site, PlacementSums.zeros(rows[0].shape[1], rows[0].device))
-                total.add(*rows)
+                sums[unit.site].add(*_rows(seen, unit, mask, -(-PLACEMENT_ROWS // len(batches))))
             seen.clear()
     return {site: total.reduce_over_processes() for site, total in sums.items()}
 

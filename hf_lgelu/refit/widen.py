@@ -264,6 +264,9 @@ def _built_shapes(root: PreTrainedModel, changes: list[ConfigChange]) -> Mapping
 def gather_inputs(model: nn.Module, blocks: Sequence[Block], folds: Folds) -> dict[int, Moments]:
     """Sums over the inputs of every block in the original, over one batch of each fold, by site."""
     sums: dict[int, Moments] = {}
+    for block in blocks:
+        weight = model.get_parameter(block.unit.before.weight_name)
+        sums[block.unit.site] = Moments.zeros(1, weight.shape[block.unit.before.input_axis or 0], 1, weight.device)
     mask: Tensor | None = None
 
     def watch(block: Block) -> Any:
@@ -271,8 +274,6 @@ def gather_inputs(model: nn.Module, blocks: Sequence[Block], folds: Folds) -> di
             rows = inputs[0].detach()
             rows = rows[mask.to(rows.device)] if mask is not None and mask.shape == rows.shape[:-1] else rows
             rows = rows.reshape(-1, 1, rows.shape[-1])
-            if block.unit.site not in sums:
-                sums[block.unit.site] = Moments.zeros(1, rows.shape[-1], 1, rows.device)
             nothing = rows.new_zeros(len(rows), 1, 1)
             sums[block.unit.site].add(rows, nothing, nothing)
 
