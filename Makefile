@@ -9,9 +9,9 @@
 VENV ?= .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python
+WORKERS ?= 2
 # One torch thread a worker: two workers with two threads each would fight for two cores.
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
-WORKERS ?= 2
 
 .PHONY: test test-kernels test-slow lint quickstart report clean
 

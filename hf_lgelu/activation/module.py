@@ -22,6 +22,10 @@ from hf_lgelu.activation.hardness import (
 torch.fx.wrap("apply_learned_gate")
 
 
+FORWARDS = ("gate", "relu")
+"""What a λ-gate's forward pass computes: x·G(λx), or ReLU with the gradients of x·G(λx)."""
+
+
 class LambdaGate(nn.Module):
     """f(x; λ) = x·G(λx) with λ = 1 + softplus(s/t) learned through `raw_hardness` (s); what all gates share.
 
@@ -41,6 +45,9 @@ class LambdaGate(nn.Module):
         raw_shape: shape of s, broadcastable to the input. (1,) for "layer" and "network".
         device: of the state, as in torch's modules.
         dtype: a floating dtype, accepted as in torch's modules; the state stays float32.
+        forward: "gate", or "relu" for a surrogate gradient: the output is ReLU's, and x and s get the λ-gate's
+            gradients (arXiv:2505.22074 has the same with a fixed surrogate). Such a network is a ReLU network at each
+            step, whatever λ is. A choice of the module's, not of its state: a checkpoint does not hold it.
 
     Shape: input any, float; output the same shape and dtype.
 
@@ -64,8 +71,13 @@ class LambdaGate(nn.Module):
         raw_shape: Sequence[int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        forward: str = "gate",
     ) -> None:
         super().__init__()
+        if forward not in FORWARDS:
+            raise ValueError(f"forward must be one of {', '.join(FORWARDS)}, got {forward!r}")
+        self.forward_mode = forward
+        """One of FORWARDS."""
         if getattr(self, "gate", None) not in GATES:
             raise TypeError(f"{type(self).__name__} has no row of GATES; use LambdaGELU, LambdaGELUTanh or LambdaSiLU")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -97,11 +109,12 @@ class LambdaGate(nn.Module):
         return effective_hardness(self.raw_hardness, self.temperature, self.hardness_override)
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_learned_gate(x, self.raw_hardness, self.temperature, self.hardness_override, self.gate)
+        return _forward(self.forward_mode, x, self, self.gate)
 
     def extra_repr(self) -> str:
         shape = tuple(self.raw_hardness.shape)
-        return f"granularity={self.granularity!r}, raw_shape={shape}, init_hardness={self.init_hardness}"
+        mode = "" if self.forward_mode == "gate" else f", forward={self.forward_mode!r}"
+        return f"granularity={self.granularity!r}, raw_shape={shape}, init_hardness={self.init_hardness}{mode}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LambdaGate":
         # model.to(torch.bfloat16), .half() and .double() move the state but do not cast it.
@@ -196,6 +209,11 @@ class SharedLambdaGate(nn.Module):
         return self._owner[0]
 
     @property
+    def forward_mode(self) -> str:
+        """The owner's."""
+        return self.owner.forward_mode
+
+    @property
     def raw_hardness(self) -> Tensor:
         """The owner's s."""
         return self.owner.raw_hardness
@@ -207,11 +225,40 @@ class SharedLambdaGate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Not through the owner's call, which would run its hooks.
-        owner = self.owner
-        return apply_learned_gate(x, owner.raw_hardness, owner.temperature, owner.hardness_override, self.gate)
+        return _forward(self.forward_mode, x, self.owner, self.gate)
 
     def extra_repr(self) -> str:
         return f"gate={self.gate!r}"
+
+
+def _forward(mode: str, x: Tensor, owner: LambdaGate, gate: str) -> Tensor:
+    """f(x; λ) by the owner's λ, or ReLU with its gradients."""
+    if mode == "relu" and not torch.is_grad_enabled():
+        return torch.relu(x)
+    y = apply_learned_gate(x, owner.raw_hardness, owner.temperature, owner.hardness_override, gate)
+    return y if mode == "gate" else _ReluWithGradientsOf.apply(y, x.detach())
+
+
+class _ReluWithGradientsOf(torch.autograd.Function):
+    """ReLU(x), and backward as if it were y."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(y: Tensor, x: Tensor) -> Tensor:
+        return torch.relu(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
+        return delta, None
+
+    @staticmethod
+    def jvp(ctx: Any, y_tangent: Tensor, x_tangent: Tensor | None) -> Tensor:
+        return y_tangent.view_as(y_tangent)
 
 
 def state_problem(

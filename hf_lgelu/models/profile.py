@@ -68,11 +68,15 @@ def gate_rows(model: nn.Module) -> dict[str, str]:
 
 @torch.no_grad()
 def swap_errors(model: nn.Module) -> dict[str, float]:
-    """{module name: κ/λ} of every λ-gate's site, by its smallest λ: the most that ReLU in its place changes a unit."""
-    return {
-        site.name: swap_error_bound(whole_tensor(site.module.hardness).min().item(), site.kind)
-        for site in find_sites(model, LEARNED_KINDS)
-    }
+    """{module name: κ/λ} of every λ-gate's site, by its smallest λ: the most that ReLU in its place changes a unit.
+
+    0 where the forward pass is ReLU's already (`LambdaGELU(forward="relu")`).
+    """
+    errors = {}
+    for site in find_sites(model, LEARNED_KINDS):
+        bound = swap_error_bound(whole_tensor(site.module.hardness).min().item(), site.kind)
+        errors[site.name] = 0.0 if site.module.forward_mode == "relu" else bound
+    return errors
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Run as a program without hf_lgelu: load every ReLU model in a folder and write what it computes.
 
 Usage: relu_reader.py FOLDER. Each subfolder holds inputs.pt and either a transformers checkpoint or, for a
-row of TIMM_FAMILIES, model.safetensors. FOLDER/soft holds checkpoints with λ-GELU, which cannot be loaded here.
+row of TIMM_FAMILIES, model.safetensors. FOLDER/soft may hold checkpoints with λ-GELU, which cannot be loaded here.
 Writes FOLDER/logits.pt: {"modules": ..., "logits": {name: tensor}, "refusals": {name: text}}.
 """
 
@@ -56,7 +56,7 @@ def main(root: Path) -> None:
         model = _read_transformers(folder) if family is None else _read_timm(folder, family)
         logits[folder.name] = logits_of(model, torch.load(folder / "inputs.pt"))
     modules = [name for name in sys.modules if name.partition(".")[0] == "hf_lgelu"]
-    refusals = {folder.name: _refusal(folder) for folder in (root / "soft").iterdir()}
+    refusals = {folder.name: _refusal(folder) for folder in (root / "soft").glob("*")}
     torch.save({"modules": modules, "logits": logits, "refusals": refusals}, root / "logits.pt")
 
 

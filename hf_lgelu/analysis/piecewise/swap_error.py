@@ -44,7 +44,7 @@ def bound_swap(model: nn.Module, inputs: Tensor, *, every_input: bool) -> tuple[
     network = copy.deepcopy(model).double().eval()
     flow = _SwapError(network, every_input)
     for site in find_sites(network, LEARNED_KINDS):
-        site.put(_Gate(flow, site.module))
+        site.put(nn.ReLU() if site.module.forward_mode == "relu" else _Gate(flow, site.module))
     inputs = flow.start(inputs.detach().double().clone())
     with flow.watching():
         scores = scores_of(network(inputs))

@@ -105,6 +105,7 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
     model = getattr(checked_module(model), "_orig_mod", model)  # of torch.compile
     require_lambda_gelu(model)
     sites = find_sites(model, LEARNED_KINDS)
+    _refuse_relu_forward(sites)
     if not sites:
         raise ValueError("the model is a single λ-GELU with no layer to fold λ into; give the model that contains it")
     plan = plan_fold(model, sites, trace_sites(model, sites, inputs))
@@ -124,6 +125,15 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
         ),
         tuple(change for _, root_changes in changes for change in root_changes),
     )
+
+
+def _refuse_relu_forward(sites: Sequence[ActivationSite]) -> None:
+    relus = [site.name for site in sites if site.module.forward_mode == "relu"]
+    if relus:
+        raise ValueError(
+            f"{', '.join(relus)} computes ReLU (forward='relu') and λ only its gradient, so there is no λ to fold; "
+            "substitute_relu(model) makes it plain"
+        )
 
 
 _PLAIN_MODULES: dict[str, Callable[[], nn.Module]] = {
