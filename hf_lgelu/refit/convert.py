@@ -19,7 +19,7 @@ from accelerate import PartialState
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from hf_lgelu.models.config_keys import UnsupportedConfigError
+from hf_lgelu.models.config_keys import UnsupportedConfigError, pretrained_roots
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.runtimes import runtime_warnings
@@ -187,8 +187,9 @@ def convert_to_relu(
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
     top = check_effort(effort, tolerance, max_seconds)
-    if not width_budget >= 1:
-        raise ValueError(f"width_budget is a share of the units there are, 1 or more, got {width_budget}")
+    if not 1 <= width_budget < math.inf:
+        raise ValueError(f"width_budget is a share of the units there are, 1 or more and finite, got {width_budget}")
+    _refuse_strings(keep=keep, outputs=outputs)
     gate = check_target(target)
     substitution = TemporaryRelu(
         model, kinds=kinds, make=gate.make, include=None if not keep else lambda name: name not in keep
@@ -228,7 +229,11 @@ def convert_to_relu(
         outputs=compared,
         config_changes=climbed.best.config_changes,
         smooth_calls=tuple(map(str, find_smooth_calls(converted, folds.first.load()[:1].inputs))),
-        warnings=(*_warnings(folds, layers, held_out, evaluation, max_kl), *_elsewhere(model, climbed.best)),
+        warnings=(
+            *_warnings(folds, layers, held_out, evaluation, max_kl),
+            *_elsewhere(model, climbed.best),
+            *(() if rewrite_config else _config_left(model)),
+        ),
         steps=climbed.steps,
         width_share=climbed.best.width_share,
         target=gate.title,
@@ -245,6 +250,13 @@ def _require_comparable(model: nn.Module, batch: Batch, outputs: Sequence[str] |
     """Names of the outputs that count. Raises ValueError unless the model takes a batch of the data and gives some."""
     (first,) = taken_by(model, [batch], "data")
     return tuple(compared_outputs(model, first[:2].inputs, outputs).tensors)
+
+
+def _refuse_strings(**names: Any) -> None:
+    """Raise TypeError where a string stands for a sequence of names: each of its letters would be taken for one."""
+    for argument, given in names.items():
+        if isinstance(given, str):
+            raise TypeError(f"{argument} must be a sequence of names such as [{given!r}], got the string {given!r}")
 
 
 def _converted_sites(model: nn.Module, kinds: Sequence[str], keep: Sequence[str]) -> list[ActivationSite]:
@@ -512,6 +524,16 @@ def _notes(layer: Layer, rows: int) -> Iterator[str]:
 def _elsewhere(model: nn.Module, attempt: Attempt) -> tuple[str, ...]:
     """What other programs make of a config that now says ReLU."""
     return runtime_warnings(getattr(model, "config", None)) if attempt.config_changes else ()
+
+
+def _config_left(model: nn.Module) -> Iterator[str]:
+    """What becomes of the result where it is saved with a config that still names the gates that it had."""
+    for _, root in pretrained_roots(model):
+        yield (
+            f"rewrite_config=False: the config of {type(root).__name__} names the gates from before. Saved and loaded "
+            "by it, these stand before the refitted weights, another network, without an error; load the weights into "
+            "a model that has been given the gates of this one"
+        )
 
 
 def _reached_distance(attempt: Attempt) -> float | None:

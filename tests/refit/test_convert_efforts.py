@@ -387,8 +387,12 @@ def test_gates_are_ranked_and_kept():
     first = "transformer.h.0.mlp.act"
     with pytest.raises(RuntimeError, match="no activation key"):
         convert_to_relu(network, tokens(), keep=[first], max_kl=None)
-    converted, _ = convert_to_relu(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
+    converted, report = convert_to_relu(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
     assert type(converted.get_submodule(first)) is type(network.get_submodule(first))
+    assert "names the gates from before" in report.warnings[-1]  # a reload would build another network
+    for names in ({"keep": "13"}, {"outputs": "logits"}):  # "1" and "3" are gates, but nobody has named these
+        with pytest.raises(TypeError, match="sequence of names"):
+            convert_to_relu(model, rows, **names)
 
 
 def test_what_is_no_effort():
@@ -396,8 +400,9 @@ def test_what_is_no_effort():
         with pytest.raises(ValueError, match="must be"):
             check_effort(*arguments)
     model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4))
-    with pytest.raises(ValueError, match="width_budget"):
-        convert_to_relu(model, torch.randn(100, 6), width_budget=0.5)
+    for width_budget in (0.5, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="width_budget"):
+            convert_to_relu(model, torch.randn(100, 6), width_budget=width_budget)
     with pytest.raises(ValueError, match="held out"):
         convert_to_relu(model, torch.randn(40, 6), effort="place")
 
