@@ -380,3 +380,13 @@ def test_nothing_is_said_of_no_rows_or_of_nan():
         model[0].weight[0, 0] = torch.inf
     with pytest.raises(RuntimeError, match="output holds NaN or infinity"):
         certify_substitution(model, torch.ones(2, 4))
+
+
+def test_a_gate_that_computes_relu_is_not_moved_by_the_swap():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), LambdaGELU(forward="relu"), nn.Linear(4, 2)).double()
+    inputs = torch.randn(5, 3, dtype=torch.float64)
+    plain = nn.Sequential(model[0], nn.ReLU(), model[2])
+    assert torch.equal(model(inputs), plain(inputs))
+    certificate = certify_substitution(model, inputs)
+    assert (certificate.bound, certificate.measured, certificate.certified_fraction) == (0.0, 0.0, 1.0)

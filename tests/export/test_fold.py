@@ -549,3 +549,10 @@ def test_hooks_of_a_gate_stay_where_it_was(register):
 def test_what_is_no_module_is_refused(model):
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
         fold_hardness(model, torch.randn(2, 3))
+
+
+def test_a_gate_that_computes_relu_has_no_hardness_to_fold():
+    model = nn.Sequential(nn.Linear(3, 4), LambdaGELU(forward="relu"), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"1 computes ReLU .* substitute_relu\(model\) makes it plain"):
+        fold_hardness(model, torch.randn(2, 3))
+    assert isinstance(model[1], LambdaGELU)

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.export.folding.fold import fold_hardness
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
 # Sites that no fold can reach, by family, from the architecture. The rest of each family's sites must not be named.
 REFUSED = {
@@ -79,12 +79,12 @@ def test_folding_leaves_the_function(family):
     model, inputs = prepared(family)
     before = logits_of(model, inputs)
     unfolded = copy.deepcopy(model)
-    for site in find_sites(unfolded, ("lambda_gelu",)):
+    for site in find_sites(unfolded, LEARNED_KINDS):
         site.put(nn.GELU())
     assert (logits_of(unfolded, inputs) - before).abs().max() > 1e-3 * before.abs().max()
     report = fold_hardness(model, inputs, rewrite_config=False)
     assert len(report) == family.sites
-    assert find_sites(model, ("lambda_gelu",)) == []
+    assert find_sites(model, LEARNED_KINDS) == []
     after = logits_of(model, inputs)
     # RMS norms of transformers and DeBERTa's attention round to float32 whatever the model's dtype.
     assert (after - before).abs().max() <= 1e-12 * before.abs().max()
