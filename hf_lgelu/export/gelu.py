@@ -2,11 +2,12 @@
 
 import copy
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.export.folding.fold import FoldedSite, fold_hardness
 from hf_lgelu.models.checkpoint import save_checkpoint
@@ -111,7 +112,15 @@ def export_gelu(
         files = save_checkpoint(folded, new, processor, source)
         change = _change_after_reload(model, folded, new, inputs)
     warnings = runtime_warnings(folded.config)
+    if warnings and _is_family_default(folded.config, report.config_changes):
+        warnings = ()
     return GELUExport(str(folder), report.sites, report.config_changes, change, files, warnings)
+
+
+def _is_family_default(config: PreTrainedConfig, changes: Sequence[ConfigChange]) -> bool:
+    """Whether the activations written are those that the family has of itself, and no program computes others."""
+    own = type(config)().to_dict()
+    return bool(changes) and all(len(change.path) == 1 and own.get(change.path[0]) == change.new for change in changes)
 
 
 def _change_after_reload(
