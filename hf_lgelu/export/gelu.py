@@ -49,7 +49,7 @@ class GELUExport:
 
     def __str__(self) -> str:
         lines = [
-            f"{len(self.sites)} λ-GELU folded into the weights, saved with GELU in {self.folder}",
+            f"{len(self.sites)} λ-gates folded into the weights, saved with their plain activations in {self.folder}",
             f"  on the example inputs: {self.change}",
             *(f"  {site}" for site in self.sites),
             *(f"  config {change}" for change in self.config_changes),

@@ -34,8 +34,8 @@ def check_effort(effort: str | None, tolerance: float | None, max_seconds: float
     if effort is not None and effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     for name, value in (("tolerance", tolerance), ("max_seconds", max_seconds)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be a number above 0, or None, got {value}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+            raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
     if effort is not None:
         return effort
     return EFFORTS[0] if tolerance is None else EFFORTS[-1]

@@ -454,3 +454,10 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
         [sys.executable, "-c", program, *saved], cwd=Path(tmp_path), capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.parametrize("value", ["x", True, 0, -1.0, float("nan")])
+@pytest.mark.parametrize("name", ["tolerance", "max_seconds"])
+def test_a_bound_that_is_none_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a number above 0, or None, got"):
+        convert_to_relu(nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)), torch.zeros(20, 2), **{name: value})
