@@ -399,12 +399,13 @@ class Attempts:
         if effort == "blocks":
             steps.append(Reconstruction(carrier, sites, room.extra))
         layers = _refit(carrier, converted, self._allow_unrefitted, self._progress, steps)
-        moved = dict.fromkeys(name for unit in find_gate_units(program) for name in unit.parameters)
+        units = find_gate_units(program)
+        moved = dict.fromkeys(name for unit in units for name in unit.parameters)
         moved |= dict.fromkeys(
             name for layer in found.layers for consumer in layer.maps for name in consumer.parameters
         )
         masks: dict[str, Tensor] = {}
-        for block in find_blocks(program, found.layers, find_gate_units(program)) if room.extra else ():
+        for block in find_blocks(program, found.layers, units) if room.extra else ():
             masks |= movable(converted, block, room.extra)
         return Attempt(
             converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved), masks

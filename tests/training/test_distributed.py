@@ -4,37 +4,24 @@ One launch for everything, in distributed_run.py, which asserts that there reall
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import distributed_run
 import pytest
 from closed_forms import hardened, hardness, progress_at, target
 from distributed_run import EPOCHS, RUNS, SWITCH, UPDATES
+from two_processes import run_in_two_processes
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
 
 TARGET = float(target())
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     """(folder, report) of a run in two processes."""
     folder = tmp_path_factory.mktemp("distributed")
-    # accelerate's own launcher starts one process on a CPU; torchrun with this variable starts two that know it.
-    environment = os.environ | {
-        "ACCELERATE_USE_CPU": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(HERE)))),
-    }
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*torchrun, str(HERE / "distributed_run.py"), str(folder)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr[-4000:]
+    run_in_two_processes(Path(__file__).parent / "distributed_run.py", folder)
     return folder, json.loads((folder / "report.json").read_text(encoding="utf-8"))
 
 
