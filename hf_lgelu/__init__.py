@@ -58,13 +58,13 @@ if TYPE_CHECKING:
     from hf_lgelu.models.surgery import substitute_relu as substitute_relu
     from hf_lgelu.models.surgery import temporary_relu as temporary_relu
     from hf_lgelu.refit.convert import Conversion as Conversion
-    from hf_lgelu.refit.convert import ConversionRefusedError as ConversionRefusedError
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
     from hf_lgelu.refit.gate_costs import gate_costs as gate_costs
     from hf_lgelu.refit.report import ConversionReport as ConversionReport
     from hf_lgelu.refit.report import Evaluation as Evaluation
     from hf_lgelu.refit.report import LayerRefit as LayerRefit
     from hf_lgelu.refit.report import NetChange as NetChange
+    from hf_lgelu.refit.verdict import ConversionRefusedError as ConversionRefusedError
     from hf_lgelu.registry import register_activation as register_activation
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
@@ -86,7 +86,7 @@ _HOME = {
     "CardFacts": "export.hub.card_facts",
     "CardScores": "export.hub.card_facts",
     "Conversion": "refit.convert",
-    "ConversionRefusedError": "refit.convert",
+    "ConversionRefusedError": "refit.verdict",
     "ConversionReport": "refit.report",
     "Evaluation": "refit.report",
     "HardeningCallback": "training.callbacks",

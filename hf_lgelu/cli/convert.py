@@ -28,10 +28,11 @@ from hf_lgelu.export.hub.card_text import shown
 from hf_lgelu.export.hub.conversion_card import original_licence, write_conversion_card
 from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.whole_folder import whole_folder
-from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
+from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion
 from hf_lgelu.refit.folds import known_processes
 from hf_lgelu.refit.report import ConversionReport, Provenance, render_markdown, summarize
+from hf_lgelu.refit.verdict import ConversionRefusedError
 
 REPORT_FILE, PAGE_FILE, FIGURE_FILE = "report.json", "report.md", "refit.png"
 

@@ -57,5 +57,5 @@ def gate_costs(
             found = evaluate_conversion(model, model, alone, batches, outputs)
             if found is None:
                 raise ValueError("no input has a prediction that is no padding; give others")
-            costs[site.name] = found.direct.relative_error if found.direct.kl is None else found.direct.kl
+            costs[site.name] = found.direct.distance
     return dict(sorted(costs.items(), key=lambda entry: -entry[1]))

@@ -83,6 +83,11 @@ class NetChange:
     metrics: Mapping[str, float] = field(default_factory=dict)
     relative_errors: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def distance(self) -> float:
+        """KL to the original in nats; of outputs that are no class scores, relative error."""
+        return self.relative_error if self.kl is None else self.kl
+
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -19,7 +19,7 @@ from hf_lgelu.cli import given_checkpoint
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit.convert import ConversionRefusedError
+from hf_lgelu.refit.verdict import ConversionRefusedError
 
 FILES = {"config.json", "model.safetensors", "README.md", "report.json", "report.md", "refit.png"}
 

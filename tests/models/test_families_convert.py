@@ -20,7 +20,8 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit.convert import Conversion, ConversionRefusedError
+from hf_lgelu.refit.convert import Conversion
+from hf_lgelu.refit.verdict import ConversionRefusedError
 
 HERE = Path(__file__).parent
 

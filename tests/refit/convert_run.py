@@ -8,7 +8,7 @@ from accelerate import PartialState
 from refit_nets import BY_NAME
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.refit.convert import ConversionRefusedError
+from hf_lgelu.refit.verdict import ConversionRefusedError
 
 NAMES = ("mlp", "downsampling")
 WAYS = ("each has all", "each has a share")

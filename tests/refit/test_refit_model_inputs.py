@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.refit import convert as module
+from hf_lgelu.refit import attempts as module
 from hf_lgelu.refit.batches import Batch, for_decoder
 
 

@@ -13,7 +13,8 @@ from lgelu_lab.measurements.networks import draw_calibration
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import substitute_relu
-from hf_lgelu.refit.convert import ConversionRefusedError, convert_to_relu
+from hf_lgelu.refit.convert import convert_to_relu
+from hf_lgelu.refit.verdict import ConversionRefusedError
 
 DIGITS = BENCHMARKS["mlp-digits"]
 

@@ -1,0 +1,290 @@
+"""The networks that the rungs of the ladder make, layer by layer."""
+
+import copy
+import functools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from accelerate import PartialState
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from hf_lgelu.models.config_keys import UnsupportedConfigError
+from hf_lgelu.models.dataflow.trace import OutputsOf
+from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
+from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.models.task_outputs import task_outputs
+from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
+from hf_lgelu.refit.carry import Carrier
+from hf_lgelu.refit.compare import evaluate_conversion
+from hf_lgelu.refit.distill import distill
+from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
+from hf_lgelu.refit.ladder import EFFORTS, Effort
+from hf_lgelu.refit.layers import Layer, Layers, find_layers
+from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.placement import find_gate_units
+from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.report import (
+    Evaluation,
+    LayerRefit,
+)
+from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
+from hf_lgelu.refit.target_gates import TargetGate, substitute_gates
+from hf_lgelu.refit.verdict import ENOUGH_ROWS, ConversionRefusedError
+from hf_lgelu.refit.weights import forget_quantizer, write_refit
+from hf_lgelu.refit.widen import Preparation, Room, find_blocks, make_room, movable
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A converted network, and what was done to it."""
+
+    model: nn.Module
+    layers: tuple[LayerRefit, ...]
+    held_out: Evaluation | None
+    config_changes: tuple[str, ...]
+    width_share: float
+    moved: tuple[str, ...]
+    masks: Mapping[str, Tensor]
+
+
+def converted_sites(model: nn.Module, kinds: Sequence[str], keep: Sequence[str]) -> list[ActivationSite]:
+    """The gates that are exchanged. Raises ValueError where a name in `keep` is none."""
+    sites = find_sites(model, check_kinds(kinds))
+    unknown = set(keep) - {site.name for site in sites}
+    if unknown:
+        named = ", ".join(site.name for site in sites[:4])
+        raise ValueError(f"keep: no gate is named {', '.join(sorted(unknown))}; there are {named} and so on")
+    return [site for site in sites if site.name not in keep]
+
+
+class Attempts:
+    """Makes the networks of the ladder's rungs, each a new one; the given model stays as it is."""
+
+    def __init__(
+        self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
+        outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: bool,
+        width_budget: float, max_seconds: float | None, target: TargetGate, keep: Sequence[str],
+    ) -> None:  # fmt: skip
+        """As for `convert_to_relu`."""
+        self._model, self._folds, self._substitution = model, folds, substitution
+        self._kinds, self._outputs = kinds, outputs
+        self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
+        self._width_budget, self._max_seconds, self._target = width_budget, max_seconds, target
+        self._keep = keep
+
+    def possible(self, efforts: Sequence[Effort], tolerance: float | None) -> Sequence[Effort]:
+        """The rungs that there are inputs for. Raises ValueError where that is not what was asked for."""
+        if not self._target.can_be_placed:
+            if self._width_budget > 1 or efforts[-1] == "place":
+                raise ValueError(
+                    f"kinks are placed and blocks widened for ReLU only, not for target={self._target.name!r}; leave "
+                    "width_budget out, and take effort='refit', 'blocks' or 'distill'"
+                )
+            efforts = [effort for effort in efforts if effort != "place"]
+        if len(efforts) == 1 and self._width_budget == 1:
+            return efforts
+        if self._width_budget > 1 and len(efforts) == 1:
+            efforts = EFFORTS[:2]
+        if not self._folds.held_out_units or len(self._folds.folds) == 1:
+            raise ValueError(
+                f"more than the refit (effort={efforts[-1]!r}) is only done where inputs can be held out for it: give "
+                f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
+            )
+        if PartialState().num_processes > 1 and len(efforts) > EFFORTS.index("blocks"):
+            raise ValueError(f"effort={efforts[-1]!r} works in one process; start it without a launcher")
+        return efforts
+
+    def make(self, effort: Effort, best: Attempt | None) -> Attempt:
+        """The network of a rung: distilled from the best one so far, else made from the original."""
+        if effort == "distill" and best is not None:
+            return self._distilled(best)
+        is_placed = effort != "refit" and self._target.can_be_placed
+        room = self._room() if is_placed else Room(self._model)
+        sites = converted_sites(room.model, self._kinds, self._keep)
+        with evaluation_mode(room.model):
+            converted = copy.deepcopy(room.model)
+        rewritten = substitute_gates(
+            converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config, keep=self._keep
+        )
+        changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(converted)]
+        carrier = Carrier(
+            room.model,
+            converted,
+            sites,
+            self._folds,
+            _chosen(self._outputs),
+            gate_maps_change=effort != "refit",
+            whole_blocks=effort == "blocks",
+        )
+        program, found = carrier.trace.program, carrier.layers
+        steps: list[LayerStep] = []
+        if is_placed:
+            steps.append(Preparation(room.model, sites, self._folds, program, found, room.extra))
+        if effort == "blocks":
+            steps.append(Reconstruction(carrier, sites, room.extra))
+        layers = _refit(carrier, converted, self._allow_unrefitted, self._progress, steps)
+        units = find_gate_units(program)
+        moved = dict.fromkeys(name for unit in units for name in unit.parameters)
+        moved |= dict.fromkeys(
+            name for layer in found.layers for consumer in layer.maps for name in consumer.parameters
+        )
+        masks: dict[str, Tensor] = {}
+        for block in find_blocks(program, found.layers, units) if room.extra else ():
+            masks |= movable(converted, block, room.extra)
+        return Attempt(
+            converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved), masks
+        )
+
+    def _room(self) -> Room:
+        with evaluation_mode(self._model):
+            sites = converted_sites(self._model, self._kinds, self._keep)
+            program = Program(self._model, sites, self._folds.first.load().inputs, _chosen(self._outputs))
+            found = find_layers(program, self._model, sites)
+            try:
+                return make_room(self._model, program, found.layers, len(sites), self._width_budget)
+            except UnsupportedConfigError as error:
+                raise ConversionRefusedError(
+                    f"width_budget={self._width_budget:g}: {error}. Use width_budget=1"
+                ) from error
+
+    def _distilled(self, best: Attempt) -> Attempt:
+        converted = copy.deepcopy(best.model)
+        distill(
+            self._model,
+            converted,
+            self._folds,
+            self._outputs,
+            names=best.moved,
+            masks=best.masks,
+            max_seconds=self._max_seconds,
+        )
+        return replace(best, model=converted, held_out=self._evaluated(converted))
+
+    def _evaluated(self, converted: nn.Module) -> Evaluation | None:
+        batches = (batch.load() for batch in self._folds.held_out)
+        return evaluate_conversion(self._model, converted, self._substitution, batches, self._outputs)
+
+
+class LayerStep(Protocol):
+    """What is done to the converted network beside the refits."""
+
+    def begin(self, converted: nn.Module) -> None:
+        """Before the first layer."""
+
+    def behind_layer(self, converted: nn.Module, index: int) -> str | None:
+        """After the refit of a layer; a note for the report."""
+
+
+class Reconstruction:
+    """The step of effort "blocks": both maps of a block by Adam, then once more the ridge."""
+
+    def __init__(self, carrier: Carrier, sites: Sequence[ActivationSite], extra: int) -> None:
+        """`extra` units of each block are always on."""
+        self._carrier, self._sites, self._extra = carrier, sites, extra
+
+    def begin(self, converted: nn.Module) -> None:
+        """Nothing."""
+
+    def behind_layer(self, converted: nn.Module, index: int) -> str | None:
+        """The block of a layer, where it is one; the rows of the first fold decide whether it is kept."""
+        block = self._carrier.trace.blocks.get(index)
+        if block is None:
+            return None
+        unseen, *others = [BlockRows.of(parts) for parts in self._carrier.block_rows]
+        gate = converted.get_submodule(self._sites[block.unit.site].name)
+        done = reconstruct_block(converted, block, gate, BlockRows.of(others), unseen, extra=self._extra)
+        if not done.is_kept:
+            return "both maps moved: no nearer, taken back"
+        layer = self._carrier.layers.layers[index]
+        fit, total = fit_layer(layer, block_moments(converted, block, gate, [unseen, *others]))
+        write_refit(converted, self._carrier.trace.program, layer, fit, total)
+        return f"both maps moved: error times {done.after / done.before:.2f}"
+
+
+def _refit(
+    carrier: Carrier,
+    converted: nn.Module,
+    allow_unrefitted: bool,
+    progress: bool,
+    steps: Sequence[LayerStep] = (),
+) -> list[LayerRefit]:
+    """Refit `converted` in place, layer after layer, and let `steps` do their part; what was done to each."""
+    with carrier:
+        found, names = carrier.layers, carrier.site_names
+        _refuse_unfit(type(converted).__name__, found, allow_unrefitted)
+        for step in steps:
+            step.begin(converted)
+        done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names) for unfit in found.unfit]
+        done += [_kept(names[index], (index,), "no output that counts depends on it", names) for index in found.beside]
+        with tqdm(
+            total=len(found.layers) * carrier.steps_per_layer, desc="refit", unit="batch", disable=not progress
+        ) as bar:
+            for index, layer in enumerate(found.layers):
+                bar.set_postfix_str(layer.maps[0].name)
+                fit, total = fit_layer(layer, carrier.moments(index, bar.update))
+                write_refit(converted, carrier.trace.program, layer, fit, total)
+                notes = [step.behind_layer(converted, index) for step in steps]
+                done.append(_described(layer, fit, total, names, filter(None, notes)))
+                bar.update()
+    return done
+
+
+def fit_layer(layer: Layer, folds: Sequence[Moments]) -> tuple[RidgeFit, Moments]:
+    """The fit, the same on every process, and the sums over all rows. Raises ConversionRefusedError where they are not
+    finite."""
+    try:
+        fit = fit_ridge(folds, intercept=layer.has_intercept)
+    except NotFiniteError as error:
+        raise ConversionRefusedError(
+            f"what reaches {layer.name} is not finite, in the original or behind the layers already refitted; look "
+            "for NaN or infinities in the data and in the weights"
+        ) from error
+    return fit, functools.reduce(operator.add, folds)
+
+
+def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> None:
+    if found.unfit and not allow_unrefitted:
+        named = "".join(f"\n  {unfit.name}: {unfit.reason}" for unfit in found.unfit)
+        raise ConversionRefusedError(
+            f"what is behind the gates of {model_class} cannot all be refitted:{named}\nTo "
+            "exchange these gates all the same, with the weights as they are, pass allow_unrefitted=True "
+            "(--allow_unrefitted); or train the model with hardening"
+        )
+    if not found.layers:
+        raise ConversionRefusedError(
+            f"{model_class} has no linear map behind its gates that could be refitted; train it with hardening, or "
+            "exchange the gates alone (substitute_relu) and measure what that changes"
+        )
+
+
+def _kept(name: str, sites: Sequence[int], note: str, names: Sequence[str]) -> LayerRefit:
+    return LayerRefit((name,), tuple(names[index] for index in sites), "kept", None, None, None, 0, 0, note)
+
+
+def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str], notes: Iterable[str]) -> LayerRefit:
+    return LayerRefit(
+        layers=tuple(consumer.name for consumer in layer.maps),
+        sites=tuple(names[index] for index in layer.sites),
+        choice=fit.choice,
+        strength=fit.strength,
+        error_before=fit.error_before,
+        error_after=fit.error_after,
+        width=layer.width,
+        rows=total.count,
+        note=", ".join((*_notes(layer, total.count), *notes)) or None,
+    )
+
+
+def _notes(layer: Layer, rows: int) -> Iterator[str]:
+    if not layer.has_intercept:
+        yield "no bias: only its weights were refitted"
+    if rows < ENOUGH_ROWS * layer.width:
+        yield f"starved: {rows:,} rows for {layer.width:,} features"
+
+
+def _chosen(names: Sequence[str] | None) -> OutputsOf:
+    return lambda output: list(task_outputs(output, names).values())

@@ -1,0 +1,125 @@
+"""When a conversion is refused, and what its report warns of."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
+from hf_lgelu.refit.report import (
+    HELD_OUT,
+    SECOND_SET,
+    ConversionReport,
+    Evaluation,
+    LayerRefit,
+    distance_in_words,
+    evaluations,
+    how_far,
+    significant,
+)
+
+ENOUGH_ROWS = 2
+"""Rows a feature; a layer that was fitted on fewer is called starved."""
+
+
+class ConversionRefusedError(RuntimeError):
+    """The model was not converted. `report` says what was measured, where anything was; the model is as it was.
+
+    >>> import torch
+    >>> from hf_lgelu import ConversionRefusedError, convert_to_relu
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
+    >>> try:
+    ...     convert_to_relu(net, torch.randn(200, 4), max_kl=1e-12, strict=True)
+    ... except ConversionRefusedError as error:
+    ...     print(error.report.held_out.refitted.kl > 1e-12)
+    True
+    """
+
+    def __init__(self, message: str, report: ConversionReport | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+def conversion_warnings(
+    folds: Folds,
+    layers: Sequence[LayerRefit],
+    held_out: Evaluation | None,
+    second: Evaluation | None,
+    max_kl: float | None,
+) -> Iterator[str]:
+    """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
+    units = len(folds.units.keys)
+    if not folds.held_out_units:
+        few = "are too few"
+        if folds.rows >= LEAST_ROWS_TO_HOLD_OUT:
+            few = f"are of too few distinct inputs ({units})"
+        yield (
+            f"{folds.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give 64 or "
+            "more, of several inputs, at best several times the width of the widest layer"
+        )
+    elif len(folds.folds) == 1:
+        yield (
+            f"{units} distinct inputs are too few for four folds beside what is held out: the strength is fixed; give "
+            "more"
+        )
+    for title, evaluation in ((HELD_OUT, held_out), (SECOND_SET, second)):
+        if evaluation is not None and max_kl is not None and evaluation.refitted.distance > max_kl:
+            yield (
+                f"on the {title} the converted network is {distance_in_words(evaluation.refitted)} away from the "
+                f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
+            )
+    starved = [layer for layer in layers if layer.note and "starved" in layer.note]
+    if starved:
+        worst = min(starved, key=lambda layer: layer.rows / layer.width)
+        yield (
+            f"{len(starved)} of {len(layers)} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
+            f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); give more inputs"
+        )
+    for layer in layers:
+        if layer.note and layer.note.startswith("not refitted"):
+            yield f"{layer.layers[0]}: {layer.note}"
+    if second is not None and not math.isfinite(second.refitted.distance):
+        yield "on the second set the outputs are not finite: look for NaN or infinities in its inputs"
+    elif second is not None and not second.refitted.distance < second.direct.distance:
+        yield (
+            "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
+            "on is probably not from where that set is"
+        )
+
+
+def require_better(report: ConversionReport) -> None:
+    """Raise where the refit is no nearer to the original than the direct swap, on what was held out."""
+    if report.held_out is None:
+        return
+    direct, refitted = report.held_out.direct, report.held_out.refitted
+    if not refitted.distance < direct.distance and not refitted.distance == direct.distance == 0:
+        raise ConversionRefusedError(
+            f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
+            f"({distance_in_words(refitted)}) than the direct swap ({distance_in_words(direct)}); give more inputs, "
+            "from where the model is used. The model is as it was",
+            report,
+        )
+
+
+def require_near(report: ConversionReport, max_kl: float | None) -> None:
+    """Raise where the network is further from the original than the bound on any set, or on none was measured."""
+    measured = [evaluation.refitted for _, evaluation in evaluations(report)]
+    if measured and (max_kl is None or all(change.distance <= max_kl for change in measured)):
+        return
+    raise ConversionRefusedError(
+        f"{how_far(report)} strict=True wants a measured distance"
+        + ("" if max_kl is None else f" of at most max_kl = {max_kl:g}")
+        + "; give more inputs, or train the model with hardening. The model is as it was",
+        report,
+    )
+
+
+def require_reached(report: ConversionReport, tolerance: float) -> None:
+    """Raise where no rung of the ladder came as near to the original as was asked for."""
+    reached = None if report.held_out is None else report.held_out.refitted.distance
+    if reached is None or not reached <= tolerance:
+        tried = ", ".join(f"{step.effort} {significant(step.distance)}" for step in report.steps)
+        raise ConversionRefusedError(
+            f"the network was to be within {tolerance:g} of the original on the inputs held out; the nearest was "
+            f"{significant(reached)} ({tried}). Give more inputs, a width_budget above 1 or more seconds, or "
+            "train the model with hardening. The model is as it was",
+            report,
+        )
