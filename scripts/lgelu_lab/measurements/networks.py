@@ -109,9 +109,7 @@ def evaluate(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData) 
             model=model,
             args=training,
             eval_dataset=data.eval,
-            data_collator=benchmark.collate,
-            compute_metrics=benchmark.compute_metrics,
-            preprocess_logits_for_metrics=benchmark.preprocess_logits,
+            **benchmark.trainer_options(data),
         )
         metrics = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", metric_key_prefix="eval").metrics
     return {name.removeprefix("eval_"): float(value) for name, value in metrics.items()}

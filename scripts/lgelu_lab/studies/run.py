@@ -30,6 +30,7 @@ from hf_lgelu import (
     hardness_for_tolerance,
     hardness_profile,
     initialize_hardness,
+    replace_activations,
     save_card_facts,
     substitute_relu,
 )
@@ -56,6 +57,8 @@ from lgelu_lab.studies.records import (
     weight_digests,
     write_record,
 )
+
+_HARDENING = ("hardening_switch", "target_hardness")
 
 Load = Callable[[DataOptions, ModelOptions], BenchmarkData]
 
@@ -105,7 +108,7 @@ def train_and_record(
         data = data.to(training.device)
         training.dataloader_pin_memory = False  # the rows are there already
     set_seed(training.seed)
-    model = _build_model(run, benchmark, data, options)
+    model = build_model(run, benchmark, data, options)
     initial_hardness = hardness_profile(model) if run.activation in GATES else {}
     trainer = _build_trainer(run, training, benchmark, data, model)
     started = time.perf_counter()
@@ -122,17 +125,20 @@ def train_and_record(
     return _save(record, run, trainer, type(model), data.processor)
 
 
-def _build_model(
-    run: RunArguments, benchmark: Benchmark, data: BenchmarkData, options: ModelOptions
-) -> PreTrainedModel:
-    model = benchmark.build_model(run.activation, data, options)
+def build_model(run: RunArguments, benchmark: Benchmark, data: BenchmarkData, options: ModelOptions) -> PreTrainedModel:
+    """The network of a run before its first step, from torch's global generator."""
+    inputs = benchmark.collate([data.train[i] for i in range(2)])
+    if run.granularity == "layer":
+        model = benchmark.build_model(run.activation, data, options)
+    else:  # which no activation string says
+        model = benchmark.build_model(GATES[run.activation].plain_names[0], data, options)
+        replace_activations(model, gate=run.activation, granularity=run.granularity, inputs=inputs)
     if run.channels_last:
         model.to(memory_format=torch.channels_last)
     if run.activation in GATES:
         initialize_hardness(
-            model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature,
-            inputs=benchmark.collate([data.train[i] for i in range(2)]),
-        )  # fmt: skip
+            model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature, inputs=inputs
+        )
     return model
 
 
@@ -149,10 +155,7 @@ def _build_trainer(
         args=training,
         train_dataset=data.train,
         eval_dataset=data.eval,
-        data_collator=benchmark.collate,
-        compute_metrics=benchmark.compute_metrics,
-        preprocess_logits_for_metrics=benchmark.preprocess_logits,
-        processing_class=data.processor,
+        **benchmark.trainer_options(data),
         callbacks=[_RunGuard(), *([AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else [])],
     )
     if training.disable_tqdm:
@@ -234,6 +237,10 @@ def _is_not_finite(value: object) -> bool:
 def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
     if training.harden and run.activation not in GATES:
         raise ValueError(f"only {', '.join(GATES)} harden, got activation {run.activation!r} with harden=True")
+    if run.granularity != "layer" and run.activation not in GATES:
+        raise ValueError(
+            f"granularity {run.granularity!r} is of {', '.join(GATES)}, got activation {run.activation!r}; leave it out"
+        )
     if training.eval_strategy == "no":
         raise ValueError("a run that is never evaluated has nothing to record; set eval_strategy to 'epoch' or 'steps'")
     if run.activation not in ACT2FN:
@@ -281,7 +288,9 @@ def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
         "activation": run.activation, "harden": training.harden, "relufication": training.relufication,
     }  # fmt: skip
     if run.activation in GATES:
-        configuration["init_mode"] = run.init_mode
+        configuration |= {"init_mode": run.init_mode, "granularity": run.granularity}
+    if training.harden:
+        configuration |= {name: getattr(training, name) for name in _HARDENING}
     return experiment_name(run.benchmark, configuration, training.seed)
 
 
@@ -335,10 +344,19 @@ def _evaluations(log: Iterable[dict[str, Any]], metric: str) -> list[dict[str, A
 
 def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, processes: int = 1) -> dict[str, Any]:
     """The `config` of a run's record: everything that decides what comes out, apart from the data."""
-    of_run = ("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature")
+    of_run = ("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature", "granularity")
     of_training = (
         *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
-        *("hardening_schedule", "hardening_strategy", "seed", "optim", "optim_args", "learning_rate"),
+        *(
+            "hardening_schedule",
+            "hardening_strategy",
+            "hardening_switch",
+            "plateau_tolerance",
+            "seed",
+            "optim",
+            "optim_args",
+            "learning_rate",
+        ),
         *("weight_decay", "adam_beta2", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm"),
         *("num_train_epochs", "max_steps", "gradient_accumulation_steps", "bf16", "relufication"),
     )

@@ -94,10 +94,7 @@ def test_a_row_trains_from_load_to_score(name, tiny_copies, tmp_path):
         args=arguments,
         train_dataset=data.train,
         eval_dataset=data.eval,
-        data_collator=benchmark.collate,
-        compute_metrics=benchmark.compute_metrics,
-        preprocess_logits_for_metrics=benchmark.preprocess_logits,
-        processing_class=data.processor,
+        **benchmark.trainer_options(data),
     )
     before = [weight.detach().clone() for weight in model.parameters()]
     trainer.train()
@@ -185,8 +182,7 @@ def test_the_digits_recipe_learns(tmp_path):
         ),
         train_dataset=data.train,
         eval_dataset=data.eval,
-        data_collator=benchmark.collate,
-        compute_metrics=benchmark.compute_metrics,
+        **benchmark.trainer_options(data),
     )
     trainer.train()
     assert trainer.evaluate()["eval_accuracy"] > 0.955
