@@ -188,6 +188,9 @@ STUDIES: dict[str, Study] = {
             (*_MLPS, "gpt2-wikitext2", "llama-wikitext2"),
             _gates,
             folder="gates",
+            arguments={
+                "init_hardness": 1.05
+            },  # from 1.0067 λ would hardly move in so few steps, and every option be one
         ),
     )
 }
