@@ -32,7 +32,8 @@ _WHERE = ("revision", "token", "cache_dir", "local_files_only", "force_download"
 
 SiteRecord = list[dict[str, Any]]
 """One entry per site in registration order (JSON objects lose theirs): {"site", "granularity", "raw_shape"}, or
-{"site", "shared_with"} for a site that uses the hardness of an earlier one; and {"gate"} where that is no λ-GELU."""
+{"site", "shared_with"} for a site that uses the hardness of an earlier one; {"gate"} where that is no λ-GELU, and
+{"forward"} where its forward pass is ReLU."""
 
 
 def describe_sites(model: nn.Module, planned: Mapping[str, nn.Module] | None = None) -> SiteRecord:
@@ -50,6 +51,7 @@ def describe_sites(model: nn.Module, planned: Mapping[str, nn.Module] | None = N
             record.append({"site": name, "shared_with": owners[id(owner)], **gate})
             continue
         owners[id(owner)] = name
+        gate |= {} if owner.forward_mode == "gate" else {"forward": owner.forward_mode}
         shape = list(owner.raw_hardness.shape)
         record.append({"site": name, "granularity": owner.granularity, "raw_shape": shape, **gate})
     return record
@@ -217,7 +219,9 @@ def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
             setattr(parent, attribute, SharedLambdaGate(owners[first], gate))
             continue
         owners[first] = GATE_MODULES[gate](
-            granularity=entry.get("granularity", "network"), raw_shape=entry.get("raw_shape", (1,))
+            granularity=entry.get("granularity", "network"),
+            raw_shape=entry.get("raw_shape", (1,)),
+            forward=entry.get("forward", "gate"),
         )
         setattr(parent, attribute, owners[first])
     if not owners:
