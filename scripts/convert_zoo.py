@@ -10,10 +10,13 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lgelu_lab.measurements.real import REAL, RealSettings, install, record_real
+from lgelu_lab.measurements.real import RealSettings, record_real
+from lgelu_lab.measurements.real_networks import REAL, install
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.folder import stop_on_signals
+
+from hf_lgelu.refit.ladder import EFFORTS
 
 
 @dataclass
@@ -28,6 +31,12 @@ class ZooArguments:
     units: list[int] = field(
         default_factory=lambda: list(RealSettings().units), metadata={"help": "Sequences or images to fit on."}
     )
+    efforts: list[str] = field(
+        default_factory=lambda: list(RealSettings().efforts),
+        metadata={"help": "Of the conversion on the most units; with fewer, only the first.", "choices": list(EFFORTS)},
+    )
+    width_budget: float = field(default=1.0, metadata={"help": "Of the efforts above refit."})
+    onnx: bool = field(default=False, metadata={"help": "Also float32 and int8 in onnxruntime: score and latency."})
     finetune_steps: int = field(
         default=0, metadata={"help": "Also train what was swapped, converted, hardened so long."}
     )
@@ -41,7 +50,14 @@ def main() -> int:
     if arguments.install and arguments.packages is None:
         print("ValueError: --install needs --packages, the folder to install into", file=sys.stderr)
         return 2
-    settings = RealSettings(tuple(arguments.units), arguments.finetune_steps, arguments.evaluation_units)
+    settings = RealSettings(
+        tuple(arguments.units),
+        tuple(arguments.efforts),
+        arguments.width_budget,
+        arguments.finetune_steps,
+        arguments.evaluation_units,
+        arguments.onnx,
+    )
     failed = [name for name in arguments.networks if not _measured(name, settings, arguments)]
     return int(bool(failed))
 
@@ -61,7 +77,8 @@ def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> boo
         return False
     for row in record.rows:
         score = "refused" if row["score"] is None else f"{row['metric']} {row['score']:.4g}"
-        print(f"{name}: {row['method']}, {row['units'] or 'no'} units, {row['steps']} steps: {score}", flush=True)
+        how = " ".join(filter(None, (row["method"], row["effort"], row["precision"])))
+        print(f"{name}: {how}, {row['units'] or 'no'} units, {row['steps']} steps: {score}", flush=True)
     return True
 
 

@@ -66,6 +66,14 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _keep(text: str) -> int | list[str]:
+    return int(text) if text.isdecimal() else _names(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [at_least(0)(count) for count in _names(text)]
+
+
 def _switch(name: str, help: str) -> Option:
     return Option(name, help, {"action": "store_true"})
 
@@ -170,6 +178,17 @@ _ROWS = (
                 "--target",
                 "What the gates become: relu, relu6, leaky_relu, hardswish or relu2. Left out: relu.",
                 {"choices": ("relu", "relu6", "leaky_relu", "hardswish", "relu2"), "default": "relu"},
+            ),
+            Option(
+                "--keep",
+                "Gates that stay smooth: how many, the dearest, or their names with commas between. Left out: none.",
+                {"type": _keep, "default": 0, "metavar": "GATES"},
+            ),
+            Option(
+                "--keep_curve",
+                "Convert once more for each of these numbers of gates kept, and draw how near that comes (keep.png, "
+                "and in report.json). Without a value, 0,1,2,4,8. Left out: not drawn.",
+                {"type": _counts, "nargs": "?", "const": [0, 1, 2, 4, 8], "metavar": "NUMBERS"},
             ),
             Option(
                 "--effort",

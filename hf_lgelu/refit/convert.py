@@ -17,18 +17,17 @@ from torch import nn
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import TemporaryRelu, operable_module
 from hf_lgelu.refit.attempts import Attempt, Attempts, converted_sites
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
-from hf_lgelu.refit.folds import cut_batches, deal_folds, known_processes
+from hf_lgelu.refit.folds import Folds, cut_batches, deal_folds, known_processes
+from hf_lgelu.refit.gate_costs import check_keep, swap_costs
 from hf_lgelu.refit.ladder import EFFORTS, check_effort, climb
-from hf_lgelu.refit.report import (
-    ConversionReport,
-)
-from hf_lgelu.refit.target_gates import check_target
+from hf_lgelu.refit.report import ConversionReport
+from hf_lgelu.refit.target_gates import TargetGate, check_target
 from hf_lgelu.refit.verdict import (
     ConversionRefusedError,
     conversion_warnings,
@@ -37,6 +36,8 @@ from hf_lgelu.refit.verdict import (
     require_reached,
 )
 from hf_lgelu.refit.weights import why_not_writable
+
+_UNITS_TO_RANK = 64  # inputs, about, on which gates are ranked by what they cost
 
 
 class Conversion(NamedTuple):
@@ -66,7 +67,7 @@ def convert_to_relu(
     outputs: Sequence[str] | None = None,
     max_kl: float | None = 0.1,
     strict: bool = False,
-    keep: Sequence[str] = (),
+    keep: int | Sequence[str] = (),
     target: str = "relu",
     effort: str | None = None,
     width_budget: float = 1.0,
@@ -102,9 +103,9 @@ def convert_to_relu(
         max_kl: mean KL to the original, in nats, beyond which there is a warning; of outputs that are no class scores,
             relative error. None for no bound.
         strict: refuse beyond `max_kl`, and where nothing could be measured.
-        keep: names of gates that stay smooth; `hf_lgelu.gate_costs` says which cost most. Most configs have one key for
-            all gates and cannot say that: then pass `rewrite_config=False`, and load the weights into a model that has
-            been given the same gates.
+        keep: names of gates that stay smooth, or how many: those that cost the most when each alone is exchanged
+            (`hf_lgelu.gate_costs`). Most configs have one key for all gates and cannot say that: the saved one then
+            names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and without this package it is refused.
         target: what the gates become, a row of `hf_lgelu.refit.target_gates.TARGETS`: "relu", "relu6", "leaky_relu",
             "hardswish" or "relu2". Of all but ReLU, kinks and slopes are not fitted, and blocks not widened.
         effort: how hard it tries, each rung after the ones before and kept only where held-out inputs are nearer for
@@ -151,12 +152,10 @@ def convert_to_relu(
     top = check_effort(effort, tolerance, max_seconds)
     if not 1 <= width_budget < math.inf:
         raise ValueError(f"width_budget is a share of the units there are, 1 or more and finite, got {width_budget}")
-    _refuse_strings(keep=keep, outputs=outputs)
+    _refuse_strings(outputs=outputs)
     gate = check_target(target)
-    substitution = TemporaryRelu(
-        model, kinds=kinds, make=gate.make, include=None if not keep else lambda name: name not in keep
-    )
-    sites = converted_sites(model, kinds, keep)
+    TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
+    keep = check_keep(keep, [site.name for site in find_sites(model, kinds)])
     state = known_processes()
     folds = deal_folds(
         for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)),
@@ -166,10 +165,13 @@ def convert_to_relu(
     compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
     second = _second_set(model, evaluation_data, batch_size, collate, state)
     with evaluation_mode(model):
+        kept = _dearest(model, folds, kinds, outputs, gate, keep) if isinstance(keep, int) else keep
+        sites = converted_sites(model, kinds, kept)
+        substitution = TemporaryRelu(model, kinds=kinds, make=gate.make, include=lambda name: name not in kept)
         attempts = Attempts(
             model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
             rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
-            max_seconds=max_seconds, target=gate, keep=keep,
+            max_seconds=max_seconds, target=gate, keep=kept,
         )  # fmt: skip
         efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
         climbed = climb(efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds)
@@ -180,6 +182,7 @@ def convert_to_relu(
     report = ConversionReport(
         model=type(model).__name__,
         gates={site.name: type(site.module).__name__ for site in sites},
+        kept={name: type(model.get_submodule(name)).__name__ for name in kept},
         layers=tuple(layers),
         held_out=held_out,
         evaluation=evaluation,
@@ -206,6 +209,25 @@ def convert_to_relu(
     if strict:
         require_near(report, max_kl)
     return Conversion(converted, report)
+
+
+def _dearest(
+    model: nn.Module,
+    folds: Folds,
+    kinds: Sequence[str],
+    outputs: Sequence[str] | None,
+    gate: TargetGate,
+    count: int,
+) -> tuple[str, ...]:
+    """Names of the gates that cost the most, in forward order of registration, the same on every process."""
+    if not count:
+        return ()
+    some: list[Batch] = []
+    for batch in itertools.chain.from_iterable(folds.folds):
+        if sum(map(len, some)) < _UNITS_TO_RANK:
+            some.append(batch.load())
+    dearest = set(list(swap_costs(model, some, kinds, outputs, gate.make))[:count])
+    return tuple(site.name for site in find_sites(model, kinds) if site.name in dearest)
 
 
 def _require_comparable(model: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> tuple[str, ...]:

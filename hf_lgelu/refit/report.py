@@ -148,6 +148,7 @@ class ConversionReport:
         steps: the rungs that were tried; the network is that of the last one kept.
         width_share: units of each block, as a share of the original's.
         target: what the gates became.
+        kept: {name of a gate that stayed: what it is}.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -174,6 +175,7 @@ class ConversionReport:
     steps: tuple[StepTaken, ...] = ()
     width_share: float = 1.0
     target: str = "ReLU"
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return summarize(self)
@@ -268,10 +270,18 @@ def what_was_done(report: ConversionReport) -> str:
     counted = ", ".join(f"`{name}`" for name in report.outputs)
     outputs = f" Of the model's outputs {counted} counted." if report.outputs != ("",) else ""
     return (
-        f"{gates_in_words(report)} became {report.target}. {choices_in_words(report.layers)}, without labels, on "
+        f"{gates_in_words(report)} became {report.target}.{_kept_in_words(report)} "
+        f"{choices_in_words(report.layers)}, without labels, on "
         f"{_count(report.distinct_units, 'input')} ({_count(report.rows, 'row')}{without}), by ridge regression "
         f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)} It took {report.seconds:.1f} s."
     )
+
+
+def _kept_in_words(report: ConversionReport) -> str:
+    if not report.kept:
+        return ""
+    stayed = ", ".join(f"`{name}` ({kind})" for name, kind in report.kept.items())
+    return f" {_count(len(report.kept), 'gate')} stayed smooth: {stayed}."
 
 
 def _steps_in_words(report: ConversionReport) -> str:

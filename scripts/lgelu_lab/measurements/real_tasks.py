@@ -1,0 +1,142 @@
+"""How a network that nobody here trained is fed and judged, by what it is for."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lgelu_lab.measurements.conversion import change_of_outputs
+
+Batch = dict[str, Tensor]
+Judged = dict[str, float | None]
+_FEWEST_WORDS = 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a kind of network is loaded, fed and judged.
+
+    `units(texts or images, labels, processor, length)` makes one batch of a unit each, `judge(original, network,
+    batches)` the columns of a row, of `judged_at_once` units a batch: the logits of a text fill the memory.
+    """
+
+    metric: str
+    auto_class: str
+    units: Callable[[Sequence[Any], Sequence[int] | None, Any, int], list[Batch]]
+    judge: Callable[[nn.Module, nn.Module, list[Batch]], Judged]
+    judged_at_once: int = 16
+
+
+def paragraphs(lines: Sequence[str]) -> list[str]:
+    """The paragraphs of a WikiText split from 8 words on: no headings, no sentence with <unk>, signs as written."""
+    found = []
+    for line in lines:
+        if line.strip().startswith("="):
+            continue
+        text = " ".join(part for part in re.split(r"(?<= \.) ", line.strip()) if "<unk>" not in part)
+        for pattern, written in ((r" @([-,.])@ ", r"\1"), (r" ([,.;:!?%)\]])", r"\1"), (r"([(\[$]) ", r"\1")):
+            text = re.sub(pattern, written, text)
+        if len(text.split()) >= _FEWEST_WORDS:
+            found.append(text.replace(" 's", "'s").replace(" n't", "n't"))
+    return found
+
+
+def in_batches(units: Sequence[Batch], pad: int, at_once: int, *, labelled: bool = True) -> list[Batch]:
+    """Batches of units, with or without their labels; units of about the same length go together."""
+    kept = [{name: tensor for name, tensor in unit.items() if labelled or name != "labels"} for unit in units]
+    ordered = sorted(kept, key=lambda unit: next(iter(unit.values())).shape[-1])
+    return [joined(ordered[start : start + at_once], pad) for start in range(0, len(ordered), at_once)]
+
+
+def joined(units: Sequence[Batch], pad: int) -> Batch:
+    """One batch, padded where the units differ in length."""
+    fill = {"input_ids": pad, "attention_mask": 0}
+    longest = max(unit["input_ids"].shape[1] for unit in units) if "input_ids" in units[0] else 0
+    return {
+        name: torch.cat(
+            [
+                F.pad(unit[name], (0, longest - unit[name].shape[1]), value=fill[name]) if name in fill else unit[name]
+                for unit in units
+            ]
+        )
+        for name in units[0]
+    }
+
+
+def _texts(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, length: int) -> list[Batch]:
+    units = []
+    for index, text in enumerate(texts):
+        encoded = tokenizer(text, truncation=True, max_length=length, return_tensors="pt")
+        unit = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        units.append(unit if labels is None else {**unit, "labels": torch.tensor([labels[index]])})
+    return units
+
+
+def _blocks(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, length: int) -> list[Batch]:
+    tokens = torch.tensor(tokenizer("\n\n".join(texts), add_special_tokens=False, verbose=False)["input_ids"])
+    return [{"input_ids": block[None]} for block in tokens.split(length) if len(block) == length]
+
+
+def _images(images: Sequence[Any], labels: Sequence[int] | None, processor: Any, length: int) -> list[Batch]:
+    return [
+        {**processor(image.convert("RGB"), return_tensors="pt"), "labels": torch.tensor([label])}
+        for image, label in zip(images, labels or (), strict=True)
+    ]
+
+
+def _judge_classes(original: nn.Module, network: nn.Module, batches: list[Batch]) -> Judged:
+    right, units = 0, 0
+    with torch.no_grad():
+        for batch in batches:
+            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+            right += int((network(**inputs).logits.argmax(-1) == batch["labels"]).sum())
+            units += len(batch["labels"])
+    change = change_of_outputs(original, network, batches)
+    return {"score": right / units, "kl": change["kl"], "agreement": change["agreement"]}
+
+
+def _judge_text(original: nn.Module, network: nn.Module, batches: list[Batch]) -> Judged:
+    loss, tokens = 0.0, 0
+    with torch.no_grad():
+        for batch in batches:
+            wanted = batch["input_ids"][:, 1:].flatten()
+            logits = network(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1].flatten(0, 1).double()
+            loss += F.cross_entropy(logits, wanted, reduction="sum").item()
+            tokens += len(wanted)
+    change = change_of_outputs(original, network, batches)
+    score = torch.tensor(loss / tokens, dtype=torch.float64).exp().item()
+    return {"score": score, "kl": change["kl"], "agreement": change["agreement"]}
+
+
+def _judge_embeddings(original: nn.Module, network: nn.Module, batches: list[Batch]) -> Judged:
+    expected, given = (torch.cat([embedding(model, batch) for batch in batches]) for model in (original, network))
+    cosines = (expected * given).sum(1)
+    same = (_neighbours(expected) == _neighbours(given)).double().mean().item()
+    return {
+        "score": same, "agreement": same, "cosine": cosines.mean().item(), "least_cosine": cosines.min().item(),
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def embedding(model: nn.Module, batch: Batch) -> Tensor:
+    """(B, width) float64: the mean of a sequence's last states, normalized."""
+    states = model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).last_hidden_state.double()
+    weights = batch["attention_mask"][..., None].double()
+    return F.normalize((states * weights).sum(1) / weights.sum(1))
+
+
+def _neighbours(embeddings: Tensor) -> Tensor:
+    similarity = embeddings @ embeddings.T
+    return similarity.fill_diagonal_(-2.0).argmax(1)
+
+
+TASKS: dict[str, Task] = {
+    "classification": Task("accuracy", "AutoModelForSequenceClassification", _texts, _judge_classes),
+    "embedding": Task("same_neighbour", "AutoModel", _texts, _judge_embeddings),
+    "image": Task("accuracy", "AutoModelForImageClassification", _images, _judge_classes),
+    "text": Task("perplexity", "AutoModelForCausalLM", _blocks, _judge_text, 1),
+}
