@@ -45,7 +45,8 @@ _WHERE = ("revision", "token", "cache_dir", "local_files_only", "force_download"
 SiteRecord = list[dict[str, Any]]
 """One entry per site in registration order (JSON objects lose theirs): {"site", "granularity", "raw_shape"}, or
 {"site", "shared_with"} for a site that uses the hardness of an earlier one; {"gate"} where that is no λ-GELU, and
-{"forward"} where its forward pass is ReLU. Behind them {"site", "activation"} of plain gates that the config alone would not build there."""
+{"forward"} where its forward pass is ReLU. Behind them {"site", "activation"} of plain gates that the config alone
+would not build there."""
 
 _FORMS = {"gelu": ("gelu", "gelu_pytorch_tanh", "quick_gelu"), "silu": ("silu",), "mish": ("mish",)}
 
