@@ -189,13 +189,13 @@ def epoch_frame(runs: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for run in runs.itertuples():
-        target = run.record.config.get("target_hardness") or PAPER_TARGET_HARDNESS
-        if target == "measured":
-            target = min(run.record.last.hardness.values())
+        config = run.record.config
+        target = config.get("target_hardness") or PAPER_TARGET_HARDNESS
+        targets = config.get("layer_targets", {})
         for epoch in run.record.epochs:
             swapped = run.relufied and epoch.relu_score is None
             smallest = min(epoch.hardness.values()) if epoch.hardness else None
-            soft = run.hardens and smallest is not None and smallest < target / 2
+            soft = run.hardens and any(targets.get(site, target) > 2 * value for site, value in epoch.hardness.items())
             rows.append(
                 {
                     **{"run": run.Index, "epoch": epoch.epoch, "score": epoch.score, "is_relu": swapped},
@@ -331,7 +331,8 @@ def configuration_label(record: RunRecord) -> str:
         parts.append(f"t = {config['temperature']:g}")
     if config.get("hardness_lr_multiplier", PAPER_LR_MULTIPLIER) != PAPER_LR_MULTIPLIER:
         parts.append(f"c = {config['hardness_lr_multiplier']:g}")
-    parts += [_OPTION_LABELS[word] for (option, value), word in GATE_OPTIONS.items() if config.get(option) == value]
+    options = _options(record)
+    parts += [_OPTION_LABELS[word] for (option, value), word in GATE_OPTIONS.items() if options.get(option) == value]
     return ", ".join([*parts, *["hardened"] * config["harden"]])
 
 
@@ -339,10 +340,16 @@ def configuration_key(record: RunRecord) -> str:
     """The same as in a run's folder name, without the seed: "lambda_gelu-uniform-hardened"."""
     config = record.config
     named = {"activation": config["activation"], "harden": config["harden"], "relufication": is_relufied(record)}
-    named |= {option: config.get(option) for option, _ in GATE_OPTIONS}
+    named |= _options(record)
     if config["activation"].startswith("lambda_"):
         named["init_mode"] = config["init_mode"]
     return experiment_name("", named, 0).removeprefix("/").removesuffix("-seed0")
+
+
+def _options(record: RunRecord) -> dict[str, str | None]:
+    """What the options of the gates were; a record says in a key of its own that targets were measured."""
+    chosen = {option: record.config.get(option) for option, _ in GATE_OPTIONS}
+    return chosen | {"target_hardness": "measured" if record.config.get("measured_targets") else None}
 
 
 def is_relufied(record: RunRecord) -> bool:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     PreTrainedModel,
@@ -34,7 +35,7 @@ from hf_lgelu import (
     save_card_facts,
     substitute_relu,
 )
-from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
 from hf_lgelu.models.checkpoint import save_checkpoint
@@ -58,7 +59,7 @@ from lgelu_lab.studies.records import (
     write_record,
 )
 
-_HARDENING = ("hardening_switch", "target_hardness")
+_HARDENING = ("hardening_switch", "hardening_rate", "target_hardness")
 
 Load = Callable[[DataOptions, ModelOptions], BenchmarkData]
 
@@ -109,7 +110,7 @@ def train_and_record(
         training.dataloader_pin_memory = False  # the rows are there already
     set_seed(training.seed)
     model = build_model(run, benchmark, data, options)
-    initial_hardness = hardness_profile(model) if run.activation in GATES else {}
+    initial_hardness = hardness_profile(model) if run.activation in ACTIVATION_NAMES else {}
     trainer = _build_trainer(run, training, benchmark, data, model)
     started = time.perf_counter()
     try:
@@ -131,11 +132,12 @@ def build_model(run: RunArguments, benchmark: Benchmark, data: BenchmarkData, op
     if run.granularity == "layer":
         model = benchmark.build_model(run.activation, data, options)
     else:  # which no activation string says
-        model = benchmark.build_model(GATES[run.activation].plain_names[0], data, options)
-        replace_activations(model, gate=run.activation, granularity=run.granularity, inputs=inputs)
+        gate, forward = ACTIVATION_NAMES[run.activation]
+        model = benchmark.build_model(GATES[gate].plain_names[0], data, options)
+        replace_activations(model, gate=gate, forward=forward, granularity=run.granularity, inputs=inputs)
     if run.channels_last:
         model.to(memory_format=torch.channels_last)
-    if run.activation in GATES:
+    if run.activation in ACTIVATION_NAMES:
         initialize_hardness(
             model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature, inputs=inputs
         )
@@ -149,7 +151,7 @@ def _build_trainer(
     data: BenchmarkData,
     model: PreTrainedModel,
 ) -> LambdaGELUTrainer:
-    training.require_lambda_gelu = run.activation in GATES
+    training.require_lambda_gelu = run.activation in ACTIVATION_NAMES
     trainer = LambdaGELUTrainer(
         model=model,
         args=training,
@@ -235,11 +237,14 @@ def _is_not_finite(value: object) -> bool:
 
 
 def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
-    if training.harden and run.activation not in GATES:
-        raise ValueError(f"only {', '.join(GATES)} harden, got activation {run.activation!r} with harden=True")
-    if run.granularity != "layer" and run.activation not in GATES:
+    if training.harden and run.activation not in ACTIVATION_NAMES:
         raise ValueError(
-            f"granularity {run.granularity!r} is of {', '.join(GATES)}, got activation {run.activation!r}; leave it out"
+            f"only {', '.join(ACTIVATION_NAMES)} harden, got activation {run.activation!r} with harden=True"
+        )
+    if run.granularity != "layer" and run.activation not in ACTIVATION_NAMES:
+        raise ValueError(
+            f"granularity is of {', '.join(ACTIVATION_NAMES)}, got activation {run.activation!r} with granularity "
+            f"{run.granularity!r}; leave it out"
         )
     if training.eval_strategy == "no":
         raise ValueError("a run that is never evaluated has nothing to record; set eval_strategy to 'epoch' or 'steps'")
@@ -287,7 +292,7 @@ def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
     configuration = {
         "activation": run.activation, "harden": training.harden, "relufication": training.relufication,
     }  # fmt: skip
-    if run.activation in GATES:
+    if run.activation in ACTIVATION_NAMES:
         configuration |= {"init_mode": run.init_mode, "granularity": run.granularity}
     if training.harden:
         configuration |= {name: getattr(training, name) for name in _HARDENING}
@@ -316,6 +321,7 @@ def _record(
         seconds=round(seconds, 3),
         config={
             **run_config(run, trainer.args, processes),
+            **_measured(trainer.state.log_history),
             # accelerate's configuration file may ask for it as well
             "bf16": trainer.accelerator.mixed_precision == "bf16",
         },
@@ -337,6 +343,16 @@ def _record(
     )
 
 
+def _measured(log: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What hardening measured, as records say it: each gate's target, and how far λ was in each epoch."""
+    targets = [entry["hardening/targets"] for entry in log if "hardening/targets" in entry]
+    shares = [entry["hardening/progress"] for entry in log if "hardening/progress" in entry]
+    found: dict[str, Any] = {"hardening_progress": shares} if shares else {}
+    if targets:
+        found["layer_targets"] = {site: float(np.mean(target)) for site, target in targets[-1].items()}
+    return found
+
+
 def _evaluations(log: Iterable[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Those whose numbers are all finite."""
     return [entry for entry in log if f"eval_{metric}" in entry and not _not_finite(entry)]
@@ -347,16 +363,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     of_run = ("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature", "granularity")
     of_training = (
         *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
-        *(
-            "hardening_schedule",
-            "hardening_strategy",
-            "hardening_switch",
-            "plateau_tolerance",
-            "seed",
-            "optim",
-            "optim_args",
-            "learning_rate",
-        ),
+        *("hardening_schedule", "hardening_strategy", "seed", "optim", "optim_args", "learning_rate"),
         *("weight_decay", "adam_beta2", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm"),
         *("num_train_epochs", "max_steps", "gradient_accumulation_steps", "bf16", "relufication"),
     )
@@ -369,8 +376,15 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     values |= asdict(model_options(run))
     if training.harden:
         tolerance = {} if training.tolerance is None else {"tolerance": training.tolerance}
-        gate = {"gate": run.activation} if run.activation in GATES else {}
+        gate = {"gate": ACTIVATION_NAMES[run.activation][0]} if run.activation in ACTIVATION_NAMES else {}
         values["target_hardness"] = training.target_hardness or hardness_for_tolerance(**tolerance, **gate)
+        values["hardening_switch"], values["hardening_rate"] = training.hardening_switch, training.hardening_rate
+        if training.hardening_switch == "plateau":
+            values["plateau_tolerance"] = training.plateau_tolerance
+        if training.hardening_rate == "tolerance":
+            values["rate_tolerance"] = training.rate_tolerance
+        if training.target_hardness == "measured":
+            values |= {"target_hardness": None, "measured_targets": True}
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 

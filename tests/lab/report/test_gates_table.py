@@ -22,6 +22,8 @@ def run_of(record_of):
             **{"scores": (0.5, 0.5, score), "relu_scores": (None, 0.5, relu), **fields},
         )
         record.config.update({name: value for name, value in configuration.items() if name != "save_final_model"})
+        if record.config.pop("target_hardness", None) == "measured":
+            record.config["measured_targets"] = True
         return record
 
     return run
