@@ -100,7 +100,8 @@ def _steps(smooth: TrainedModel, benchmark: Benchmark, data: BenchmarkData) -> d
 def _step(arguments: Mapping[str, Any], benchmark: Benchmark, data: BenchmarkData) -> Callable[[], None]:
     """Forward, backward and the optimizer's step on one batch, from the weights that a run starts with."""
     with tempfile.TemporaryDirectory() as folder:
-        run, training = parse_mapping({**arguments, "output_dir": folder, "disable_tqdm": True, "harden": False})
+        quiet = {"disable_tqdm": True, "eval_strategy": "no", "harden": False, "relufication": False}
+        run, training = parse_mapping({**arguments, "output_dir": folder, **quiet})
         training.require_lambda_gelu = False
         torch.manual_seed(training.seed)
         model = build_model(run, benchmark, data, model_options(run))

@@ -41,6 +41,7 @@ MODEL_LABELS = {
     "lambda_gelu": "λ-GELU as learned",
     "hardened": "λ-GELU hardened",
     "hardened_relu": "hardened, swapped",
+    "smooth": "smooth, of the study of gates",
 }
 """What the tables call the networks that were measured."""
 
