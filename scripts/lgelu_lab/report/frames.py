@@ -176,11 +176,13 @@ def epoch_frame(runs: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for run in runs.itertuples():
-        target = run.record.config.get("target_hardness") or PAPER_TARGET_HARDNESS
+        config = run.record.config
+        target = config.get("target_hardness") or PAPER_TARGET_HARDNESS
+        targets = config.get("layer_targets", {})
         for epoch in run.record.epochs:
             swapped = run.relufied and epoch.relu_score is None
             smallest = min(epoch.hardness.values()) if epoch.hardness else None
-            soft = run.hardens and smallest is not None and smallest < target / 2
+            soft = run.hardens and any(targets.get(site, target) > 2 * value for site, value in epoch.hardness.items())
             rows.append(
                 {
                     **{"run": run.Index, "epoch": epoch.epoch, "score": epoch.score, "is_relu": swapped},

@@ -152,7 +152,11 @@ def _other_hardness(record: RunRecord) -> list[str]:
     found = []
     for name, (words, value) in expected.items():
         actual = config.get(name, value)
-        if actual != value and not (isinstance(value, float) and abs(actual - value) < 1e-6 * value):
+        if actual is None and config.get("measured_targets"):
+            actual = "measured for each layer"
+        elif isinstance(value, float) and abs(actual - value) < 1e-6 * value:
+            continue
+        if actual != value:
             found.append(f"{words} {_short(actual)}, not {_short(value)}")
     return found
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     PreTrainedModel,
@@ -33,7 +34,7 @@ from hf_lgelu import (
     save_card_facts,
     substitute_relu,
 )
-from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.gates import ACTIVATION_NAMES
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
 from hf_lgelu.models.checkpoint import save_checkpoint
@@ -106,7 +107,7 @@ def train_and_record(
         training.dataloader_pin_memory = False  # the rows are there already
     set_seed(training.seed)
     model = _build_model(run, benchmark, data, options)
-    initial_hardness = hardness_profile(model) if run.activation in GATES else {}
+    initial_hardness = hardness_profile(model) if run.activation in ACTIVATION_NAMES else {}
     trainer = _build_trainer(run, training, benchmark, data, model)
     started = time.perf_counter()
     try:
@@ -128,7 +129,7 @@ def _build_model(
     model = benchmark.build_model(run.activation, data, options)
     if run.channels_last:
         model.to(memory_format=torch.channels_last)
-    if run.activation in GATES:
+    if run.activation in ACTIVATION_NAMES:
         initialize_hardness(
             model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature,
             inputs=benchmark.collate([data.train[i] for i in range(2)]),
@@ -143,7 +144,7 @@ def _build_trainer(
     data: BenchmarkData,
     model: PreTrainedModel,
 ) -> LambdaGELUTrainer:
-    training.require_lambda_gelu = run.activation in GATES
+    training.require_lambda_gelu = run.activation in ACTIVATION_NAMES
     trainer = LambdaGELUTrainer(
         model=model,
         args=training,
@@ -232,8 +233,10 @@ def _is_not_finite(value: object) -> bool:
 
 
 def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
-    if training.harden and run.activation not in GATES:
-        raise ValueError(f"only {', '.join(GATES)} harden, got activation {run.activation!r} with harden=True")
+    if training.harden and run.activation not in ACTIVATION_NAMES:
+        raise ValueError(
+            f"only {', '.join(ACTIVATION_NAMES)} harden, got activation {run.activation!r} with harden=True"
+        )
     if training.eval_strategy == "no":
         raise ValueError("a run that is never evaluated has nothing to record; set eval_strategy to 'epoch' or 'steps'")
     if run.activation not in ACT2FN:
@@ -280,7 +283,7 @@ def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
     configuration = {
         "activation": run.activation, "harden": training.harden, "relufication": training.relufication,
     }  # fmt: skip
-    if run.activation in GATES:
+    if run.activation in ACTIVATION_NAMES:
         configuration["init_mode"] = run.init_mode
     return experiment_name(run.benchmark, configuration, training.seed)
 
@@ -307,6 +310,7 @@ def _record(
         seconds=round(seconds, 3),
         config={
             **run_config(run, trainer.args, processes),
+            **_measured(trainer.state.log_history),
             # accelerate's configuration file may ask for it as well
             "bf16": trainer.accelerator.mixed_precision == "bf16",
         },
@@ -326,6 +330,16 @@ def _record(
         hardware=hardware(processes),
         failure=failure,
     )
+
+
+def _measured(log: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What hardening measured, as records say it: each gate's target, and how far λ was in each epoch."""
+    targets = [entry["hardening/targets"] for entry in log if "hardening/targets" in entry]
+    shares = [entry["hardening/progress"] for entry in log if "hardening/progress" in entry]
+    found: dict[str, Any] = {"hardening_progress": shares} if shares else {}
+    if targets:
+        found["layer_targets"] = {site: float(np.mean(target)) for site, target in targets[-1].items()}
+    return found
 
 
 def _evaluations(log: Iterable[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
@@ -351,8 +365,15 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     values |= asdict(model_options(run))
     if training.harden:
         tolerance = {} if training.tolerance is None else {"tolerance": training.tolerance}
-        gate = {"gate": run.activation} if run.activation in GATES else {}
+        gate = {"gate": ACTIVATION_NAMES[run.activation][0]} if run.activation in ACTIVATION_NAMES else {}
         values["target_hardness"] = training.target_hardness or hardness_for_tolerance(**tolerance, **gate)
+        values["hardening_switch"], values["hardening_rate"] = training.hardening_switch, training.hardening_rate
+        if training.hardening_switch == "plateau":
+            values["plateau_tolerance"] = training.plateau_tolerance
+        if training.hardening_rate == "tolerance":
+            values["rate_tolerance"] = training.rate_tolerance
+        if training.target_hardness == "measured":
+            values |= {"target_hardness": None, "measured_targets": True}
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 
