@@ -35,6 +35,7 @@ from hf_lgelu.refit.figure import draw_conversion, draw_keep_curve
 from hf_lgelu.refit.folds import known_processes
 from hf_lgelu.refit.keep_curve import KeepPoint, keep_curve
 from hf_lgelu.refit.report import ConversionReport, Provenance, render_markdown, summarize
+from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
 REPORT_FILE, PAGE_FILE, FIGURE_FILE = "report.json", "report.md", "refit.png"
@@ -74,12 +75,15 @@ def convert(arguments: Namespace) -> ConversionReport:
             evaluation = evaluation_set(arguments, given.model, given.processors)
         for inputs in filter(None, (data, evaluation)):
             require_fitting_rows(given.network, given.name, inputs.first(2), inputs.description, _ADVICE)
-        converted, report = _converted(arguments, given.network, data, evaluation, tell, progress)
+        work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
+        converted, report = _converted(arguments, given.network, data, evaluation, tell, progress, work)
         tell(summarize(report))
         points = _curve(arguments, given.network, data, evaluation)
         if new is not None:
             provenance = _provenance(arguments, data, evaluation, state.num_processes)
             _write(new, arguments, given, converted, report, provenance, data, points)
+    if work is not None and state.is_main_process:
+        forget_work(work)
     tell(f"Saved in {folder}, with {PAGE_FILE} and the model card README.md")
     if state.is_main_process:
         push(folder, repository(arguments.push_to_hub, folder), private=arguments.private, tell=tell)
@@ -106,6 +110,7 @@ def _converted(
     evaluation: InputSet | None,
     tell: Callable[[str], None],
     progress: bool,
+    work: Path | None,
 ) -> tuple[nn.Module, ConversionReport]:
     try:
         return convert_to_relu(
@@ -117,6 +122,7 @@ def _converted(
             keep=arguments.keep,
             tolerance=arguments.tolerance,
             progress=progress,
+            checkpoint_dir=work,
             **_options(arguments),
         )
     except ConversionRefusedError as error:

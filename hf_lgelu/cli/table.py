@@ -211,8 +211,13 @@ _ROWS = (
             ),
             Option(
                 "--max_seconds",
-                "Begin nothing further after so long. Left out: no bound.",
+                "End what is above the refit after so long, with what was reached by then. Left out: no bound.",
                 {"type": _positive},
+            ),
+            _switch(
+                "--resume",
+                "Keep each layer that is done in a hidden folder beside --output_dir until all is saved, and go on "
+                "from there. Left out: a call that was killed begins anew.",
             ),
             _switch(
                 "--allow_unrefitted",

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME, logging
 
-from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.gates import ACTIVATION_NAMES
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.rebuild import describes, recorded_models
 from hf_lgelu.models.sites import lambda_gelu_modules
@@ -109,7 +109,7 @@ def _config_says_lambda_gelu(model: PreTrainedModel) -> bool:
     if not isinstance(file, str) or not os.path.isfile(file):
         return False
     with open(file, encoding="utf-8") as text:
-        return any(name in GATES for name in re.findall(r'"(?:gated-)?(\w+)"', text.read()))
+        return any(name in ACTIVATION_NAMES for name in re.findall(r'"(?:gated-)?(\w+)"', text.read()))
 
 
 def _refuse_lost_sites(model: PreTrainedModel, loading_info: Any) -> None:

@@ -44,8 +44,9 @@ _WHERE = ("revision", "token", "cache_dir", "local_files_only", "force_download"
 
 SiteRecord = list[dict[str, Any]]
 """One entry per site in registration order (JSON objects lose theirs): {"site", "granularity", "raw_shape"}, or
-{"site", "shared_with"} for a site that uses the hardness of an earlier one; and {"gate"} where that is no λ-GELU.
-Behind them {"site", "activation"} of plain gates that the config alone would not build there."""
+{"site", "shared_with"} for a site that uses the hardness of an earlier one; {"gate"} where that is no λ-GELU, and
+{"forward"} where its forward pass is ReLU. Behind them {"site", "activation"} of plain gates that the config alone
+would not build there."""
 
 _FORMS = {"gelu": ("gelu", "gelu_pytorch_tanh", "quick_gelu"), "silu": ("silu",), "mish": ("mish",)}
 
@@ -70,6 +71,7 @@ def describe_sites(
             record.append({"site": name, "shared_with": owners[id(owner)], **gate})
             continue
         owners[id(owner)] = name
+        gate |= {} if owner.forward_mode == "gate" else {"forward": owner.forward_mode}
         shape = list(owner.raw_hardness.shape)
         record.append({"site": name, "granularity": owner.granularity, "raw_shape": shape, **gate})
     for name in plain:
@@ -289,7 +291,9 @@ def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
             setattr(parent, attribute, SharedLambdaGate(owners[first], gate))
             continue
         owners[first] = GATE_MODULES[gate](
-            granularity=entry.get("granularity", "network"), raw_shape=entry.get("raw_shape", (1,))
+            granularity=entry.get("granularity", "network"),
+            raw_shape=entry.get("raw_shape", (1,)),
+            forward=entry.get("forward", "gate"),
         )
         setattr(parent, attribute, owners[first])
     if not placed:

@@ -7,6 +7,7 @@ original.
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -25,15 +26,14 @@ from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
 from hf_lgelu.refit.folds import Folds, cut_batches, deal_folds, known_processes
 from hf_lgelu.refit.gate_costs import check_keep, swap_costs
-from hf_lgelu.refit.ladder import EFFORTS, check_effort, climb
+from hf_lgelu.refit.ladder import EFFORTS, Metric, check_effort, climb
 from hf_lgelu.refit.report import ConversionReport
+from hf_lgelu.refit.resume import fingerprint, work_in
 from hf_lgelu.refit.target_gates import TargetGate, check_target
 from hf_lgelu.refit.verdict import (
     ConversionRefusedError,
     conversion_warnings,
-    require_better,
-    require_near,
-    require_reached,
+    require_good,
 )
 from hf_lgelu.refit.weights import why_not_writable
 
@@ -72,12 +72,14 @@ def convert_to_relu(
     effort: str | None = None,
     width_budget: float = 1.0,
     tolerance: float | None = None,
+    metric: Callable[[nn.Module], float] | None = None,
     max_seconds: float | None = None,
+    checkpoint_dir: str | os.PathLike | None = None,
     allow_unrefitted: bool = False,
     rewrite_config: bool = True,
     progress: bool = False,
 ) -> Conversion:
-    """The same architecture with ReLU gates and refitted weights; `model` stays as it is.
+    """The same architecture with ReLU gates and refitted weights, in eval mode; `model` stays as it is.
 
     From 64 distinct rows on, a part is held out, and the refit must be nearer to the original there than the direct
     swap. That can still be far: the report says first how far, in the network's own measure where there are labels, and
@@ -116,8 +118,16 @@ def convert_to_relu(
             added are always on and carry what is linear in it. At most as many as the block has inputs. The config says
             the new width; the families whose config has no key for it are refused.
         tolerance: KL in nats to the original (of outputs that are no class scores relative error) on the inputs held
-            out: rungs are climbed until it is reached, up to `effort` or, without one, the last.
-        max_seconds: no further rung is begun after so long, and the last one takes at most that.
+            out: rungs are climbed until it is reached, up to `effort` or, without one, the last. With `metric`, the
+            share of the original's score that may be lost.
+        metric: your own measure of a model, higher is better: `metric(model)` is called with the original and with the
+            network of each rung, both in eval mode, and decides which rung is kept (KL where scores are equal). Of
+            several processes the main one's value counts.
+        max_seconds: rungs above the first end after so long, and none is begun that takes longer than what is left;
+            what was reached by then is the result.
+        checkpoint_dir: a folder for what is done layer by layer. A conversion that was killed, called again with the
+            same model, data and arguments, goes on from there, to the same result; the folder of another one is
+            refused. Delete it when the model is saved. `effort`, `tolerance`, `metric` and the bounds may differ.
         allow_unrefitted: where a map behind a gate cannot be refitted (shared or tied weights, no linear map), exchange
             the gate all the same and say so in the report.
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
@@ -129,7 +139,7 @@ def convert_to_relu(
         TypeError: a model that is no module, or data of another kind.
         ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized, numbers are not finite,
             the refit is no nearer to the original than the direct swap, with `strict` further than `max_kl`, or
-            `tolerance` is not reached; `report` then says what was tried.
+            `tolerance` is not reached; `report` then says what was tried, and `model` is the best that was reached.
         RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
             says ReLU at these sites.
 
@@ -150,6 +160,8 @@ def convert_to_relu(
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
     top = check_effort(effort, tolerance, max_seconds)
+    if metric is not None and not callable(metric):
+        raise TypeError(f"metric must be a function of a model that gives a number, got {metric!r}")
     if not 1 <= width_budget < math.inf:
         raise ValueError(f"width_budget is a share of the units there are, 1 or more and finite, got {width_budget}")
     _refuse_strings(outputs=outputs)
@@ -168,13 +180,21 @@ def convert_to_relu(
         kept = _dearest(model, folds, kinds, outputs, gate, keep) if isinstance(keep, int) else keep
         sites = converted_sites(model, kinds, kept)
         substitution = TemporaryRelu(model, kinds=kinds, make=gate.make, include=lambda name: name not in kept)
-        attempts = Attempts(
-            model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
-            rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
-            max_seconds=max_seconds, target=gate, keep=kept,
-        )  # fmt: skip
-        efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
-        climbed = climb(efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds)
+        lost = None if metric is None else Metric(metric, model).lost
+        decisive = {"kinds": tuple(kinds), "outputs": outputs, "keep": kept, "target": target,
+                    "width_budget": width_budget, "allow_unrefitted": allow_unrefitted}  # fmt: skip
+        mark = "" if checkpoint_dir is None else fingerprint(model, folds, **decisive)
+        with work_in(checkpoint_dir, mark) as work:
+            attempts = Attempts(
+                model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
+                rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
+                max_seconds=max_seconds, target=gate, keep=kept, work=work,
+            )  # fmt: skip
+            efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
+            climbed = climb(
+                efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds,
+                lost=lambda attempt: None if lost is None else lost(attempt.model),
+            )  # fmt: skip
         converted, layers, held_out = climbed.best.model, climbed.best.layers, climbed.best.held_out
         evaluation = None
         if second is not None:
@@ -203,11 +223,7 @@ def convert_to_relu(
         width_share=climbed.best.width_share,
         target=gate.title,
     )
-    require_better(report)
-    if tolerance is not None:
-        require_reached(report, tolerance)
-    if strict:
-        require_near(report, max_kl)
+    require_good(report, converted, tolerance=tolerance, strict=strict, max_kl=max_kl)
     return Conversion(converted, report)
 
 

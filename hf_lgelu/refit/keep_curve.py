@@ -24,6 +24,14 @@ class KeepPoint:
         kept: names of the gates that stayed.
         converted: gates that were exchanged.
         evaluation: on the second set, or else on the inputs held out: original, direct swap and converted network.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from hf_lgelu import keep_curve
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    >>> (point,) = keep_curve(net, torch.randn(200, 4), counts=(0,))
+    >>> point.converted, point.evaluation.refitted.kl < point.evaluation.direct.kl
+    (1, True)
     """
 
     kept: tuple[str, ...]

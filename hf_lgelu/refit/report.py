@@ -119,12 +119,19 @@ class StepTaken:
         distance: KL in nats, or relative error, to the original on the inputs held out; None where there were none.
         is_kept: whether it was nearer than all before it.
         seconds: wall time.
+        lost: the share of the original's score that it loses, in the caller's metric, where there is one.
     """
 
     effort: str
     distance: float | None
     is_kept: bool
     seconds: float
+    lost: float | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """What `tolerance` bounds: the share lost, without a metric the distance."""
+        return self.distance if self.lost is None else self.lost
 
 
 @dataclass(frozen=True)
@@ -288,11 +295,15 @@ def _steps_in_words(report: ConversionReport) -> str:
     """Which rungs were tried, and how near each came; nothing of the refit alone."""
     if len(report.steps) < 2:
         return ""
-    tried = ", ".join(
-        f"{step.effort} {significant(step.distance)}{'' if step.is_kept else ' (not kept)'}" for step in report.steps
-    )
+    tried = ", ".join(_step_in_words(step) for step in report.steps)
     wider = f" Its blocks have {report.width_share:.4g} times the units." if report.width_share != 1 else ""
     return f" Tried one after the other, with their distance on the inputs held out: {tried}.{wider}"
+
+
+def _step_in_words(step: StepTaken) -> str:
+    lost = "" if step.lost is None else f" with {step.lost:.2%} of the score lost".replace("%", " %")
+    kept = "" if step.is_kept else " (not kept)" if step.gap is not None else " (out of time)"
+    return f"{step.effort} {significant(step.distance)}{lost}{kept}"
 
 
 def gates_in_words(report: ConversionReport) -> str:

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
+from hf_lgelu.activation.gates import ACTIVATION_NAMES, DEFAULT_GATE
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models import mlp
 from hf_lgelu.models.rebuild import RECORD_KEY
@@ -151,7 +151,7 @@ def attach_model_code(folder: str | os.PathLike) -> Path:
             f"{folder} holds a model of type {config.get('model_type')!r}; only {mlp.MLPConfig.model_type!r} has code "
             "to carry, the others are in transformers or timm"
         )
-    if config["hidden_act"] in GATES:
+    if config["hidden_act"] in ACTIVATION_NAMES:
         raise ValueError(
             f"{folder} has hidden_act {config['hidden_act']!r}, which is built by hf_lgelu; export the model with "
             "export_relu or export_gelu first"
