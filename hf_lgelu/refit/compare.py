@@ -48,8 +48,8 @@ def evaluate_conversion(
         reference = compared_outputs(original, batch.inputs, outputs)
         with substitution.applied():
             direct = compared_outputs(original, batch.inputs, outputs)
-        networks = reference, direct, compared_outputs(converted, batch.inputs, outputs)
-        networks = tuple(in_order_of(reference, network) for network in networks)
+        others = [direct, compared_outputs(converted, batch.inputs, outputs)]
+        networks = [reference, *(in_order_of(reference, other) for other in others)]
         sums = _sums([network.tensors for network in networks], batch, original)
         if sums["rows"]:
             sums["logits"] = sums["rows"] * reference.are_logits
