@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
     from hf_lgelu.refit.gate_costs import gate_costs as gate_costs
+    from hf_lgelu.refit.keep_curve import KeepPoint as KeepPoint
+    from hf_lgelu.refit.keep_curve import keep_curve as keep_curve
     from hf_lgelu.refit.report import ConversionReport as ConversionReport
     from hf_lgelu.refit.report import Evaluation as Evaluation
     from hf_lgelu.refit.report import LayerRefit as LayerRefit
@@ -68,11 +70,11 @@ if TYPE_CHECKING:
     from hf_lgelu.registry import register_activation as register_activation
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
-    from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
     from hf_lgelu.training.hardening import anneal_hardness as anneal_hardness
     from hf_lgelu.training.hardening import freeze_hardness as freeze_hardness
     from hf_lgelu.training.hardening import is_hardened as is_hardened
     from hf_lgelu.training.hardening import release_hardness as release_hardness
+    from hf_lgelu.training.hardness_log import HardnessLogCallback as HardnessLogCallback
     from hf_lgelu.training.layer_targets import layer_targets as layer_targets
     from hf_lgelu.training.optim import hardness_parameter_groups as hardness_parameter_groups
     from hf_lgelu.training.optim import separate_hardness_group as separate_hardness_group
@@ -90,7 +92,8 @@ _HOME = {
     "ConversionReport": "refit.report",
     "Evaluation": "refit.report",
     "HardeningCallback": "training.callbacks",
-    "HardnessLogCallback": "training.callbacks",
+    "HardnessLogCallback": "training.hardness_log",
+    "KeepPoint": "refit.keep_curve",
     "LambdaGELU": "activation.module",
     "LambdaGELUTanh": "activation.module",
     "LambdaGELUTrainer": "training.trainer",
@@ -125,6 +128,7 @@ _HOME = {
     "hardness_profile": "models.profile",
     "initialize_hardness": "models.profile",
     "is_hardened": "training.hardening",
+    "keep_curve": "refit.keep_curve",
     "kernel_report": "activation.report",
     "lambda_gelu": "activation.functional",
     "lambda_gelu_tanh": "activation.functional",
@@ -162,6 +166,7 @@ __all__ = [
     "Evaluation",
     "HardeningCallback",
     "HardnessLogCallback",
+    "KeepPoint",
     "LambdaGELU",
     "LambdaGELUTanh",
     "LambdaGELUTrainer",
@@ -195,6 +200,7 @@ __all__ = [
     "hardness_profile",
     "initialize_hardness",
     "is_hardened",
+    "keep_curve",
     "kernel_report",
     "lambda_gelu",
     "lambda_gelu_tanh",

@@ -3,10 +3,12 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+
+from torch import nn
 
 from hf_lgelu.activation.gates import DEFAULT_GATE
-from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
+from hf_lgelu.activation.module import ACTIVATION_CLASSES, GATE_MODULES, LambdaGate
 
 ACTIVATION_NAME = DEFAULT_GATE
 """The paper's gate."""
@@ -15,13 +17,14 @@ NEEDS_THE_PACKAGE = "hf_lgelu.from_pretrained"
 """What surgery writes in an activation key where the config alone cannot rebuild the model: a process that has not
 imported this package refuses such a checkpoint, and its error names what is missing."""
 
-_NAMES = {**GATE_MODULES, NEEDS_THE_PACKAGE: GATE_MODULES[DEFAULT_GATE]}
+_NAMES: dict[str, Callable[..., LambdaGate]] = {**ACTIVATION_CLASSES, NEEDS_THE_PACKAGE: GATE_MODULES[DEFAULT_GATE]}
 _TIMM = "timm.layers.create_act"
 
 
 def register_activation() -> None:
     """Make each row of GATES, e.g. "lambda_gelu", an activation string of transformers configs and a timm `act_layer`.
 
+    "lambda_gelu_relu" and its like are the same gates with `forward="relu"`: ReLU, with the gate's gradients.
     Idempotent. `import hf_lgelu` has both done when transformers and timm are imported, before it or after.
     Raises RuntimeError if another class has one of the names in one of the tables; all are then left as they were.
 
@@ -46,7 +49,7 @@ def register_in_timm() -> None:
     _register(_timm_tables())
 
 
-def _register(tables: dict[str, MutableMapping[str, type]]) -> None:
+def _register(tables: dict[str, MutableMapping[str, Callable[..., nn.Module]]]) -> None:
     for table_name, table in tables.items():
         for name, cls in _NAMES.items():
             _check_free(table, table_name, name, cls)
@@ -54,7 +57,7 @@ def _register(tables: dict[str, MutableMapping[str, type]]) -> None:
         table.update(_NAMES)
 
 
-def _transformers_tables() -> dict[str, MutableMapping[str, type]]:
+def _transformers_tables() -> dict[str, MutableMapping[str, Callable[..., nn.Module]]]:
     # Not at the top: this is called while parts of transformers are being imported.
     from transformers.activations import ACT2CLS, ACT2FN
 
@@ -62,12 +65,12 @@ def _transformers_tables() -> dict[str, MutableMapping[str, type]]:
     return {"transformers.activations.ACT2CLS": ACT2CLS, "transformers.activations.ACT2FN": ACT2FN}
 
 
-def _timm_tables() -> dict[str, MutableMapping[str, type]]:
+def _timm_tables() -> dict[str, MutableMapping[str, Callable[..., nn.Module]]]:
     table = timm_activation_classes()
     return {} if table is None else {_TIMM: table}
 
 
-def timm_activation_classes() -> MutableMapping[str, type] | None:
+def timm_activation_classes() -> MutableMapping[str, Callable[..., nn.Module]] | None:
     """timm's name → activation class table, or None where timm has not been imported: no model has a layer of it.
 
     timm has no call to register an activation, so this is a private dict of its factory.
@@ -85,7 +88,9 @@ def timm_activation_classes() -> MutableMapping[str, type] | None:
     return table
 
 
-def _check_free(table: MutableMapping[str, type], table_name: str, name: str, cls: type[LambdaGate]) -> None:
+def _check_free(
+    table: MutableMapping[str, Callable[..., nn.Module]], table_name: str, name: str, cls: Callable[..., LambdaGate]
+) -> None:
     # dict.get of ACT2FN returns the class; its __getitem__ would build an instance.
     present = table.get(name)
     if present is not None and present is not cls:

@@ -1,13 +1,14 @@
 """The λ-gates as modules with a learnable hardness."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from hf_lgelu.activation.functional import apply_learned_gate
-from hf_lgelu.activation.gates import GATES, check_gate
+from hf_lgelu.activation.gates import ACTIVATION_NAMES, FORWARDS, GATES, check_gate
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     DEFAULT_TEMPERATURE,
@@ -20,10 +21,6 @@ from hf_lgelu.activation.hardness import (
 
 # torch.fx.symbolic_trace records one call, as it does for nn.GELU: what is chosen inside depends on the input.
 torch.fx.wrap("apply_learned_gate")
-
-
-FORWARDS = ("gate", "relu")
-"""What a λ-gate's forward pass computes: x·G(λx), or ReLU with the gradients of x·G(λx)."""
 
 
 class LambdaGate(nn.Module):
@@ -47,7 +44,8 @@ class LambdaGate(nn.Module):
         dtype: a floating dtype, accepted as in torch's modules; the state stays float32.
         forward: "gate", or "relu" for a surrogate gradient: the output is ReLU's, and x and s get the λ-gate's
             gradients (arXiv:2505.22074 has the same with a fixed surrogate). Such a network is a ReLU network at each
-            step, whatever λ is. A choice of the module's, not of its state: a checkpoint does not hold it.
+            step, whatever λ is. A choice of the module's, not of its state: the config's string says it, such as
+            "lambda_gelu_relu".
 
     Shape: input any, float; output the same shape and dtype.
 
@@ -181,6 +179,12 @@ class LambdaSiLU(LambdaGate):
 
 GATE_MODULES: dict[str, type[LambdaGate]] = {cls.gate: cls for cls in (LambdaGELU, LambdaGELUTanh, LambdaSiLU)}
 """The module of each row of GATES."""
+
+ACTIVATION_CLASSES: dict[str, Callable[..., LambdaGate]] = {
+    name: GATE_MODULES[gate] if forward == "gate" else partial(GATE_MODULES[gate], forward=forward)
+    for name, (gate, forward) in ACTIVATION_NAMES.items()
+}
+"""What each of ACTIVATION_NAMES builds."""
 
 
 class SharedLambdaGate(nn.Module):

@@ -3,10 +3,12 @@
 import json
 import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from torch import nn
@@ -29,12 +31,15 @@ from hf_lgelu.export.hub.conversion_card import original_licence, write_conversi
 from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.whole_folder import whole_folder
 from hf_lgelu.refit.convert import convert_to_relu
-from hf_lgelu.refit.figure import draw_conversion
+from hf_lgelu.refit.figure import draw_conversion, draw_keep_curve
 from hf_lgelu.refit.folds import known_processes
+from hf_lgelu.refit.keep_curve import KeepPoint, keep_curve
 from hf_lgelu.refit.report import ConversionReport, Provenance, render_markdown, summarize
+from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
 REPORT_FILE, PAGE_FILE, FIGURE_FILE = "report.json", "report.md", "refit.png"
+CURVE_FILE = "keep.png"
 
 _COMPARED_ROWS = 8
 _ADVICE = "Give inputs like those that the model was trained on"
@@ -60,16 +65,25 @@ def convert(arguments: Namespace) -> ConversionReport:
         with state.main_process_first():  # data sets are prepared once
             given = read_checkpoint(arguments.model, progress=progress)
             require_gates(given)
+            if arguments.keep and given.sentences is not None:
+                raise ValueError(
+                    "--keep: sentence-transformers builds all gates by one key of the config, and could not load the "
+                    "folder; convert it in Python (hf_lgelu.convert_to_relu)"
+                )
             given.network.to(state.device)
             data = data_set(arguments, given.model, given.processors)
             evaluation = evaluation_set(arguments, given.model, given.processors)
         for inputs in filter(None, (data, evaluation)):
             require_fitting_rows(given.network, given.name, inputs.first(2), inputs.description, _ADVICE)
-        converted, report = _converted(arguments, given.network, data, evaluation, tell, progress)
+        work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
+        converted, report = _converted(arguments, given.network, data, evaluation, tell, progress, work)
         tell(summarize(report))
+        points = _curve(arguments, given.network, data, evaluation)
         if new is not None:
             provenance = _provenance(arguments, data, evaluation, state.num_processes)
-            _write(new, arguments, given, converted, report, provenance, data)
+            _write(new, arguments, given, converted, report, provenance, data, points)
+    if work is not None and state.is_main_process:
+        forget_work(work)
     tell(f"Saved in {folder}, with {PAGE_FILE} and the model card README.md")
     if state.is_main_process:
         push(folder, repository(arguments.push_to_hub, folder), private=arguments.private, tell=tell)
@@ -96,28 +110,51 @@ def _converted(
     evaluation: InputSet | None,
     tell: Callable[[str], None],
     progress: bool,
+    work: Path | None,
 ) -> tuple[nn.Module, ConversionReport]:
     try:
         return convert_to_relu(
             network,
             data.batches("inputs", progress=progress),
             evaluation_data=None if evaluation is None else evaluation.batches("second set", progress=progress),
-            batch_size=arguments.batch_size,
-            outputs=arguments.outputs,
             max_kl=arguments.max_kl,
             strict=arguments.strict,
-            target=arguments.target,
-            effort=arguments.effort,
-            width_budget=arguments.width_budget,
+            keep=arguments.keep,
             tolerance=arguments.tolerance,
-            max_seconds=arguments.max_seconds,
-            allow_unrefitted=arguments.allow_unrefitted,
             progress=progress,
+            checkpoint_dir=work,
+            **_options(arguments),
         )
     except ConversionRefusedError as error:
         if error.report is not None:
             tell(summarize(error.report))
         raise
+
+
+def _options(arguments: Namespace) -> dict[str, Any]:
+    """What a conversion and each point of a curve share."""
+    return {
+        "batch_size": arguments.batch_size,
+        "outputs": arguments.outputs,
+        "target": arguments.target,
+        "effort": arguments.effort,
+        "width_budget": arguments.width_budget,
+        "max_seconds": arguments.max_seconds,
+        "allow_unrefitted": arguments.allow_unrefitted,
+    }
+
+
+def _curve(
+    arguments: Namespace, network: nn.Module, data: InputSet, evaluation: InputSet | None
+) -> tuple[KeepPoint, ...]:
+    """How near conversions come that keep some gates; () where that was not asked for."""
+    if arguments.keep_curve is None:
+        return ()
+    second = None if evaluation is None else evaluation.batches("second set", progress=False)
+    batches = data.batches("inputs", progress=False)
+    return keep_curve(
+        network, batches, evaluation_data=second, counts=arguments.keep_curve, **_options(arguments)
+    )  # fmt: skip
 
 
 def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | None, processes: int) -> Provenance:
@@ -145,13 +182,17 @@ def _write(
     report: ConversionReport,
     provenance: Provenance,
     data: InputSet,
+    points: Sequence[KeepPoint],
 ) -> None:
     """Everything that the output folder holds; the model in it, loaded again, must be the converted one."""
     given.save(converted, folder)
     reloaded = read_checkpoint(str(folder), progress=False).network
     reloaded.to(next(converted.parameters()).device)
     require_same_model(converted, reloaded, data.first(_COMPARED_ROWS))
-    document = {"provenance": provenance.as_dict(), "report": report.as_dict()}
+    document: dict[str, Any] = {"provenance": provenance.as_dict(), "report": report.as_dict()}
+    if points:
+        document["keep_curve"] = [asdict(point) for point in points]
+        draw_keep_curve(folder / CURVE_FILE, points)
     (folder / REPORT_FILE).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (folder / PAGE_FILE).write_text(render_markdown(report, figure=FIGURE_FILE), encoding="utf-8")
     draw_conversion(folder / FIGURE_FILE, report)

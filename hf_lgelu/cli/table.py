@@ -66,6 +66,14 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _keep(text: str) -> int | list[str]:
+    return int(text) if text.isdecimal() else _names(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [at_least(0)(count) for count in _names(text)]
+
+
 def _switch(name: str, help: str) -> Option:
     return Option(name, help, {"action": "store_true"})
 
@@ -172,6 +180,17 @@ _ROWS = (
                 {"choices": ("relu", "relu6", "leaky_relu", "hardswish", "relu2"), "default": "relu"},
             ),
             Option(
+                "--keep",
+                "Gates that stay smooth: how many, the dearest, or their names with commas between. Left out: none.",
+                {"type": _keep, "default": 0, "metavar": "GATES"},
+            ),
+            Option(
+                "--keep_curve",
+                "Convert once more for each of these numbers of gates kept, and draw how near that comes (keep.png, "
+                "and in report.json). Without a value, 0,1,2,4,8. Left out: not drawn.",
+                {"type": _counts, "nargs": "?", "const": [0, 1, 2, 4, 8], "metavar": "NUMBERS"},
+            ),
+            Option(
                 "--effort",
                 "How hard it tries: refit, the maps behind the gates; place, each ReLU's kink and slope too; blocks, "
                 "both maps of every block; distill, all blocks together. Each after the ones before, and kept only "
@@ -192,8 +211,13 @@ _ROWS = (
             ),
             Option(
                 "--max_seconds",
-                "Begin nothing further after so long. Left out: no bound.",
+                "End what is above the refit after so long, with what was reached by then. Left out: no bound.",
                 {"type": _positive},
+            ),
+            _switch(
+                "--resume",
+                "Keep each layer that is done in a hidden folder beside --output_dir until all is saved, and go on "
+                "from there. Left out: a call that was killed begins anew.",
             ),
             _switch(
                 "--allow_unrefitted",

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.models.sites import find_sites, plain_gate_of, uncompiled_name
+from hf_lgelu.models.sites import find_sites, function_of, plain_gate_of, uncompiled_name
 from hf_lgelu.registry import timm_activation_classes
 
 # How a model or config says that it knows no such activation or no such argument.
@@ -73,13 +73,13 @@ def plan_config_changes(
 ) -> list[ConfigChange]:
     """The changes after which the config alone builds `activation` at these sites.
 
-    `activation` is "relu", a row of GATES or one of a row's `plain_names`; for the latter only what λ = 1 is counts,
-    so that "gelu" is the erf form. All other sites keep their class. Nothing is changed here. Raises
+    `activation` is "relu", one of ACTIVATION_NAMES or of a row's `plain_names`; for the latter only what λ = 1 is
+    counts, so that "gelu" is the erf form. All other sites keep their class. Nothing is changed here. Raises
     UnsupportedConfigError if no set of keys does that. `config` is the model's own unless another one is given.
     """
     config = model.config if config is None else config
-    others = {uncompiled_name(site.name): type(site.module) for site in find_sites(model)}
-    others = {name: cls for name, cls in others.items() if name not in site_names}
+    others = {uncompiled_name(site.name): function_of(site.module) for site in find_sites(model)}
+    others = {name: function for name, function in others.items() if name not in site_names}
     refusals: list[Exception] = []
 
     def reached(changes: list[ConfigChange]) -> set[str]:
@@ -89,7 +89,7 @@ def plan_config_changes(
         except _REFUSALS as refusal:
             refusals.append(refusal)
             return set()
-        if any(type(_at(skeleton, name)) is not cls for name, cls in others.items()):
+        if any(function_of(_at(skeleton, name)) != function for name, function in others.items()):
             return set()
         return {name for name in site_names if _is_activation(_at(skeleton, name), activation)}
 
@@ -185,7 +185,7 @@ def _is_activation(found: Any, activation: str) -> bool:
     if plain:
         return isinstance(found, nn.Module) and plain_gate_of(found) == plain[0]
     # XLM spells its ReLU as a function.
-    return type(found) is type(ACT2FN[activation]) or (activation == "relu" and found is F.relu)
+    return function_of(found) == function_of(ACT2FN[activation]) or (activation == "relu" and found is F.relu)
 
 
 def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]:

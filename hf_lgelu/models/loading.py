@@ -17,9 +17,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME, logging
 
-from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.gates import ACTIVATION_NAMES
 from hf_lgelu.activation.module import LambdaGate, state_problem
-from hf_lgelu.models.rebuild import describe_sites, recorded_models
+from hf_lgelu.models.rebuild import describes, recorded_models
 from hf_lgelu.models.sites import lambda_gelu_modules
 
 logger = logging.get_logger(__name__)
@@ -109,16 +109,16 @@ def _config_says_lambda_gelu(model: PreTrainedModel) -> bool:
     if not isinstance(file, str) or not os.path.isfile(file):
         return False
     with open(file, encoding="utf-8") as text:
-        return any(name in GATES for name in re.findall(r'"(?:gated-)?(\w+)"', text.read()))
+        return any(name in ACTIVATION_NAMES for name in re.findall(r'"(?:gated-)?(\w+)"', text.read()))
 
 
 def _refuse_lost_sites(model: PreTrainedModel, loading_info: Any) -> None:
     for inner, record in recorded_models(model):
-        if describe_sites(inner) != record:
+        if not describes(record, inner):
             loading_info.mismatched_keys = set()  # or transformers would raise for these, and not say what to do
             raise RuntimeError(
-                f"{type(inner).__name__}'s λ-GELU activations were put in by surgery and its config alone cannot "
-                f"rebuild them: load the checkpoint with hf_lgelu.from_pretrained({type(model).__name__}, ...)"
+                f"{type(inner).__name__}'s gates were put in by surgery, or kept by a conversion, and its config alone "
+                f"cannot rebuild them: load the checkpoint with hf_lgelu.from_pretrained({type(model).__name__}, ...)"
             )
 
 

@@ -1,7 +1,8 @@
-"""Saving and loading what an activation string cannot say: several λ per layer, or only some sites.
+"""Saving and loading what an activation string cannot say: several λ per layer, only some sites, or gates of two kinds.
 
-Surgery then writes every λ-GELU site and the shape of its hardness into the config, under "lambda_gelu".
-`from_pretrained` here builds the model, repeats the surgery and loads the weights in one go.
+Surgery then writes every λ-GELU site and the shape of its hardness into the config, under "lambda_gelu", and a
+conversion the gates that stayed as they were. `from_pretrained` here builds the model, repeats the surgery and loads
+the weights in one go.
 
 A process that has not imported this package would read such a checkpoint as a network of plain activations. So the
 keys that decide about these activations are guarded: they name this package, which no such process can look up, and
@@ -9,34 +10,54 @@ what they said is kept beside the record.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2CLS, ACT2FN
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, SharedLambdaGate
-from hf_lgelu.models.config_keys import ConfigChange, apply_changes, changes_at, combined, write_changes
+from hf_lgelu.models.config_keys import (
+    ConfigChange,
+    UnsupportedConfigError,
+    apply_changes,
+    changes_at,
+    combined,
+    write_changes,
+)
 from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, is_activation, kind_of, uncompiled_name
 from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 logger = logging.get_logger(__name__)
 
-_KEY = "lambda_gelu"
+RECORD_KEY = "lambda_gelu"
+"""In a config that alone cannot rebuild its network."""
+
 _GUARDED = "lambda_gelu_guards"
 """{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
 _WHERE = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
 SiteRecord = list[dict[str, Any]]
 """One entry per site in registration order (JSON objects lose theirs): {"site", "granularity", "raw_shape"}, or
-{"site", "shared_with"} for a site that uses the hardness of an earlier one; and {"gate"} where that is no λ-GELU."""
+{"site", "shared_with"} for a site that uses the hardness of an earlier one; {"gate"} where that is no λ-GELU, and
+{"forward"} where its forward pass is ReLU. Behind them {"site", "activation"} of plain gates that the config alone
+would not build there."""
+
+_FORMS = {"gelu": ("gelu", "gelu_pytorch_tanh", "quick_gelu"), "silu": ("silu",), "mish": ("mish",)}
 
 
-def describe_sites(model: nn.Module, planned: Mapping[str, nn.Module] | None = None) -> SiteRecord:
-    """The record of a model's λ-GELU sites; a module `planned` for a site counts as being there."""
+def describe_sites(
+    model: nn.Module, planned: Mapping[str, nn.Module] | None = None, plain: Iterable[str] = ()
+) -> SiteRecord:
+    """The record of a model's λ-GELU sites, and of the sites named in `plain` with what is there.
+
+    A module `planned` for a site counts as being there. Raises UnsupportedConfigError where a plain one has no name.
+    """
     owners: dict[int, str] = {}
     record: SiteRecord = []
     for site in find_sites(model):
@@ -50,15 +71,60 @@ def describe_sites(model: nn.Module, planned: Mapping[str, nn.Module] | None = N
             record.append({"site": name, "shared_with": owners[id(owner)], **gate})
             continue
         owners[id(owner)] = name
+        gate |= {} if owner.forward_mode == "gate" else {"forward": owner.forward_mode}
         shape = list(owner.raw_hardness.shape)
         record.append({"site": name, "granularity": owner.granularity, "raw_shape": shape, **gate})
+    for name in plain:
+        module = (planned or {}).get(name) or _at(model, name)
+        if module is not None and not isinstance(module, LAMBDA_GATE_CLASSES):
+            record.append({"site": name, **_plain_entry(module)})
     return record
 
 
-def remember_sites(model: PreTrainedModel, record: SiteRecord) -> list[ConfigChange]:
-    """The config changes that leave this record, and no other one in a sub-config, and guard its keys."""
+def describes(record: SiteRecord, model: nn.Module) -> bool:
+    """Whether a model has at its sites what the record says."""
+    return describe_sites(model, plain=_plain_sites(record)) == record
+
+
+def _plain_sites(record: SiteRecord) -> list[str]:
+    return [entry["site"] for entry in record if "activation" in entry]
+
+
+def _at(model: nn.Module, name: str) -> nn.Module | None:
+    parent, attribute = _place(model, name)
+    return None if parent is None else getattr(parent, attribute)
+
+
+def _plain_entry(module: nn.Module) -> dict[str, Any]:
+    """What a record says of a plain activation: its name in transformers, of a LeakyReLU its slope."""
+    if isinstance(module, nn.LeakyReLU):
+        return {"activation": "leaky_relu", "negative_slope": module.negative_slope}
+    x = torch.linspace(-8, 8, 129)
+    # Several classes compute the same function; the bits are those of its own one.
+    own = [name for name in ACT2CLS if name not in GATE_MODULES and ACT2CLS[name] is type(module)]
+    for name in (*own, *_FORMS.get(kind_of(module) or "", ())):
+        if torch.allclose(ACT2FN[name](x), module(x.clone()), rtol=0, atol=1e-6):
+            return {"activation": name}
+    raise UnsupportedConfigError(f"{type(module).__name__} is no activation that transformers knows by name")
+
+
+def _plain_module(entry: Mapping[str, Any]) -> nn.Module:
+    name, slope = entry["activation"], entry.get("negative_slope")
+    if not isinstance(name, str) or name not in ACT2FN or not isinstance(slope, int | float | None):
+        raise ValueError(f"the config's record puts {name!r} at {entry['site']}, which is no activation here")
+    return ACT2FN[name] if slope is None else nn.LeakyReLU(slope)
+
+
+def remember_sites(
+    model: PreTrainedModel, record: SiteRecord, plain: list[ConfigChange] | None = None
+) -> list[ConfigChange]:
+    """The config changes that leave this record, and no other one in a sub-config, and guard its keys.
+
+    After the changes `plain` the config alone builds the network without the record's gates; by default these are
+    those that take a guard away.
+    """
     config = model.config
-    plain = without_guard(config)
+    plain = without_guard(config) if plain is None else plain
     guards = _guards(model, apply_changes(config, plain), {entry["site"] for entry in record})
     if not guards:
         logger.warning(
@@ -70,7 +136,7 @@ def remember_sites(model: PreTrainedModel, record: SiteRecord) -> list[ConfigCha
     return [
         *combined(config, plain, guards),
         *inner,
-        ConfigChange((_KEY,), getattr(config, _KEY, None), record),
+        ConfigChange((RECORD_KEY,), getattr(config, RECORD_KEY, None), record),
         *([ConfigChange((_GUARDED,), getattr(config, _GUARDED, None), kept)] if kept else []),
     ]
 
@@ -88,7 +154,9 @@ def _guards(model: PreTrainedModel, config: PreTrainedConfig, sites: set[str]) -
 def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:
     """The config changes that remove every record and what guarded keys had said; empty if there is none."""
     return [
-        ConfigChange((*path, key), value, None) for key in (_KEY, _GUARDED) for path, value in _kept(config, key, ())
+        ConfigChange((*path, key), value, None)
+        for key in (RECORD_KEY, _GUARDED)
+        for path, value in _kept(config, key, ())
     ]
 
 
@@ -120,7 +188,7 @@ def recorded_models(
     A record that equals the enclosing model's is that one: inner models share or copy the config.
     """
     if isinstance(model, PreTrainedModel):
-        record = getattr(model.config, _KEY, None)
+        record = getattr(model.config, RECORD_KEY, None)
         if record and record != enclosing:
             yield model, record
         enclosing = record
@@ -132,7 +200,8 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     """`model_class.from_pretrained(...)` for any checkpoint, with λ-GELU put back where surgery had put it.
 
     Needed where the activation string alone cannot rebuild the model: granularity "channel", "neuron"
-    or "network", and models whose config has no activation key. For all others it is plain
+    or "network", models whose config has no activation key, and conversions that kept some gates. For all others it is
+    plain
     `from_pretrained`. As there, a checkpoint may be loaded with another head or without one.
 
     Args:
@@ -153,7 +222,7 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     torch.Size([8])
     """
     config = _config(model_class, pretrained_model_name_or_path, kwargs)
-    if not any(True for _ in _kept(config, _KEY, ())):
+    if not any(True for _ in _kept(config, RECORD_KEY, ())):
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
     concrete: Any = _concrete_class(model_class, config, pretrained_model_name_or_path, kwargs)
 
@@ -206,29 +275,36 @@ def _config(model_class: type, path: str | os.PathLike, kwargs: Mapping[str, Any
 
 def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
     owners: dict[str, LambdaGate] = {}
+    placed = 0
     for entry in checked_record(record):
         parent, attribute = _place(model, entry["site"])
         if parent is None:
             continue  # it was in a head, and this model has another
         _require_activation(model, entry["site"], getattr(parent, attribute))
+        placed += 1
+        if "activation" in entry:
+            setattr(parent, attribute, _plain_module(entry))
+            continue
         first = str(entry.get("shared_with", entry["site"]))
         gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
         if first in owners:
             setattr(parent, attribute, SharedLambdaGate(owners[first], gate))
             continue
         owners[first] = GATE_MODULES[gate](
-            granularity=entry.get("granularity", "network"), raw_shape=entry.get("raw_shape", (1,))
+            granularity=entry.get("granularity", "network"),
+            raw_shape=entry.get("raw_shape", (1,)),
+            forward=entry.get("forward", "gate"),
         )
         setattr(parent, attribute, owners[first])
-    if not owners:
+    if not placed:
         raise ValueError(
-            f"the checkpoint has λ-GELU at {', '.join(entry['site'] for entry in record)}, and {type(model).__name__} "
-            "has no module at any of these; load it with the model class that was saved"
+            f"the checkpoint has gates of its own at {', '.join(entry['site'] for entry in record)}, and "
+            f"{type(model).__name__} has no module at any of these; load it with the model class that was saved"
         )
-    actual = describe_sites(model)
+    actual = describe_sites(model, plain=_plain_sites(record))
     for inner in model.modules():  # some models give each of their parts a copy of the config
-        if isinstance(inner, PreTrainedModel) and getattr(inner.config, _KEY, None) == record:
-            setattr(inner.config, _KEY, actual)
+        if isinstance(inner, PreTrainedModel) and getattr(inner.config, RECORD_KEY, None) == record:
+            setattr(inner.config, RECORD_KEY, actual)
 
 
 def checked_record(record: Any) -> SiteRecord:
@@ -236,21 +312,21 @@ def checked_record(record: Any) -> SiteRecord:
     if not isinstance(record, list) or not all(
         isinstance(entry, Mapping) and isinstance(entry.get("site"), str) for entry in record
     ):
-        raise ValueError(f"the config's {_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
+        raise ValueError(f"the config's {RECORD_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
     return record
 
 
 def _require_activation(model: nn.Module, name: str, present: nn.Module) -> None:
     if kind_of(present) is None and not is_activation(present):
         raise ValueError(
-            f"the config's record puts a λ-GELU at {name}, and {type(model).__name__} has {type(present).__name__} "
+            f"the config's record puts a gate at {name}, and {type(model).__name__} has {type(present).__name__} "
             "there, which is no activation: the checkpoint is damaged, or of another model class"
         )
 
 
-def _place(model: PreTrainedModel, name: str) -> tuple[nn.Module | None, str]:
+def _place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
     """(parent, attribute) of a site, or (None, attribute); with or without the name of the model below the head."""
-    prefix = f"{model.base_model_prefix}."
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
     for candidate in (name, prefix + name, name.removeprefix(prefix)):
         parent_name, _, attribute = candidate.rpartition(".")
         try:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from torch import nn
 from transformers import activations as hf_activations
@@ -113,6 +114,11 @@ def kind_of(module: nn.Module) -> str | None:
 def is_activation(module: nn.Module) -> bool:
     """Whether the module's class stands where torch, transformers and timm keep their activations, of any kind."""
     return type(module).__module__.startswith(_ACTIVATION_FILES)
+
+
+def function_of(module: Any) -> tuple[type, str | None]:
+    """What tells an activation from others, with any weights: its class and, of a λ-gate, what its forward is."""
+    return type(module), getattr(module, "forward_mode", None)
 
 
 def plain_gate_of(module: nn.Module) -> str | None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
+from hf_lgelu.activation.gates import DEFAULT_GATE, FORWARDS, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
 from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
 from hf_lgelu.models.config_keys import (
@@ -78,6 +78,7 @@ def replace_activations(
     *,
     kinds: Sequence[str] = SELF_GATE_KINDS,
     gate: str | None = None,
+    forward: str = "gate",
     granularity: str = "layer",
     init_hardness: float = DEFAULT_INIT_HARDNESS,
     temperature: float = DEFAULT_TEMPERATURE,
@@ -100,6 +101,8 @@ def replace_activations(
             timm), "silu", "mish". The first two by default.
         gate: a row of GATES for all sites. By default each has its own; the sigmoid form of GELU and Mish, which no
             row is at λ = 1, get "lambda_gelu".
+        forward: "gate", or "relu" for a surrogate gradient (`LambdaGELU`): a ReLU network from now on, with λ in its
+            gradients alone. A config's string then ends in "_relu", and `substitute_relu` changes no output.
         granularity: "layer", "channel", "neuron" or "network".
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
@@ -143,7 +146,11 @@ def replace_activations(
             modules.append(SharedLambdaGate(modules[0], name))
             continue
         module = GATE_MODULES[name](
-            init_hardness=init_hardness, temperature=temperature, granularity=granularity, raw_shape=shapes[site.name]
+            init_hardness=init_hardness,
+            temperature=temperature,
+            granularity=granularity,
+            raw_shape=shapes[site.name],
+            forward=forward,
         )
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
@@ -163,8 +170,9 @@ def substitute_relu(
 ) -> SurgeryReport:
     """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
 
-    Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first. What
-    else the network computes smoothly is seen by `find_smooth_calls`.
+    Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first; it is
+    0 where the gate's forward pass is ReLU already. What else the network computes smoothly is seen by
+    `find_smooth_calls`.
 
     Args:
         model: any module tree; as for `replace_activations`.
@@ -325,12 +333,12 @@ def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Co
     if not planned:
         return []
     record = describe_sites(root, planned)
-    gates = {entry.get("gate", DEFAULT_GATE) for entry in record}
-    if len(gates) == 1 and all(entry.get("granularity") == "layer" for entry in record):
+    kinds = {entry.get("gate", DEFAULT_GATE) + FORWARDS[entry.get("forward", "gate")] for entry in record}
+    if len(kinds) == 1 and all(entry.get("granularity") == "layer" for entry in record):
         try:
             names = {entry["site"] for entry in record}
             plain = without_guard(root.config)
-            changes = plan_config_changes(root, names, gates.pop(), apply_changes(root.config, plain))
+            changes = plan_config_changes(root, names, kinds.pop(), apply_changes(root.config, plain))
             return combined(root.config, plain, changes) + forget_sites(root.config)
         except UnsupportedConfigError:
             pass  # then the config remembers the sites themselves

@@ -121,6 +121,25 @@ def _locked(path: Path) -> int | None:
     return descriptor
 
 
+def hold(path: Path) -> int | None:
+    """A lock on a file of that name until it is closed or the process ends; None where the system has no such locks.
+
+    Raises BlockingIOError where another process holds it.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise BlockingIOError(error.errno, f"another process works in {path.parent}") from error
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
 def _lock_of_the_dead(folder: Path) -> int | None:
     """The lock of a hidden folder whose process has ended, now held by this one; None if it lives, or nobody knows."""
     if fcntl is None:

@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import math
 import operator
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -23,7 +25,7 @@ from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.distill import distill
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
-from hf_lgelu.refit.ladder import EFFORTS, Effort
+from hf_lgelu.refit.ladder import EFFORTS, Effort, OutOfTimeError
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.placement import find_gate_units
@@ -32,6 +34,7 @@ from hf_lgelu.refit.report import (
     Evaluation,
     LayerRefit,
 )
+from hf_lgelu.refit.resume import RungWork, Work
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.target_gates import TargetGate, substitute_gates
 from hf_lgelu.refit.verdict import ENOUGH_ROWS, ConversionRefusedError
@@ -52,13 +55,8 @@ class Attempt:
 
 
 def converted_sites(model: nn.Module, kinds: Sequence[str], keep: Sequence[str]) -> list[ActivationSite]:
-    """The gates that are exchanged. Raises ValueError where a name in `keep` is none."""
-    sites = find_sites(model, check_kinds(kinds))
-    unknown = set(keep) - {site.name for site in sites}
-    if unknown:
-        named = ", ".join(site.name for site in sites[:4])
-        raise ValueError(f"keep: no gate is named {', '.join(sorted(unknown))}; there are {named} and so on")
-    return [site for site in sites if site.name not in keep]
+    """The gates that are exchanged."""
+    return [site for site in find_sites(model, check_kinds(kinds)) if site.name not in keep]
 
 
 class Attempts:
@@ -67,14 +65,15 @@ class Attempts:
     def __init__(
         self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
         outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: bool,
-        width_budget: float, max_seconds: float | None, target: TargetGate, keep: Sequence[str],
+        width_budget: float, max_seconds: float | None, target: TargetGate, keep: Sequence[str], work: Work,
     ) -> None:  # fmt: skip
-        """As for `convert_to_relu`."""
+        """As for `convert_to_relu`; `work` is what is done by now of each rung."""
         self._model, self._folds, self._substitution = model, folds, substitution
         self._kinds, self._outputs = kinds, outputs
         self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
-        self._width_budget, self._max_seconds, self._target = width_budget, max_seconds, target
-        self._keep = keep
+        self._width_budget, self._target = width_budget, target
+        self._ends = math.inf if max_seconds is None else time.perf_counter() + max_seconds
+        self._keep, self._work = keep, work
 
     def possible(self, efforts: Sequence[Effort], tolerance: float | None) -> Sequence[Effort]:
         """The rungs that there are inputs for. Raises ValueError where that is not what was asked for."""
@@ -126,7 +125,15 @@ class Attempts:
             steps.append(Preparation(room.model, sites, self._folds, program, found, room.extra))
         if effort == "blocks":
             steps.append(Reconstruction(carrier, sites))
-        layers = _refit(carrier, converted, self._allow_unrefitted, self._progress, steps)
+        layers = _refit(
+            carrier,
+            converted,
+            self._allow_unrefitted,
+            self._progress,
+            steps,
+            self._work.rung(effort),
+            math.inf if best is None else self._ends,
+        )
         units = find_gate_units(program)
         moved = dict.fromkeys(name for unit in units for name in unit.parameters)
         moved |= dict.fromkeys(
@@ -148,14 +155,20 @@ class Attempts:
 
     def _distilled(self, best: Attempt) -> Attempt:
         converted = copy.deepcopy(best.model)
-        distill(
-            self._model,
-            converted,
-            self._folds,
-            self._outputs,
-            names=best.moved,
-            max_seconds=self._max_seconds,
-        )
+        work = self._work.rung("distill")
+        work.begin(converted)
+        if work.done:
+            work.restore(0, converted)
+        else:
+            distill(
+                self._model,
+                converted,
+                self._folds,
+                self._outputs,
+                names=best.moved,
+                max_seconds=None if self._ends == math.inf else max(1e-9, self._ends - time.perf_counter()),
+            )
+            work.save(0, converted, None)
         return replace(best, model=converted, held_out=self._evaluated(converted))
 
     def _evaluated(self, converted: nn.Module) -> Evaluation | None:
@@ -203,25 +216,42 @@ def _refit(
     converted: nn.Module,
     allow_unrefitted: bool,
     progress: bool,
-    steps: Sequence[LayerStep] = (),
+    steps: Sequence[LayerStep],
+    work: RungWork,
+    ends: float,
 ) -> list[LayerRefit]:
-    """Refit `converted` in place, layer after layer, and let `steps` do their part; what was done to each."""
+    """Refit `converted` in place, layer after layer, and let `steps` do their part; what was done to each.
+
+    A step keeps nothing from layer to layer but in the network: layers that are done are taken from `work`.
+    Raises OutOfTimeError where layers are left when time.perf_counter() is at `ends`.
+    """
     with carrier:
         found, names = carrier.layers, carrier.site_names
         _refuse_unfit(type(converted).__name__, found, allow_unrefitted)
         for step in steps:
             step.begin(converted)
+        work.begin(converted)
         done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names) for unfit in found.unfit]
         done += [_kept(names[index], (index,), "no output that counts depends on it", names) for index in found.beside]
         with tqdm(
             total=len(found.layers) * carrier.steps_per_layer, desc="refit", unit="batch", disable=not progress
         ) as bar:
             for index, layer in enumerate(found.layers):
+                if time.perf_counter() > ends:
+                    raise OutOfTimeError
+                if index < work.done:
+                    done += filter(None, [work.restore(index, converted)])
+                    bar.update(carrier.steps_per_layer)
+                    continue
+                if index == work.done:
+                    for before in range(index):
+                        carrier.pass_by(before)
                 bar.set_postfix_str(layer.maps[0].name)
                 fit, total = fit_layer(layer, carrier.moments(index, bar.update))
                 write_refit(converted, carrier.trace.program, layer, fit, total)
                 notes = [step.behind_layer(converted, index) for step in steps]
                 done.append(_described(layer, fit, total, names, filter(None, notes)))
+                work.save(index, converted, done[-1])
                 bar.update()
     return done
 

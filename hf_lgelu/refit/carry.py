@@ -147,15 +147,27 @@ class Carrier:
             sums.append(total.sums().reduce_over_processes())
         return sums
 
+    @torch.no_grad()
+    def pass_by(self, index: int) -> None:
+        """Carry every batch on to a layer that is refitted already, as `moments` does, and look at nothing."""
+        for fold in range(len(self._folds.folds)):
+            with same_randomness():
+                for _ in self._carried(index, fold):
+                    pass
+
     def _visit(self, index: int, fold: int) -> Iterator[Rows]:
-        for place, batch in enumerate(self._folds.folds[fold]):
-            trace = self._trace(batch)
-            values = _loaded(trace, self._states.take((fold, place)))
-            behind = self._advance(trace, batch, index, values)
+        for trace, batch, values, behind in self._carried(index, fold):
             rows = self._rows(trace, batch, index, values, behind)
             if index in trace.blocks:
                 self.block_rows[fold].append(_block_rows(trace.blocks[index], rows, values, behind))
             yield rows
+
+    def _carried(self, index: int, fold: int) -> Iterator[tuple[Trace, FoldBatch, Values, dict[Node, Any]]]:
+        """Each batch of a fold at a layer, with what the converted network has behind its maps."""
+        for place, batch in enumerate(self._folds.folds[fold]):
+            trace = self._trace(batch)
+            values = _loaded(trace, self._states.take((fold, place)))
+            yield trace, batch, values, self._advance(trace, batch, index, values)
             if index + 1 < len(self.layers.layers):
                 self._states.put((fold, place), _pruned(trace.stages[index], values))
 

@@ -7,6 +7,7 @@ original.
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,26 +18,26 @@ from torch import nn
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import TemporaryRelu, operable_module
 from hf_lgelu.refit.attempts import Attempt, Attempts, converted_sites
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
-from hf_lgelu.refit.folds import cut_batches, deal_folds, known_processes
-from hf_lgelu.refit.ladder import EFFORTS, check_effort, climb
-from hf_lgelu.refit.report import (
-    ConversionReport,
-)
-from hf_lgelu.refit.target_gates import check_target
+from hf_lgelu.refit.folds import Folds, cut_batches, deal_folds, known_processes
+from hf_lgelu.refit.gate_costs import check_keep, swap_costs
+from hf_lgelu.refit.ladder import EFFORTS, Metric, check_effort, climb
+from hf_lgelu.refit.report import ConversionReport
+from hf_lgelu.refit.resume import fingerprint, work_in
+from hf_lgelu.refit.target_gates import TargetGate, check_target
 from hf_lgelu.refit.verdict import (
     ConversionRefusedError,
     conversion_warnings,
-    require_better,
-    require_near,
-    require_reached,
+    require_good,
 )
 from hf_lgelu.refit.weights import why_not_writable
+
+_UNITS_TO_RANK = 64  # inputs, about, on which gates are ranked by what they cost
 
 
 class Conversion(NamedTuple):
@@ -66,17 +67,19 @@ def convert_to_relu(
     outputs: Sequence[str] | None = None,
     max_kl: float | None = 0.1,
     strict: bool = False,
-    keep: Sequence[str] = (),
+    keep: int | Sequence[str] = (),
     target: str = "relu",
     effort: str | None = None,
     width_budget: float = 1.0,
     tolerance: float | None = None,
+    metric: Callable[[nn.Module], float] | None = None,
     max_seconds: float | None = None,
+    checkpoint_dir: str | os.PathLike | None = None,
     allow_unrefitted: bool = False,
     rewrite_config: bool = True,
     progress: bool = False,
 ) -> Conversion:
-    """The same architecture with ReLU gates and refitted weights; `model` stays as it is.
+    """The same architecture with ReLU gates and refitted weights, in eval mode; `model` stays as it is.
 
     From 64 distinct rows on, a part is held out, and the refit must be nearer to the original there than the direct
     swap. That can still be far: the report says first how far, in the network's own measure where there are labels, and
@@ -102,9 +105,9 @@ def convert_to_relu(
         max_kl: mean KL to the original, in nats, beyond which there is a warning; of outputs that are no class scores,
             relative error. None for no bound.
         strict: refuse beyond `max_kl`, and where nothing could be measured.
-        keep: names of gates that stay smooth; `hf_lgelu.gate_costs` says which cost most. Most configs have one key for
-            all gates and cannot say that: then pass `rewrite_config=False`, and load the weights into a model that has
-            been given the same gates.
+        keep: names of gates that stay smooth, or how many: those that cost the most when each alone is exchanged
+            (`hf_lgelu.gate_costs`). Most configs have one key for all gates and cannot say that: the saved one then
+            names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and without this package it is refused.
         target: what the gates become, a row of `hf_lgelu.refit.target_gates.TARGETS`: "relu", "relu6", "leaky_relu",
             "hardswish" or "relu2". Of all but ReLU, kinks and slopes are not fitted, and blocks not widened.
         effort: how hard it tries, each rung after the ones before and kept only where held-out inputs are nearer for
@@ -115,8 +118,16 @@ def convert_to_relu(
             added are always on and carry what is linear in it. At most as many as the block has inputs. The config says
             the new width; the families whose config has no key for it are refused.
         tolerance: KL in nats to the original (of outputs that are no class scores relative error) on the inputs held
-            out: rungs are climbed until it is reached, up to `effort` or, without one, the last.
-        max_seconds: no further rung is begun after so long, and the last one takes at most that.
+            out: rungs are climbed until it is reached, up to `effort` or, without one, the last. With `metric`, the
+            share of the original's score that may be lost.
+        metric: your own measure of a model, higher is better: `metric(model)` is called with the original and with the
+            network of each rung, both in eval mode, and decides which rung is kept (KL where scores are equal). Of
+            several processes the main one's value counts.
+        max_seconds: rungs above the first end after so long, and none is begun that takes longer than what is left;
+            what was reached by then is the result.
+        checkpoint_dir: a folder for what is done layer by layer. A conversion that was killed, called again with the
+            same model, data and arguments, goes on from there, to the same result; the folder of another one is
+            refused. Delete it when the model is saved. `effort`, `tolerance`, `metric` and the bounds may differ.
         allow_unrefitted: where a map behind a gate cannot be refitted (shared or tied weights, no linear map), exchange
             the gate all the same and say so in the report.
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
@@ -128,7 +139,7 @@ def convert_to_relu(
         TypeError: a model that is no module, or data of another kind.
         ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized, numbers are not finite,
             the refit is no nearer to the original than the direct swap, with `strict` further than `max_kl`, or
-            `tolerance` is not reached; `report` then says what was tried.
+            `tolerance` is not reached; `report` then says what was tried, and `model` is the best that was reached.
         RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
             says ReLU at these sites.
 
@@ -149,14 +160,14 @@ def convert_to_relu(
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
     top = check_effort(effort, tolerance, max_seconds)
+    if metric is not None and not callable(metric):
+        raise TypeError(f"metric must be a function of a model that gives a number, got {metric!r}")
     if not 1 <= width_budget < math.inf:
         raise ValueError(f"width_budget is a share of the units there are, 1 or more and finite, got {width_budget}")
-    _refuse_strings(keep=keep, outputs=outputs)
+    _refuse_strings(outputs=outputs)
     gate = check_target(target)
-    substitution = TemporaryRelu(
-        model, kinds=kinds, make=gate.make, include=None if not keep else lambda name: name not in keep
-    )
-    sites = converted_sites(model, kinds, keep)
+    TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
+    keep = check_keep(keep, [site.name for site in find_sites(model, kinds)])
     state = known_processes()
     folds = deal_folds(
         for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)),
@@ -166,13 +177,24 @@ def convert_to_relu(
     compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
     second = _second_set(model, evaluation_data, batch_size, collate, state)
     with evaluation_mode(model):
-        attempts = Attempts(
-            model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
-            rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
-            max_seconds=max_seconds, target=gate, keep=keep,
-        )  # fmt: skip
-        efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
-        climbed = climb(efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds)
+        kept = _dearest(model, folds, kinds, outputs, gate, keep) if isinstance(keep, int) else keep
+        sites = converted_sites(model, kinds, kept)
+        substitution = TemporaryRelu(model, kinds=kinds, make=gate.make, include=lambda name: name not in kept)
+        lost = None if metric is None else Metric(metric, model).lost
+        decisive = {"kinds": tuple(kinds), "outputs": outputs, "keep": kept, "target": target,
+                    "width_budget": width_budget, "allow_unrefitted": allow_unrefitted}  # fmt: skip
+        mark = "" if checkpoint_dir is None else fingerprint(model, folds, **decisive)
+        with work_in(checkpoint_dir, mark) as work:
+            attempts = Attempts(
+                model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
+                rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
+                max_seconds=max_seconds, target=gate, keep=kept, work=work,
+            )  # fmt: skip
+            efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
+            climbed = climb(
+                efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds,
+                lost=lambda attempt: None if lost is None else lost(attempt.model),
+            )  # fmt: skip
         converted, layers, held_out = climbed.best.model, climbed.best.layers, climbed.best.held_out
         evaluation = None
         if second is not None:
@@ -180,6 +202,7 @@ def convert_to_relu(
     report = ConversionReport(
         model=type(model).__name__,
         gates={site.name: type(site.module).__name__ for site in sites},
+        kept={name: type(model.get_submodule(name)).__name__ for name in kept},
         layers=tuple(layers),
         held_out=held_out,
         evaluation=evaluation,
@@ -200,12 +223,27 @@ def convert_to_relu(
         width_share=climbed.best.width_share,
         target=gate.title,
     )
-    require_better(report)
-    if tolerance is not None:
-        require_reached(report, tolerance)
-    if strict:
-        require_near(report, max_kl)
+    require_good(report, converted, tolerance=tolerance, strict=strict, max_kl=max_kl)
     return Conversion(converted, report)
+
+
+def _dearest(
+    model: nn.Module,
+    folds: Folds,
+    kinds: Sequence[str],
+    outputs: Sequence[str] | None,
+    gate: TargetGate,
+    count: int,
+) -> tuple[str, ...]:
+    """Names of the gates that cost the most, in forward order of registration, the same on every process."""
+    if not count:
+        return ()
+    some: list[Batch] = []
+    for batch in itertools.chain.from_iterable(folds.folds):
+        if sum(map(len, some)) < _UNITS_TO_RANK:
+            some.append(batch.load())
+    dearest = set(list(swap_costs(model, some, kinds, outputs, gate.make))[:count])
+    return tuple(site.name for site in find_sites(model, kinds) if site.name in dearest)
 
 
 def _require_comparable(model: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> tuple[str, ...]:

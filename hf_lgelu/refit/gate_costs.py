@@ -8,7 +8,7 @@ from torch import nn
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.surgery import TemporaryRelu, operable_module
-from hf_lgelu.refit.batches import for_decoder, read_batches, taken_by
+from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.folds import cut_batches
 
@@ -26,8 +26,8 @@ def gate_costs(
     """{name of a gate: mean KL to the original in nats when it alone is exchanged for ReLU}, the dearest first.
 
     Of outputs that are no class scores, the relative error. Weights are as they are, so this is an upper end of what
-    the gate costs in a conversion, and the order is what it is for: the first names go into `keep` of
-    `convert_to_relu`. Three forward passes a gate; `model` stays as it is.
+    the gate costs in a conversion, and the order is what it is for: `keep=3` of `convert_to_relu` leaves the first
+    three as they are. Three forward passes a gate; `model` stays as it is.
 
     Args:
         model: as for `convert_to_relu`.
@@ -50,12 +50,39 @@ def gate_costs(
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
     given = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units))
     batches = list(cut_batches(taken_by(model, given, "data"), batch_size))
-    costs = {}
     with evaluation_mode(model):
-        for site in find_sites(model, check_kinds(kinds)):
-            alone = TemporaryRelu(model, kinds=kinds, include=site.name.__eq__)
-            found = evaluate_conversion(model, model, alone, batches, outputs)
-            if found is None:
-                raise ValueError("no input has a prediction that is no padding; give others")
-            costs[site.name] = found.direct.distance
+        return swap_costs(model, batches, kinds, outputs)
+
+
+def swap_costs(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    kinds: Sequence[str],
+    outputs: Sequence[str] | None,
+    make: Callable[[], nn.Module] = nn.ReLU,
+) -> dict[str, float]:
+    """`gate_costs` of a model in eval mode, on batches of this process; `make` gives another gate than ReLU."""
+    costs = {}
+    for site in find_sites(model, check_kinds(kinds)):
+        alone = TemporaryRelu(model, kinds=kinds, include=site.name.__eq__, make=make)
+        found = evaluate_conversion(model, model, alone, batches, outputs)
+        if found is None:
+            raise ValueError("no input has a prediction that is no padding; give others")
+        costs[site.name] = found.direct.distance
     return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
+
+
+def check_keep(keep: int | Sequence[str], sites: Sequence[str]) -> int | tuple[str, ...]:
+    """How many gates stay, or which. Raises ValueError for what is no gate or would leave nothing to convert."""
+    if isinstance(keep, bool) or not isinstance(keep, int | Sequence) or isinstance(keep, str | bytes):
+        raise TypeError(f"keep must be a sequence of names such as [{keep!r}], or a number of gates, got {keep!r}")
+    unknown = [] if isinstance(keep, int) else sorted(set(keep) - set(sites))
+    if unknown:
+        raise ValueError(
+            f"keep: no gate is named {', '.join(unknown)}; there are {', '.join(sites[:4])}"
+            + (" and so on" if len(sites) > 4 else "")
+        )
+    count = keep if isinstance(keep, int) else len(set(keep))
+    if not 0 <= count < len(sites):
+        raise ValueError(f"keep: of {len(sites)} gates 0 to {len(sites) - 1} can stay as they are, got {count}")
+    return keep if isinstance(keep, int) else tuple(keep)

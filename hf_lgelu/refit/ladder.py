@@ -8,10 +8,15 @@
 | distill | at last all blocks together, by Adam on the whole network's outputs |
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, get_args
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from torch import nn
 
 from hf_lgelu.refit.report import StepTaken
 
@@ -29,6 +34,30 @@ class Climb(Generic[Reached]):
     steps: tuple[StepTaken, ...]
 
 
+class Metric:
+    """The caller's measure of a model, as a share of the original's score that is lost."""
+
+    def __init__(self, measure: Callable[[nn.Module], float], original: nn.Module) -> None:
+        """Higher is better. Raises TypeError or ValueError where the original's score is no finite number."""
+        self._measure = measure
+        self._original = self._score(original)
+        if not math.isfinite(self._original):
+            raise ValueError(f"metric must give a finite number, and gives {self._original} of the original model")
+
+    def lost(self, model: nn.Module) -> float:
+        """max(0, original - score) / |original|, the main process's on all of several; infinite for NaN."""
+        lost = max(0.0, self._original - self._score(model)) / (abs(self._original) or 1.0)
+        return math.inf if math.isnan(lost) else lost
+
+    def _score(self, model: nn.Module) -> float:
+        found = self._measure(model)
+        try:
+            scores = [float(found)]
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"metric(model) must give a number, higher is better, got {found!r}") from error
+        return broadcast_object_list(scores)[0] if PartialState().num_processes > 1 else scores[0]
+
+
 def check_effort(effort: str | None, tolerance: float | None, max_seconds: float | None) -> Effort:
     """The highest rung that may be tried. Raises ValueError for what is none."""
     if effort is not None and effort not in EFFORTS:
@@ -41,11 +70,16 @@ def check_effort(effort: str | None, tolerance: float | None, max_seconds: float
     return EFFORTS[0] if tolerance is None else EFFORTS[-1]
 
 
+class OutOfTimeError(Exception):
+    """A rung was ended: another one has been reached, and there is no time left for more."""
+
+
 def climb(
     efforts: Sequence[Effort],
     attempt: Callable[[Effort, Reached | None], Reached],
     distance: Callable[[Reached], float | None],
     *,
+    lost: Callable[[Reached], float | None] = lambda found: None,
     tolerance: float | None = None,
     max_seconds: float | None = None,
 ) -> Climb[Reached]:
@@ -53,29 +87,39 @@ def climb(
 
     Args:
         efforts: the rungs.
-        attempt: makes a rung's network; it is given the best one so far.
+        attempt: makes a rung's network; it is given the best one so far. OutOfTimeError ends a rung.
         distance: of a network to the original, on inputs that nothing was fitted on; None where there are none.
-        tolerance: no further rung once the distance is at most this.
-        max_seconds: no further rung is begun after so long.
+        lost: the share of the original's score that a network loses, which counts before the distance; None without.
+        tolerance: no further rung once the share lost, or without it the distance, is at most this.
+        max_seconds: no further rung is begun after so long, nor one that makes all layers anew when less is left than
+            the first one took.
 
     >>> climb(("refit", "place"), lambda effort, best: {"refit": 0.5, "place": 0.7}[effort], lambda found: found).best
     0.5
     """
     started = time.perf_counter()
     best: Reached | None = None
-    least: float | None = None
+    least: tuple[float, ...] = ()
     steps: list[StepTaken] = []
     for effort in efforts:
         begun = time.perf_counter()
-        if steps and max_seconds is not None and begun - started > max_seconds:
+        left = math.inf if max_seconds is None else max_seconds - (begun - started)
+        if steps and left <= 0:
             break
-        found = attempt(effort, best)
-        reached = distance(found)
-        is_kept = not steps or (reached is not None and least is not None and reached < least)
+        if steps and effort != "distill" and steps[0].seconds > left:
+            continue
+        try:
+            found = attempt(effort, best)
+        except OutOfTimeError:
+            steps.append(StepTaken(effort, None, False, time.perf_counter() - begun))
+            break
+        reached, share = distance(found), lost(found)
+        gap = tuple(value for value in (share, reached) if value is not None)
+        is_kept = not steps or bool(gap and least and gap < least)
         if is_kept:
-            best, least = found, reached
-        steps.append(StepTaken(effort, reached, is_kept, time.perf_counter() - begun))
-        if tolerance is not None and least is not None and least <= tolerance:
+            best, least = found, gap
+        steps.append(StepTaken(effort, reached, is_kept, time.perf_counter() - begun, share))
+        if tolerance is not None and least and least[0] <= tolerance:
             break
     if best is None:
         raise ValueError("there is no rung to climb")

@@ -119,12 +119,19 @@ class StepTaken:
         distance: KL in nats, or relative error, to the original on the inputs held out; None where there were none.
         is_kept: whether it was nearer than all before it.
         seconds: wall time.
+        lost: the share of the original's score that it loses, in the caller's metric, where there is one.
     """
 
     effort: str
     distance: float | None
     is_kept: bool
     seconds: float
+    lost: float | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """What `tolerance` bounds: the share lost, without a metric the distance."""
+        return self.distance if self.lost is None else self.lost
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,7 @@ class ConversionReport:
         steps: the rungs that were tried; the network is that of the last one kept.
         width_share: units of each block, as a share of the original's.
         target: what the gates became.
+        kept: {name of a gate that stayed: what it is}.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -174,6 +182,7 @@ class ConversionReport:
     steps: tuple[StepTaken, ...] = ()
     width_share: float = 1.0
     target: str = "ReLU"
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return summarize(self)
@@ -268,21 +277,33 @@ def what_was_done(report: ConversionReport) -> str:
     counted = ", ".join(f"`{name}`" for name in report.outputs)
     outputs = f" Of the model's outputs {counted} counted." if report.outputs != ("",) else ""
     return (
-        f"{gates_in_words(report)} became {report.target}. {choices_in_words(report.layers)}, without labels, on "
+        f"{gates_in_words(report)} became {report.target}.{_kept_in_words(report)} "
+        f"{choices_in_words(report.layers)}, without labels, on "
         f"{_count(report.distinct_units, 'input')} ({_count(report.rows, 'row')}{without}), by ridge regression "
         f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)} It took {report.seconds:.1f} s."
     )
+
+
+def _kept_in_words(report: ConversionReport) -> str:
+    if not report.kept:
+        return ""
+    stayed = ", ".join(f"`{name}` ({kind})" for name, kind in report.kept.items())
+    return f" {_count(len(report.kept), 'gate')} stayed smooth: {stayed}."
 
 
 def _steps_in_words(report: ConversionReport) -> str:
     """Which rungs were tried, and how near each came; nothing of the refit alone."""
     if len(report.steps) < 2:
         return ""
-    tried = ", ".join(
-        f"{step.effort} {significant(step.distance)}{'' if step.is_kept else ' (not kept)'}" for step in report.steps
-    )
+    tried = ", ".join(_step_in_words(step) for step in report.steps)
     wider = f" Its blocks have {report.width_share:.4g} times the units." if report.width_share != 1 else ""
     return f" Tried one after the other, with their distance on the inputs held out: {tried}.{wider}"
+
+
+def _step_in_words(step: StepTaken) -> str:
+    lost = "" if step.lost is None else f" with {step.lost:.2%} of the score lost".replace("%", " %")
+    kept = "" if step.is_kept else " (not kept)" if step.gap is not None else " (out of time)"
+    return f"{step.effort} {significant(step.distance)}{lost}{kept}"
 
 
 def gates_in_words(report: ConversionReport) -> str:

@@ -4,13 +4,21 @@ The solve behind the gates is the same with other features; the reasons differ. 
 accelerators have, HardSwish is the cheaper twin of SiLU, squared ReLU leaves zeros as ReLU does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from hf_lgelu.models.config_keys import ConfigChange, plan_config_changes, pretrained_roots, write_config_changes
+from hf_lgelu.models.config_keys import (
+    ConfigChange,
+    UnsupportedConfigError,
+    plan_config_changes,
+    pretrained_roots,
+    write_config_changes,
+)
+from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import find_sites, uncompiled_name
 from hf_lgelu.models.surgery import substitute_relu
 
@@ -66,20 +74,37 @@ def substitute_gates(
 ) -> tuple[ConfigChange, ...]:
     """Put the target at every gate of the given kinds but those named in `keep`; the config keys that were rewritten.
 
-    Changes `model` in place. Raises ValueError where there is no such gate, and UnsupportedConfigError where no config
-    key puts the target there.
+    Changes `model` in place. Where no key tells the kept gates from the others, the config remembers them: plain
+    transformers then refuses the checkpoint, and `hf_lgelu.from_pretrained` rebuilds it. Raises ValueError where there
+    is no gate to exchange, and UnsupportedConfigError where no config key puts the target there.
     """
     if target.name == "relu" and not keep:
         return tuple(substitute_relu(model, kinds=kinds, rewrite_config=rewrite_config).config_changes)
-    sites = [site for site in find_sites(model, kinds) if site.name not in keep]
+    sites = find_sites(model, kinds)
+    gates = {site.name: target.make() for site in sites if site.name not in keep}
     planned = []
     for name, root in pretrained_roots(model) if rewrite_config else []:
         prefix = f"{name}." if name else ""
-        inside = {uncompiled_name(site.name.removeprefix(prefix)) for site in sites if site.name.startswith(prefix)}
-        if inside:
-            planned.append((root, plan_config_changes(root, inside, target.name)))
+        inside = {uncompiled_name(site.removeprefix(prefix)): gates.get(site) for site in (s.name for s in sites)
+                  if site.startswith(prefix)}  # fmt: skip
+        if any(inside.values()):
+            planned.append((root, _plan(root, inside, target)))
     for site in sites:
-        site.put(target.make())
+        if site.name in gates:
+            site.put(gates[site.name])
     for root, changes in planned:
         write_config_changes(root, changes)
     return tuple(change for _, changes in planned for change in changes)
+
+
+def _plan(root: PreTrainedModel, planned: Mapping[str, nn.Module | None], target: TargetGate) -> list[ConfigChange]:
+    """The config changes for the gates of one model, by name; None stands for one that is kept."""
+    gates = {name: gate for name, gate in planned.items() if gate is not None}
+    kept = [name for name, gate in planned.items() if gate is None]
+    try:
+        return plan_config_changes(root, set(gates), target.name) + forget_sites(root.config)
+    except UnsupportedConfigError:
+        if not kept:
+            raise
+    plain = plan_config_changes(root, set(planned), target.name)
+    return remember_sites(root, describe_sites(root, gates, plain=kept), plain)

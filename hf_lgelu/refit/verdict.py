@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from torch import nn
+
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
 from hf_lgelu.refit.report import (
     HELD_OUT,
@@ -21,7 +23,9 @@ ENOUGH_ROWS = 2
 
 
 class ConversionRefusedError(RuntimeError):
-    """The model was not converted. `report` says what was measured, where anything was; the model is as it was.
+    """The model was not converted; the given one is as it was.
+
+    `report` says what was measured, where anything was, and `model` is then the converted network that was refused.
 
     >>> import torch
     >>> from hf_lgelu import ConversionRefusedError, convert_to_relu
@@ -33,9 +37,9 @@ class ConversionRefusedError(RuntimeError):
     True
     """
 
-    def __init__(self, message: str, report: ConversionReport | None = None) -> None:
+    def __init__(self, message: str, report: ConversionReport | None = None, model: nn.Module | None = None) -> None:
         super().__init__(message)
-        self.report = report
+        self.report, self.model = report, model
 
 
 def conversion_warnings(
@@ -85,41 +89,56 @@ def conversion_warnings(
         )
 
 
-def require_better(report: ConversionReport) -> None:
-    """Raise where the refit is no nearer to the original than the direct swap, on what was held out."""
+def require_good(
+    report: ConversionReport, model: nn.Module, *, tolerance: float | None, strict: bool, max_kl: float | None
+) -> None:
+    """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
+    reason = _no_better(report)
+    if reason is None and tolerance is not None:
+        reason = _not_reached(report, tolerance)
+    if reason is None and strict:
+        reason = _not_near(report, max_kl)
+    if reason is not None:
+        raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
+
+
+def _no_better(report: ConversionReport) -> str | None:
+    """Whether the refit is no nearer to the original than the direct swap, on what was held out."""
     if report.held_out is None:
-        return
+        return None
     direct, refitted = report.held_out.direct, report.held_out.refitted
-    if not refitted.distance < direct.distance and not refitted.distance == direct.distance == 0:
-        raise ConversionRefusedError(
-            f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
-            f"({distance_in_words(refitted)}) than the direct swap ({distance_in_words(direct)}); give more inputs, "
-            "from where the model is used. The model is as it was",
-            report,
-        )
-
-
-def require_near(report: ConversionReport, max_kl: float | None) -> None:
-    """Raise where the network is further from the original than the bound on any set, or on none was measured."""
-    measured = [evaluation.refitted for _, evaluation in evaluations(report)]
-    if measured and (max_kl is None or all(change.distance <= max_kl for change in measured)):
-        return
-    raise ConversionRefusedError(
-        f"{how_far(report)} strict=True wants a measured distance"
-        + ("" if max_kl is None else f" of at most max_kl = {max_kl:g}")
-        + "; give more inputs, or train the model with hardening. The model is as it was",
-        report,
+    if refitted.distance < direct.distance or refitted.distance == direct.distance == 0:
+        return None
+    return (
+        f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
+        f"({distance_in_words(refitted)}) than the direct swap ({distance_in_words(direct)}); give more inputs, "
+        "from where the model is used"
     )
 
 
-def require_reached(report: ConversionReport, tolerance: float) -> None:
-    """Raise where no rung of the ladder came as near to the original as was asked for."""
-    reached = None if report.held_out is None else report.held_out.refitted.distance
-    if reached is None or not reached <= tolerance:
-        tried = ", ".join(f"{step.effort} {significant(step.distance)}" for step in report.steps)
-        raise ConversionRefusedError(
-            f"the network was to be within {tolerance:g} of the original on the inputs held out; the nearest was "
-            f"{significant(reached)} ({tried}). Give more inputs, a width_budget above 1 or more seconds, or "
-            "train the model with hardening. The model is as it was",
-            report,
-        )
+def _not_near(report: ConversionReport, max_kl: float | None) -> str | None:
+    """Whether the network is further from the original than the bound on any set, or on none was measured."""
+    measured = [evaluation.refitted for _, evaluation in evaluations(report)]
+    if measured and (max_kl is None or all(change.distance <= max_kl for change in measured)):
+        return None
+    return (
+        f"{how_far(report)} strict=True wants a measured distance"
+        + ("" if max_kl is None else f" of at most max_kl = {max_kl:g}")
+        + "; give more inputs, or train the model with hardening"
+    )
+
+
+def _not_reached(report: ConversionReport, tolerance: float) -> str | None:
+    """Whether no rung of the ladder came as near to the original as was asked for."""
+    best = next((step for step in reversed(report.steps) if step.is_kept), None)
+    if best is not None and best.gap is not None and best.gap <= tolerance:
+        return None
+    tried = ", ".join(f"{step.effort} {significant(step.gap)}" for step in report.steps)
+    what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
+        "be within {:g} of the original on the inputs held out"
+    )  # fmt: skip
+    return (
+        f"the network was to {what.format(tolerance)}; the nearest was {significant(best.gap if best else None)} "
+        f"({tried}). Give more inputs, a width_budget above 1 or more seconds, keep some gates, or train the model "
+        "with hardening"
+    )

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER
+from hf_lgelu.training.adaptive import DEFAULT_RATE_TOLERANCE
+from hf_lgelu.training.layer_targets import MEASURED
 from hf_lgelu.training.schedules import DEFAULT_PLATEAU_TOLERANCE, DEFAULT_SWITCH_FRACTION, SCHEDULES
 
 
@@ -28,13 +30,19 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         default=False,
         metadata={"help": "Harden the gates: learn λ, then freeze s and move every λ to the target (Algorithm 1)."},
     )
-    target_hardness: float | None = field(
+    target_hardness: float | str | None = field(
         default=None,
-        metadata={"help": "λ at the end of hardening. Default: from the tolerance, 159.577."},
+        metadata={
+            "help": "λ at the end of hardening, or 'measured': for each layer what fits its pre-activations. Default: "
+            "from the tolerance, 159.577."
+        },
     )
     tolerance: float | None = field(
         default=None,
-        metadata={"help": "ε of the target 2/(ε√(2π)); 5e-3 if neither this nor target_hardness is given."},
+        metadata={
+            "help": "ε of the target 2/(ε√(2π)); 5e-3 if neither this nor target_hardness is given. Of a measured "
+            "target, the share of a layer's root mean square by which ReLU may move it; 0.01 if not given."
+        },
     )
     switch_fraction: float = field(
         default=DEFAULT_SWITCH_FRACTION,
@@ -59,6 +67,17 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         default=DEFAULT_PLATEAU_TOLERANCE,
         metadata={"help": "λ has settled when its mean moves by at most this share of itself in two epochs running."},
     )
+    hardening_rate: str = field(
+        default="schedule",
+        metadata={
+            "help": "In each epoch λ goes as far as the schedule says ('schedule', the paper), or as far as the "
+            "predictions on the evaluation data move by no more than rate_tolerance ('tolerance')."
+        },
+    )
+    rate_tolerance: float = field(
+        default=DEFAULT_RATE_TOLERANCE,
+        metadata={"help": "Mean KL of a prediction before and after λ moves, in nats."},
+    )
     relufication: bool = field(
         default=False,
         metadata={
@@ -77,3 +96,13 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         default=True,
         metadata={"help": "Refuse a model without λ-GELU. Turn off to train a baseline with the same trainer."},
     )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.target_hardness, str) and self.target_hardness != MEASURED:  # from a command line
+            try:
+                self.target_hardness = float(self.target_hardness)
+            except ValueError as error:
+                raise ValueError(
+                    f"target_hardness must be a number or {MEASURED!r}, got {self.target_hardness!r}"
+                ) from error
+        super().__post_init__()

@@ -1,30 +1,41 @@
-"""Trainer callbacks: hardening, and the hardness of every layer in the log.
+"""The Trainer callback that hardens.
 
-What they do follows from the trainer's position and the model, so a run resumed from any checkpoint goes on
-as if it had never stopped.
+What it does follows from the trainer's position, the model, and what it has left in the trainer's log history
+(`adaptive`), so a run resumed from any checkpoint goes on as if it had never stopped.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
+from statistics import fmean
 from typing import Any
 
-import torch
 from accelerate.utils import DistributedType
-from torch import nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.optimizer_groups import check_rate
 from hf_lgelu.models.profile import hardness_profile
-from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.training.adaptive import (
+    DEFAULT_RATE_TOLERANCE,
+    decided_once,
+    largest_move,
+    mean_divergence,
+    measured_targets,
+    noted,
+)
 from hf_lgelu.training.hardening import (
     HARDENED_FRACTION,
+    Target,
     anneal_hardness,
     freeze_hardness,
     release_hardness,
     target_hardnesses,
 )
-from hf_lgelu.training.optim import check_hardness_learns, hardness_learning_rate, hold_averaged_hardness
+from hf_lgelu.training.layer_targets import DEFAULT_SWAP_TOLERANCE, MEASURED, check_tolerance
+from hf_lgelu.training.optim import check_hardness_learns, hold_averaged_hardness
 from hf_lgelu.training.schedules import (
     DEFAULT_PLATEAU_TOLERANCE,
     DEFAULT_SWITCH_FRACTION,
@@ -42,7 +53,12 @@ STRATEGIES = ("epoch", "steps")
 SWITCHES = ("fixed", "plateau")
 """When λ is learned no longer and hardens."""
 
-_NOTED = "hardening/mean_hardness"  # of an entry of state.log_history: the mean λ with which an epoch begins
+RATES = ("schedule", "tolerance")
+"""What says how far λ goes in an epoch."""
+
+_MEAN = "hardening/mean_hardness"  # with which an epoch begins
+_TARGETS = "hardening/targets"
+_PROGRESS = "hardening/progress"  # of an epoch
 
 
 class HardeningCallback(TrainerCallback):
@@ -52,9 +68,10 @@ class HardeningCallback(TrainerCallback):
     λ(e) = λ(e_s) + (e − e_s)/(T − e_s)·(target − λ(e_s)), so the whole last epoch has the target.
 
     Args:
-        target_hardness: λ at the end: one for all, or as for `anneal_hardness` one by name (`layer_targets`). Or
+        target_hardness: λ at the end: one for all, or as for `anneal_hardness` one by name; or "measured", for what
+            `layer_targets` measures when s freezes, and where λ is beyond that, λ as it is.
         tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
-            given.
+            given. With "measured" that of `layer_targets`, 0.01 by default.
         switch_fraction: share of training in which λ is learned, in [0, 1).
         schedule: a row of SCHEDULES; "linear" is the paper's.
         strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
@@ -63,6 +80,15 @@ class HardeningCallback(TrainerCallback):
             epochs at the latest. The means stand in the trainer's `state.log_history`, so that a resumed run decides
             as the uninterrupted one does.
         plateau_tolerance: relative, per epoch; at least 0.
+        rate: "schedule" (the paper's), or "tolerance": the progress of an epoch is the largest, between that of the
+            epoch before and 1, with which the predictions are at most `rate_tolerance` from those before the move (mean
+            KL on `data`, to 1/1024 of the way that is left); in the last epoch it is 1 in any case. Needs
+            strategy="epoch". At progress 1 a move ends κ/target from ReLU: where it costs no more, hardening is over.
+        rate_tolerance: nats of a prediction; at least 0.
+        data: for "measured" and "tolerance", one batch or an iterable of batches, held out of training. Each process
+            gets the same; the first decides. LambdaGELUTrainer takes 8 batches of its evaluation data if None.
+
+    What was measured stands in the trainer's `state.log_history` too, with the epoch.
 
     Use it with `LambdaGELUTrainer`, which selects best checkpoints among hardened epochs only. In a
     plain Trainer it works as well, except together with `load_best_model_at_end` or
@@ -89,20 +115,43 @@ class HardeningCallback(TrainerCallback):
 
     def __init__(
         self,
-        target_hardness: float | Mapping[str, float] | None = None,
+        target_hardness: float | Mapping[str, Target] | str | None = None,
         tolerance: float | None = None,
         switch_fraction: float = DEFAULT_SWITCH_FRACTION,
         schedule: str = "linear",
         strategy: str = "epoch",
         switch: str = "fixed",
         plateau_tolerance: float = DEFAULT_PLATEAU_TOLERANCE,
+        rate: str = "schedule",
+        rate_tolerance: float = DEFAULT_RATE_TOLERANCE,
+        data: Inputs | Iterable[Inputs] | None = None,
     ) -> None:
-        for what, given, accepted in (("strategy", strategy, STRATEGIES), ("switch", switch, SWITCHES)):
+        for what, given, accepted in (
+            ("strategy", strategy, STRATEGIES), ("switch", switch, SWITCHES), ("rate", rate, RATES),
+        ):  # fmt: skip
             if given not in accepted:
                 raise ValueError(f"unknown {what} {given!r} of hardening; accepted: {', '.join(accepted)}")
         check_rate("plateau_tolerance", plateau_tolerance)
+        check_rate("rate_tolerance", rate_tolerance)
+        if rate == "tolerance" and strategy == "steps":
+            raise ValueError("rate='tolerance' measures once an epoch: harden with strategy='epoch'")
         switch_position(1, switch_fraction)  # raises on a fraction out of range
-        self.targets = target_hardnesses(target_hardness, tolerance)
+        self.targets: Mapping[str, Target] | None = None
+        if isinstance(target_hardness, str):
+            if target_hardness != MEASURED:
+                raise ValueError(
+                    f"target_hardness must be a number, or one by name, or 'measured', got {target_hardness!r}"
+                )
+            self.swap_tolerance = check_tolerance(DEFAULT_SWAP_TOLERANCE if tolerance is None else tolerance)
+        else:
+            self.targets = target_hardnesses(target_hardness, tolerance)
+        self._read: tuple[Any, Mapping[str, Target] | None] = (None, None)
+        self.rate = rate
+        self.rate_tolerance = rate_tolerance
+        self.data: list[Inputs] | None = None
+        """What it measures on."""
+        if data is not None:
+            self.data = [data] if isinstance(data, Tensor | Mapping) else list(data)
         self.switch_fraction = switch_fraction
         self.schedule = check_schedule(schedule).name
         self.strategy = strategy
@@ -129,6 +178,11 @@ class HardeningCallback(TrainerCallback):
                 "the training data has no length, and a plateau is looked for from epoch to epoch; harden with "
                 "switch='fixed'"
             )
+        if self.needs_data:
+            raise ValueError(
+                "target_hardness='measured' and rate='tolerance' measure the network on data that it is not trained "
+                "on: give HardeningCallback(data=...), or LambdaGELUTrainer an eval_dataset"
+            )
         if not self.selects_hardened_checkpoints:
             _refuse_best_checkpoints(args)
         total = state.max_steps if self.strategy == "steps" else state.num_train_epochs
@@ -149,7 +203,7 @@ class HardeningCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         if self.switch == "plateau":
-            self._note_hardness(model, state)
+            decided_once(state, _MEAN, _epoch_position(state), lambda: fmean(hardness_profile(model).values()))
         if self.strategy == "epoch":
             self._set_hardness(model, optimizer, state)
 
@@ -182,20 +236,24 @@ class HardeningCallback(TrainerCallback):
         switch = self._settled(state)
         return None if switch is None or position <= switch else (position - switch) / (total - switch)
 
-    def _note_hardness(self, model: nn.Module, state: TrainerState) -> None:
-        """Keep the mean λ with which an epoch begins where checkpoints keep it, each epoch's once."""
-        epoch = _epoch_position(state)
-        if len(_noted(state)) < epoch:  # a run resumed in the middle of an epoch begins it twice
-            profile = hardness_profile(model)
-            mean = sum(profile.values()) / len(profile)
-            state.log_history.append({_NOTED: mean, "epoch": epoch - 1.0, "step": state.global_step})
+    def targets_at(self, state: TrainerState) -> Mapping[str, Target] | None:
+        """The target of each gate, by its name or its row of GATES; None if it has not been measured yet."""
+        found = noted(state, _TARGETS) if self.targets is None else []
+        if found and self._read[0] is not found[-1]:  # each step asks
+            self._read = found[-1], target_hardnesses(found[-1][_TARGETS])
+        return self._read[1] if found else self.targets
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it measures on data that nobody has given it yet."""
+        return self.data is None and (self.targets is None or self.rate == "tolerance")
 
     def _settled(self, state: TrainerState) -> int | None:
         """The last epoch (or step) in which λ is learned; None if it is not known yet."""
-        notes = _noted(state)
+        notes = noted(state, _MEAN)
         epochs = int(state.num_train_epochs)
         latest = switch_position(epochs, self.switch_fraction)
-        found = settled_epoch([note[_NOTED] for note in notes], self.plateau_tolerance)
+        found = settled_epoch([note[_MEAN] for note in notes], self.plateau_tolerance)
         epoch = latest if found is None or found > latest else found
         if epoch >= len(notes):  # it has not ended
             return None
@@ -207,7 +265,31 @@ class HardeningCallback(TrainerCallback):
             release_hardness(model)
         else:
             hold_averaged_hardness(optimizer, model)
-            anneal_hardness(model, progress, target_hardness=self.targets, schedule=self.schedule)
+            if self.targets is None and not noted(state, _TARGETS):
+                release_hardness(model)
+                measure = partial(measured_targets, model, self.data or [], self.swap_tolerance)
+                decided_once(state, _TARGETS, _epoch_position(state), measure)
+            if self.rate == "tolerance":
+                progress = self._bounded_progress(model, state, progress)
+            self._anneal(model, state, progress)
+
+    def _anneal(self, model: nn.Module, state: TrainerState, progress: float) -> None:
+        anneal_hardness(model, progress, target_hardness=self.targets_at(state), schedule=self.schedule)
+
+    def _bounded_progress(self, model: nn.Module, state: TrainerState, by_schedule: float) -> float:
+        """The progress of this epoch under rate="tolerance", measured when the epoch first begins."""
+        before = next((note[_PROGRESS] for note in reversed(noted(state, _PROGRESS))), 0.0)
+
+        def gap(progress: float) -> float:
+            return mean_divergence(model, self.data or [], lambda: move(before), lambda: move(progress))
+
+        def measure() -> float:
+            if by_schedule == 1 or before == 1:
+                return 1.0
+            return largest_move(gap, before, self.rate_tolerance)
+
+        move = partial(self._anneal, model, state)
+        return decided_once(state, _PROGRESS, _epoch_position(state), measure)
 
 
 def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:
@@ -218,10 +300,6 @@ def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:
 def _epoch_position(state: TrainerState) -> int:
     # In the middle of an epoch, as after a resume, state.epoch has a fraction.
     return min(int(state.epoch or 0) + 1, int(state.num_train_epochs))
-
-
-def _noted(state: TrainerState) -> list[dict[str, float]]:
-    return [entry for entry in state.log_history if _NOTED in entry]
 
 
 def _refuse_deepspeed(args: TrainingArguments) -> None:
@@ -243,81 +321,3 @@ def _refuse_best_checkpoints(args: TrainingArguments) -> None:
                 "model. Use LambdaGELUTrainer, which selects among hardened epochs only (λ from "
                 f"{HARDENED_FRACTION:.0%} of the target on), or turn it off"
             )
-
-
-class HardnessLogCallback(TrainerCallback):
-    """Adds to every training log: each site's λ, their mean, and the learning rate of s.
-
-    Evaluations get the same in the trainer's `state.log_history`. Keys: `hardness/<module name>`,
-    `hardness/mean`, `hardness_learning_rate`. LambdaGELUTrainer has it by default. It must run before
-    the reporters (tensorboard, trackio, wandb), and callbacks that are passed to a plain Trainer run
-    after them: add it there with `HardnessLogCallback.add_to(trainer)`.
-
-    >>> import torch, hf_lgelu
-    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
-    >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
-    >>> from transformers import Trainer, TrainingArguments
-    >>> args = TrainingArguments(
-    ...     output_dir="run", max_steps=1, logging_steps=1, use_cpu=True, report_to=[], save_strategy="no",
-    ...     disable_tqdm=True,
-    ... )
-    >>> trainer = Trainer(model, args, train_dataset=rows)
-    >>> _ = hf_lgelu.HardnessLogCallback.add_to(trainer)
-    >>> _ = trainer.train()  # doctest: +ELLIPSIS
-    {...}
-    >>> [name for name in trainer.state.log_history[0] if name.startswith("hardness/")]
-    ['hardness/layers.0.activation', 'hardness/layers.1.activation', 'hardness/mean']
-    """
-
-    def __init__(self) -> None:
-        self._learning_rate: float | torch.Tensor | None = None
-        self._runs_first = False
-
-    @classmethod
-    def add_to(cls, trainer: Trainer) -> "HardnessLogCallback":
-        """Put the trainer's HardnessLogCallback, or a new one, in front of its reporters."""
-        callback = trainer.pop_callback(cls) or cls()
-        trainer.callback_handler.callbacks.insert(0, callback)
-        callback._runs_first = True
-        return callback
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
-    ) -> None:
-        require_lambda_gelu(model)
-        if not self._runs_first:
-            raise RuntimeError(
-                "this HardnessLogCallback runs after the reporters, which would never see what it adds. Do not pass it "
-                "in callbacks=[...] of a plain Trainer; call HardnessLogCallback.add_to(trainer), or use "
-                "LambdaGELUTrainer"
-            )
-
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any, **kwargs: Any
-    ) -> None:
-        # Trainer logs the learning rate of the step just made, and the scheduler moves on before the log.
-        self._learning_rate = hardness_learning_rate(optimizer)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        evaluated = logs is not None and any(name.startswith("eval_") for name in logs)
-        if logs is None or not ("loss" in logs or evaluated):
-            return
-        if not lambda_gelu_modules(model):  # ReLU has been substituted since the trainer was made
-            return
-        profile = hardness_profile(model)
-        added = {f"hardness/{name}": value for name, value in profile.items()}
-        added["hardness/mean"] = sum(profile.values()) / len(profile)
-        if self._learning_rate is not None:
-            added["hardness_learning_rate"] = float(self._learning_rate)
-        if state.log_history:
-            state.log_history[-1].update(added)
-        if not evaluated:  # the reporters have this step's λ from its training log already
-            logs.update(added)

@@ -1,6 +1,7 @@
 """Hardening as functions of the model: the callback calls them, and so can any training loop."""
 
 from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from hf_lgelu.models.profile import whole_tensor
 from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
 
+Target: TypeAlias = float | Tensor
+"""λ at the end of hardening: of a whole gate, or one for each λ of it, of the shape of its s."""
+
 HARDENED_FRACTION = 0.5
 """A model counts as hardened from this share of the target on: over 18 reference runs of the MLPs no
 best epoch that substituted without loss had a smaller λ."""
@@ -27,7 +31,7 @@ def anneal_hardness(
     model: nn.Module,
     progress: float,
     *,
-    target_hardness: float | Mapping[str, float] | None = None,
+    target_hardness: float | Mapping[str, Target] | None = None,
     schedule: str = "linear",
 ) -> None:
     """Set every λ to its place on the way from λ(s) to the target; s itself keeps its value.
@@ -39,8 +43,9 @@ def anneal_hardness(
     Args:
         model: has λ-GELU sites; unwrapped.
         progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
-        target_hardness: λ at progress 1: one for all, or one for each row of GATES or name of a module
-            (`layer_targets`); by default each gate's `hardness_for_tolerance()`, 159.577 for λ-GELU.
+        target_hardness: λ at progress 1: one for all, or one for each row of GATES or name of a module, of which a
+            tensor gives each λ its own (`layer_targets`); by default each gate's `hardness_for_tolerance()`, 159.577
+            for λ-GELU.
         schedule: a row of SCHEDULES.
 
     Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
@@ -61,7 +66,7 @@ def anneal_hardness(
         sizes = [s.numel() for s in raw]
         temperatures = [whole_tensor(module.temperature).expand(n) for module, n in zip(neighbours, sizes, strict=True)]
         start = hardness_from_raw(torch.cat(raw).double(), torch.cat(temperatures).double())
-        ends = [start.new_full((n,), target_of[id(module)]) for module, n in zip(neighbours, sizes, strict=True)]
+        ends = [target_of[id(module)].to(start).expand(n) for module, n in zip(neighbours, sizes, strict=True)]
         annealed = scheduled_hardness(schedule, start, torch.cat(ends), progress).split(sizes)
         overrides = [module.hardness_override for module in neighbours]
         _write(overrides, [new.view(old.shape) for new, old in zip(annealed, overrides, strict=True)])
@@ -123,11 +128,11 @@ def release_hardness(model: nn.Module) -> None:
 @torch.no_grad()
 def is_hardened(
     model: nn.Module,
-    target_hardness: float | Mapping[str, float] | None = None,
+    target_hardness: float | Mapping[str, Target] | None = None,
     *,
     fraction: float = HARDENED_FRACTION,
 ) -> bool:
-    """Whether every λ has reached `fraction` of the target.
+    """Whether every λ has reached `fraction` of the target, or its gate computes ReLU already (`forward="relu"`).
 
     Half the target is enough for a substitution that costs next to nothing; `fraction=1` asks for all of it.
 
@@ -151,26 +156,37 @@ def is_hardened(
     by_device: dict[torch.device, list[Tensor]] = {}
     target_of = _target_of_each(model, targets)
     for _, module in require_lambda_gelu(model):
+        if module.forward_mode == "relu":
+            continue
         hardness = whole_tensor(module.hardness)
-        wanted = hardness.new_tensor(fraction * target_of[id(module)])  # in float32, as λ is
-        by_device.setdefault(hardness.device, []).append((hardness >= wanted).all())
+        wanted = (fraction * target_of[id(module)]).to(hardness)  # in float32, as λ is
+        by_device.setdefault(hardness.device, []).append((hardness.flatten() >= wanted).all())
     return all(bool(torch.stack(reached).all()) for reached in by_device.values())
 
 
-def _target_of_each(model: nn.Module, targets: Mapping[str, float]) -> dict[int, float]:
-    """{id of a λ-gate: its target}, by its name or else its row of GATES."""
+def _target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int, Tensor]:
+    """{id of a λ-gate: its target, one or as many as it has λ}, by its name or else its row of GATES."""
     modules = dict(require_lambda_gelu(model))
     if unknown := sorted(targets.keys() - modules.keys() - GATES.keys()):
         raise ValueError(
             f"target_hardness names {', '.join(unknown)}, which is no row of GATES and no λ-gate of "
             f"{type(model).__name__}; it has {', '.join(modules)}"
         )
-    return {id(module): targets.get(name, targets[module.gate]) for name, module in modules.items()}
+    found = {}
+    for name, module in modules.items():
+        target = torch.as_tensor(targets.get(name, targets[module.gate]), dtype=torch.float64)
+        if target.dim() and target.shape != module.raw_hardness.shape:
+            raise ValueError(
+                f"the target of {name} has shape {tuple(target.shape)} and its λ {tuple(module.raw_hardness.shape)}; "
+                "give one number, or a target for each λ"
+            )
+        found[id(module)] = target.flatten()
+    return found
 
 
 def target_hardnesses(
-    target_hardness: float | Mapping[str, float] | None = None, tolerance: float | None = None
-) -> dict[str, float]:
+    target_hardness: float | Mapping[str, Target] | None = None, tolerance: float | None = None
+) -> dict[str, Target]:
     """{row of GATES: its target}: the number or numbers that are given, or what the tolerance means for each."""
     if isinstance(target_hardness, Mapping):
         names = {*GATES, *target_hardness}
@@ -178,7 +194,7 @@ def target_hardnesses(
     return {gate: resolve_target_hardness(target_hardness, tolerance, gate) for gate in GATES}
 
 
-def resolve_target_hardness(target_hardness: float | None, tolerance: float | None, gate: str = DEFAULT_GATE) -> float:
+def resolve_target_hardness(target_hardness: Any, tolerance: float | None, gate: str = DEFAULT_GATE) -> Target:
     """The target that the two options stand for; raise if both are given or one is out of range."""
     if target_hardness is not None and tolerance is not None:
         raise ValueError(
@@ -187,6 +203,10 @@ def resolve_target_hardness(target_hardness: float | None, tolerance: float | No
         )
     if target_hardness is None:
         return hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, gate)
+    if isinstance(target_hardness, Tensor | list):  # a list, as JSON keeps it
+        targets = torch.as_tensor(target_hardness, dtype=torch.float64)
+        if bool(((targets > 1) & (targets <= LARGEST_HARDNESS)).all()):
+            return targets
     is_number = isinstance(target_hardness, int | float) and not isinstance(target_hardness, bool)
     if not is_number or not 1 < target_hardness <= LARGEST_HARDNESS:
         raise ValueError(

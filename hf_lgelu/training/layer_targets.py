@@ -6,55 +6,68 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.gates import GATES, Gate
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, require_lambda_gelu
 
-_SMALLEST_TARGET = 1.05
-_NEAR = 0.02  # the share of pre-activations that is near 0
+MEASURED = "measured"
+"""In the place of a target: what `layer_targets` measures."""
+
+DEFAULT_SWAP_TOLERANCE = 0.01
+
+_TARGETS = (1.05, 2.0**40)
+_HALVINGS = 40
 _EDGES = 2.0 ** torch.arange(-160, 161, dtype=torch.float64).div(8)  # of |z|: eight an octave
+_MIDDLES = torch.cat([torch.zeros(1, dtype=torch.float64), _EDGES * 2.0 ** (1 / 16)])  # of the bins that they bound
 
 
 class _Seen:
-    """Of the pre-activations z of one hardness: how many there are, Σ ReLU(z)², and a histogram of |z|."""
+    """Of the pre-activations z of one gate: how many there are, Σ ReLU(z)², and a histogram of |z| for each λ."""
 
-    def __init__(self, gate: str) -> None:
-        self.gate = gate
+    def __init__(self, module: LambdaGate) -> None:
+        self.gate = GATES[module.gate]
+        has_one = module.granularity in ("layer", "network")
+        self.shape: tuple[int, ...] = (1,) if has_one else tuple(module.raw_hardness.shape)
         self.count, self.squares = 0, 0.0
-        self.histogram = torch.zeros(len(_EDGES) + 1, dtype=torch.int64)
+        self.histogram = torch.zeros(torch.Size(self.shape).numel(), len(_MIDDLES), dtype=torch.int64)
 
     def add(self, z: Tensor) -> None:
-        z = z.detach().flatten().double().cpu()
+        z = z.detach().double().cpu()
         self.count += z.numel()
         self.squares += z.relu().square().sum().item()
-        self.histogram += torch.bincount(torch.bucketize(z.abs(), _EDGES), minlength=len(_EDGES) + 1)
-
-    def density_at_zero(self) -> float:
-        """p(0): the share of z within ±h over 2h, for the smallest h that holds `_NEAR` of them."""
-        near = self.histogram.cumsum(0)
-        edge = int((near[:-1] < _NEAR * self.count).sum().clamp(max=len(_EDGES) - 1))
-        return near[edge].item() / self.count / (2 * _EDGES[edge].item())
+        bins = torch.bucketize(z.abs(), _EDGES)
+        if len(self.histogram) > 1:
+            bins = bins + len(_MIDDLES) * torch.arange(len(self.histogram)).view(self.shape)
+        counts = torch.bincount(bins.flatten(), minlength=self.histogram.numel())
+        self.histogram += counts.view_as(self.histogram)
 
 
 @torch.no_grad()
-def layer_targets(model: nn.Module, data: Inputs | Iterable[Inputs], *, tolerance: float = 0.01) -> dict[str, float]:
+def layer_targets(
+    model: nn.Module, data: Inputs | Iterable[Inputs], *, tolerance: float = DEFAULT_SWAP_TOLERANCE
+) -> dict[str, float | Tensor]:
     """{module name: λ} at which ReLU in the place of a gate moves its output by about `tolerance` of its rms.
 
     For pre-activations z with density p, the swap's error z·(H(z) − G(λz)) lives within a few 1/λ of 0, where p is
     p(0). So its mean is E|z(H(z) − G(λz))| ≈ p(0)·c₁/λ² with c₁ = ∫|u|·|H(u) − G(u)|du, ½ for λ-GELU, and its
-    square's mean ≈ p(0)·c₂/λ³ with c₂ = ∫u²·(H(u) − G(u))²du. With ρ² = E[ReLU(z)²] the target is
+    square's mean ≈ p(0)·c₂/λ³ with c₂ = ∫u²·(H(u) − G(u))²du. With ρ² = E[ReLU(z)²] over the gate, the target is the
+    smallest λ with
 
-        λ = (p(0)·c₂ / (tolerance·ρ)²)^(1/3).
+        E[z²·(H(z) − G(λz))²] ≤ (tolerance·ρ)²,        so that λ ≈ (p(0)·c₂ / (tolerance·ρ)²)^(1/3).
 
-    `model` stays as it is. Where several sites share a λ, it is that of all their pre-activations together; a gate
-    with a λ per channel or neuron gets one target. `anneal_hardness(model, progress, target_hardness=...)` and
+    The mean is taken over a histogram of the z that are seen. Where a gate has a λ per channel or neuron, each gets its
+    own, by its own z and the ρ of the whole gate; where several sites share a λ, it is that of all their z together.
+    `model` stays as it is. `anneal_hardness(model, progress, target_hardness=...)`, `is_hardened(model, ...)` and
     `HardeningCallback(target_hardness=...)` take what this returns.
 
     Args:
         model: has λ-gates.
         data: one batch, or an iterable of batches, like those that the model is for.
         tolerance: relative root mean square of the swap's error, in (0, 1).
+
+    Returns:
+        A number for a gate with one λ; for others a float64 tensor of the shape of s. At least 1.05.
 
     Raises:
         ValueError: no λ-gate, a tolerance out of its range, data that is empty or never reaches a gate, or
@@ -68,10 +81,9 @@ def layer_targets(model: nn.Module, data: Inputs | Iterable[Inputs], *, toleranc
         >>> {name: round(target) for name, target in layer_targets(model, z).items()}
         {'1': 8}
     """
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 < tolerance < 1:
-        raise ValueError(f"tolerance must be a number in (0, 1), got {tolerance!r}")
+    check_tolerance(tolerance)
     owners = require_lambda_gelu(model)
-    seen = {id(module): _Seen(module.gate) for _, module in owners}
+    seen = {id(module): _Seen(module) for _, module in owners}
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         owner = module if isinstance(module, LambdaGate) else module.owner
@@ -84,11 +96,31 @@ def layer_targets(model: nn.Module, data: Inputs | Iterable[Inputs], *, toleranc
     return {name: _target(name, seen[id(module)], tolerance) for name, module in owners}
 
 
-def _target(name: str, seen: _Seen, tolerance: float) -> float:
+def check_tolerance(tolerance: float) -> float:
+    """Return the relative tolerance, or raise a ValueError unless it is a number in (0, 1)."""
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must be a number in (0, 1), got {tolerance!r}")
+    return tolerance
+
+
+def _target(name: str, seen: _Seen, tolerance: float) -> float | Tensor:
     if seen.count == 0:
         raise ValueError(f"the data never reaches {name or 'the gate'}; give data that runs the whole model")
     mean_square = seen.squares / seen.count
     if not 0 < mean_square < float("inf"):
         raise ValueError(f"the pre-activations of {name or 'the gate'} are never above 0, or not finite")
-    cubed = seen.density_at_zero() * GATES[seen.gate].square_moment / (tolerance**2 * mean_square)
-    return max(_SMALLEST_TARGET, cubed ** (1 / 3))
+    targets = _smallest_hardness(seen.gate, seen.histogram, tolerance**2 * mean_square)
+    return targets.item() if len(targets) == 1 else targets.view(seen.shape)
+
+
+def _smallest_hardness(gate: Gate, histogram: Tensor, allowed: float) -> Tensor:
+    """Of each row the smallest λ with which the mean of z²(H(z) − G(λz))², which falls in λ, is at most `allowed`."""
+    present = histogram.any(dim=0)
+    z, shares = _MIDDLES[present], histogram[:, present] / histogram.sum(dim=1, keepdim=True)
+    low, high = (torch.full((len(shares), 1), end, dtype=torch.float64).log() for end in _TARGETS)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        error = (shares * (z * gate.step(-gate.scale * middle.exp() * z)).square()).sum(dim=1, keepdim=True)
+        is_enough = error <= allowed
+        low, high = torch.where(is_enough, low, middle), torch.where(is_enough, middle, high)
+    return high.exp().flatten()

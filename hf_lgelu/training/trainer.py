@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
+from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.models.optimizer_groups import check_rate
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
@@ -23,7 +26,7 @@ from hf_lgelu.models.sites import (
 )
 from hf_lgelu.models.surgery import TemporaryRelu, temporary_relu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
-from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
+from hf_lgelu.training.callbacks import HardeningCallback
 from hf_lgelu.training.evaluation import (
     compare_outputs,
     comparison_metrics,
@@ -32,11 +35,14 @@ from hf_lgelu.training.evaluation import (
     random_state_kept,
     with_relu_metrics,
 )
-from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
+from hf_lgelu.training.hardening import HARDENED_FRACTION, Target, is_hardened
+from hf_lgelu.training.hardness_log import HardnessLogCallback
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
 from hf_lgelu.training.relufication import RELUFIED_KINDS, RelufyCallback
 
 logger = logging.get_logger(__name__)
+
+_MEASURED_BATCHES = 8
 
 
 class LambdaGELUTrainer(Trainer):
@@ -120,11 +126,14 @@ class LambdaGELUTrainer(Trainer):
         hardening = self._hardening_callback()
         if hardening is None:
             return super().train(*args, **options)
+        given = hardening.data
+        if hardening.needs_data:
+            hardening.data = self._batches_to_measure_on()
         hardening.selects_hardened_checkpoints = True  # by this trainer; another may use the callback after it
         try:
             return super().train(*args, **options)
         finally:
-            hardening.selects_hardened_checkpoints = False
+            hardening.selects_hardened_checkpoints, hardening.data = False, given
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Trainer's optimizer, with the raw hardness moved to a group of its own.
@@ -217,14 +226,15 @@ class LambdaGELUTrainer(Trainer):
         if self.args.relufication and find_sites(self.model, RELUFIED_KINDS):
             return False  # ReLU is not in yet
         hardening = self._hardening_callback()
-        if hardening is None or is_hardened(self.model, hardening.targets):
+        targets = None if hardening is None else hardening.targets_at(self.state)
+        if hardening is None or (targets is not None and is_hardened(self.model, targets)):
             return super()._determine_best_metric(metrics, trial)
         selects = self.args.load_best_model_at_end or self.args.save_strategy == "best"
         if selects and not self._told_soft:
             self._told_soft = True
             logger.warning(
                 "The gates are still soft: no epoch counts as the best before every λ has reached "
-                f"{HARDENED_FRACTION:.0%} of the target {self._target_text(hardening)}, since substituting ReLU in an "
+                f"{HARDENED_FRACTION:.0%} of the target{self._target_text(targets)}, since substituting ReLU in an "
                 "earlier one would destroy it"
             )
         return False
@@ -236,9 +246,24 @@ class LambdaGELUTrainer(Trainer):
     def _substituted_kinds(self) -> tuple[str, ...]:
         return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS
 
-    def _target_text(self, hardening: HardeningCallback) -> str:
-        targets = {hardening.targets[module.gate] for _, module in lambda_gelu_modules(self.model)}
-        return " or ".join(f"{target:.6g}" for target in sorted(targets))
+    def _target_text(self, targets: Mapping[str, Target] | None) -> str:
+        """ " 159.577"; nothing where each gate has a target of its own."""
+        sites = lambda_gelu_modules(self.model)
+        if targets is None or any(name in targets for name, _ in sites):
+            return ""
+        return " " + " or ".join(f"{target:.6g}" for target in sorted({targets[module.gate] for _, module in sites}))
+
+    def _batches_to_measure_on(self) -> list[Any] | None:
+        """The first batches of the evaluation data, the same on every process."""
+        dataset = self.eval_dataset
+        if isinstance(dataset, dict):
+            dataset = next(iter(dataset.values()), None)
+        if dataset is None:
+            return None
+        prepared = self.get_eval_dataloader(dataset)
+        loader = DataLoader(prepared.dataset, batch_size=self.args.eval_batch_size, collate_fn=prepared.collate_fn)
+        with same_randomness():
+            return list(islice(loader, _MEASURED_BATCHES))
 
     def _hardening_callback(self) -> HardeningCallback | None:
         callbacks = self.callback_handler.callbacks
@@ -259,6 +284,8 @@ def _hardening_callback(args: LambdaGELUTrainingArguments) -> HardeningCallback:
         strategy=args.hardening_strategy,
         switch=args.hardening_switch,
         plateau_tolerance=args.plateau_tolerance,
+        rate=args.hardening_rate,
+        rate_tolerance=args.rate_tolerance,
     )
 
 

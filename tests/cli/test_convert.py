@@ -19,6 +19,7 @@ from hf_lgelu.cli import given_checkpoint
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.refit import attempts
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
 FILES = {"config.json", "model.safetensors", "README.md", "report.json", "report.md", "refit.png"}
@@ -79,6 +80,44 @@ def test_no_local_path_is_in_what_is_pushed(converted, place):
     for path in converted.iterdir():
         if path.suffix in (".md", ".json"):
             assert str(place) not in path.read_text(), path.name
+
+
+def test_gates_are_kept_and_the_curve_of_keeping_them_is_drawn(place, tmp_path, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--keep", 1, "--keep_curve", "0,1")
+    status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert (status, errors) == (0, "")
+    assert "1 gate stayed smooth: " in said
+    assert {path.name for path in (tmp_path / "relu").iterdir()} == FILES | {"keep.png"}
+    document = report_of(tmp_path / "relu")
+    (kept,) = document["report"]["kept"]
+    model = load_checkpoint(tmp_path / "relu")
+    assert type(model.get_submodule(kept)) is not nn.ReLU
+    assert sorted(type(layer.activation) is nn.ReLU for layer in model.layers) == [False, True]
+    assert [(point["converted"], point["kept"]) for point in document["keep_curve"]] == [(1, [kept]), (2, [])]
+    card = (tmp_path / "relu" / "README.md").read_text()
+    assert "Without hf_lgelu" not in card
+    assert "hf_lgelu.from_pretrained(MLPForClassification" in card
+
+
+def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu", "--resume")
+    write = module._write
+
+    def full(*given):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(module, "_write", full)
+    assert call(*words, "--disable_tqdm")[0] == 1
+    done = sorted(path.name for path in (tmp_path / ".relu.conversion").iterdir())
+    assert done == ["conversion.json", "lock", "refit-00000.pt", "refit-00001.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == [".relu.conversion"]
+    status, _, errors = call(*words, "--disable_tqdm", "--target", "relu6")
+    assert status == 1
+    assert "another model, on other inputs or with other arguments" in errors
+    monkeypatch.setattr(module, "_write", write)
+    monkeypatch.setattr(attempts, "fit_layer", None)  # nothing is left to fit
+    assert call(*words, "--disable_tqdm")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["relu"]
 
 
 def test_fewer_rows_and_no_second_set(place, tmp_path, call):

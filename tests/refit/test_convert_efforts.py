@@ -28,7 +28,7 @@ from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.ladder import check_effort, climb
+from hf_lgelu.refit.ladder import EFFORTS, OutOfTimeError, check_effort, climb
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.placement import Placement, PlacementSums, find_gate_units, fit_placement, knots, write_placement
@@ -383,16 +383,19 @@ def test_gates_are_ranked_and_kept():
         assert torch.equal(converted[0].weight, model[0].weight)
     with pytest.raises(ValueError, match="no gate is named 7"):
         convert_to_relu(model, rows, keep=["7"])
-    with pytest.raises(ValueError, match="no activation module of kind"):
-        convert_to_relu(model, rows, keep=["1", "3"])
+    for count in (["1", "3"], 2, -1):
+        with pytest.raises(ValueError, match="of 2 gates 0 to 1 can stay"):
+            convert_to_relu(model, rows, keep=count)
     network = gpt2()
     first = "transformer.h.0.mlp.act"
-    with pytest.raises(RuntimeError, match="no activation key"):
-        convert_to_relu(network, tokens(), keep=[first], max_kl=None)
     converted, report = convert_to_relu(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
     assert type(converted.get_submodule(first)) is type(network.get_submodule(first))
     assert "names the gates from before" in report.warnings[-1]  # a reload would build another network
-    for names in ({"keep": "13"}, {"outputs": "logits"}):  # "1" and "3" are gates, but nobody has named these
+    for names in (
+        {"keep": "13"},
+        {"keep": True},
+        {"outputs": "logits"},
+    ):  # "1" and "3" are gates, but nobody has named these
         with pytest.raises(TypeError, match="sequence of names"):
             convert_to_relu(model, rows, **names)
 
@@ -417,7 +420,11 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     assert "Tried one after the other" not in str(report)
     with pytest.raises(ConversionRefusedError, match=r"refit .* place .* blocks") as caught:
         convert_to_relu(model, rows, tolerance=1e-12, effort="blocks")
-    report = caught.value.report
+    report, best = caught.value.report, caught.value.model
+    with torch.no_grad():
+        wanted, given = (network(rows).log_softmax(-1) for network in (model, best))
+    assert (wanted.exp() * (wanted - given)).sum(-1).mean().item() < 0.1
+    assert [type(module).__name__ for module in best] == ["Linear", "ReLU", "Linear"]
     assert [step.effort for step in report.steps] == ["refit", "place", "blocks"]
     assert f"refit {report.steps[0].distance:.3g}, place {report.steps[1].distance:.3g}" in str(report)
 
@@ -463,3 +470,50 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
 def test_a_bound_that_is_none_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be a number above 0, or None, got"):
         convert_to_relu(nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)), torch.zeros(20, 2), **{name: value})
+
+
+def test_a_metric_of_the_caller_says_how_much_may_be_lost():
+    torch.manual_seed(7)
+    model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(400, 6)
+    seen = []
+
+    def score(network):  # lower error is higher
+        assert not any(module.training for module in network.modules())
+        with torch.no_grad():
+            seen.append(10 - (network(rows) - model(rows)).square().mean().item() * 100)
+        return seen[-1]
+
+    report = convert_to_relu(model, rows, metric=score, tolerance=0.9).report
+    assert seen[0] == 10.0
+    assert [step.lost for step in report.steps] == [pytest.approx((10 - value) / 10) for value in seen[1:]]
+    assert report.steps[-1].gap <= 0.9
+    assert all(step.gap > 0.9 for step in report.steps[:-1])
+    assert "% of the score lost" in str(report) or len(report.steps) == 1
+    with pytest.raises(ConversionRefusedError, match="lose at most 1e-09 of the original's score") as caught:
+        convert_to_relu(model, rows, metric=score, tolerance=1e-9, effort="place")
+    assert isinstance(caught.value.model, nn.Module)
+    metrics = {0.5: TypeError, (lambda network: "good"): TypeError, (lambda network: float("nan")): ValueError}
+    for metric, error in metrics.items():
+        with pytest.raises(error, match="metric"):
+            convert_to_relu(model, rows, metric=metric, tolerance=0.1)
+    # A score that is nearer is kept though the KL is not, and of equal scores the KL decides.
+    shares = {"refit": (0.2, 0.5), "place": (0.1, 0.7), "blocks": (0.1, 0.6), "distill": (0.1, 0.65)}
+    found = climb(list(shares), lambda effort, best: shares[effort], lambda f: f[1], lost=lambda f: f[0])
+    assert [step.is_kept for step in found.steps] == [True, True, True, False]
+
+
+def test_a_rung_ends_when_the_time_is_up():
+    def attempt(effort, best):
+        if effort == "place":
+            raise OutOfTimeError
+        return 0.5
+
+    found = climb(["refit", "place", "blocks"], attempt, lambda found: found, max_seconds=100)
+    assert [(step.effort, step.distance, step.is_kept) for step in found.steps] == [
+        ("refit", 0.5, True), ("place", None, False),
+    ]  # fmt: skip
+    clock = iter([0.0, 0.0, 5.0, 5.0, 5.0, 5.0, 6.0])  # the refit took 5 of 8 seconds: what is as long does not fit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_lgelu.refit.ladder.time.perf_counter", lambda: next(clock))
+        reached = climb(list(EFFORTS), lambda effort, best: 0.5, lambda found: found, max_seconds=8)
+    assert [step.effort for step in reached.steps] == ["refit", "distill"]

@@ -68,6 +68,57 @@ def test_each_layer_has_its_own_and_hardening_takes_them():
             call()
 
 
+def exact_error(gate, hardness, deviation):
+    """E[z²(H(z) − G(λz))²] of a normal z."""
+
+    def density(u):
+        return (u / hardness * STEPS[gate](-u)) ** 2 * mpmath.npdf(u / hardness, 0, deviation) / hardness
+
+    return float(2 * mpmath.quad(density, [0, 1, 2, 4, 8, 16, 32]))
+
+
+@every_gate
+@pytest.mark.parametrize(("granularity", "shape"), [("channel", (3, 1)), ("neuron", (3, 5))])
+def test_each_channel_and_neuron_has_its_own(gate, granularity, shape):
+    deviations = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
+    gate_module = GATE_MODULES[gate](granularity=granularity, raw_shape=shape)
+    model = nn.Sequential(nn.Identity(), gate_module)
+    z = deviations[:, None] * normal(900_000, mean=0.0, deviation=1.0).view(-1, 3, 5)
+    targets = layer_targets(model, [z[:20_000], z[20_000:]], tolerance=0.01)["1"]
+    assert targets.shape == shape
+    # ρ² = σ²/2 for all together; the error of each by its own density.
+    allowed = 1e-4 * (deviations.square() / 2).mean().item()
+    for deviation, row in zip(deviations.tolist(), targets.tolist(), strict=True):
+        error = exact_error(gate, row[0], deviation)
+        assert error == pytest.approx(allowed, rel=0.03 if granularity == "channel" else 0.1)
+        assert row == pytest.approx([row[0]] * len(row), rel=0.05)
+    anneal_hardness(model, 1.0, target_hardness={"1": targets})
+    torch.testing.assert_close(gate_module.hardness.double(), targets, rtol=1e-6, atol=0)
+    error = gate_module(z) - z.relu()
+    assert (error.square().mean() / z.relu().square().mean()).sqrt().item() == pytest.approx(0.01, rel=0.05)
+    assert is_hardened(model, {"1": targets}, fraction=1.0)
+    assert not is_hardened(model, {"1": targets * torch.tensor([[1.0], [1.0], [2.0]])}, fraction=1.0)
+    for wrong in (targets[0], targets.flatten()):
+        with pytest.raises(ValueError, match="the target of 1 has shape"):
+            anneal_hardness(model, 1.0, target_hardness={"1": wrong})
+    with pytest.raises(ValueError, match="target_hardness must be a finite number > 1"):
+        anneal_hardness(model, 1.0, target_hardness={"1": targets - targets.min() + 1})
+
+
+def test_a_channel_that_is_far_from_0_needs_no_hardness():
+    """Where the density near 0 says nothing, the error itself does."""
+    module = GATE_MODULES["lambda_gelu"](granularity="channel", raw_shape=(2,))
+    z = torch.stack([torch.linspace(-9.0, -8.0, 1000), torch.linspace(0.5, 0.6, 1000)], dim=1).double()
+    dead, alive = layer_targets(module, z, tolerance=0.01)[""].tolist()
+    assert dead == pytest.approx(1.05, rel=1e-9)
+    allowed = 0.01**2 * z.relu().square().mean().item()
+
+    def mean_square(hardness):
+        return float(mpmath.quad(lambda x: (x * mpmath.ncdf(-hardness * x)) ** 2, [0.5, 0.6]) / 0.1)
+
+    assert mean_square(1.05 * alive) < allowed < mean_square(alive / 1.05)
+
+
 def test_sites_that_share_a_hardness_count_together():
     owner = GATE_MODULES["lambda_gelu"]()
     model = nn.Sequential(owner, SharedLambdaGate(owner))

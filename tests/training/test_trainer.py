@@ -156,7 +156,8 @@ def test_arguments_from_the_command_line(tmp_path):
     given = (
         f"--output_dir {tmp_path} --use_cpu --hardness_lr_multiplier 3 --harden --tolerance 0.01 --switch_fraction 0.5 "
         "--hardening_schedule geometric --hardening_strategy steps --log_hardness false --report_substitution false "
-        "--require_lambda_gelu false --relufication --hardening_switch plateau --plateau_tolerance 0.02"
+        "--require_lambda_gelu false --relufication --hardening_switch plateau --plateau_tolerance 0.02 "
+        "--hardening_rate tolerance --rate_tolerance 0.5"
     )
     (args,) = parser.parse_args_into_dataclasses(given.split())
     read = {field.name: getattr(args, field.name) for field in OURS}
@@ -170,12 +171,24 @@ def test_arguments_from_the_command_line(tmp_path):
         "hardening_strategy": "steps",
         "hardening_switch": "plateau",
         "plateau_tolerance": 0.02,
+        "hardening_rate": "tolerance",
+        "rate_tolerance": 0.5,
         "relufication": True,
         "log_hardness": False,
         "report_substitution": False,
         "require_lambda_gelu": False,
     }
     assert all(field.metadata["help"] for field in OURS)
+
+
+@pytest.mark.parametrize(("given", "read"), [("77", 77.0), ("1.5e2", 150.0), ("measured", "measured")])
+def test_a_target_from_the_command_line_is_a_number_or_a_word(tmp_path, given, read):
+    parser = HfArgumentParser(LambdaGELUTrainingArguments)
+    common = ["--output_dir", str(tmp_path), "--use_cpu", "--target_hardness"]
+    (args,) = parser.parse_args_into_dataclasses([*common, given])
+    assert args.target_hardness == read
+    with pytest.raises(ValueError, match="target_hardness must be a number or 'measured', got 'hard'"):
+        parser.parse_args_into_dataclasses([*common, "hard"])
 
 
 def test_default_arguments_are_the_papers():

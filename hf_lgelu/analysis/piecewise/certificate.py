@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
 from hf_lgelu.models.comparison import outputs_of
 from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain
-from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.profile import hardness_profile, swap_errors
 from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites
 from hf_lgelu.models.surgery import temporary_relu
 
@@ -200,9 +199,8 @@ def _scores(network: nn.Module, batch: Inputs) -> Tensor:
 
 
 def _sites(network: nn.Module, gates: dict[nn.Module, float]) -> tuple[SiteCertificate, ...]:
-    found = []
-    for site in find_sites(network, LEARNED_KINDS):
-        hardness = site.module.hardness.min().item()
-        bound = swap_error_bound(hardness, site.kind)
-        found.append(SiteCertificate(site.name, hardness, bound, gates.get(site.module)))
-    return tuple(found)
+    bounds = swap_errors(network)
+    return tuple(
+        SiteCertificate(site.name, site.module.hardness.min().item(), bounds[site.name], gates.get(site.module))
+        for site in find_sites(network, LEARNED_KINDS)
+    )

@@ -101,7 +101,7 @@ def render_conversion_card(
     """
     require_card_names(repo_id, license)
     where = repo_id or "FOLDER"
-    name = checkpoint.model_class
+    name, needs_package = checkpoint.model_class, checkpoint.needs_package
     card = ModelCard.from_template(
         conversion_card_data(report, provenance, model_class=name, repo_id=repo_id, license=license),
         template_path=str(TEMPLATE),
@@ -113,8 +113,8 @@ def render_conversion_card(
         warnings=bullets(report.warnings),
         layers=layer_table(report.layers),
         layer_note=LAYER_NOTE,
-        plain_code=loading.without_hf_lgelu(checkpoint, where, activation="relu"),
-        carried_code=loading.with_carried_code(where) if checkpoint.own_code else "",
+        plain_code="" if needs_package else loading.without_hf_lgelu(checkpoint, where, activation="relu"),
+        carried_code=loading.with_carried_code(where) if checkpoint.own_code and not needs_package else "",
         lgelu_code=loading.with_hf_lgelu(name, where),
         limits=_limits(report),
         licence=_licence(license),
@@ -154,7 +154,8 @@ def _original(provenance: Provenance) -> str:
 
 def _summary(report: ConversionReport, provenance: Provenance, checkpoint: CheckpointFacts) -> str:
     return (
-        f"A network of class {code(checkpoint.model_class)}: {_original(provenance)} with ReLU in the place of its "
+        f"A network of class {code(checkpoint.model_class)}: {_original(provenance)} with {report.target} in the "
+        f"place of its "
         f"{gates_in_words(report)}. It was not trained for that: the linear maps behind the gates were refitted to "
         "what the original computes, on inputs without labels. All other weights are the original's.\n\n"
         f"**How far it is from the original.** {how_far(report)}"

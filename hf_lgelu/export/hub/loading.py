@@ -6,9 +6,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
+from hf_lgelu.activation.gates import ACTIVATION_NAMES, DEFAULT_GATE
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models import mlp
+from hf_lgelu.models.rebuild import RECORD_KEY
 from hf_lgelu.models.whole_file import whole_file
 
 CODE_FILE = "mlp.py"
@@ -58,13 +59,14 @@ class CheckpointFacts:
     """What decides how a checkpoint is loaded.
 
     `layers` are the hidden layers of an `MLPForClassification`; `own_code` says that mlp.py lies beside the weights
-    (`attach_model_code`). A checkpoint of sentence-transformers is of the class SentenceTransformer, whatever its
-    encoder.
+    (`attach_model_code`), `needs_package` that the config alone does not build the network (`from_pretrained`). A
+    checkpoint of sentence-transformers is of the class SentenceTransformer, whatever its encoder.
     """
 
     model_class: str
     layers: int | None = None
     own_code: bool = False
+    needs_package: bool = False
 
     @property
     def library(self) -> str:
@@ -86,6 +88,7 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
         model_class=names[0],
         layers=config.get("num_hidden_layers") if names[0] == _MLP_CLASS else None,
         own_code="auto_map" in config,
+        needs_package=RECORD_KEY in config,
     )
 
 
@@ -148,7 +151,7 @@ def attach_model_code(folder: str | os.PathLike) -> Path:
             f"{folder} holds a model of type {config.get('model_type')!r}; only {mlp.MLPConfig.model_type!r} has code "
             "to carry, the others are in transformers or timm"
         )
-    if config["hidden_act"] in GATES:
+    if config["hidden_act"] in ACTIVATION_NAMES:
         raise ValueError(
             f"{folder} has hidden_act {config['hidden_act']!r}, which is built by hf_lgelu; export the model with "
             "export_relu or export_gelu first"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_lgelu import CardData, CardFacts, CardScores, write_card
+from hf_lgelu.activation.gates import ACTIVATION_NAMES
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from lgelu_lab.report.paper import DATA_READ, data_folder
 from lgelu_lab.studies.records import RunRecord, read_record
@@ -75,7 +76,7 @@ def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
     last, benchmark = record.last, record.config["benchmark"]
     return CardFacts(
         hardness=last.hardness,
-        gates=dict.fromkeys(last.hardness, record.config["activation"]),
+        gates=dict.fromkeys(last.hardness, ACTIVATION_NAMES.get(record.config["activation"], ("",))[0]),
         name=benchmark,
         trained_on=f"the benchmark {benchmark} of hf_lgelu",
         hardened=bool(record.config["harden"]),

@@ -6,9 +6,13 @@ records lack:
 - schema_version, name, created (UTC, ISO 8601), seconds (training and
   evaluation; of a resumed run since it was resumed)
 - config: benchmark, recipe (absent earlier: "paper"), activation, init_mode, init_hardness, high_hardness,
-  temperature, hardness_lr_multiplier, harden, target_hardness, switch_fraction, hardening_schedule,
-  hardening_strategy (hardening_granularity in records before 0.2.0), seed, and the training recipe (optimizer,
-  learning_rate, weight_decay, train_batch_size over all processes, num_train_epochs, lr_scheduler_type, ...)
+  temperature, granularity (absent earlier: "layer"), hardness_lr_multiplier, harden, target_hardness, switch_fraction,
+  hardening_schedule, hardening_strategy (hardening_granularity in records before 0.2.0), of a hardened run
+  hardening_switch and hardening_rate (absent earlier: "fixed" and "schedule") with plateau_tolerance, or
+  rate_tolerance and hardening_progress (a number for each epoch that hardens), where they count; where targets were
+  measured, measured_targets, a target_hardness of null and layer_targets ({site: target, the mean of several}), seed,
+  and the training recipe (optimizer, learning_rate, weight_decay, train_batch_size over all processes,
+  num_train_epochs, lr_scheduler_type, ...)
 - data: train_samples, eval_samples, eval_split (what the metric was measured on), classes (null for text; absent in
   the earliest records), and what was read: source (the Hub id only where the Hub's data was read), copy_of (the Hub
   id in whose place a local folder was read), folder (its name), files ({file: bytes}), readme (what the folder's
@@ -102,8 +106,8 @@ class RunRecord:
     @property
     def as_learned(self) -> EpochRecord | None:
         """The last evaluation before hardening began: λ as the loss made it; None where there is none."""
-        if not self.config.get("harden"):
-            return None
+        if not self.config.get("harden") or self.config.get("hardening_switch", "fixed") != "fixed":
+            return None  # when λ had settled is not recorded
         # What hf_lgelu.hardening_progress computes, and a test compares with: that package loads torch.
         total, fraction = math.ceil(self.config["num_train_epochs"]), self.config["switch_fraction"]
         switch = min(math.floor(fraction * total * (1 + 1e-12)), total - 1)
@@ -223,7 +227,9 @@ _FIELDS: dict[str, Kind] = {
 }
 _HARDENING = ("num_train_epochs", "switch_fraction")
 _CONFIG: dict[str, Kind] = {
-    **dict.fromkeys(("benchmark", "activation", "recipe", "init_mode"), TEXT),
+    **dict.fromkeys(("benchmark", "activation", "recipe", "init_mode", "hardening_switch", "hardening_rate"), TEXT),
+    **dict.fromkeys(("plateau_tolerance", "rate_tolerance"), NUMBER),
+    **{"measured_targets": FLAG, "layer_targets": NUMBERS, "hardening_progress": LIST},
     **{"seed": COUNT, "harden": FLAG, "target_hardness": optional(NUMBER)},
     **dict.fromkeys(_HARDENING, NUMBER),
 }

@@ -250,6 +250,27 @@ def test_every_gate_of_the_library_hardens(tmp_path):
     assert MLPForClassification.from_pretrained(tmp_path / "relu").config.hidden_act == "relu"
 
 
+def test_a_record_says_how_hardening_was_decided(tmp_path):
+    options = {"harden": True, "target_hardness": "measured", "tolerance": 0.02, "num_train_epochs": 4}
+    adaptive = {"hardening_switch": "plateau", "switch_fraction": 0.5, "hardening_rate": "tolerance"}
+    record = read_record(digits(tmp_path, **options, **adaptive) and tmp_path)
+    config = record.config
+    assert [config[name] for name in ("hardening_switch", "hardening_rate")] == ["plateau", "tolerance"]
+    assert (config["plateau_tolerance"], config["rate_tolerance"], config["tolerance"]) == (0.01, 0.01, 0.02)
+    assert (config["target_hardness"], config["measured_targets"]) == (None, True)
+    assert config["layer_targets"] == pytest.approx(record.last.hardness, rel=1e-6)
+    assert config["hardening_progress"][-1] == 1.0
+    assert len(config["hardening_progress"]) == 2
+    assert record.as_learned is None
+
+
+def test_a_relu_forward_is_trained_and_swapped_without_a_change(tmp_path):
+    record = digits(tmp_path, activation="lambda_gelu_relu", harden=True, num_train_epochs=4)
+    assert {epoch.relu_max_logit_change for epoch in record.epochs} == {0.0}
+    assert [epoch.relu_score for epoch in record.epochs] == [epoch.score for epoch in record.epochs]
+    assert min(record.last.hardness.values()) > 159
+
+
 def test_an_output_folder_that_is_a_file_is_told(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(NotADirectoryError, match="file is a file; give a folder"):

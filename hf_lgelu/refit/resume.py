@@ -1,0 +1,170 @@
+"""What a conversion has done by now, on disk: one that was killed goes on behind its last whole layer.
+
+After each layer the tensors that the layer changed are written, and its row of the report. What is carried from layer
+to layer is not: with the weights of the layers done it comes out of one pass of both networks, the same to the bit.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+
+from hf_lgelu.models.config_keys import pretrained_roots
+from hf_lgelu.models.whole_folder import hold
+from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.report import LayerRefit
+from hf_lgelu.version import __version__
+
+_MARK = "conversion.json"
+_LOCK = "lock"
+
+
+def fingerprint(model: nn.Module, folds: Folds, **arguments: Any) -> str:
+    """Of all that decides what a conversion does: weights, structure, config, inputs in their order, arguments."""
+    digest = blake2b(digest_size=16)
+    configs = [{**root.config.to_dict(), "_name_or_path": None} for _, root in pretrained_roots(model)]
+    batches = [[(batch.numbers, sorted(batch.lengths.items())) for batch in fold] for fold in folds.folds]
+    told = (__version__, torch.__version__, PartialState().num_processes, repr(model), configs, batches, arguments)
+    digest.update(repr(told).encode())
+    for key in folds.units.keys:
+        digest.update(key)
+    for name, tensor in _tensors(model).items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+class Work:
+    """The rungs of one conversion in a folder; without a folder, nothing is kept."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+
+    def rung(self, effort: str) -> "RungWork":
+        """What is done of a rung."""
+        return RungWork(self._folder, effort)
+
+
+@contextmanager
+def work_in(folder: str | os.PathLike | None, mark: str) -> Iterator[Work]:
+    """The work in a folder, which is made if it is not there, and is this process's alone inside.
+
+    Args:
+        folder: None for none. Of several processes all name the same one, and the main one writes.
+        mark: `fingerprint` of the conversion.
+
+    Raises ValueError for a folder that holds something else, and BlockingIOError where another process uses it.
+    """
+    if folder is None:
+        yield Work()
+        return
+    path, state = Path(folder), PartialState()
+    with state.main_process_first():
+        lock = _opened(path, mark) if state.is_main_process else None
+        if not (path / _MARK).is_file():
+            raise ValueError(f"checkpoint_dir: this process does not see {path}; all must share it")
+    try:
+        yield Work(path)
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _opened(path: Path, mark: str) -> int | None:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"checkpoint_dir: {path} is a file; give a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    there = {entry.name for entry in path.iterdir()} - {_LOCK}
+    if there and _MARK not in there:
+        raise ValueError(f"checkpoint_dir: {path} holds something else; give a folder of the conversion's own")
+    lock = hold(path / _LOCK)
+    try:
+        if _MARK in there and json.loads((path / _MARK).read_text(encoding="utf-8"))["fingerprint"] != mark:
+            raise ValueError(
+                f"checkpoint_dir: {path} has the work of a conversion of another model, on other inputs or with other "
+                "arguments; give another folder, or delete it"
+            )
+        _written(path / _MARK, lambda file: file.write_text(json.dumps({"fingerprint": mark}), encoding="utf-8"))
+    except BaseException:
+        if lock is not None:
+            os.close(lock)
+        raise
+    return lock
+
+
+def forget_work(folder: str | os.PathLike) -> None:
+    """Remove a folder of `work_in`; nothing where there is none."""
+    if (Path(folder) / _MARK).is_file():
+        shutil.rmtree(folder)
+
+
+class RungWork:
+    """The layers of one rung that are done: `done` of them when the rung begins, and each as it is saved."""
+
+    def __init__(self, folder: Path | None, effort: str) -> None:
+        self._folder, self._effort = folder, effort
+        self._known: dict[str, tuple[Tensor, int]] = {}
+        self.done = 0
+        while folder is not None and self._file(self.done).is_file():
+            self.done += 1
+
+    def begin(self, converted: nn.Module) -> None:
+        """Take stock of the network before the first layer."""
+        if self._folder is not None:
+            self._known = _versions(converted)
+
+    def save(self, index: int, converted: nn.Module, layer: LayerRefit | None) -> None:
+        """Write what has changed since the layer before, whole or not at all."""
+        if self._folder is None:
+            return
+        now = _versions(converted)
+        changed = [
+            name for name, (tensor, version) in now.items() if not _is_same(self._known.get(name), tensor, version)
+        ]
+        self._known = now
+        if PartialState().is_main_process:
+            tensors = {name: now[name][0].detach().cpu() for name in changed}
+            state = {"tensors": tensors, "layer": None if layer is None else asdict(layer)}
+            _written(self._file(index), lambda file: torch.save(state, file))
+
+    @torch.no_grad()
+    def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
+        """Write what a layer that is done had changed. Changes `converted` in place."""
+        state = torch.load(self._file(index), weights_only=True)
+        held = _tensors(converted)
+        for name, tensor in state["tensors"].items():
+            held[name].copy_(tensor)
+        self._known = _versions(converted)
+        layer = state["layer"]
+        return None if layer is None else LayerRefit(**{field.name: layer[field.name] for field in fields(LayerRefit)})
+
+    def _file(self, index: int) -> Path:
+        return Path(self._folder or "", f"{self._effort}-{index:05d}.pt")
+
+
+def _written(path: Path, write: Any) -> None:
+    new = path.with_suffix(".new")
+    write(new)
+    os.replace(new, path)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _versions(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Each tensor with the count of its changes in place, which views of it share."""
+    return {name: (tensor, tensor._version) for name, tensor in _tensors(model).items()}
+
+
+def _is_same(known: tuple[Tensor, int] | None, tensor: Tensor, version: int) -> bool:
+    return known is not None and known[0] is tensor and known[1] == version

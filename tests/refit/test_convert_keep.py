@@ -1,0 +1,147 @@
+"""Conversions that keep some gates: which ones, how they are saved, and what a process without the package says."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_convert_efforts import bert, gpt2, llama, tokens
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+import hf_lgelu
+from hf_lgelu import convert_to_relu, gate_costs, keep_curve
+from hf_lgelu.models.sites import find_sites
+from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.refit.figure import draw_keep_curve
+from hf_lgelu.refit.folds import deal_folds
+
+
+def mlp(**more):
+    torch.manual_seed(0)
+    config = hf_lgelu.MLPConfig(num_features=5, hidden_size=9, num_hidden_layers=3, num_labels=3, **more)
+    return hf_lgelu.MLPForClassification(config).eval()
+
+
+def rows(count=400):
+    return torch.randn(count, 5, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_number_keeps_the_gates_that_cost_the_most():
+    model, inputs = mlp(hidden_act="gelu"), rows()
+    with torch.no_grad():
+        for layer, factor in zip(model.layers, (1, 9, 3), strict=True):
+            layer.linear.weight.mul_(factor)
+    fitted = torch.cat([batch.load().inputs for fold in deal_folds(read_batches(inputs)).folds for batch in fold])
+    costs = {}
+    for index in range(3):
+        swapped = copy.deepcopy(model)
+        swapped.layers[index].activation = nn.ReLU()
+        with torch.no_grad():
+            wanted, given = (network(fitted).logits.log_softmax(-1) for network in (model, swapped))
+        costs[f"layers.{index}.activation"] = (wanted.exp() * (wanted - given)).sum().item()
+    order = sorted(costs, key=costs.get, reverse=True)
+    for count in (1, 2):
+        _, report = convert_to_relu(model, inputs, keep=count, max_kl=None)
+        assert set(report.kept) == set(order[:count])
+        assert set(report.gates) == set(order[count:])
+        assert f"{count} gate{'s' * (count > 1)} stayed smooth: " in str(report)
+    assert list(gate_costs(model, fitted, max_units=None)) == order
+
+
+ELSEWHERE = """
+import sys, torch, transformers
+for folder, auto in zip(sys.argv[1::2], sys.argv[2::2]):
+    try:
+        getattr(transformers, auto).from_pretrained(folder)
+    except Exception as error:
+        print(type(error).__name__, str(error)[:200].replace(chr(10), " "))
+    else:
+        print("loaded")
+assert "hf_lgelu" not in sys.modules
+import hf_lgelu
+for folder, auto in zip(sys.argv[1::2], sys.argv[2::2]):
+    try:
+        getattr(transformers, auto).from_pretrained(folder)
+    except RuntimeError as error:
+        print(error)
+    model = hf_lgelu.from_pretrained(getattr(transformers, auto), folder).eval()
+    with torch.no_grad():
+        given = model(**torch.load(folder + "/inputs.pt")).logits
+    print(torch.equal(given, torch.load(folder + "/logits.pt")))
+"""
+
+
+def test_a_checkpoint_with_kept_gates_is_refused_without_the_package_and_rebuilt_with_it(tmp_path):
+    called = []
+    for build in (gpt2, llama, bert):
+        model = build()
+        first = find_sites(model)[0]
+        for target in ("relu", "leaky_relu"):
+            converted, report = convert_to_relu(model, tokens(), keep=[first.name], target=target, max_kl=None)
+            assert report.kept == {first.name: type(first.module).__name__}
+            assert type(converted.get_submodule(first.name)) is type(first.module)
+            folder = tmp_path / f"{build.__name__}-{target}"
+            converted.save_pretrained(folder)
+            inputs = tokens(3)
+            torch.save(inputs, folder / "inputs.pt")
+            with torch.no_grad():
+                torch.save(converted(**inputs).logits, folder / "logits.pt")
+            auto = AutoModelForSequenceClassification if build is bert else AutoModelForCausalLM
+            called += [str(folder), auto.__name__]
+            saved = json.loads((folder / "config.json").read_text())
+            assert [entry["site"] for entry in saved["lambda_gelu"]] == [first.name]
+            assert "hf_lgelu.from_pretrained" in saved.values()
+    result = subprocess.run([sys.executable, "-c", ELSEWHERE, *called], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    lines = result.stdout.splitlines()
+    assert len(lines) == 18
+    assert all("hf_lgelu.from_pretrained" in line and "loaded" not in line for line in lines[:6])
+    assert all("gates were put in by surgery, or kept by a conversion" in line for line in lines[6::2])
+    assert lines[7::2] == ["True"] * 6
+
+
+def test_kept_gates_of_another_form_or_with_hardness_come_back(tmp_path):
+    for name in ("gelu_new", "quick_gelu", "silu", "mish", "lambda_gelu"):
+        model = mlp(hidden_act=name)
+        converted, _ = convert_to_relu(model, rows(), keep=["layers.1.activation"], max_kl=None)
+        converted.save_pretrained(tmp_path / name)
+        again = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path / name).eval()
+        kinds = [type(layer.activation) for layer in again.layers]
+        assert kinds == [nn.ReLU, type(model.layers[1].activation), nn.ReLU]
+        assert torch.equal(again(rows(9)).logits, converted(rows(9)).logits)
+        again.save_pretrained(tmp_path / "again")
+        with pytest.raises(RuntimeError, match="kept by a conversion"):
+            hf_lgelu.MLPForClassification.from_pretrained(tmp_path / "again")
+        kind = find_sites(again)[0].kind
+        hf_lgelu.substitute_relu(again, kinds=(kind,))  # the record goes with the last kept gate
+        assert again.config.hidden_act == "relu"
+        assert not hasattr(again.config, "lambda_gelu")
+
+
+def test_a_record_that_names_no_activation_is_refused(tmp_path):
+    converted, _ = convert_to_relu(mlp(hidden_act="gelu"), rows(), keep=1, max_kl=None)
+    converted.save_pretrained(tmp_path)
+    for entry in ({"activation": "no_such"}, {"activation": "leaky_relu", "negative_slope": "0.1"}):
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["lambda_gelu"][0] = {"site": config["lambda_gelu"][0]["site"]} | entry
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="which is no activation here"):
+            hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path)
+
+
+def test_a_curve_is_of_conversions(tmp_path):
+    model, inputs = mlp(hidden_act="gelu"), rows()
+    labels = torch.arange(len(inputs)) % 3
+    points = keep_curve(model, [(inputs, labels)], counts=(0, 2, 1, 99), max_kl=None)
+    assert [point.converted for point in points] == [1, 2, 3]
+    for point in points:
+        report = convert_to_relu(model, [(inputs, labels)], keep=list(point.kept), max_kl=None).report
+        assert point.evaluation == report.held_out
+        assert set(point.evaluation.original_metrics) == {"accuracy"}
+    path = draw_keep_curve(tmp_path / "keep.png", points)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(hf_lgelu.ConversionRefusedError, match="held out"):
+        keep_curve(model, rows(30), counts=(0,))

@@ -1,0 +1,61 @@
+"""Conversions that were killed go on from their last layer, to the same bits; other work is refused."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.models.whole_folder import hold
+from hf_lgelu.refit.resume import forget_work
+
+
+def test_a_killed_conversion_goes_on_to_the_same_bits(tmp_path):
+    program = Path(__file__).with_name("resume_run.py")
+    result = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    # What was being written is lost; of the rungs nothing was left but the last one.
+    assert result.stdout.splitlines() == [
+        "while-writing 2 True 0",
+        "ladder 0 True 0",
+        "convolutions 1 True 0",
+    ]
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).eval()
+
+
+def test_another_conversions_folder_is_refused(tmp_path):
+    model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
+    first = convert_to_relu(model, rows, checkpoint_dir=folder)
+    assert {path.name for path in folder.iterdir()} >= {"conversion.json", "refit-00000.pt"}
+    again = convert_to_relu(model, rows.flip(0), checkpoint_dir=folder, effort="place", max_kl=None)
+    assert again.report.steps[0].distance == first.report.steps[0].distance  # the same rows, and a rung more
+    for other, data, options in (
+        (net(1), rows, {}),
+        (model, rows[1:], {}),
+        (model, rows, {"target": "relu6"}),
+        (nn.Sequential(model[0], nn.SiLU(), model[2]), rows, {}),
+    ):
+        with pytest.raises(ValueError, match="another model, on other inputs or with other arguments"):
+            convert_to_relu(other, data, checkpoint_dir=folder, **options)
+    lock = hold(folder / "lock")
+    with pytest.raises(BlockingIOError, match="another process works in"):
+        convert_to_relu(model, rows, checkpoint_dir=folder)
+    os.close(lock)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "note.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for wrong, said in (("notes", "holds something else"), ("file", "is a file")):
+        with pytest.raises(ValueError, match=said):
+            convert_to_relu(model, rows, checkpoint_dir=tmp_path / wrong)
+        forget_work(tmp_path / wrong)
+    forget_work(folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "notes"]
+    assert (tmp_path / "notes" / "note.txt").read_text() == "mine"
