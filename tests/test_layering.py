@@ -89,6 +89,7 @@ LABORATORY = PACKAGE.parent / "scripts"
 # What the laboratory may import of the library beside its public names, and who does.
 LISTED = {
     "activation.gates",  # which activation names harden
+    "activation.hardness",  # the granularities, for a command line
     "activation.kernels",  # kernel_bench times each backend by itself
     "analysis.int8",  # the graph that onnxruntime runs, of a float file too
     "analysis.verification",  # what the solver says of a network before it is asked

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of
+from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.report import LayerRefit
 
@@ -85,7 +85,7 @@ def returned_by_layer(
             with ExitStack() as hooks:
                 for name in layer:
                     _hook(hooks, converted.get_submodule(name), _player(iter(given[name])))
-                changed = compared_outputs(converted, batch.inputs, outputs)
+                changed = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs))
             new = batch_sums([reference.tensors, reference.tensors, changed.tensors], batch, original)
             if new["rows"]:
                 sums.append(new | {"logits": new["rows"] * reference.are_logits})

@@ -75,6 +75,15 @@ class Benchmark:
             )
         return ModelOptions(**{**defaults, **chosen})
 
+    def trainer_options(self, data: BenchmarkData) -> dict[str, Any]:
+        """What a Trainer of this benchmark's models is given beside model, arguments and rows."""
+        return {
+            "data_collator": self.collate,
+            "compute_metrics": self.compute_metrics,
+            "preprocess_logits_for_metrics": self.preprocess_logits,
+            "processing_class": data.processor,
+        }
+
     @property
     def train_batch_size(self) -> int:
         """Rows of one optimizer update, over all processes."""

@@ -19,19 +19,17 @@ from lgelu_lab.benchmarks.images import ImageRows
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 from lgelu_lab.studies.arguments import parse_mapping, recorded_options
-from lgelu_lab.studies.experiments import STUDIES, Configuration, experiment_name
+from lgelu_lab.studies.experiments import STUDIES, experiment_name
 from lgelu_lab.studies.records import RELU_FOLDER, RunRecord, read_record, require_own_weights
 
-_STUDY = STUDIES["downstream"]
-_GELU, _RELU, _LEARNED, _HARDENED = _STUDY.configurations(_STUDY.benchmarks[0])  # the same on every benchmark
-
-# model → (what the run was configured with, the folder of the network inside the run's)
-_RUNS: dict[str, tuple[Configuration, str]] = {
-    "gelu": (_GELU, ""),
-    "relu": (_RELU, ""),
-    "lambda_gelu": (_LEARNED, ""),
-    "hardened": (_HARDENED, ""),
-    "hardened_relu": (_HARDENED, RELU_FOLDER),
+# model → (the study whose run it is, which of its configurations, the folder of the network inside the run's)
+_RUNS: dict[str, tuple[str, int, str]] = {
+    "gelu": ("downstream", 0, ""),
+    "relu": ("downstream", 1, ""),
+    "lambda_gelu": ("downstream", 2, ""),
+    "hardened": ("downstream", 3, ""),
+    "hardened_relu": ("downstream", 3, RELU_FOLDER),
+    "smooth": ("gates", 0, ""),
 }
 
 FEWEST_SEQUENCES = 16
@@ -39,7 +37,7 @@ FEWEST_SEQUENCES = 16
 
 MODELS: tuple[str, ...] = tuple(_RUNS)
 """gelu; relu (ReLU from the start); lambda_gelu (λ learned, soft); hardened (every λ at the target);
-hardened_relu (the same weights with ReLU in the gates' place)."""
+hardened_relu (the same weights with ReLU in the gates' place); smooth (GELU or SiLU, as long as the study of gates)."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +64,16 @@ class TrainedModel:
         }
 
 
-def find_models(
-    runs: str | os.PathLike, benchmark: str, seed: int, names: tuple[str, ...] = MODELS
-) -> dict[str, TrainedModel]:
-    """{name: network} of one benchmark and seed, below the output folder of the study "downstream".
+def find_models(runs: str | os.PathLike, benchmark: str, seed: int, names: tuple[str, ...]) -> dict[str, TrainedModel]:
+    """{name: network} of one benchmark and seed, below the output folder of their study.
 
     Raises FileNotFoundError that says which command trains what is missing, and ValueError for weights that are not
     those of the record beside them.
     """
     found, missing = {}, []
     for name in names:
-        configuration, inner = _RUNS[name]
-        run = Path(runs) / _STUDY.folder / experiment_name(benchmark, configuration, seed)
+        study, place, inner = STUDIES[_RUNS[name][0]], *_RUNS[name][1:]
+        run = Path(runs) / study.folder / experiment_name(benchmark, study.configurations(benchmark)[place], seed)
         if (run / inner / "config.json").exists():
             found[name] = TrainedModel(name, run / inner, read_record(run))
             require_own_weights(found[name].record, run)
@@ -86,7 +82,7 @@ def find_models(
     if missing:
         raise FileNotFoundError(
             f"no trained network in {', '.join(missing)}; train them with: python scripts/study.py --study "
-            f"{_STUDY.name} --benchmarks {benchmark} --seeds {seed} --output_dir {runs}"
+            f"{study.name} --benchmarks {benchmark} --seeds {seed} --output_dir {runs}"
         )
     return found
 
@@ -109,9 +105,7 @@ def evaluate(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData) 
             model=model,
             args=training,
             eval_dataset=data.eval,
-            data_collator=benchmark.collate,
-            compute_metrics=benchmark.compute_metrics,
-            preprocess_logits_for_metrics=benchmark.preprocess_logits,
+            **benchmark.trainer_options(data),
         )
         metrics = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", metric_key_prefix="eval").metrics
     return {name.removeprefix("eval_"): float(value) for name, value in metrics.items()}

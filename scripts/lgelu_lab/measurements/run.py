@@ -14,6 +14,7 @@ from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.certificate import CERTIFICATE
 from lgelu_lab.measurements.conversion import CONVERSION
 from lgelu_lab.measurements.conversion_finetuning import FINETUNING
+from lgelu_lab.measurements.gates import GATE_OPTIONS
 from lgelu_lab.measurements.int8 import INT8
 from lgelu_lab.measurements.linear_pieces import LINEAR_PIECES
 from lgelu_lab.measurements.measurement import Measurement
@@ -25,7 +26,17 @@ from lgelu_lab.measurements.zeros import ZEROS
 
 MEASUREMENTS: dict[str, Measurement] = {
     measurement.name: measurement
-    for measurement in (INT8, VERIFICATION, ZEROS, PRUNING, LINEAR_PIECES, CERTIFICATE, CONVERSION, FINETUNING)
+    for measurement in (
+        INT8,
+        VERIFICATION,
+        ZEROS,
+        PRUNING,
+        LINEAR_PIECES,
+        CERTIFICATE,
+        CONVERSION,
+        FINETUNING,
+        GATE_OPTIONS,
+    )
 }
 _TOOLS = ("onnx", "onnxscript", "onnxruntime", "maraboupy", "torch-pruning")
 
@@ -46,7 +57,7 @@ def run_measurement(
         measurement: a row of MEASUREMENTS.
         benchmark: a key of BENCHMARKS that the measurement knows.
         seed: of the runs that trained the networks.
-        runs: output folder of the study "downstream".
+        runs: output folder of the study "downstream", or "gates".
         output_dir: of the records.
         settings: an instance of `measurement.settings`.
         data_dir: folder with local copies of the data sets, as for training.

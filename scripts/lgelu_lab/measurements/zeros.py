@@ -7,9 +7,9 @@ from typing import Any
 from hf_lgelu import measure_zeros
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import TrainedModel, training_batches
+from lgelu_lab.studies.experiments import STUDIES
 
 ZEROS_COLUMNS: dict[str, str] = {
     "model": "network",
@@ -75,7 +75,7 @@ def _row(model: str, layer: str, zeros: Any) -> dict[str, Any]:
 ZEROS = Measurement(
     name="zeros",
     description="zeros of the activations on training data (APoZ), layer by layer; no speed-up is claimed",
-    benchmarks=tuple(BENCHMARKS),
+    benchmarks=STUDIES["downstream"].benchmarks,
     models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
     settings=ZerosSettings,
     measure=measure_network_zeros,

@@ -8,7 +8,7 @@ import pandas as pd
 
 from lgelu_lab.measurements.records import MeasurementRecord
 from lgelu_lab.report.paper import PAPER_LR_MULTIPLIER, PAPER_TARGET_HARDNESS, PaperValues
-from lgelu_lab.studies.experiments import PAPER_TEMPERATURE, SEEDS, STUDIES, experiment_name
+from lgelu_lab.studies.experiments import GATE_OPTIONS, PAPER_TEMPERATURE, SEEDS, STUDIES, experiment_name
 from lgelu_lab.studies.records import RunRecord
 
 _ACTIVATION_LABELS = {
@@ -20,7 +20,20 @@ _ACTIVATION_LABELS = {
     "learnable_swish": "Swish, learnable β",
 }
 _ORDER = (*_ACTIVATION_LABELS.values(), "λ-GELU uniform", "λ-GELU increasing", "λ-GELU decreasing")
-_PARTS = {"grid/": "grid", "downstream/": "downstream"}  # by the folder of a study that has runs of its own
+_GATE_LABELS = {"lambda_gelu": "λ-GELU", "lambda_gelu_tanh": "λ-GELU (tanh)", "lambda_silu": "λ-SiLU"}
+_OPTION_LABELS = {
+    "channel": "λ per channel",
+    "neuron": "λ per neuron",
+    "network": "one λ",
+    "plateau": "onset on a plateau",
+    "tolerance": "rate by tolerance",
+    "measured": "measured targets",
+}
+_PARTS = {
+    "grid/": "grid",
+    "downstream/": "downstream",
+    "gates/": "gates",
+}  # by the folder of a study that has runs of its own
 
 MODEL_LABELS = {
     "gelu": "GELU",
@@ -28,6 +41,7 @@ MODEL_LABELS = {
     "lambda_gelu": "λ-GELU as learned",
     "hardened": "λ-GELU hardened",
     "hardened_relu": "hardened, swapped",
+    "smooth": "smooth, of the study of gates",
 }
 """What the tables call the networks that were measured."""
 
@@ -43,8 +57,8 @@ class ReportData:
     """What a report is made of.
 
     Args:
-        runs: a row a run, with its `record`, `benchmark`, `part` ("", "grid" or "downstream"), `label`, `seed`, ...;
-            benchmarks in the paper's order, baselines first.
+        runs: a row a run, with its `record`, `benchmark`, `part` ("", "grid", "downstream" or "gates"), `label`,
+            `seed`, ...; benchmarks in the paper's order, baselines first.
         epochs: a row an evaluation, with the `run`'s name and what it was with ReLU in the gates' place.
         measured: a row of a measurement's record, with `measurement`, `benchmark`, `seed`, and `metric` of its network.
         measurements: the measurements' records.
@@ -304,19 +318,22 @@ def paired(runs: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
 def configuration_label(record: RunRecord) -> str:
     """What the seeds of one configuration have in common, in words: "λ-GELU uniform, hardened".
 
-    t and c are named where they are not the paper's 0.1 and 9.
+    t and c are named where they are not the paper's 0.1 and 9, and so are the options of the gates.
     """
     config = record.config
     name = _ACTIVATION_LABELS.get(config["activation"], config["activation"])
     if is_relufied(record):
         return f"{name} → ReLU at {config.get('switch_fraction', 0.25):.0%}, trained on"
-    if config["activation"] != "lambda_gelu":
+    gate = config["activation"].removesuffix("_relu")
+    if gate not in _GATE_LABELS:
         return name
-    parts = [f"λ-GELU {config['init_mode']}"]
+    parts = [f"{_GATE_LABELS[gate]} {config['init_mode']}", *["ReLU forward"] * (config["activation"] != gate)]
     if config.get("temperature", PAPER_TEMPERATURE) != PAPER_TEMPERATURE:
         parts.append(f"t = {config['temperature']:g}")
     if config.get("hardness_lr_multiplier", PAPER_LR_MULTIPLIER) != PAPER_LR_MULTIPLIER:
         parts.append(f"c = {config['hardness_lr_multiplier']:g}")
+    options = _options(record)
+    parts += [_OPTION_LABELS[word] for (option, value), word in GATE_OPTIONS.items() if options.get(option) == value]
     return ", ".join([*parts, *["hardened"] * config["harden"]])
 
 
@@ -324,9 +341,16 @@ def configuration_key(record: RunRecord) -> str:
     """The same as in a run's folder name, without the seed: "lambda_gelu-uniform-hardened"."""
     config = record.config
     named = {"activation": config["activation"], "harden": config["harden"], "relufication": is_relufied(record)}
-    if config["activation"] == "lambda_gelu":
+    named |= _options(record)
+    if config["activation"].startswith("lambda_"):
         named["init_mode"] = config["init_mode"]
     return experiment_name("", named, 0).removeprefix("/").removesuffix("-seed0")
+
+
+def _options(record: RunRecord) -> dict[str, str | None]:
+    """What the options of the gates were; a record says in a key of its own that targets were measured."""
+    chosen = {option: record.config.get(option) for option, _ in GATE_OPTIONS}
+    return chosen | {"target_hardness": "measured" if record.config.get("measured_targets") else None}
 
 
 def is_relufied(record: RunRecord) -> bool:

@@ -52,6 +52,7 @@ MEASURED_ON: dict[str, tuple[str, ...]] = {
     "certificate": _DENSE,
     "conversion": _ALL_BUT_CIFAR100,
     "conversion-finetuning": ("mlp-digits", "mlp-adult", "mlp-fmnist", "gpt2-wikitext2"),
+    "gates": STUDIES["gates"].benchmarks,
 }
 """{measurement: what it can be made on}: those of `measurements.run.MEASUREMENTS`, which needs torch."""
 

@@ -354,7 +354,7 @@ def _grid_gain(point: dict[str, Any], notes: Notes) -> Cell:
 # What is there, and what it rests on
 
 _NAMED_AT_MOST = 6
-_PART_ORDER = ("", "grid", "downstream")
+_PART_ORDER = ("", "grid", "downstream", "gates")
 _VERSIONS = ("torch", "transformers", "accelerate", "timm", "hf-lgelu")
 
 

@@ -10,6 +10,7 @@ from lgelu_lab.measurements.records import MeasurementRecord, read_measurements
 from lgelu_lab.report.claims import CLAIMS_TABLE
 from lgelu_lab.report.drawing import Drawing, FigureSpec, draw_all
 from lgelu_lab.report.frames import ReportData
+from lgelu_lab.report.gates_table import GATES_TABLE
 from lgelu_lab.report.markup import LATEX_PREAMBLE, TEMPLATES, Table, TableSpec, build_table, to_latex, to_markdown
 from lgelu_lab.report.measured_figures import MEASURED_FIGURES
 from lgelu_lab.report.measured_tables import MEASURED_TABLES
@@ -25,7 +26,13 @@ START = "<!-- results: written by scripts/report.py --readme README.md -->"
 END = "<!-- end of results -->"
 ERROR_FILE = "error.txt"
 
-ALL_TABLES: dict[str, TableSpec] = {"results": RESULTS, "claims": CLAIMS_TABLE, **TABLES, **MEASURED_TABLES}
+ALL_TABLES: dict[str, TableSpec] = {
+    "results": RESULTS,
+    "claims": CLAIMS_TABLE,
+    **TABLES,
+    "gates": GATES_TABLE,
+    **MEASURED_TABLES,
+}
 ALL_FIGURES: dict[str, FigureSpec] = {"path": PATH, **FIGURES, **MEASURED_FIGURES}
 
 _FOLDED_FROM = 24  # rows; a longer table is folded on the page
@@ -87,6 +94,12 @@ SECTIONS: dict[str, SectionSpec] = {
         "The same network, seeds and steps with other activations; PReLU and learnable-β Swish learn theirs as well.",
         ("related",),
         ("related",),
+    ),
+    "gates": SectionSpec(
+        "Gates and hardening, option by option",
+        "Each option of the gates and of hardening beside the paper's way, and beside the ways that need no λ, all "
+        "trained for as many steps from the same weights.",
+        ("gates",),
     ),
     "downstream": SectionSpec(
         "Downstream: what a ReLU network allows",

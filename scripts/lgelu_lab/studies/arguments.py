@@ -10,6 +10,7 @@ import torch
 from transformers import HfArgumentParser
 
 from hf_lgelu import LambdaGELUTrainingArguments
+from hf_lgelu.activation.hardness import GRANULARITIES
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS, check_benchmark
@@ -34,7 +35,10 @@ class RunArguments:
     benchmark: str = field(metadata={"help": f"What to train: {', '.join(BENCHMARKS)}.", "choices": list(BENCHMARKS)})
     activation: str = field(
         default="lambda_gelu",
-        metadata={"help": "gelu, relu, lambda_gelu, lambda_silu or any other activation name of transformers."},
+        metadata={
+            "help": "gelu, relu, lambda_gelu, lambda_silu, lambda_gelu_relu (ReLU with λ-GELU's gradients) or any "
+            "other activation name of transformers."
+        },
     )
     init_mode: str = field(
         default="uniform",
@@ -47,6 +51,10 @@ class RunArguments:
         default=2.0, metadata={"help": "The high end of the init modes increasing and decreasing."}
     )
     temperature: float = field(default=PAPER_TEMPERATURE, metadata={"help": "t of λ(s) = 1 + softplus(s/t)."})
+    granularity: str = field(
+        default="layer",
+        metadata={"help": f"One λ per: {', '.join(GRANULARITIES)}.", "choices": list(GRANULARITIES)},
+    )
     recipe: str = field(
         default="paper",
         metadata={

@@ -60,10 +60,21 @@ class Study:
         return Experiment(name, {**fixed, **self.arguments, **configuration})
 
 
+GATE_OPTIONS: dict[tuple[str, str], str] = {
+    ("granularity", "channel"): "channel",
+    ("granularity", "neuron"): "neuron",
+    ("granularity", "network"): "network",
+    ("hardening_switch", "plateau"): "plateau",
+    ("hardening_rate", "tolerance"): "tolerance",
+    ("target_hardness", "measured"): "measured",
+}
+"""{(argument, value that is not the paper's): its word in the names of runs}."""
+
+
 def experiment_name(benchmark: str, configuration: Configuration, seed: int) -> str:
     """The folder of a run's record, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0".
 
-    t and c are named where the configuration sets them.
+    t and c are named where the configuration sets them, and the options of the gates where they are not the paper's.
     """
     parts = [configuration["activation"]]
     if "init_mode" in configuration:
@@ -71,6 +82,7 @@ def experiment_name(benchmark: str, configuration: Configuration, seed: int) -> 
     for letter, argument in (("t", "temperature"), ("c", "hardness_lr_multiplier")):
         if argument in configuration:
             parts.append(f"{letter}{configuration[argument]:g}")
+    parts += [word for (option, value), word in GATE_OPTIONS.items() if configuration.get(option) == value]
     parts += ["hardened"] * configuration.get("harden", False)
     parts += ["relufied"] * configuration.get("relufication", False)
     return f"{benchmark}/{'-'.join(parts)}-seed{seed}"
@@ -84,6 +96,37 @@ _LEARNED: tuple[Configuration, ...] = tuple({"activation": "lambda_gelu", "init_
 _HARDENED: Configuration = {"activation": "lambda_gelu", "init_mode": "uniform", "harden": True}
 _RELUFIED: Configuration = {"activation": "gelu", "relufication": True}
 _RELATED = ("relu", "gelu", "silu", "mish", "prelu", "learnable_swish")
+
+
+# The gate whose λ = 1 a network's activation is, and the others that were tried in its place.
+_SMOOTH_GATES = {"llama-wikitext2": ("silu", "lambda_silu")}
+_OTHER_GATES = {"gpt2-wikitext2": "lambda_gelu_tanh", "llama-wikitext2": "lambda_gelu"}
+_PLATEAU: Configuration = {"hardening_switch": "plateau", "switch_fraction": 0.5}
+"""A plateau is looked for until half of training, or nothing would be left to find before the paper's quarter."""
+
+
+def _gates(benchmark: str) -> list[Configuration]:
+    """The smooth network first, whose weights are kept to be converted, and the paper's hardening fourth.
+
+    Every one is trained for as long. A λ per neuron is not among them: where units have no positions in space, it is
+    one per channel.
+    """
+    smooth, gate = _SMOOTH_GATES.get(benchmark, ("gelu", "lambda_gelu"))
+    hardened = {**_HARDENED, "activation": gate}
+    options: tuple[Configuration, ...] = (
+        _PLATEAU,
+        *({option: value} for option, value in GATE_OPTIONS if value not in ("plateau", "neuron")),
+    )
+    others = [_OTHER_GATES[benchmark]] if benchmark in _OTHER_GATES else []
+    return [
+        {"activation": smooth, "save_final_model": True},
+        _RELU,
+        {"activation": smooth, "relufication": True},
+        hardened,
+        *({**hardened, **option} for option in options),
+        *({**hardened, "activation": f"{gate}_relu", "harden": annealed} for annealed in (True, False)),
+        *({**hardened, "activation": other} for other in others),
+    ]
 
 
 def _grid(benchmark: str) -> list[Configuration]:
@@ -138,6 +181,16 @@ STUDIES: dict[str, Study] = {
             lambda benchmark: (_GELU, _RELU, _LEARNED[0], _HARDENED),
             folder="downstream",
             arguments={"save_final_model": True},
+        ),
+        Study(
+            "gates",
+            "every option of the gates and of hardening beside the paper's, and the rivals, for as many steps",
+            (*_MLPS, "gpt2-wikitext2", "llama-wikitext2"),
+            _gates,
+            folder="gates",
+            arguments={
+                "init_hardness": 1.05
+            },  # from 1.0067 λ would hardly move in so few steps, and every option be one
         ),
     )
 }

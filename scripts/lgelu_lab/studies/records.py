@@ -6,13 +6,13 @@ records lack:
 - schema_version, name, created (UTC, ISO 8601), seconds (training and
   evaluation; of a resumed run since it was resumed)
 - config: benchmark, recipe (absent earlier: "paper"), activation, init_mode, init_hardness, high_hardness,
-  temperature, hardness_lr_multiplier, harden, target_hardness, switch_fraction, hardening_schedule,
-  hardening_strategy (hardening_granularity in records before 0.2.0), of a hardened run hardening_switch and
-  hardening_rate (absent earlier: "fixed" and "schedule") with plateau_tolerance, or rate_tolerance and
-  hardening_progress (a number for each epoch that hardens), where they count; where targets were measured,
-  measured_targets, a target_hardness of null and layer_targets ({site: target, the mean of several}), seed, and the
-  training recipe (optimizer, learning_rate, weight_decay, train_batch_size over all processes, num_train_epochs,
-  lr_scheduler_type, ...)
+  temperature, granularity (absent earlier: "layer"), hardness_lr_multiplier, harden, target_hardness, switch_fraction,
+  hardening_schedule, hardening_strategy (hardening_granularity in records before 0.2.0), of a hardened run
+  hardening_switch and hardening_rate (absent earlier: "fixed" and "schedule") with plateau_tolerance, or
+  rate_tolerance and hardening_progress (a number for each epoch that hardens), where they count; where targets were
+  measured, measured_targets, a target_hardness of null and layer_targets ({site: target, the mean of several}), seed,
+  and the training recipe (optimizer, learning_rate, weight_decay, train_batch_size over all processes,
+  num_train_epochs, lr_scheduler_type, ...)
 - data: train_samples, eval_samples, eval_split (what the metric was measured on), classes (null for text; absent in
   the earliest records), and what was read: source (the Hub id only where the Hub's data was read), copy_of (the Hub
   id in whose place a local folder was read), folder (its name), files ({file: bytes}), readme (what the folder's

@@ -21,7 +21,9 @@ from lgelu_lab.studies.run import run_config, train_and_record
 SETTINGS_FILE = "settings.json"
 _DEFAULTS = {"disable_tqdm": True, "log_level": "error", "save_strategy": "epoch", "save_total_limit": 1}
 # What a record from before an option existed was made with, where that is neither None nor False.
-_EARLIER = {"adam_beta2": 0.999, "hardening_switch": "fixed", "hardening_rate": "schedule"}
+_EARLIER = {
+    "adam_beta2": 0.999, "granularity": "layer", "hardening_switch": "fixed", "hardening_rate": "schedule",
+}  # fmt: skip
 
 
 def train_resumably(arguments: Mapping[str, Any]) -> RunRecord:

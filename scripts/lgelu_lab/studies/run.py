@@ -31,10 +31,11 @@ from hf_lgelu import (
     hardness_for_tolerance,
     hardness_profile,
     initialize_hardness,
+    replace_activations,
     save_card_facts,
     substitute_relu,
 )
-from hf_lgelu.activation.gates import ACTIVATION_NAMES
+from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
 from hf_lgelu.models.checkpoint import save_checkpoint
@@ -57,6 +58,8 @@ from lgelu_lab.studies.records import (
     weight_digests,
     write_record,
 )
+
+_HARDENING = ("hardening_switch", "hardening_rate", "target_hardness")
 
 Load = Callable[[DataOptions, ModelOptions], BenchmarkData]
 
@@ -106,7 +109,7 @@ def train_and_record(
         data = data.to(training.device)
         training.dataloader_pin_memory = False  # the rows are there already
     set_seed(training.seed)
-    model = _build_model(run, benchmark, data, options)
+    model = build_model(run, benchmark, data, options)
     initial_hardness = hardness_profile(model) if run.activation in ACTIVATION_NAMES else {}
     trainer = _build_trainer(run, training, benchmark, data, model)
     started = time.perf_counter()
@@ -123,17 +126,21 @@ def train_and_record(
     return _save(record, run, trainer, type(model), data.processor)
 
 
-def _build_model(
-    run: RunArguments, benchmark: Benchmark, data: BenchmarkData, options: ModelOptions
-) -> PreTrainedModel:
-    model = benchmark.build_model(run.activation, data, options)
+def build_model(run: RunArguments, benchmark: Benchmark, data: BenchmarkData, options: ModelOptions) -> PreTrainedModel:
+    """The network of a run before its first step, from torch's global generator."""
+    inputs = benchmark.collate([data.train[i] for i in range(2)])
+    if run.granularity == "layer":
+        model = benchmark.build_model(run.activation, data, options)
+    else:  # which no activation string says
+        gate, forward = ACTIVATION_NAMES[run.activation]
+        model = benchmark.build_model(GATES[gate].plain_names[0], data, options)
+        replace_activations(model, gate=gate, forward=forward, granularity=run.granularity, inputs=inputs)
     if run.channels_last:
         model.to(memory_format=torch.channels_last)
     if run.activation in ACTIVATION_NAMES:
         initialize_hardness(
-            model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature,
-            inputs=benchmark.collate([data.train[i] for i in range(2)]),
-        )  # fmt: skip
+            model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature, inputs=inputs
+        )
     return model
 
 
@@ -150,10 +157,7 @@ def _build_trainer(
         args=training,
         train_dataset=data.train,
         eval_dataset=data.eval,
-        data_collator=benchmark.collate,
-        compute_metrics=benchmark.compute_metrics,
-        preprocess_logits_for_metrics=benchmark.preprocess_logits,
-        processing_class=data.processor,
+        **benchmark.trainer_options(data),
         callbacks=[_RunGuard(), *([AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else [])],
     )
     if training.disable_tqdm:
@@ -237,6 +241,11 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
         raise ValueError(
             f"only {', '.join(ACTIVATION_NAMES)} harden, got activation {run.activation!r} with harden=True"
         )
+    if run.granularity != "layer" and run.activation not in ACTIVATION_NAMES:
+        raise ValueError(
+            f"granularity is of {', '.join(ACTIVATION_NAMES)}, got activation {run.activation!r} with granularity "
+            f"{run.granularity!r}; leave it out"
+        )
     if training.eval_strategy == "no":
         raise ValueError("a run that is never evaluated has nothing to record; set eval_strategy to 'epoch' or 'steps'")
     if run.activation not in ACT2FN:
@@ -284,7 +293,9 @@ def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
         "activation": run.activation, "harden": training.harden, "relufication": training.relufication,
     }  # fmt: skip
     if run.activation in ACTIVATION_NAMES:
-        configuration["init_mode"] = run.init_mode
+        configuration |= {"init_mode": run.init_mode, "granularity": run.granularity}
+    if training.harden:
+        configuration |= {name: getattr(training, name) for name in _HARDENING}
     return experiment_name(run.benchmark, configuration, training.seed)
 
 
@@ -349,7 +360,7 @@ def _evaluations(log: Iterable[dict[str, Any]], metric: str) -> list[dict[str, A
 
 def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, processes: int = 1) -> dict[str, Any]:
     """The `config` of a run's record: everything that decides what comes out, apart from the data."""
-    of_run = ("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature")
+    of_run = ("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature", "granularity")
     of_training = (
         *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
         *("hardening_schedule", "hardening_strategy", "seed", "optim", "optim_args", "learning_rate"),

@@ -45,13 +45,16 @@ def tiny_copies(write_splits, adult_rows):
 # What keeps a row small here, and how many λ-GELU it then has.
 SMALL = {
     "deit-tiny-imagenet": {"image_size": 32},
-    "gpt2-wikitext2": {"num_layers": 2, "width": 16, "num_heads": 2, "context_length": 8, "vocabulary_size": 270},
+    **{
+        name: {"num_layers": 2, "width": 16, "num_heads": 2, "context_length": 8, "vocabulary_size": 270}
+        for name in ("gpt2-wikitext2", "llama-wikitext2")
+    },
 }
 SITES = {
     **dict.fromkeys(("mlp-digits", "mlp-adult", "mlp-fmnist"), 4),
     **dict.fromkeys(("resnet18-cifar10", "resnet18-cifar100"), 17),
     "deit-tiny-imagenet": 12,
-    "gpt2-wikitext2": 2,
+    **dict.fromkeys(("gpt2-wikitext2", "llama-wikitext2"), 2),
 }
 
 
@@ -94,10 +97,7 @@ def test_a_row_trains_from_load_to_score(name, tiny_copies, tmp_path):
         args=arguments,
         train_dataset=data.train,
         eval_dataset=data.eval,
-        data_collator=benchmark.collate,
-        compute_metrics=benchmark.compute_metrics,
-        preprocess_logits_for_metrics=benchmark.preprocess_logits,
-        processing_class=data.processor,
+        **benchmark.trainer_options(data),
     )
     before = [weight.detach().clone() for weight in model.parameters()]
     trainer.train()
@@ -130,7 +130,9 @@ PAPER = {
     "mlp-fmnist": MLP_PAPER,
     # From scratch, the learning rate is ours.
     "gpt2-wikitext2": {"optim": "adamw_torch", "weight_decay": 1e-2},
+    "llama-wikitext2": {},
 }
+NOT_IN_THE_PAPER = ("mlp-digits", "llama-wikitext2")
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -142,9 +144,10 @@ def test_defaults_are_training_arguments_and_the_papers_are_marked(name, tmp_pat
             assert getattr(arguments, option) == value
     paper = PAPER[name]
     assert {option: benchmark.defaults[option] for option in paper} == paper
-    assert benchmark.paper == set(paper) | (set() if name == "mlp-digits" else {"num_train_epochs"})
+    assert benchmark.paper == set(paper) | (set() if name in NOT_IN_THE_PAPER else {"num_train_epochs"})
     sizes = {
         **{"mlp-digits": (64, 60), "mlp-adult": (512, 50), "mlp-fmnist": (1024, 50), "gpt2-wikitext2": (16, 10)},
+        "llama-wikitext2": (16, 10),
         **{"resnet18-cifar10": (128, 75), "resnet18-cifar100": (128, 75), "deit-tiny-imagenet": (128, 90)},
     }
     assert (benchmark.train_batch_size, benchmark.defaults["num_train_epochs"]) == sizes[name]
@@ -185,8 +188,7 @@ def test_the_digits_recipe_learns(tmp_path):
         ),
         train_dataset=data.train,
         eval_dataset=data.eval,
-        data_collator=benchmark.collate,
-        compute_metrics=benchmark.compute_metrics,
+        **benchmark.trainer_options(data),
     )
     trainer.train()
     assert trainer.evaluate()["eval_accuracy"] > 0.955

@@ -1,0 +1,50 @@
+"""The study of gates on the digits, cut short: its smooth network converted, and a step of each network."""
+
+import pytest
+import torch
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.measurements.gates import GATE_COLUMNS, GATE_OPTIONS, measure_gates
+from lgelu_lab.measurements.networks import find_models, load_data
+from lgelu_lab.studies.experiments import STUDIES
+from lgelu_lab.studies.study import run_study
+
+import hf_lgelu
+
+DIGITS = BENCHMARKS["mlp-digits"]
+SHORT = {"num_train_epochs": 2, "max_eval_samples": 100, "per_device_train_batch_size": 32, "switch_fraction": 0.5}
+
+
+@pytest.fixture(scope="module")
+def smooth(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    assert run_study(STUDIES["gates"].build(["mlp-digits"], [1])[:1], folder, overrides=SHORT) == []
+    return find_models(folder, "mlp-digits", 1, ("smooth",))
+
+
+@pytest.fixture(scope="module")
+def rows(smooth):
+    data = load_data(smooth["smooth"].record)
+    return measure_gates(smooth, DIGITS, data, GATE_OPTIONS.settings(rows=256, rounds=3, steps=2))
+
+
+def test_the_converted_network_is_scored_and_compared_as_by_hand(smooth, rows):
+    data, original = load_data(smooth["smooth"].record), smooth["smooth"].load()
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(1))[:256]
+    converted, _ = hf_lgelu.convert_to_relu(original, {"features": data.train.features[order]})
+    (row,) = (row for row in rows if row["way"] == "converted")
+    with torch.no_grad():
+        before, after = (model(features=data.eval.features).logits for model in (original, converted))
+    assert row["refusal"] is None
+    assert row["score"] == pytest.approx((after.argmax(-1) == data.eval.labels).double().mean().item(), abs=1e-9)
+    assert row["max_logit_change"] == pytest.approx((before - after).abs().max().item(), rel=1e-4)
+
+
+def test_every_different_network_of_the_study_makes_its_steps(rows):
+    assert all(row.keys() == GATE_COLUMNS.keys() for row in rows)
+    steps = [row for row in rows if row["way"] == "step"]
+    assert [(row["activation"], row["granularity"]) for row in steps] == [
+        ("gelu", "layer"), ("relu", "layer"), ("lambda_gelu", "layer"), ("lambda_gelu", "channel"),
+        ("lambda_gelu", "network"), ("lambda_gelu_relu", "layer"),
+    ]  # fmt: skip
+    assert steps[0]["step_ratio"] == 1.0
+    assert all(0 < row["step_seconds"] < 10 and 0 < row["step_ratio"] < 100 for row in steps)
