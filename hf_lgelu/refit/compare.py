@@ -49,8 +49,8 @@ def evaluate_conversion(
         with substitution.applied():
             direct = compared_outputs(original, batch.inputs, outputs)
         networks = reference, direct, compared_outputs(converted, batch.inputs, outputs)
-        networks = tuple(in_order_of(reference, network) for network in networks)
-        sums = batch_sums([network.tensors for network in networks], batch, original)
+        alike = [in_order_of(reference, network).tensors for network in networks]
+        sums = batch_sums(alike, batch, original)
         if sums["rows"]:
             sums["logits"] = sums["rows"] * reference.are_logits
             found = [functools.reduce(add_sums, [*found, sums])]
