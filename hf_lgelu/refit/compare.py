@@ -48,9 +48,9 @@ def evaluate_conversion(
         reference = compared_outputs(original, batch.inputs, outputs)
         with substitution.applied():
             direct = compared_outputs(original, batch.inputs, outputs)
-        networks = reference, direct, compared_outputs(converted, batch.inputs, outputs)
-        alike = [in_order_of(reference, network).tensors for network in networks]
-        sums = batch_sums(alike, batch, original)
+        others = [direct, compared_outputs(converted, batch.inputs, outputs)]
+        networks = [reference, *(in_order_of(reference, other) for other in others)]
+        sums = batch_sums([network.tensors for network in networks], batch, original)
         if sums["rows"]:
             sums["logits"] = sums["rows"] * reference.are_logits
             found = [functools.reduce(add_sums, [*found, sums])]
