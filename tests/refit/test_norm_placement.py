@@ -92,7 +92,7 @@ def test_what_is_behind_a_changed_norm_is_carried_with_the_change():
 
 
 def test_without_a_block_of_linear_layers_that_rung_gives_what_was_there():
-    converted, report = convert_to_relu(small(), pictures(200), effort="blocks", max_kl=None)
+    report = convert_to_relu(small(), pictures(200), effort="blocks", max_kl=None).report
     taken = {step.effort: step for step in report.steps}
     assert not taken["blocks"].is_kept
     assert taken["blocks"].distance == min(taken["refit"].distance, taken["place"].distance)
