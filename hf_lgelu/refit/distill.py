@@ -27,7 +27,7 @@ from hf_lgelu.refit.folds import Folds
 STEPS = 200
 _RATES = (0.003, 0.02)  # of a parameter's mean absolute value, at the most; falls to zero as a cosine
 _TRIAL = 16  # steps after which one of them is taken
-_MOST_ROUNDS, _WORTH_A_ROUND = 4, 0.9  # once more as many steps, while they leave less than this share of the loss
+_FAR_FROM_DONE, _LONGER = 0.9, 3  # where the trial leaves less than this share of the loss, so many times the steps
 _WARMUP = 10
 _LOOKS = 8  # how often the held-out inputs are looked at
 _NO_SPREAD = 1e-12  # of a column's square: rounding, not information
@@ -54,7 +54,7 @@ def distill(
         folds: the data; every fold is fitted on, the held-out part is only looked at.
         outputs: names of those that count; the first is the one that is brought nearer.
         names: the parameters that are moved.
-        steps: of one batch each, in a round; up to four rounds, while each takes a tenth of the loss away.
+        steps: of one batch each; three times as many where the first few take a tenth of the loss away.
         max_seconds: stop earlier.
 
     Returns:
@@ -80,9 +80,10 @@ def distill(
     start = [parameter.detach().clone() for parameter in parameters]
     centred = centred_maps(converted, set(names), batches[0].load())
 
-    def move(least: float, best: list[Tensor], rate: float, steps: int, looks: int) -> tuple[float, list[Tensor]]:
-        """(the least loss seen, the parameters there), from what it is at some parameters on."""
-        _put(parameters, best)
+    def move(rate: float, steps: int, looks: int) -> tuple[float, list[Tensor]]:
+        """(the least loss seen from the start on, the parameters there)."""
+        least, best = first, start
+        _put(parameters, start)
         order: list[int] = []
         generator = torch.Generator().manual_seed(0)
         sizes = [max(parameter.detach().abs().mean().item(), 1e-3) for parameter in parameters]
@@ -108,12 +109,10 @@ def distill(
 
     least, best = first, start
     try:
-        tried = {rate: move(first, start, rate, min(_TRIAL, steps), 1)[0] for rate in _RATES}
-        for _ in range(_MOST_ROUNDS):
-            before = least
-            least, best = move(least, best, min(tried, key=tried.__getitem__), steps, _LOOKS)
-            if not least < _WORTH_A_ROUND * before:
-                break
+        tried = {rate: move(rate, min(_TRIAL, steps), 1)[0] for rate in _RATES}
+        rate = min(tried, key=tried.__getitem__)
+        longer = _LONGER if tried[rate] < _FAR_FROM_DONE * first else 1
+        least, best = move(rate, longer * steps, _LOOKS)
     finally:
         _put(parameters, best)
         for parameter in converted.parameters():

@@ -24,7 +24,7 @@ from lgelu_lab.measurements.int8 import FLOAT32, PRECISIONS
 EFFORTS = ("refit", "place", "distill")
 """Rungs of the conversion; "blocks" is none for convolutions."""
 
-PICTURES, JUDGED = 512, 500
+PICTURES, JUDGED = 1024, 500
 _FOUND_FROM = 0.3  # score from which the original's boxes count as found
 _CALIBRATED_ON = 256
 _AT_ONCE = 100
