@@ -19,6 +19,7 @@ from hf_lgelu.refit.batches import IGNORED_LABEL, Batch
 from hf_lgelu.refit.report import Evaluation, NetChange
 
 _SLICE = 2**21  # numbers that are looked at together, in float64
+_QUERIES = ("logits", "pred_boxes")
 _NETWORKS = ("original", "direct", "refitted")
 _LARGEST = "max_change"  # of which the largest of two batches counts, where of the others it is the sum
 
@@ -47,7 +48,8 @@ def evaluate_conversion(
         reference = compared_outputs(original, batch.inputs, outputs)
         with substitution.applied():
             direct = compared_outputs(original, batch.inputs, outputs)
-        networks = reference, direct, compared_outputs(converted, batch.inputs, outputs)
+        others = [direct, compared_outputs(converted, batch.inputs, outputs)]
+        networks = [reference, *(in_order_of(reference, other) for other in others)]
         sums = _sums([network.tensors for network in networks], batch, original)
         if sums["rows"]:
             sums["logits"] = sums["rows"] * reference.are_logits
@@ -58,10 +60,15 @@ def evaluate_conversion(
 
 
 class Compared(NamedTuple):
-    """Outputs by name, the one that is compared closest first; whether that one holds class scores."""
+    """Outputs by name, the one that is compared closest first; whether that one holds class scores.
+
+    `queries_are_chosen` of a detector that ranks places of a picture and gives a box for the best ones, in the order of
+    their rank: another network's n-th box may be of another place.
+    """
 
     tensors: dict[str, Tensor]
     are_logits: bool
+    queries_are_chosen: bool = False
 
 
 def compared_outputs(model: nn.Module, inputs: Any, outputs: Sequence[str] | None = None) -> Compared:
@@ -70,7 +77,8 @@ def compared_outputs(model: nn.Module, inputs: Any, outputs: Sequence[str] | Non
     Of maps (N, C, H, W) they are moved there, one number a unit (N,) becomes (N, 1).
     Raises ValueError where there is no tensor, or the first is one number for all units.
     """
-    found = task_outputs(run_example(model, inputs), outputs)
+    whole = run_example(model, inputs)
+    found = task_outputs(whole, outputs)
     name = next(iter(found), "")
     if not found or found[name].ndim == 0:
         raise ValueError(
@@ -82,7 +90,24 @@ def compared_outputs(model: nn.Module, inputs: Any, outputs: Sequence[str] | Non
     regression = getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", 2) == 1
     are_logits = are_class_scores(name) and found[name].ndim > 1 and not (regression and name == "logits")
     tensors = {name: _classes_last(value) for name, value in found.items() if value.ndim}
-    return Compared(tensors, are_logits and tensors[name].shape[-1] > 1)
+    chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*_QUERIES} <= found.keys()
+    return Compared(tensors, are_logits and tensors[name].shape[-1] > 1, chosen)
+
+
+def in_order_of(reference: Compared, other: Compared) -> Compared:
+    """Where queries are chosen: for each of the reference's the other's that is nearest to it, in scores and box."""
+    if not reference.queries_are_chosen:
+        return other
+    places = [
+        torch.cat([network.tensors["logits"].sigmoid(), network.tensors["pred_boxes"]], -1).detach()
+        for network in (reference, other)
+    ]
+    nearest = torch.cdist(*places, p=1).argmin(-1)[..., None]
+    tensors = {
+        name: value.gather(1, nearest.expand(-1, -1, value.shape[-1])) if name in _QUERIES else value
+        for name, value in other.tensors.items()
+    }
+    return other._replace(tensors=tensors)
 
 
 def _classes_last(output: Tensor) -> Tensor:

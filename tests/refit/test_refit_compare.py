@@ -11,7 +11,16 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit.compare import add_sums, change_sums, compared_outputs, metric_sums, metric_values
+from hf_lgelu.refit import compare
+from hf_lgelu.refit.compare import (
+    Compared,
+    add_sums,
+    change_sums,
+    compared_outputs,
+    in_order_of,
+    metric_sums,
+    metric_values,
+)
 
 
 class Last(nn.Module):
@@ -96,5 +105,27 @@ def test_the_largest_change_is_that_of_all_batches_and_nan_stays():
 @pytest.mark.parametrize(("problem", "has_logits"), [("regression", False), (None, True)])
 def test_regression_has_no_logits(problem, has_logits):
     config = MLPConfig(num_features=6, hidden_size=4, num_hidden_layers=1, num_labels=3, problem_type=problem)
-    tensors, found = compared_outputs(MLPForClassification(config), {"features": torch.randn(5, 6)})
+    tensors, found, _ = compared_outputs(MLPForClassification(config), {"features": torch.randn(5, 6)})
     assert ({name: value.shape for name, value in tensors.items()}, found) == ({"logits": (5, 3)}, has_logits)
+
+
+def test_boxes_of_chosen_queries_are_compared_with_the_nearest_in_whatever_order():
+    draws = torch.Generator().manual_seed(0)
+    scores, boxes = torch.randn(2, 7, 3, generator=draws), torch.rand(2, 7, 4, generator=draws)
+    order = torch.stack([torch.randperm(7, generator=draws) for _ in range(2)])
+    rows = torch.arange(2)[:, None]
+    other = {"logits": scores[rows, order] + 0.01, "pred_boxes": boxes[rows, order], "logits_beside": scores}
+    fixed = Compared({"logits": scores, "pred_boxes": boxes}, True)
+    chosen = fixed._replace(queries_are_chosen=True)
+    assert in_order_of(fixed, Compared(other, True)).tensors is other
+    found = in_order_of(chosen, Compared(other, True)).tensors
+    torch.testing.assert_close(found["logits"], scores + 0.01, atol=0, rtol=0)
+    torch.testing.assert_close(found["pred_boxes"], boxes, atol=0, rtol=0)
+    assert found["logits_beside"] is scores
+
+
+def test_queries_are_chosen_where_the_output_says_so(monkeypatch):
+    monkeypatch.setattr(compare, "run_example", lambda model, inputs: inputs)
+    outputs = {"logits": torch.randn(2, 5, 3), "pred_boxes": torch.rand(2, 5, 4)}
+    assert not compared_outputs(torch.nn.Identity(), outputs).queries_are_chosen
+    assert compared_outputs(torch.nn.Identity(), {**outputs, "enc_topk_logits": torch.ones(1)}).queries_are_chosen
