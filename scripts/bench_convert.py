@@ -9,6 +9,8 @@ is not there.
     python scripts/bench_convert.py --csv bench.csv --figure bench.png
     python scripts/bench_convert.py --csv docs/convert/gated.csv --gated silu gelu --seeds 0 1 2
                                                                  trained networks with gated units, and how good
+    python scripts/bench_convert.py --csv docs/convert/detector.csv --detector --seeds 0
+                                                                 a trained detector, in float and int8, and how good
 """
 
 import json
@@ -40,7 +42,10 @@ class BenchArguments:
     table: bool = field(default=False, metadata={"help": "Print a Markdown table of the rows, and measure nothing."})
     figure: str | None = field(default=None, metadata={"help": "Draw the sweep into this PNG, and measure nothing."})
     gated: list[str] = field(default_factory=list, metadata={"help": "silu (SwiGLU), gelu (GEGLU): train and convert."})
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Of --gated, one network each."})
+    detector: bool = field(default=False, metadata={"help": "Train and convert a detector (needs pycocotools)."})
+    seeds: list[int] = field(
+        default_factory=lambda: [0, 1, 2], metadata={"help": "Of --gated and --detector, one network each."}
+    )
     data_dir: str | None = field(default=None, metadata={"help": "Of --gated: local copies of the data sets."})
     measure_here: str | None = field(default=None, metadata={"help": "One case in this process, as JSON on stdout."})
 
@@ -57,6 +62,8 @@ def main() -> int:
             draw_figure(read_rows(Path(arguments.csv)), arguments.figure)
         elif arguments.gated:
             _measure_gated(arguments)
+        elif arguments.detector:
+            _measure_detector(arguments)
         else:
             _measure(arguments)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -93,6 +100,16 @@ def _measure_gated(arguments: BenchArguments) -> None:
                 row = measure_gated(activation, seed, benchmark, data)
                 append_row(Path(arguments.csv), row)
                 print(row, flush=True)
+
+
+def _measure_detector(arguments: BenchArguments) -> None:
+    from lgelu_lab.detector_conversion import measure_detector  # which needs pycocotools
+
+    there = set(read_rows(Path(arguments.csv))["seed"])
+    for seed in arguments.seeds:
+        for row in measure_detector(seed) if seed not in there else ():
+            append_row(Path(arguments.csv), row)
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

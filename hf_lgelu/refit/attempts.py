@@ -29,6 +29,7 @@ from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import (
     Evaluation,
     LayerRefit,
@@ -52,6 +53,8 @@ class Attempt:
     width_share: float
     moved: tuple[str, ...]
     masks: Mapping[str, Tensor]
+    scaled: frozenset[str]
+    """Names of the modules whose outputs have another scale than the original's: they are before a placed gate."""
 
 
 def converted_sites(model: nn.Module, kinds: Sequence[str], keep: Sequence[str]) -> list[ActivationSite]:
@@ -64,7 +67,7 @@ class Attempts:
 
     def __init__(
         self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
-        outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: bool,
+        outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: Progress,
         width_budget: float, max_seconds: float | None, target: TargetGate, keep: Sequence[str], work: Work,
     ) -> None:  # fmt: skip
         """As for `convert_to_relu`; `work` is what is done by now of each rung."""
@@ -74,6 +77,15 @@ class Attempts:
         self._width_budget, self._target = width_budget, target
         self._ends = math.inf if max_seconds is None else time.perf_counter() + max_seconds
         self._keep, self._work = keep, work
+
+    @property
+    def rungs(self) -> list[Effort]:
+        """All that there are inputs and processes for."""
+        if not self._folds.held_out_units or len(self._folds.folds) == 1:
+            return ["refit"]
+        several = PartialState().num_processes > 1
+        out = (() if self._target.can_be_placed else ("place",)) + (("blocks", "distill") if several else ())
+        return [effort for effort in EFFORTS if effort not in out]
 
     def possible(self, efforts: Sequence[Effort], tolerance: float | None) -> Sequence[Effort]:
         """The rungs that there are inputs for. Raises ValueError where that is not what was asked for."""
@@ -129,7 +141,7 @@ class Attempts:
             carrier,
             converted,
             self._allow_unrefitted,
-            self._progress,
+            self._progress.bar(effort, len(found.layers) * carrier.steps_per_layer),
             steps,
             self._work.rung(effort),
             math.inf if best is None else self._ends,
@@ -143,8 +155,9 @@ class Attempts:
         for block in find_blocks(program, found.layers, units) if room.extra else ():
             masks |= movable(converted, block, room.extra)
         return Attempt(
-            converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved), masks
-        )
+            converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved), masks,
+            frozenset(unit.before.weight_name.rpartition(".")[0] for unit in units if is_placed),
+        )  # fmt: skip
 
     def _room(self) -> Room:
         with evaluation_mode(self._model):
@@ -222,7 +235,7 @@ def _refit(
     carrier: Carrier,
     converted: nn.Module,
     allow_unrefitted: bool,
-    progress: bool,
+    bar: tqdm,
     steps: Sequence[LayerStep],
     work: RungWork,
     ends: float,
@@ -240,9 +253,7 @@ def _refit(
         work.begin(converted)
         done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names) for unfit in found.unfit]
         done += [_kept(names[index], (index,), "no output that counts depends on it", names) for index in found.beside]
-        with tqdm(
-            total=len(found.layers) * carrier.steps_per_layer, desc="refit", unit="batch", disable=not progress
-        ) as bar:
+        with bar:
             for index, layer in enumerate(found.layers):
                 if time.perf_counter() > ends:
                     raise OutOfTimeError

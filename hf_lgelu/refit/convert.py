@@ -25,8 +25,10 @@ from hf_lgelu.refit.attempts import Attempt, Attempts, converted_sites
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
 from hf_lgelu.refit.folds import Folds, cut_batches, deal_folds, known_processes
+from hf_lgelu.refit.gap import with_returns
 from hf_lgelu.refit.gate_costs import check_keep, swap_costs
-from hf_lgelu.refit.ladder import EFFORTS, Metric, check_effort, climb
+from hf_lgelu.refit.ladder import EFFORTS, Metric, check_effort, climb, next_rung
+from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import fingerprint, work_in
 from hf_lgelu.refit.target_gates import TargetGate, check_target
@@ -183,19 +185,22 @@ def convert_to_relu(
         lost = None if metric is None else Metric(metric, model).lost
         decisive = {"kinds": tuple(kinds), "outputs": outputs, "keep": kept, "target": target,
                     "width_budget": width_budget, "allow_unrefitted": allow_unrefitted}  # fmt: skip
+        bars = Progress(progress and state.is_main_process)
         mark = "" if checkpoint_dir is None else fingerprint(model, folds, **decisive)
         with work_in(checkpoint_dir, mark) as work:
             attempts = Attempts(
                 model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
-                rewrite_config=rewrite_config, progress=progress and state.is_main_process, width_budget=width_budget,
-                max_seconds=max_seconds, target=gate, keep=kept, work=work,
+                rewrite_config=rewrite_config, progress=bars, width_budget=width_budget, max_seconds=max_seconds,
+                target=gate, keep=kept, work=work,
             )  # fmt: skip
             efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
+            bars.plan(efforts)
             climbed = climb(
                 efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds,
                 lost=lambda attempt: None if lost is None else lost(attempt.model),
             )  # fmt: skip
-        converted, layers, held_out = climbed.best.model, climbed.best.layers, climbed.best.held_out
+        converted, held_out = climbed.best.model, climbed.best.held_out
+        layers = with_returns(model, converted, climbed.best.layers, climbed.best.scaled, folds, outputs)
         evaluation = None
         if second is not None:
             evaluation = evaluate_conversion(model, converted, substitution, second, outputs)
@@ -222,6 +227,8 @@ def convert_to_relu(
         steps=climbed.steps,
         width_share=climbed.best.width_share,
         target=gate.title,
+        # What was restored took no time that says anything.
+        next_step=None if work.is_taken_up else next_rung(climbed.steps, attempts.rungs),
     )
     require_good(report, converted, tolerance=tolerance, strict=strict, max_kl=max_kl)
     return Conversion(converted, report)

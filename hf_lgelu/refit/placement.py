@@ -6,10 +6,13 @@ a and c are those with the least ‖φ(z) - a·ReLU(z - c) - b - d·z‖, and b 
 the gate (its rows times a, its bias (bias - c)·a), since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0: the network stays
 what it was in shape.
 
+Behind a BatchNorm they go into its scale and shift in the same way.
+
 In a gated unit, φ(z)·u, only what is constant in φ becomes linear in the unit's input, and no map there takes it up
 unless units are added for it; so the fit is without b and d, or with b alone, and weighted by u².
 """
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.target import BATCH_NORMS
 
 Basis = Literal["relu", "constant", "line"]
 """What stands beside a·ReLU(z - c): nothing, b, or b + d·z."""
@@ -74,7 +78,7 @@ def find_gate_units(program: Program) -> list[GateUnit]:
 def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation | None:
     """The affine operation whose output `user` alone takes, through reshapes that leave the last axis."""
     while users(node) == [user]:
-        operation = read_affine(node, program.flow)
+        operation = read_affine(node, program.flow) or _read_norm(program, node)
         if operation is not None:
             return operation
         name = operation_name(node)
@@ -82,6 +86,17 @@ def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation 
             return None
         node, user = node.args[0], node
     return None
+
+
+def _read_norm(program: Program, node: Node) -> AffineOperation | None:
+    """The BatchNorm whose first output, the only one that is used, `node` is; its statistics are fixed."""
+    norm = node.args[0] if node.target is operator.getitem and node.args[1] == 0 else None
+    if norm is None or operation_name(norm) not in BATCH_NORMS:
+        return None
+    weight, bias = (program.flow.parameter(operand) for operand in norm.args[1:3])
+    if weight is None or bias is None:
+        return None
+    return AffineOperation(norm, norm.args[0], weight, bias, channel_axis=1 - len(shape_of(node)), output_axis=0)
 
 
 def _is_free(program: Program, operation: AffineOperation) -> bool:

@@ -12,7 +12,6 @@ from hf_lgelu.refit.report import (
     ConversionReport,
     Evaluation,
     LayerRefit,
-    distance_in_words,
     evaluations,
     how_far,
     significant,
@@ -67,7 +66,7 @@ def conversion_warnings(
     for title, evaluation in ((HELD_OUT, held_out), (SECOND_SET, second)):
         if evaluation is not None and max_kl is not None and evaluation.refitted.distance > max_kl:
             yield (
-                f"on the {title} the converted network is {distance_in_words(evaluation.refitted)} away from the "
+                f"on the {title} the converted network is {evaluation.refitted.in_words} away from the "
                 f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
             )
     starved = [layer for layer in layers if layer.note and "starved" in layer.note]
@@ -111,7 +110,7 @@ def _no_better(report: ConversionReport) -> str | None:
         return None
     return (
         f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
-        f"({distance_in_words(refitted)}) than the direct swap ({distance_in_words(direct)}); give more inputs, "
+        f"({refitted.in_words}) than the direct swap ({direct.in_words}); give more inputs, "
         "from where the model is used"
     )
 

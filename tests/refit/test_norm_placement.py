@@ -1,0 +1,109 @@
+"""Kinks and slopes of gates behind a BatchNorm, and a detector's wiring (split, joined, pooled, several maps)."""
+
+import copy
+
+import torch
+from lgelu_lab.benchmarks.detector import Counted, Detector
+from torch import nn
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
+from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.refit.carry import Carrier
+from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.placement import Placement, find_gate_units, gather_placements, write_placement
+from hf_lgelu.refit.program import Program
+
+
+def random_norms(model):
+    """Statistics and scales as after training, so that no BatchNorm is the identity."""
+    draws = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for values, low, high in (
+                (module.weight.data, 0.5, 2.0), (module.bias.data, -1.0, 1.0),
+                (module.running_mean, -0.5, 0.5), (module.running_var, 0.2, 1.0),
+            ):  # fmt: skip
+                values.uniform_(low, high, generator=draws)
+    return model.eval()
+
+
+def small():
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(2, 6, 3, bias=False), nn.Conv2d(6, 5, 3, bias=False)
+    return random_norms(
+        nn.Sequential(
+            first, nn.BatchNorm2d(6), nn.SiLU(), second, nn.BatchNorm2d(5), nn.SiLU(), nn.Flatten(), nn.Linear(80, 3)
+        )
+    )
+
+
+def pictures(count, channels=2, side=8):
+    return torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_gate_behind_a_norm_is_placed_in_the_norms_scale_and_shift():
+    model = small()
+    sites = find_sites(model, SMOOTH_KINDS)
+    units = find_gate_units(Program(model, sites, pictures(4)))
+    assert [(unit.before.weight, unit.before.bias) for unit in units] == [
+        ("1.weight", "1.bias"),
+        ("4.weight", "4.bias"),
+    ]
+    converted = copy.deepcopy(model)
+    draws = torch.Generator().manual_seed(2)
+    slope, kink = torch.rand(6, generator=draws).double() + 0.5, torch.randn(6, generator=draws).double()
+    assert write_placement(converted, units[0], Placement(slope, kink, slope, slope, slope))
+    with torch.no_grad():
+        z = model[:2].double()(pictures(4).double())
+        found = converted[:2].double()(pictures(4).double()).relu()
+    channels = (1, -1, 1, 1)
+    torch.testing.assert_close(found, slope.view(channels) * (z - kink.view(channels)).relu(), atol=1e-6, rtol=1e-6)
+
+
+def test_the_sums_of_a_placement_are_those_of_the_norms_output():
+    model = small()
+    sites = find_sites(model, SMOOTH_KINDS)
+    folds = deal_folds(read_batches(pictures(70)), batch_size=16)
+    units = find_gate_units(Program(model, sites, folds.first.load().inputs))
+    sums = gather_placements(model, sites, units, folds)
+    with torch.no_grad():
+        seen = [model[:2](fold[0].load().inputs).movedim(1, -1).reshape(-1, 6).double() for fold in folds.folds]
+    z = torch.cat([rows[:: max(1, len(rows) // 1024)] for rows in seen])  # of each of four folds a fourth of 4,096
+    torch.testing.assert_close(sums[0].sums[1].sum(-1), z.sum(0))
+    torch.testing.assert_close(sums[0].square, torch.nn.functional.silu(z).square().sum(0), rtol=1e-5, atol=0)
+
+
+def test_what_is_behind_a_changed_norm_is_carried_with_the_change():
+    model = small()
+    sites = find_sites(model, SMOOTH_KINDS)
+    folds = deal_folds(read_batches(pictures(70)), batch_size=16)
+    converted = copy.deepcopy(model)
+    converted[2] = converted[5] = nn.ReLU()
+    with torch.no_grad():
+        converted[1].weight.mul_(torch.linspace(0.5, 2.0, 6))
+        converted[1].bias.add_(1.0)
+        seen = [converted[:3](batch.load().inputs) for fold in folds.folds for batch in fold]
+    with Carrier(model, converted, sites, folds, gate_maps_change=True) as carrier:
+        sums = carrier.moments(0)
+    windows = nn.functional.unfold(torch.cat(seen).double(), 3)  # all of them: there are fewer than would be drawn
+    assert sum(fold.count for fold in sums) == windows.shape[0] * windows.shape[2]
+    torch.testing.assert_close(sum(fold.feature_sum for fold in sums)[0], windows.sum((0, 2)), rtol=1e-5, atol=1e-3)
+
+
+def test_a_detectors_wiring_is_converted_and_its_state_is_that_of_the_same_network_with_relu():
+    torch.manual_seed(0)
+    model = random_norms(Detector())
+    converted, report = convert_to_relu(Counted(model), pictures(64, 3, 64), batch_size=16, max_kl=None)
+    assert len(report.gates) == sum(isinstance(module, nn.SiLU) for module in model.modules())
+    assert report.outputs == ("boxes", "scores")
+    assert {layer.choice for layer in report.layers} <= {"refit", "bias only"}
+    assert report.held_out.refitted.relative_error < 0.5 * report.held_out.direct.relative_error
+    plain = Detector().eval()
+    for name, module in list(plain.named_modules()):
+        if isinstance(module, nn.SiLU):
+            plain.set_submodule(name, nn.ReLU())
+    plain.load_state_dict(converted.detector.state_dict(), strict=True)
+    with torch.no_grad():
+        for one, other in zip(plain(pictures(2, 3, 64)), converted.detector(pictures(2, 3, 64)), strict=True):
+            assert torch.equal(one, other)
