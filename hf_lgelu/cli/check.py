@@ -1,9 +1,11 @@
 """`hf-lgelu check`: what a checkpoint is, what ReLU would cost, and what stands in the way. Nothing is written."""
 
 import copy
+import json
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,8 +30,10 @@ from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, f
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.models.task_outputs import task_outputs
+from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.layers import Layers, Unfit, find_layers
 from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, summarize
 from hf_lgelu.refit.weights import why_not_writable
 from hf_lgelu.training.hardening import is_hardened
 
@@ -37,6 +41,7 @@ FAR_KL = 0.1
 """Nats per prediction from where on a network counts as far from the original."""
 
 _EXAMPLE_ROWS = 8
+_UNITS_TO_RANK = 64
 _LONGEST_LIST = 12
 _ADVICE = "Give --evaluation inputs like those that the model was trained on, or leave it out"
 
@@ -83,6 +88,7 @@ def check(arguments: Namespace) -> None:
         ("Is it piecewise linear?", _linearity(examined)),
         ("What would ReLU in the place of its gates cost?", _swap(examined)),
         ("Can it be converted without training?", _conversion(examined)),
+        ("How it was converted", _earlier_conversion(given)),
         ("Before anything is written", _notes(examined)),
         ("What to do", _advice(examined)),
     ):
@@ -129,6 +135,7 @@ def _swap(examined: Examined) -> Iterator[str]:
         yield f"On {evaluation.description}, {found.units:,} inputs, swapped without a refit: {words}"
         if found.direct.kl is not None and not found.direct.kl <= FAR_KL:
             yield f"That is far from the original: KL {found.direct.kl:.3g} of {FAR_KL} nat a prediction"
+        yield from _dearest(examined)
         return
     swapped = copy.deepcopy(network)
     substitute_relu(swapped, kinds=SMOOTH_KINDS, rewrite_config=False)
@@ -153,6 +160,31 @@ def _conversion(examined: Examined) -> Iterator[str]:
         yield f"No: {' '.join(str(error).split())}"
     else:
         yield from _layers_in_words(layers, sites)
+
+
+def _dearest(examined: Examined) -> Iterator[str]:
+    """The gates that cost most, where there are real inputs to tell."""
+    evaluation = examined.evaluation
+    if evaluation is None or len(examined.sites) < 2:
+        return
+    costs = gate_costs(
+        examined.given.network, evaluation.batches("gates", progress=False), max_units=_UNITS_TO_RANK,
+        batch_size=examined.arguments.batch_size, outputs=examined.arguments.outputs,
+    )  # fmt: skip
+    named = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
+    yield f"Dearest when swapped alone, on at most {_UNITS_TO_RANK} inputs: {named}. --keep 3 leaves three as they are."
+
+
+def _earlier_conversion(given: GivenCheckpoint) -> Iterator[str]:
+    """What the report of a conversion says that lies in the checkpoint's folder."""
+    path = Path(given.name) / REPORT_FILE
+    if not path.is_file():
+        return
+    try:
+        report = ConversionReport.from_dict(json.loads(path.read_text(encoding="utf-8"))["report"])
+    except (ValueError, TypeError, KeyError, AttributeError, OSError):
+        return  # some other report, or one of another version
+    yield from (line.strip() for line in summarize(report).splitlines())
 
 
 def _layers_in_words(layers: Layers, sites: list[ActivationSite]) -> Iterator[str]:

@@ -34,11 +34,11 @@ from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion, draw_keep_curve
 from hf_lgelu.refit.folds import known_processes
 from hf_lgelu.refit.keep_curve import KeepPoint, keep_curve
-from hf_lgelu.refit.report import ConversionReport, Provenance, render_markdown, summarize
+from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, Provenance, render_markdown, summarize
 from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
-REPORT_FILE, PAGE_FILE, FIGURE_FILE = "report.json", "report.md", "refit.png"
+PAGE_FILE, FIGURE_FILE = "report.md", "refit.png"
 CURVE_FILE = "keep.png"
 
 _COMPARED_ROWS = 8
@@ -137,6 +137,7 @@ def _options(arguments: Namespace) -> dict[str, Any]:
         "batch_size": arguments.batch_size,
         "outputs": arguments.outputs,
         "target": arguments.target,
+        "zeros": arguments.zeros,
         "effort": arguments.effort,
         "width_budget": arguments.width_budget,
         "max_seconds": arguments.max_seconds,

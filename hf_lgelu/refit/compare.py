@@ -50,13 +50,13 @@ def evaluate_conversion(
             direct = compared_outputs(original, batch.inputs, outputs)
         others = [direct, compared_outputs(converted, batch.inputs, outputs)]
         networks = [reference, *(in_order_of(reference, other) for other in others)]
-        sums = _sums([network.tensors for network in networks], batch, original)
+        sums = batch_sums([network.tensors for network in networks], batch, original)
         if sums["rows"]:
             sums["logits"] = sums["rows"] * reference.are_logits
             found = [functools.reduce(add_sums, [*found, sums])]
     if PartialState().num_processes > 1:
         found = gather_object(found)
-    return _evaluation(functools.reduce(add_sums, found)) if found else None
+    return evaluation_of(functools.reduce(add_sums, found)) if found else None
 
 
 class Compared(NamedTuple):
@@ -123,7 +123,7 @@ def _counted(batch: Batch, output: Tensor) -> Tensor | None:
     return None
 
 
-def _sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn.Module) -> Sums:
+def batch_sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn.Module) -> Sums:
     """Of one batch, from the outputs of the three networks."""
     first = next(iter(networks[0]))
     sums: Sums = {"units": len(batch)}
@@ -221,7 +221,8 @@ def metric_values(sums: Sums) -> dict[str, float]:
     return found
 
 
-def _evaluation(sums: Sums) -> Evaluation:
+def evaluation_of(sums: Sums) -> Evaluation:
+    """What sums over all batches say of the networks."""
     rows, names = sums["rows"], [what[1] for what in sums if what[0] == "square"]
     changes = []
     for network in _NETWORKS[1:]:

@@ -23,6 +23,42 @@ from hf_lgelu.refit.report import StepTaken
 Effort = Literal["refit", "place", "blocks", "distill"]
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
 
+
+@dataclass(frozen=True)
+class Rung:
+    """What a rung took and gave on the networks that it was tried on.
+
+    `usual_time` is a multiple of the refit's time, `usual_gain` the share of the distance that it took away, in words.
+    """
+
+    usual_time: float
+    usual_gain: str
+
+
+RUNGS: dict[Effort, Rung] = {
+    "refit": Rung(1.0, ""),
+    "place": Rung(1.3, "from nothing to two thirds of the distance, most with a width_budget above 1"),
+    "blocks": Rung(2.5, "a tenth to a half of the distance"),
+    "distill": Rung(4.0, "about a tenth of the distance"),
+}
+
+
+def next_rung(steps: Sequence[StepTaken], possible: Sequence[Effort]) -> tuple[Effort, float, str] | None:
+    """The first possible rung above those taken, the seconds that it may take by what these took, and its usual gain.
+
+    None at the top.
+
+    >>> next_rung([StepTaken("refit", 0.1, True, 10.0)], ("refit", "place"))[:2]
+    ('place', 13.0)
+    """
+    above = [effort for effort in possible if EFFORTS.index(effort) > max(EFFORTS.index(step.effort) for step in steps)]
+    refit = [step.seconds / RUNGS[step.effort].usual_time for step in steps]
+    if not above:
+        return None
+    rung = RUNGS[above[0]]
+    return above[0], rung.usual_time * sum(refit) / len(refit), rung.usual_gain
+
+
 Reached = TypeVar("Reached")
 
 

@@ -3,7 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+REPORT_FILE = "report.json"
+"""Beside a converted checkpoint."""
 
 NONE = "–"
 """Where a number does not apply, or was not measured. Never a zero."""
@@ -14,12 +17,15 @@ SECOND_SET = "second set"
 LAYER_NOTE = (
     "The error is ‖ŷ − y‖² / ‖y − ȳ‖² on rows that the layer was not fitted on, where y is what the original network "
     "computes there and ŷ what the converted one does, with all layers before it already converted. α is the strength "
-    "of the ridge, relative to the mean eigenvalue of the features' covariance."
+    "of the ridge, relative to the mean eigenvalue of the features' covariance. What returns is the part of the "
+    "network's KL to the original (or relative error) that goes when this layer alone gives what it gives there, "
+    "measured on some of the inputs held out."
 )
 NET_NOTE = (
     "The direct swap has ReLU gates and the original weights. KL and relative error are distances from the original "
     "network, not from the truth; 0 is the same."
 )
+_MOST_NAMED = 3
 _DIGITS = {"accuracy": 4, "perplexity": 2}
 
 
@@ -38,6 +44,8 @@ class LayerRefit:
         width: features of a row (inputs of the map; of a convolution, of one group, times the kernel's size).
         rows: rows that it was fitted on (tokens, positions of a feature map).
         note: why a layer was not refitted, or what to know about it.
+        returns: what of the network's distance to the original returns when this layer alone gives what it gives there,
+            on some of the inputs held out: KL in nats, of outputs that are no class scores relative error.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -56,6 +64,7 @@ class LayerRefit:
     width: int
     rows: int
     note: str | None = None
+    returns: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,15 @@ class NetChange:
     def distance(self) -> float:
         """KL to the original in nats; of outputs that are no class scores, relative error."""
         return self.relative_error if self.kl is None else self.kl
+
+    @property
+    def in_words(self) -> str:
+        """ "KL 0.0025 nat", or the relative error of outputs that are no class scores."""
+        return (
+            f"relative error {significant(self.relative_error)}"
+            if self.kl is None
+            else f"KL {significant(self.kl)} nat"
+        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +140,7 @@ class StepTaken:
         lost: the share of the original's score that it loses, in the caller's metric, where there is one.
     """
 
-    effort: str
+    effort: Literal["refit", "place", "blocks", "distill"]
     distance: float | None
     is_kept: bool
     seconds: float
@@ -156,6 +174,10 @@ class ConversionReport:
         width_share: units of each block, as a share of the original's.
         target: what the gates became.
         kept: {name of a gate that stayed: what it is}.
+        next_step: the next rung of the ladder, the seconds that it may take, and what it usually gives; None at the
+            top, or where no inputs are held out for it.
+        zeros: the share of zeros behind the gates, of the direct swap and of the converted network, on some of the
+            inputs held out; None where the target has none, or nothing is held out.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -183,6 +205,8 @@ class ConversionReport:
     width_share: float = 1.0
     target: str = "ReLU"
     kept: Mapping[str, str] = field(default_factory=dict)
+    next_step: tuple[str, float, str] | None = None
+    zeros: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         return summarize(self)
@@ -190,6 +214,21 @@ class ConversionReport:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ConversionReport":
+        """The reverse of `as_dict`, of values that went through JSON too. Raises TypeError for what is none."""
+        own: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        for key in ("held_out", "evaluation"):
+            if own[key] is not None:
+                parts = {name: NetChange(**own[key][name]) for name in ("direct", "refitted")}
+                own[key] = Evaluation(**{**own[key], **parts})
+        own["steps"] = tuple(StepTaken(**step) for step in own["steps"])
+        own["layers"] = tuple(
+            LayerRefit(**{**layer, "layers": tuple(layer["layers"]), "sites": tuple(layer["sites"])})
+            for layer in own["layers"]
+        )
+        return cls(**own)
 
 
 @dataclass(frozen=True)
@@ -235,7 +274,10 @@ def render_markdown(report: ConversionReport, *, figure: str | None = None) -> s
     parts += ["## The whole network", whole_network(report), "## The refitted layers"]
     if figure is not None:
         parts.append(f"![Error of each layer, and original, direct and refitted network]({figure})")
-    parts += [layer_table(report.layers), LAYER_NOTE, "## What is still smooth", still_smooth(report)]
+    parts += [layer_table(report.layers), LAYER_NOTE]
+    rest = rest_of_the_gap(report)
+    parts += ["## Where the rest of the gap sits", bullets(rest)] if rest else []
+    parts += ["## What is still smooth", still_smooth(report)]
     if report.config_changes:
         parts += ["## Config", bullets(report.config_changes)]
     return "\n\n".join(parts) + "\n"
@@ -252,17 +294,10 @@ def how_far(report: ConversionReport) -> str:
         f"{name} {score(name, change.metrics.get(name))}, the original's {score(name, value)}"
         for name, value in evaluation.original_metrics.items()
     ]
-    parts.append(f"{distance_in_words(change)} from the original")
+    parts.append(f"{change.in_words} from the original")
     if change.kl is not None:
         parts.append(f"{percent(change.agreement)} of the predictions the same")
     return f"On the {title} ({_size(evaluation)}): {'; '.join(parts)}."
-
-
-def distance_in_words(change: NetChange) -> str:
-    """ "KL 0.0025 nat", or the relative error of outputs that are no class scores."""
-    if change.kl is None:
-        return f"relative error {significant(change.relative_error)}"
-    return f"KL {significant(change.kl)} nat"
 
 
 def what_was_done(report: ConversionReport) -> str:
@@ -280,7 +315,8 @@ def what_was_done(report: ConversionReport) -> str:
         f"{gates_in_words(report)} became {report.target}.{_kept_in_words(report)} "
         f"{choices_in_words(report.layers)}, without labels, on "
         f"{_count(report.distinct_units, 'input')} ({_count(report.rows, 'row')}{without}), by ridge regression "
-        f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)} It took {report.seconds:.1f} s."
+        f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)}{_zeros_in_words(report)} "
+        f"It took {report.seconds:.1f} s."
     )
 
 
@@ -298,6 +334,13 @@ def _steps_in_words(report: ConversionReport) -> str:
     tried = ", ".join(_step_in_words(step) for step in report.steps)
     wider = f" Its blocks have {report.width_share:.4g} times the units." if report.width_share != 1 else ""
     return f" Tried one after the other, with their distance on the inputs held out: {tried}.{wider}"
+
+
+def _zeros_in_words(report: ConversionReport) -> str:
+    if report.zeros is None:
+        return ""
+    before, after = (percent(share) for share in report.zeros)
+    return f" Behind its gates {after} are zeros, {before} after the direct swap."
 
 
 def _step_in_words(step: StepTaken) -> str:
@@ -348,6 +391,28 @@ def evaluations(report: ConversionReport) -> list[tuple[str, Evaluation]]:
     return [(title, evaluation) for title, evaluation in both if evaluation is not None]
 
 
+def rest_of_the_gap(report: ConversionReport) -> tuple[str, ...]:
+    """Which layers it comes from, and what would take some of it away; () where nothing was held out."""
+    if report.held_out is None:
+        return ()
+    lines = []
+    measured = [(layer.returns, layer) for layer in report.layers if layer.returns is not None]
+    measured.sort(key=lambda entry: -entry[0])
+    largest = [f"{_names(layer.layers)} {significant(returns)}" for returns, layer in measured[:_MOST_NAMED]]
+    if len(measured) > 1:
+        lines.append(
+            f"What returns of the {report.held_out.refitted.in_words} when a layer alone gives what it gives in the "
+            f"original: most for {', '.join(largest)}."
+        )
+    if report.next_step is not None:
+        effort, seconds, gain = report.next_step
+        lines.append(
+            f"The next rung, `{effort}`, may take about {seconds:.0f} s; on the networks it was tried on it took away "
+            f"{gain}."
+        )
+    return tuple(lines)
+
+
 def still_smooth(report: ConversionReport) -> str:
     """What the ReLU network still computes smoothly."""
     return bullets(report.smooth_calls) if report.smooth_calls else "No gate on the path of the inputs is smooth."
@@ -365,6 +430,7 @@ def summarize(report: ConversionReport) -> str:
     kept = [name for layer in report.layers if layer.choice == "kept" for name in layer.layers]
     if kept:
         lines.append(f"  weights kept: {', '.join(kept)}")
+    lines += [f"  {line}" for line in rest_of_the_gap(report)]
     lines += [f"  warning: {warning}" for warning in report.warnings]
     lines += [f"  still smooth: {call}" for call in report.smooth_calls]
     return "\n".join(lines)
@@ -420,15 +486,18 @@ def output_table(evaluation: Evaluation) -> str:
 
 def layer_table(layers: Sequence[LayerRefit]) -> str:
     """What was chosen for each linear map, and its error on rows that were not fitted, in forward order."""
-    noted = any(layer.note for layer in layers)
-    header = ("layer", "choice", "α", "error, weights kept", "error, as chosen", "features", "rows")
+    header = ["layer", "choice", "α", "error, weights kept", "error, as chosen", "returns", "features", "rows", "note"]
     rows = []
     for layer in layers:
-        errors = (significant(layer.error_before), significant(layer.error_after))
+        errors = (significant(layer.error_before), significant(layer.error_after), significant(layer.returns))
         strength = NONE if layer.strength is None else f"{layer.strength:g}"
-        row = (_names(layer.layers), layer.choice, strength, *errors, f"{layer.width:,}", f"{layer.rows:,}")
-        rows.append((*row, layer.note or "") if noted else row)
-    return markdown_table((*header, "note") if noted else header, rows, text_columns=2)
+        counts = (f"{layer.width:,}", f"{layer.rows:,}")
+        rows.append([_names(layer.layers), layer.choice, strength, *errors, *counts, layer.note or ""])
+    empty = {"returns": all(layer.returns is None for layer in layers), "note": not any(layer.note for layer in layers)}
+    for place in [header.index(column) for column, is_empty in empty.items() if is_empty][::-1]:
+        for row in (header, *rows):
+            del row[place]
+    return markdown_table(header, rows, text_columns=2)
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int) -> str:

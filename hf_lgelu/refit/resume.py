@@ -48,10 +48,14 @@ class Work:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
+        self.is_taken_up = False
+        """Whether some of it was done by an earlier call."""
 
     def rung(self, effort: str) -> "RungWork":
         """What is done of a rung."""
-        return RungWork(self._folder, effort)
+        rung = RungWork(self._folder, effort)
+        self.is_taken_up |= rung.done > 0
+        return rung
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from hf_lgelu.refit.report import (
     ConversionReport,
     Evaluation,
     LayerRefit,
-    distance_in_words,
     evaluations,
     how_far,
     significant,
@@ -48,6 +47,7 @@ def conversion_warnings(
     held_out: Evaluation | None,
     second: Evaluation | None,
     max_kl: float | None,
+    swap_is_rival: bool = True,
 ) -> Iterator[str]:
     """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
     units = len(folds.units.keys)
@@ -67,7 +67,7 @@ def conversion_warnings(
     for title, evaluation in ((HELD_OUT, held_out), (SECOND_SET, second)):
         if evaluation is not None and max_kl is not None and evaluation.refitted.distance > max_kl:
             yield (
-                f"on the {title} the converted network is {distance_in_words(evaluation.refitted)} away from the "
+                f"on the {title} the converted network is {evaluation.refitted.in_words} away from the "
                 f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
             )
     starved = [layer for layer in layers if layer.note and "starved" in layer.note]
@@ -82,7 +82,7 @@ def conversion_warnings(
             yield f"{layer.layers[0]}: {layer.note}"
     if second is not None and not math.isfinite(second.refitted.distance):
         yield "on the second set the outputs are not finite: look for NaN or infinities in its inputs"
-    elif second is not None and not second.refitted.distance < second.direct.distance:
+    elif second is not None and swap_is_rival and not second.refitted.distance < second.direct.distance:
         yield (
             "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
             "on is probably not from where that set is"
@@ -90,10 +90,19 @@ def conversion_warnings(
 
 
 def require_good(
-    report: ConversionReport, model: nn.Module, *, tolerance: float | None, strict: bool, max_kl: float | None
+    report: ConversionReport,
+    model: nn.Module,
+    *,
+    tolerance: float | None,
+    strict: bool,
+    max_kl: float | None,
+    swap_is_rival: bool = True,
 ) -> None:
-    """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
-    reason = _no_better(report)
+    """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for.
+
+    The direct swap is no rival of a network with more zeros than it has.
+    """
+    reason = _no_better(report) if swap_is_rival else None
     if reason is None and tolerance is not None:
         reason = _not_reached(report, tolerance)
     if reason is None and strict:
@@ -111,7 +120,7 @@ def _no_better(report: ConversionReport) -> str | None:
         return None
     return (
         f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
-        f"({distance_in_words(refitted)}) than the direct swap ({distance_in_words(direct)}); give more inputs, "
+        f"({refitted.in_words}) than the direct swap ({direct.in_words}); give more inputs, "
         "from where the model is used"
     )
 

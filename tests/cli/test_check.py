@@ -177,3 +177,22 @@ def test_kernels_are_listed(call):
     status, said, _ = call("kernels")
     assert status == 0
     assert all(name in said for name in KERNELS)
+
+
+def test_the_dearest_gates_and_how_a_checkpoint_was_converted_are_said(place, tmp_path, call):
+    rows = place / "rows.csv"
+    status, said, _ = call("check", place / "gelu", "--evaluation", rows, "--disable_tqdm")
+    assert status == 0
+    (line,) = [line for line in said.splitlines() if "Dearest when swapped alone" in line]
+    assert "layers.0.activation" in line
+    assert "layers.1.activation" in line
+    assert "How it was converted" not in said
+    words = ("convert", place / "gelu", "--data", rows, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert call(*words)[0] == 0
+    _, said, _ = call("check", tmp_path / "relu", "--disable_tqdm")
+    part = said[said.index("How it was converted") :]
+    assert "2 gates (GELUActivation) became ReLU" in part
+    assert "The next rung, `place`, may take about" in part
+    (tmp_path / "relu" / "report.json").write_text('{"report": {"model": "other"}}')
+    status, said, _ = call("check", tmp_path / "relu", "--disable_tqdm")
+    assert (status, "How it was converted" in said) == (0, False)

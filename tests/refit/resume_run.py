@@ -83,7 +83,7 @@ def killed(folder, at, network, data, options, _):
 
 def facts(report):
     told = report.as_dict()
-    del told["seconds"]
+    del told["seconds"], told["next_step"]
     for step in told["steps"]:
         del step["seconds"]
     return told

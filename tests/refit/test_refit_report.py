@@ -1,12 +1,20 @@
 """The report as a page: cells read back from its tables are the numbers that went in, and nothing is left out."""
 
 import dataclasses
+import json
 import re
 
 import pytest
 from report_by_hand import LAYERS, REPORT, SECOND, SMALL
 
-from hf_lgelu.refit.report import choices_in_words, percent, render_markdown, summarize
+from hf_lgelu.refit.report import (
+    ConversionReport,
+    StepTaken,
+    choices_in_words,
+    percent,
+    render_markdown,
+    summarize,
+)
 
 
 def tables_of(page):
@@ -42,6 +50,27 @@ def test_numbers_of_the_layers():
     assert [row["error, as chosen"] for row in layers] == ["0.0123", "0.4", "0.03"]
     assert [(row["features"], row["rows"]) for row in layers] == [("512", "6,144"), ("512", "6,144"), ("576", "6,144")]
     assert [row["note"] for row in layers] == ["", r"few rows \| d", ""]
+
+
+def test_where_the_rest_of_the_gap_sits_and_what_the_next_rung_costs():
+    returns = (0.0004, None, 0.0007)
+    layers = tuple(dataclasses.replace(layer, returns=value) for layer, value in zip(LAYERS, returns, strict=True))
+    report = dataclasses.replace(REPORT, layers=layers, next_step=("place", 12.4, "half of it"))
+    page = render_markdown(report)
+    rest = page[page.index("## Where the rest of the gap sits") :]
+    assert "of the KL 0.00125 nat" in rest
+    assert "most for `conv2`, `downsample.0` 0.0007, `h.0.mlp.c_proj` 0.0004." in rest
+    assert "`place`, may take about 12 s" in rest
+    assert [row["returns"] for row in tables_of(page)[-1]] == ["0.0004", "–", "0.0007"]
+    assert "about 12 s" in summarize(report)
+    assert "Where the rest" not in render_markdown(SMALL)
+
+
+def test_a_report_comes_back_from_json():
+    for report in (REPORT, SMALL, dataclasses.replace(REPORT, next_step=("place", 12.4, "half of it"))):
+        steps = (StepTaken("refit", 0.5, True, 1.5), StepTaken("place", None, False, 2.0, 0.25))
+        report = dataclasses.replace(report, steps=steps, kept={"h.2.mlp.act": "gelu_new"}, outputs=("logits",))
+        assert ConversionReport.from_dict(json.loads(json.dumps(report.as_dict()))) == report
 
 
 def test_everything_a_reader_must_know_is_on_the_page():

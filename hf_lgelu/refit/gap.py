@@ -1,0 +1,116 @@
+"""Where the rest of the gap sits: what each layer alone adds to the distance between converted and original network."""
+
+import functools
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
+from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.report import LayerRefit
+
+_ROWS = 512  # tokens or rows, about, that it is measured on
+
+
+def some_held_out(folds: Folds) -> list[Batch]:
+    """A part of the inputs held out, some hundred rows of this process; [] where there are none."""
+    per_unit = max(1, folds.held_out_rows // max(1, folds.held_out_units))
+    return [batch.load()[: max(2, _ROWS // per_unit)] for batch in folds.held_out[:1]]
+
+
+_MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D)
+
+
+def with_returns(
+    original: nn.Module,
+    converted: nn.Module,
+    layers: Sequence[LayerRefit],
+    scaled: Collection[str],
+    folds: Folds,
+    outputs: Sequence[str] | None,
+) -> list[LayerRefit]:
+    """The layers with what returns for each, where that can be measured.
+
+    That takes inputs held out and layers that are modules by themselves, of the original's scale (not in `scaled`).
+    """
+    modules = dict(converted.named_modules())
+    measured = [
+        layer
+        for layer in layers
+        if all(isinstance(modules.get(name), _MAPS) and name not in scaled for name in layer.layers)
+    ]
+    batches = some_held_out(folds)
+    found = returned_by_layer(original, converted, [layer.layers for layer in measured], batches, outputs)
+    if found is None:
+        return list(layers)
+    returns = {layer.layers: value for layer, value in zip(measured, found, strict=True)}
+    return [replace(layer, returns=returns.get(layer.layers)) for layer in layers]
+
+
+@torch.no_grad()
+def returned_by_layer(
+    original: nn.Module,
+    converted: nn.Module,
+    layers: Sequence[Sequence[str]],
+    batches: Sequence[Batch],
+    outputs: Sequence[str] | None = None,
+) -> list[float] | None:
+    """The distance to the original that returns when a layer alone gives what it gives in the original, for each layer.
+
+    In KL (nats), of outputs that are no class scores relative error; what the layers before it do stays. Both networks
+    are in eval mode and stay as they are; every process must call. None where no process has a batch.
+
+    Args:
+        layers: names of the modules of each layer, in both networks and with the same outputs in both.
+        batches: of this process.
+        outputs: names of the outputs that count.
+    """
+    names = sorted({name for layer in layers for name in layer})
+    found: list[list[Sums]] = [[] for _ in range(len(layers) + 1)]
+    for batch in batches:
+        given: dict[str, list[Any]] = {name: [] for name in names}
+        with ExitStack() as hooks:
+            for name in names:
+                _hook(hooks, original.get_submodule(name), _recorder(given[name]))
+            reference = compared_outputs(original, batch.inputs, outputs)
+        for sums, layer in zip(found, [(), *layers], strict=True):
+            with ExitStack() as hooks:
+                for name in layer:
+                    _hook(hooks, converted.get_submodule(name), _player(iter(given[name])))
+                changed = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs))
+            new = batch_sums([reference.tensors, reference.tensors, changed.tensors], batch, original)
+            if new["rows"]:
+                sums.append(new | {"logits": new["rows"] * reference.are_logits})
+    if PartialState().num_processes > 1:
+        parts = gather_object([found])
+        found = [[entry for part in parts for entry in part[index]] for index in range(len(found))]
+    if not all(found):
+        return None
+    whole, *alone = [evaluation_of(functools.reduce(add_sums, sums)).refitted.distance for sums in found]
+    return [whole - distance for distance in alone]
+
+
+def _hook(hooks: ExitStack, module: nn.Module, hook: Any) -> None:
+    hooks.callback(module.register_forward_hook(hook).remove)
+
+
+def _recorder(into: list[Any]) -> Any:
+    def record(module: nn.Module, inputs: tuple, output: Any) -> None:
+        into.append(output)
+
+    return record
+
+
+def _player(outputs: Iterator[Any]) -> Any:
+    def play(module: nn.Module, inputs: tuple, output: Any) -> Any:
+        return next(outputs)
+
+    return play

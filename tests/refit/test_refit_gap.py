@@ -1,0 +1,110 @@
+"""What returns layer by layer, against networks put together by hand; the time left, against its closed form."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.refit.batches import Batch, read_batches
+from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.gap import returned_by_layer, some_held_out
+from hf_lgelu.refit.ladder import RUNGS, next_rung
+from hf_lgelu.refit.progress import Progress
+from hf_lgelu.refit.report import StepTaken
+
+
+class Residual(nn.Module):
+    """x + W₂·gate(W₁·x), twice, with one module that runs in both."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (
+            nn.Sequential(nn.Linear(6, 10), nn.GELU(), nn.Linear(10, 6)) for _ in range(2)
+        )  # fmt: skip
+        self.shared, self.head = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = self.shared(x + self.first(x))
+        return self.head(self.shared(x + self.second(x)))
+
+
+def kl(wanted, given):
+    wanted, given = wanted.double().log_softmax(-1), given.double().log_softmax(-1)
+    return (wanted.exp() * (wanted - given)).sum(-1).mean().item()
+
+
+@torch.no_grad()
+def test_what_returns_is_that_of_a_network_with_the_originals_values_put_in():
+    torch.manual_seed(0)
+    model = Residual().double().eval()
+    for parameter in model.parameters():
+        parameter.mul_(3)
+    other = copy.deepcopy(model)
+    for part in (other.first, other.second):
+        part[1] = nn.ReLU()
+        part[2].weight.mul_(1.1)
+    x = torch.randn(50, 6, dtype=torch.float64)
+    shared, head = model.shared, model.head
+    first, second = model.first(x), model.second(shared(x + model.first(x)))
+    middle = shared(x + first)  # of the original
+    wanted = model(x)
+    whole = kl(wanted, other(x))
+    after = head(shared(middle + other.second(middle)))
+    mine = shared(x + other.first(x))
+    expected = [
+        whole - kl(wanted, after),
+        whole - kl(wanted, head(shared(mine + second))),
+        whole - kl(wanted, head(shared(middle + second))),
+        whole,  # both runs of the shared map as they are in the original
+    ]
+    layers = [["first.2"], ["second.2"], ["first.2", "second.2"], ["shared"]]
+    found = returned_by_layer(model, other, layers, [Batch(x[:30]), Batch(x[30:])])
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    assert max(found) > 1e-3
+    assert returned_by_layer(model, other, layers, []) is None
+
+
+def test_the_report_has_what_returns_where_the_scale_is_the_originals():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 4)).eval()
+    rows = torch.randn(400, 6)
+    converted, report = convert_to_relu(model, rows)
+    (batch,) = some_held_out(deal_folds(read_batches(rows)))
+    with torch.no_grad():
+        wanted = model(batch.inputs)
+        given = converted[3:](model[:3](batch.inputs))
+        whole = kl(wanted, converted(batch.inputs))
+    assert [layer.returns for layer in report.layers] == pytest.approx([whole - kl(wanted, given), whole], rel=1e-4)
+    assert report.next_step[0] == "place"
+    report = convert_to_relu(model, rows, effort="place").report
+    if report.steps[-1].is_kept:  # the first layer's outputs now have the scale of the second gate's slopes
+        assert report.layers[0].returns is None
+    assert report.layers[1].returns is not None
+    assert report.next_step[0] == "blocks"
+
+
+def test_the_time_left_is_that_of_the_rung_and_of_all_behind_it():
+    progress = Progress(shown=False)
+    progress.plan(("refit", "place", "blocks"))
+    place, blocks = RUNGS["place"].usual_time, RUNGS["blocks"].usual_time
+    assert progress.left("refit", 3.0, 0.25) == pytest.approx(9 + 12 * (place + blocks))
+    progress.took("refit", 10.0)
+    refit = (10 + 26 / place) / 2  # by what both took
+    assert progress.left("place", 13.0, 0.5) == pytest.approx(13 + refit * blocks)
+    assert progress.left("blocks", 5.0, 0.5) == pytest.approx(5.0)
+    steps = [StepTaken("refit", 0.1, True, 10.0), StepTaken("place", 0.1, True, 20 * place)]
+    assert next_rung(steps, ("refit", "place", "blocks"))[:2] == ("blocks", pytest.approx(15 * blocks))
+    assert next_rung(steps, ("refit", "place")) is None
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tqdm.std.tqdm.set_postfix_str", lambda bar, text, refresh: said.append(text))
+        bar = Progress(shown=True).bar("refit", 4)
+        bar.set_postfix_str("h.0")
+        bar.update(2)
+        bar.set_postfix_str("h.1")
+        bar.close()
+    assert said[0] == "h.0"
+    assert said[1].startswith("h.1, about 00:0")
+    assert said[1].endswith(" left in all")
