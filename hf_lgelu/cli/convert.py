@@ -137,6 +137,7 @@ def _options(arguments: Namespace) -> dict[str, Any]:
         "batch_size": arguments.batch_size,
         "outputs": arguments.outputs,
         "target": arguments.target,
+        "zeros": arguments.zeros,
         "effort": arguments.effort,
         "width_budget": arguments.width_budget,
         "max_seconds": arguments.max_seconds,

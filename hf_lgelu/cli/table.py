@@ -180,6 +180,12 @@ _ROWS = (
                 {"choices": ("relu", "relu6", "leaky_relu", "hardswish", "relu2"), "default": "relu"},
             ),
             Option(
+                "--zeros",
+                "Share of zeros that is wanted behind every gate, 0.9 or so, for what skips work on them. Left out: as "
+                "it comes.",
+                {"type": _positive},
+            ),
+            Option(
                 "--keep",
                 "Gates that stay smooth: how many, the dearest, or their names with commas between. Left out: none.",
                 {"type": _keep, "default": 0, "metavar": "GATES"},

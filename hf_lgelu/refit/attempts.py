@@ -38,6 +38,7 @@ from hf_lgelu.refit.report import (
 from hf_lgelu.refit.resume import RungWork, Work
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.target_gates import TargetGate, substitute_gates
+from hf_lgelu.refit.thinning import Thinning
 from hf_lgelu.refit.verdict import ENOUGH_ROWS, ConversionRefusedError
 from hf_lgelu.refit.weights import forget_quantizer, write_refit
 from hf_lgelu.refit.widen import Room, make_room
@@ -69,6 +70,7 @@ class Attempts:
         self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
         outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: Progress,
         width_budget: float, max_seconds: float | None, target: TargetGate, keep: Sequence[str], work: Work,
+        zeros: float | None = None,
     ) -> None:  # fmt: skip
         """As for `convert_to_relu`; `work` is what is done by now of each rung."""
         self._model, self._folds, self._substitution = model, folds, substitution
@@ -76,20 +78,28 @@ class Attempts:
         self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
         self._width_budget, self._target = width_budget, target
         self._ends = math.inf if max_seconds is None else time.perf_counter() + max_seconds
-        self._keep, self._work = keep, work
+        self._keep, self._work, self._zeros = keep, work, zeros
+        self._can_be_placed = target.can_be_placed and zeros is None  # kinks are where the zeros want them
 
     @property
     def rungs(self) -> list[Effort]:
         """All that there are inputs and processes for."""
-        if not self._folds.held_out_units or len(self._folds.folds) == 1:
+        if not self._folds.held_out_units or len(self._folds.folds) == 1 or self._zeros is not None:
             return ["refit"]
         several = PartialState().num_processes > 1
-        out = (() if self._target.can_be_placed else ("place",)) + (("blocks", "distill") if several else ())
+        out = (() if self._can_be_placed else ("place",)) + (("blocks", "distill") if several else ())
         return [effort for effort in EFFORTS if effort not in out]
 
     def possible(self, efforts: Sequence[Effort], tolerance: float | None) -> Sequence[Effort]:
         """The rungs that there are inputs for. Raises ValueError where that is not what was asked for."""
-        if not self._target.can_be_placed:
+        if self._zeros is not None:
+            if self._width_budget > 1 or (efforts[-1] != "refit" and tolerance is None):
+                raise ValueError(
+                    f"zeros={self._zeros:g} goes with effort='refit' and no width_budget: steps on the maps before the "
+                    "gates would take the zeros back, and units that are always on have none"
+                )
+            return EFFORTS[:1]
+        if not self._can_be_placed:
             if self._width_budget > 1 or efforts[-1] == "place":
                 raise ValueError(
                     f"kinks are placed and blocks widened for ReLU only, not for target={self._target.name!r}; leave "
@@ -113,7 +123,7 @@ class Attempts:
         """The network of a rung: distilled from the best one so far, else made from the original."""
         if effort == "distill" and best is not None:
             return self._distilled(best)
-        is_placed = effort != "refit" and self._target.can_be_placed
+        is_placed = effort != "refit" and self._can_be_placed
         room = self._room() if is_placed else Room(self._model)
         sites = converted_sites(room.model, self._kinds, self._keep)
         with evaluation_mode(room.model):
@@ -128,13 +138,15 @@ class Attempts:
             sites,
             self._folds,
             _chosen(self._outputs),
-            gate_maps_change=effort != "refit",
+            gate_maps_change=effort != "refit" or self._zeros is not None,
             whole_blocks=effort == "blocks",
         )
         program, found = carrier.trace.program, carrier.layers
         steps: list[LayerStep] = []
         if is_placed:
             steps.append(Preparation(room.model, sites, self._folds, program, found, room.extra))
+        if self._zeros is not None:
+            steps.append(Thinning(room.model, sites, self._folds, program, found, self._zeros))
         if effort == "blocks":
             steps.append(Reconstruction(carrier, sites))
         layers = _refit(
@@ -153,7 +165,8 @@ class Attempts:
         )
         return Attempt(
             converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved),
-            frozenset(unit.before.weight_name.rpartition(".")[0] for unit in units if is_placed),
+            frozenset(unit.before.weight_name.rpartition(".")[0] for unit in units
+                      if is_placed or self._zeros is not None),
         )  # fmt: skip
 
     def _room(self) -> Room:

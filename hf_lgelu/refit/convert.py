@@ -25,13 +25,14 @@ from hf_lgelu.refit.attempts import Attempt, Attempts, converted_sites
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
 from hf_lgelu.refit.folds import Folds, cut_batches, deal_folds, known_processes
-from hf_lgelu.refit.gap import with_returns
+from hf_lgelu.refit.gap import some_held_out, with_returns
 from hf_lgelu.refit.gate_costs import check_keep, swap_costs
 from hf_lgelu.refit.ladder import EFFORTS, Metric, check_effort, climb, next_rung
 from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import fingerprint, work_in
 from hf_lgelu.refit.target_gates import TargetGate, check_target
+from hf_lgelu.refit.thinning import share_of_zeros
 from hf_lgelu.refit.verdict import (
     ConversionRefusedError,
     conversion_warnings,
@@ -71,6 +72,7 @@ def convert_to_relu(
     strict: bool = False,
     keep: int | Sequence[str] = (),
     target: str = "relu",
+    zeros: float | None = None,
     effort: str | None = None,
     width_budget: float = 1.0,
     tolerance: float | None = None,
@@ -112,6 +114,9 @@ def convert_to_relu(
             names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and without this package it is refused.
         target: what the gates become, a row of `hf_lgelu.refit.target_gates.TARGETS`: "relu", "relu6", "leaky_relu",
             "hardswish" or "relu2". Of all but ReLU, kinks and slopes are not fitted, and blocks not widened.
+        zeros: the share of zeros, 0 to 1, that is wanted behind every gate, for what skips work on them: each channel's
+            kink goes up to that quantile of its inputs, into the bias before the gate, and the maps behind are refitted
+            to that. Of targets that have zeros, with effort "refit" alone. The report says what is reached.
         effort: how hard it tries, each rung after the ones before and kept only where held-out inputs are nearer for
             it: "refit", the maps behind the gates (the default); "place", before that each ReLU's kink and slope, about
             as quick again; "blocks", then both maps of every block by Adam, layer by layer; "distill", then all blocks
@@ -168,6 +173,8 @@ def convert_to_relu(
         raise ValueError(f"width_budget is a share of the units there are, 1 or more and finite, got {width_budget}")
     _refuse_strings(outputs=outputs)
     gate = check_target(target)
+    if zeros is not None and not (gate.has_zeros and isinstance(zeros, float) and 0 < zeros < 1):
+        raise ValueError(f"zeros must be a share between 0 and 1, of a target that has some, got {zeros!r}, {target!r}")
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
     keep = check_keep(keep, [site.name for site in find_sites(model, kinds)])
     state = known_processes()
@@ -183,7 +190,7 @@ def convert_to_relu(
         sites = converted_sites(model, kinds, kept)
         substitution = TemporaryRelu(model, kinds=kinds, make=gate.make, include=lambda name: name not in kept)
         lost = None if metric is None else Metric(metric, model).lost
-        decisive = {"kinds": tuple(kinds), "outputs": outputs, "keep": kept, "target": target,
+        decisive = {"kinds": tuple(kinds), "outputs": outputs, "keep": kept, "target": target, "zeros": zeros,
                     "width_budget": width_budget, "allow_unrefitted": allow_unrefitted}  # fmt: skip
         bars = Progress(progress and state.is_main_process)
         mark = "" if checkpoint_dir is None else fingerprint(model, folds, **decisive)
@@ -191,7 +198,7 @@ def convert_to_relu(
             attempts = Attempts(
                 model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
                 rewrite_config=rewrite_config, progress=bars, width_budget=width_budget, max_seconds=max_seconds,
-                target=gate, keep=kept, work=work,
+                target=gate, keep=kept, work=work, zeros=zeros,
             )  # fmt: skip
             efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
             bars.plan(efforts)
@@ -201,6 +208,10 @@ def convert_to_relu(
             )  # fmt: skip
         converted, held_out = climbed.best.model, climbed.best.held_out
         layers = with_returns(model, converted, climbed.best.layers, climbed.best.scaled, folds, outputs)
+        names, some = [site.name for site in sites], some_held_out(folds) if gate.has_zeros else []
+        with substitution.applied():
+            zeros_before = share_of_zeros(model, [model.get_submodule(name) for name in names], some)
+        zeros_after = share_of_zeros(converted, [converted.get_submodule(name) for name in names], some)
         evaluation = None
         if second is not None:
             evaluation = evaluate_conversion(model, converted, substitution, second, outputs)
@@ -220,17 +231,20 @@ def convert_to_relu(
         config_changes=climbed.best.config_changes,
         smooth_calls=tuple(map(str, find_smooth_calls(converted, folds.first.load()[:1].inputs))),
         warnings=(
-            *conversion_warnings(folds, layers, held_out, evaluation, max_kl),
+            *conversion_warnings(folds, layers, held_out, evaluation, max_kl, swap_is_rival=zeros is None),
             *_elsewhere(model, climbed.best),
             *(() if rewrite_config else _config_left(model)),
         ),
         steps=climbed.steps,
         width_share=climbed.best.width_share,
         target=gate.title,
+        zeros=None if zeros_before is None or zeros_after is None else (zeros_before, zeros_after),
         # What was restored took no time that says anything.
         next_step=None if work.is_taken_up else next_rung(climbed.steps, attempts.rungs),
     )
-    require_good(report, converted, tolerance=tolerance, strict=strict, max_kl=max_kl)
+    require_good(
+        report, converted, tolerance=tolerance, strict=strict, max_kl=max_kl, swap_is_rival=zeros is None
+    )  # fmt: skip
     return Conversion(converted, report)
 
 

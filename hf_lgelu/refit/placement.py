@@ -236,6 +236,16 @@ def gather_placements(
     for unit in units:
         weight = model.get_parameter(unit.before.weight_name)
         sums[unit.site] = PlacementSums.zeros(weight.shape[unit.before.output_axis or 0], weight.device)
+    for unit, rows in gate_rows(model, sites, units, folds, PLACEMENT_ROWS):
+        sums[unit.site].add(*rows)
+    return {site: total.reduce_over_processes() for site, total in sums.items()}
+
+
+@torch.no_grad()
+def gate_rows(
+    model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds, wanted: int
+) -> Iterator[tuple[GateUnit, tuple[Tensor, ...]]]:
+    """(unit, (z, φ(z)) or (z, φ(z), u²)), float64 rows of channels, about `wanted` of a unit, batch by batch."""
     batches = [batch for fold in folds.folds for batch in fold[:1]]  # none, perhaps, on one of several processes
     with ExitStack() as hooks:
         seen: dict[str, Tensor] = {}
@@ -246,9 +256,8 @@ def gather_placements(
             mask = loaded.tensors.get("attention_mask")
             run_example(model, loaded.inputs)
             for unit in units:
-                sums[unit.site].add(*_rows(seen, unit, mask, -(-PLACEMENT_ROWS // len(batches))))
+                yield unit, _rows(seen, unit, mask, -(-wanted // len(batches)))
             seen.clear()
-    return {site: total.reduce_over_processes() for site, total in sums.items()}
 
 
 def _watch(hooks: ExitStack, model: nn.Module, site: ActivationSite, unit: GateUnit, seen: dict[str, Tensor]) -> None:

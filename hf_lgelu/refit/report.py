@@ -176,6 +176,8 @@ class ConversionReport:
         kept: {name of a gate that stayed: what it is}.
         next_step: the next rung of the ladder, the seconds that it may take, and what it usually gives; None at the
             top, or where no inputs are held out for it.
+        zeros: the share of zeros behind the gates, of the direct swap and of the converted network, on some of the
+            inputs held out; None where the target has none, or nothing is held out.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -204,6 +206,7 @@ class ConversionReport:
     target: str = "ReLU"
     kept: Mapping[str, str] = field(default_factory=dict)
     next_step: tuple[str, float, str] | None = None
+    zeros: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         return summarize(self)
@@ -312,7 +315,8 @@ def what_was_done(report: ConversionReport) -> str:
         f"{gates_in_words(report)} became {report.target}.{_kept_in_words(report)} "
         f"{choices_in_words(report.layers)}, without labels, on "
         f"{_count(report.distinct_units, 'input')} ({_count(report.rows, 'row')}{without}), by ridge regression "
-        f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)} It took {report.seconds:.1f} s."
+        f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)}{_zeros_in_words(report)} "
+        f"It took {report.seconds:.1f} s."
     )
 
 
@@ -330,6 +334,13 @@ def _steps_in_words(report: ConversionReport) -> str:
     tried = ", ".join(_step_in_words(step) for step in report.steps)
     wider = f" Its blocks have {report.width_share:.4g} times the units." if report.width_share != 1 else ""
     return f" Tried one after the other, with their distance on the inputs held out: {tried}.{wider}"
+
+
+def _zeros_in_words(report: ConversionReport) -> str:
+    if report.zeros is None:
+        return ""
+    before, after = (percent(share) for share in report.zeros)
+    return f" Behind its gates {after} are zeros, {before} after the direct swap."
 
 
 def _step_in_words(step: StepTaken) -> str:

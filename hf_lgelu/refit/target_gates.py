@@ -33,12 +33,14 @@ class TargetGate:
         formula: what it computes.
         can_be_placed: whether slope and kink of each channel can be fitted, and units be added that are always on:
             it must be ReLU up to what is linear, and have no upper end.
+        has_zeros: whether it is zero below a kink at 0.
     """
 
     name: str
     title: str
     formula: str
     can_be_placed: bool = False
+    has_zeros: bool = False
 
     def make(self) -> nn.Module:
         """A new one."""
@@ -48,11 +50,11 @@ class TargetGate:
 TARGETS = {
     gate.name: gate
     for gate in (
-        TargetGate("relu", "ReLU", "max(z, 0)", can_be_placed=True),
-        TargetGate("relu6", "ReLU6", "min(max(z, 0), 6)"),
+        TargetGate("relu", "ReLU", "max(z, 0)", can_be_placed=True, has_zeros=True),
+        TargetGate("relu6", "ReLU6", "min(max(z, 0), 6)", has_zeros=True),
         TargetGate("leaky_relu", "LeakyReLU", "max(z, 0) + 0.01·min(z, 0)"),
         TargetGate("hardswish", "HardSwish", "z·min(max(z + 3, 0), 6)/6"),
-        TargetGate("relu2", "squared ReLU", "max(z, 0)²"),
+        TargetGate("relu2", "squared ReLU", "max(z, 0)²", has_zeros=True),
     )
 }
 

@@ -47,6 +47,7 @@ def conversion_warnings(
     held_out: Evaluation | None,
     second: Evaluation | None,
     max_kl: float | None,
+    swap_is_rival: bool = True,
 ) -> Iterator[str]:
     """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
     units = len(folds.units.keys)
@@ -81,7 +82,7 @@ def conversion_warnings(
             yield f"{layer.layers[0]}: {layer.note}"
     if second is not None and not math.isfinite(second.refitted.distance):
         yield "on the second set the outputs are not finite: look for NaN or infinities in its inputs"
-    elif second is not None and not second.refitted.distance < second.direct.distance:
+    elif second is not None and swap_is_rival and not second.refitted.distance < second.direct.distance:
         yield (
             "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
             "on is probably not from where that set is"
@@ -89,10 +90,19 @@ def conversion_warnings(
 
 
 def require_good(
-    report: ConversionReport, model: nn.Module, *, tolerance: float | None, strict: bool, max_kl: float | None
+    report: ConversionReport,
+    model: nn.Module,
+    *,
+    tolerance: float | None,
+    strict: bool,
+    max_kl: float | None,
+    swap_is_rival: bool = True,
 ) -> None:
-    """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
-    reason = _no_better(report)
+    """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for.
+
+    The direct swap is no rival of a network with more zeros than it has.
+    """
+    reason = _no_better(report) if swap_is_rival else None
     if reason is None and tolerance is not None:
         reason = _not_reached(report, tolerance)
     if reason is None and strict:

@@ -1,0 +1,118 @@
+"""A share of zeros behind every ReLU, for what skips work on zeros: kinks so far up that it is reached, then the refit.
+
+ReLU(z - c) is zero where z ≤ c. With c the quantile of a channel's pre-activations in the original, the share of zeros
+is what was asked for on the inputs that it was read from; c goes into the bias before the gate, so the network stays a
+plain one. The map behind is then fitted to features that are zero most of the time.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object, reduce
+from torch import Tensor, nn
+
+from hf_lgelu.models.example_run import forward_hooks
+from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.compare import compared_outputs
+from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.layers import Layer, Layers
+from hf_lgelu.refit.placement import GateUnit, Placement, find_gate_units, gate_rows, write_placement
+from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.verdict import ConversionRefusedError
+
+ROWS = 1024
+"""Rows, about, that quantiles are read from: 0.9 of them is off by less than 0.01."""
+
+
+class Thinning:
+    """The step of `zeros=`: a kink for each channel in the place of those that are nearest to the smooth gate."""
+
+    def __init__(
+        self, original: nn.Module, sites: Sequence[ActivationSite], folds: Folds, program: Program, found: Layers,
+        share: float,
+    ) -> None:  # fmt: skip
+        """Raises ConversionRefusedError for a gate without a bias of its own before it."""
+        units = {unit.site: unit for unit in find_gate_units(program) if unit.before.bias is not None}
+        missing = [site.name for index, site in enumerate(sites) if index not in units]
+        if missing:
+            raise ConversionRefusedError(
+                f"zeros={share:g}: a kink takes a bias before the gate that feeds nothing else, and there is none at "
+                f"{', '.join(missing[:4])}{' and so on' if len(missing) > 4 else ''}"
+            )
+        self._units = units
+        self._kinks = _quantiles(original, sites, list(units.values()), folds, share)
+        self._waiting = dict(gates_behind(found.layers, units))
+
+    def begin(self, converted: nn.Module) -> None:
+        """Write what waits for no refit."""
+        self._write(converted, self._units.keys() - set().union(*self._waiting.values()))
+
+    def behind_layer(self, converted: nn.Module, index: int) -> None:
+        """Write what waited for the refit of a layer."""
+        self._write(converted, self._waiting.get(index, set()))
+
+    def _write(self, converted: nn.Module, due: set[int]) -> None:
+        for site in sorted(due):
+            kink = self._kinks[site]
+            nothing = torch.zeros_like(kink)
+            write_placement(
+                converted, self._units[site], Placement(torch.ones_like(kink), kink, nothing, nothing, nothing)
+            )
+
+
+def gates_behind(layers: Sequence[Layer], units: dict[int, GateUnit]) -> Iterator[tuple[int, set[int]]]:
+    """{index of a layer: gates whose input comes from its maps}."""
+    for index, layer in enumerate(layers):
+        nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.target.path)}
+        sites = {site for site, unit in units.items() if unit.before.node in nodes}
+        if sites:
+            yield index, sites
+
+
+@torch.no_grad()
+def _quantiles(
+    model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds, share: float
+) -> dict[int, Tensor]:
+    """Of each gate's inputs, per channel: the least value with `share` of the rows at or below it, never below 0."""
+    rows: dict[int, list[Tensor]] = {unit.site: [] for unit in units}
+    for unit, (z, *_) in gate_rows(model, sites, units, folds, ROWS):
+        rows[unit.site].append(z.float())
+    found = {}
+    for unit in units:
+        weight = model.get_parameter(unit.before.weight_name)
+        kink = weight.new_zeros(weight.shape[unit.before.output_axis or 0], dtype=torch.float64)
+        some = rows[unit.site]
+        if some:
+            z = torch.cat(some)
+            kink = z.kthvalue(min(len(z), math.ceil(share * len(z))), dim=0).values.double()
+        if PartialState().num_processes > 1:
+            kink = reduce(kink, reduction="sum") / reduce(kink.new_tensor(float(bool(some))), reduction="sum")
+        found[unit.site] = kink.clamp(min=0)
+    return found
+
+
+@torch.no_grad()
+def share_of_zeros(model: nn.Module, gates: Sequence[nn.Module], batches: Sequence[Batch]) -> float | None:
+    """The share of zeros among what the gates put out on the batches of all processes, without padded tokens."""
+    zeros = numbers = 0
+    mask: Tensor | None = None
+
+    def count(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        nonlocal zeros, numbers
+        counted = output if mask is None or mask.shape != output.shape[:-1] else output[mask.to(output.device)]
+        zeros += int((counted == 0).sum())
+        numbers += counted.numel()
+
+    with forward_hooks(gates, count):
+        for batch in batches:
+            given = batch.tensors.get("attention_mask")
+            mask = None if given is None else given.bool()
+            compared_outputs(model, batch.inputs)
+    counts = [(zeros, numbers)]
+    if PartialState().num_processes > 1:
+        counts = gather_object(counts)
+    zeros, numbers = (sum(part) for part in zip(*counts, strict=True))
+    return zeros / numbers if numbers else None
