@@ -237,10 +237,13 @@ class SharedLambdaGate(nn.Module):
 
 def _forward(mode: str, x: Tensor, owner: LambdaGate, gate: str) -> Tensor:
     """f(x; λ) by the owner's λ, or ReLU with its gradients."""
-    if mode == "relu" and not torch.is_grad_enabled():
-        return torch.relu(x)
+    if mode == "relu" and (not torch.is_grad_enabled() or torch.jit.is_tracing() or torch.compiler.is_exporting()):
+        return torch.relu(x)  # a graph that leaves is for inference
     y = apply_learned_gate(x, owner.raw_hardness, owner.temperature, owner.hardness_override, gate)
-    return y if mode == "gate" else _ReluWithGradientsOf.apply(y, x.detach())
+    if mode == "gate":
+        return y
+    function = _ReluWithGradientsOf if torch.compiler.is_compiling() else _ReluWithTangentsOf
+    return function.apply(y, x.detach())
 
 
 class _ReluWithGradientsOf(torch.autograd.Function):
@@ -259,6 +262,10 @@ class _ReluWithGradientsOf(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
         return delta, None
+
+
+class _ReluWithTangentsOf(_ReluWithGradientsOf):
+    """The same with a forward-mode derivative, which torch.compile takes no function with."""
 
     @staticmethod
     def jvp(ctx: Any, y_tangent: Tensor, x_tangent: Tensor | None) -> Tensor:

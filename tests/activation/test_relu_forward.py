@@ -79,3 +79,30 @@ def test_what_is_relu_already_has_no_swap_error_and_no_fold():
     assert found.bound == 0.0
     with pytest.raises(ValueError, match="1 computes ReLU"):
         hf_lgelu.fold_hardness(model, X.reshape(-1, 5))
+
+
+def test_graphs_that_leave_are_relus():
+    module = hf_lgelu.LambdaSiLU(forward="relu")
+    x = torch.randn(3, 5)
+    exported = torch.export.export(module, (x,))
+    operations = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert operations == ["aten.relu.default"]
+    traced = torch.jit.trace(module, x)
+    assert [node.kind() for node in traced.inlined_graph.nodes()] == ["aten::relu"]
+    assert torch.equal(traced(X[:3, :5]), F.relu(X[:3, :5]))
+
+
+def test_compiled_it_has_the_same_values_and_gradients():
+    torch._dynamo.reset()
+    module = hf_lgelu.LambdaGELU(init_hardness=2.0, forward="relu")
+    results = []
+    for function in (module, torch.compile(module, fullgraph=True, backend="aot_eager")):
+        x = X.clone().requires_grad_()
+        y = function(x)
+        y.backward(DELTA)
+        results.append((y.detach(), x.grad, module.raw_hardness.grad))
+        module.raw_hardness.grad = None
+    torch._dynamo.reset()
+    assert torch.equal(results[1][0], F.relu(X))
+    for compiled, wanted in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(compiled, wanted, rtol=1e-5, atol=1e-6)

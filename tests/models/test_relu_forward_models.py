@@ -1,7 +1,9 @@
 """Networks whose forward pass is ReLU and whose gradients are a λ-gate's: by string, by surgery, saved and left."""
 
 import json
+from collections import Counter
 
+import onnx
 import pytest
 import torch
 from families import BY_NAME
@@ -96,5 +98,10 @@ def test_it_counts_as_hard_and_leaves_without_a_change(tmp_path):
     assert [(site.bound, site.measured) for site in certificate.sites] == [(0.0, 0.0)] * 4
     report = hf_lgelu.export_relu(model, tmp_path / "relu", inputs=x)
     assert report.change.max_change == 0.0
+    hf_lgelu.export_onnx(model, tmp_path / "model.onnx", inputs=x)
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    operations = Counter(node.op_type for node in graph.node)
+    assert operations["Relu"] == 4
+    assert not operations.keys() & {"Erf", "Sigmoid", "Tanh", "Softplus"}
     with pytest.raises(ValueError, match="forward must be one of gate, relu"):
         hf_lgelu.replace_activations(nn.Sequential(nn.GELU()), forward="hard")
