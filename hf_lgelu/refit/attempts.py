@@ -5,12 +5,12 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from accelerate import PartialState
-from torch import Tensor, nn
+from torch import nn
 from tqdm.auto import tqdm
 
 from hf_lgelu.models.config_keys import UnsupportedConfigError
@@ -19,6 +19,7 @@ from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.models.task_outputs import task_outputs
+from hf_lgelu.refit.always_on import Preparation
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
@@ -40,7 +41,7 @@ from hf_lgelu.refit.target_gates import TargetGate, substitute_gates
 from hf_lgelu.refit.thinning import Thinning
 from hf_lgelu.refit.verdict import ENOUGH_ROWS, ConversionRefusedError
 from hf_lgelu.refit.weights import forget_quantizer, write_refit
-from hf_lgelu.refit.widen import Preparation, Room, find_blocks, make_room, movable
+from hf_lgelu.refit.widen import Room, make_room
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ class Attempt:
     config_changes: tuple[str, ...]
     width_share: float
     moved: tuple[str, ...]
-    masks: Mapping[str, Tensor]
     scaled: frozenset[str]
     """Names of the modules whose outputs have another scale than the original's: they are before a placed gate."""
 
@@ -148,7 +148,7 @@ class Attempts:
         if self._zeros is not None:
             steps.append(Thinning(room.model, sites, self._folds, program, found, self._zeros))
         if effort == "blocks":
-            steps.append(Reconstruction(carrier, sites, room.extra))
+            steps.append(Reconstruction(carrier, sites))
         layers = _refit(
             carrier,
             converted,
@@ -163,11 +163,8 @@ class Attempts:
         moved |= dict.fromkeys(
             name for layer in found.layers for consumer in layer.maps for name in consumer.parameters
         )
-        masks: dict[str, Tensor] = {}
-        for block in find_blocks(program, found.layers, units) if room.extra else ():
-            masks |= movable(converted, block, room.extra)
         return Attempt(
-            converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved), masks,
+            converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved),
             frozenset(unit.before.weight_name.rpartition(".")[0] for unit in units
                       if is_placed or self._zeros is not None),
         )  # fmt: skip
@@ -197,7 +194,6 @@ class Attempts:
                 self._folds,
                 self._outputs,
                 names=best.moved,
-                masks=best.masks,
                 max_seconds=None if self._ends == math.inf else max(1e-9, self._ends - time.perf_counter()),
             )
             work.save(0, converted, None)
@@ -221,9 +217,8 @@ class LayerStep(Protocol):
 class Reconstruction:
     """The step of effort "blocks": both maps of a block by Adam, then once more the ridge."""
 
-    def __init__(self, carrier: Carrier, sites: Sequence[ActivationSite], extra: int) -> None:
-        """`extra` units of each block are always on."""
-        self._carrier, self._sites, self._extra = carrier, sites, extra
+    def __init__(self, carrier: Carrier, sites: Sequence[ActivationSite]) -> None:
+        self._carrier, self._sites = carrier, sites
 
     def begin(self, converted: nn.Module) -> None:
         """Nothing."""
@@ -235,7 +230,7 @@ class Reconstruction:
             return None
         unseen, *others = [BlockRows.of(parts) for parts in self._carrier.block_rows]
         gate = converted.get_submodule(self._sites[block.unit.site].name)
-        done = reconstruct_block(converted, block, gate, BlockRows.of(others), unseen, extra=self._extra)
+        done = reconstruct_block(converted, block, gate, BlockRows.of(others), unseen)
         if not done.is_kept:
             return "both maps moved: no nearer, taken back"
         layer = self._carrier.layers.layers[index]

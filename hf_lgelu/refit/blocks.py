@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
+from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.widen import Block, movable
+from hf_lgelu.refit.widen import Block
 
 STEPS = 150
 _ROWS_A_STEP = 1024
-_RATE = 0.02  # of a parameter's mean absolute value, at the first step; falls to zero as a cosine
+_RATE = 0.02  # of a parameter's mean absolute value, at the most; falls to zero as a cosine
 _WARMUP = 10
 _ROWS_AT_ONCE = 4096
 
@@ -72,6 +73,27 @@ class BlockFunction:
     def __call__(self, inputs: Tensor) -> Tensor:
         return self._apply(self._maps[-1], self.features(inputs))
 
+    def optimizer(self, rows: BlockRows) -> CentredAdam:
+        """Adam on all parameters, which now need gradients; each map's inputs are centred at the mean of some rows."""
+        inputs = rows.inputs[:_ROWS_AT_ONCE]
+        with torch.no_grad():
+            means = [inputs.mean(0)] * (len(self._maps) - 1) + [self.features(inputs).mean(0)]
+        groups = [
+            {"params": [value.requires_grad_(True)], "lr": _RATE * max(value.detach().abs().mean().item(), 1e-3)}
+            for value in self.parameters.values()
+        ]
+        maps = [
+            CentredMap(
+                self.parameters[operation.weight_name],
+                self.parameters[operation.bias],
+                mean,
+                operation.output_axis != 0,
+            )
+            for operation, mean in zip(self._maps, means, strict=True)
+            if operation.bias is not None
+        ]
+        return CentredAdam(groups, maps)
+
     def _apply(self, operation: AffineOperation, rows: Tensor) -> Tensor:
         weight = self.parameters[operation.weight_name]
         bias = None if operation.bias is None else self.parameters[operation.bias]
@@ -101,42 +123,27 @@ def reconstruct_block(
     fitted: BlockRows,
     unseen: BlockRows,
     steps: int = STEPS,
-    extra: int = 0,
 ) -> BlockStep:
     """Adam on a block's maps. Changes `model` in place, where the rows `unseen` are the nearer to their targets for it.
 
-    The last `extra` units of a plain block, which are always on, stay as they are. The same rows and weights give the
-    same result.
+    The same rows and weights give the same result.
     """
     function = BlockFunction(model, block, gate)
     before = function.squared_error(unseen)
     if not before > 0 or not math.isfinite(before):
         return BlockStep(before, before)
     parameters = list(function.parameters.values())
-    masks = [movable(model, block, extra).get(name) for name in function.parameters]
-    sizes = [
-        max((parameter if mask is None else parameter[mask.bool()]).abs().mean().item(), 1e-3)
-        for parameter, mask in zip(parameters, masks, strict=True)
-    ]
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    optimizer = torch.optim.Adam([{"params": [parameter]} for parameter in parameters], betas=(0.9, 0.95))
+    optimizer = function.optimizer(fitted)
     generator = torch.Generator().manual_seed(0)
     scale = len(unseen.inputs) / before
     with torch.enable_grad():
         for step in range(steps):
-            share = min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps))
-            for group, size in zip(optimizer.param_groups, sizes, strict=True):
-                group["lr"] = _RATE * size * share
             rows = torch.randint(len(fitted.inputs), (min(_ROWS_A_STEP, len(fitted.inputs)),), generator=generator)
             rows = rows.to(fitted.inputs.device)
             error = (function(fitted.inputs[rows]) - fitted.targets[rows]).square().sum(-1).mean() * scale
             optimizer.zero_grad()
             error.backward()
-            for parameter, mask in zip(parameters, masks, strict=True):
-                if mask is not None:
-                    parameter.grad.mul_(mask)
-            optimizer.step()
+            optimizer.step(min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
     for parameter in parameters:
         parameter.requires_grad_(False)
     done = BlockStep(before, function.squared_error(unseen))

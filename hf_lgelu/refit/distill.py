@@ -6,21 +6,25 @@ kept is the best state seen on inputs that no step saw, the first one among them
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.models.example_run import call_by_name
+from hf_lgelu.models.example_run import call_by_name, run_example
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.folds import Folds
 
 STEPS = 200
-_RATE = 3e-5
+_RATE = 0.003  # of a parameter's mean absolute value, at the most; falls to zero as a cosine
 _WARMUP = 10
 _LOOKS = 8  # how often the held-out inputs are looked at
 _MOST_WATCHED = 16  # batches of them
@@ -33,7 +37,6 @@ def distill(
     outputs: Sequence[str] | None = None,
     *,
     names: Sequence[str],
-    masks: Mapping[str, Tensor] | None = None,
     steps: int = STEPS,
     max_seconds: float | None = None,
 ) -> tuple[float, float]:
@@ -47,7 +50,6 @@ def distill(
         folds: the data; every fold is fitted on, the held-out part is only looked at.
         outputs: names of those that count; the first is the one that is brought nearer.
         names: the parameters that are moved.
-        masks: of some of them, 0 where they stay.
         steps: of one batch each.
         max_seconds: stop earlier.
 
@@ -61,7 +63,10 @@ def distill(
         parameter.requires_grad_(False)
     for parameter in parameters:
         parameter.requires_grad_(True)
-    batches = [batch for group in zip(*folds.folds, strict=False) for batch in group]
+    # Nothing is traced here: each batch is padded to its own longest.
+    batches = [replace(batch, lengths=batch.units.longest(batch.numbers)) for fold in folds.folds for batch in fold]
+    order: list[int] = []
+    generator = torch.Generator().manual_seed(0)
     watched = [batch.load() for batch in folds.held_out[:_MOST_WATCHED]]
 
     def look() -> float:
@@ -71,23 +76,26 @@ def distill(
 
     first = least = look()
     best = [parameter.detach().clone() for parameter in parameters]
-    optimizer = torch.optim.Adam(parameters, lr=_RATE, betas=(0.9, 0.95))
+    optimizer = CentredAdam(
+        [
+            {"params": [parameter], "lr": _RATE * max(parameter.detach().abs().mean().item(), 1e-3)}
+            for parameter in parameters
+        ],
+        centred_maps(converted, set(names), batches[0].load()),
+    )
     try:
         for step in range(steps):
             share = 0.0 if max_seconds is None else (time.perf_counter() - started) / max_seconds
             if share >= 1:
                 break
             progress = max(step / steps, share)
-            for group in optimizer.param_groups:
-                group["lr"] = _RATE * min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
+            order = order or torch.randperm(len(batches), generator=generator).tolist()
             with torch.enable_grad():
-                loss = output_loss(original, converted, batches[step % len(batches)].load(), outputs)
+                loss = output_loss(original, converted, batches[order.pop()].load(), outputs)
             optimizer.zero_grad()
             loss.backward()
-            for name, mask in (masks or {}).items():
-                converted.get_parameter(name).grad.mul_(mask)
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
+            optimizer.step(min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress)))
             if (step + 1) % max(1, steps // _LOOKS) == 0:
                 now = look()
                 if now < least:
@@ -101,6 +109,29 @@ def distill(
         for parameter in converted.parameters():
             parameter.requires_grad_(wanted[id(parameter)])
     return first, least
+
+
+@torch.no_grad()
+def centred_maps(model: nn.Module, names: Collection[str], batch: Batch) -> list[CentredMap]:
+    """The linear layers with a bias that are moved, each centred at the mean of its inputs over a batch."""
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) in (nn.Linear, Conv1D) and {f"{name}.weight", f"{name}.bias"} <= set(names)
+    }
+    means: dict[str, Tensor] = {}
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            handle = module.register_forward_pre_hook(
+                lambda _, inputs, name=name: means.update({name: inputs[0].flatten(0, -2).mean(0)})
+            )
+            hooks.callback(handle.remove)
+        run_example(model, batch.inputs)
+    return [
+        CentredMap(module.weight, module.bias, means[name], type(module) is Conv1D)
+        for name, module in modules.items()
+        if name in means
+    ]
 
 
 def output_loss(original: nn.Module, converted: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> Tensor:

@@ -23,8 +23,10 @@ from transformers import (
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, gate_costs
 from hf_lgelu.models.sites import find_sites
+from hf_lgelu.refit.always_on import low_rank, write_always_on
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
+from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import EFFORTS, OutOfTimeError, check_effort, climb
 from hf_lgelu.refit.layers import find_layers
@@ -32,7 +34,7 @@ from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.placement import Placement, PlacementSums, find_gate_units, fit_placement, knots, write_placement
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.target_gates import TARGETS
-from hf_lgelu.refit.widen import find_blocks, low_rank, make_room, write_always_on
+from hf_lgelu.refit.widen import find_blocks, make_room
 
 VOCABULARY = 40
 
@@ -273,26 +275,26 @@ def test_a_block_is_moved_only_where_unseen_rows_are_nearer():
     assert float(sums.residual_square) == pytest.approx(done.after, rel=1e-4)
 
 
-def test_units_always_on_stay_where_a_plain_block_is_moved():
-    """Their features are far from zero: steps on them would be steps on the constant."""
+@pytest.mark.parametrize("transposed", [False, True])
+def test_adam_on_a_centred_map_is_adam_on_the_other_parameters(transposed):
+    """A plain loop of torch's Adam over W and b' = b + W·x̄, the loss written in those."""
     torch.manual_seed(10)
-    model = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.Linear(16, 5), nn.LayerNorm(5))
-    inputs = torch.randn(900, 5)
-    _, _, _, blocks = traced(model, inputs[:4])
-    with torch.no_grad():
-        model[0].bias[12:] += 8
-        targets = F.linear(
-            F.linear(inputs, model[0].weight, model[0].bias).relu(), model[2].weight * 1.3, model[2].bias
-        )
-    before = copy.deepcopy(model)
-    rows = BlockRows(inputs[:800], targets[:800]), BlockRows(inputs[800:], targets[800:])
-    done = reconstruct_block(model, blocks[0], nn.ReLU(), *rows, extra=4)
-    assert done.is_kept
-    for new, old in ((model[0].weight, before[0].weight), (model[0].bias, before[0].bias)):
-        assert torch.equal(new[12:], old[12:])
-        assert not torch.equal(new[:12], old[:12])
-    assert torch.equal(model[2].weight[:, 12:], before[2].weight[:, 12:])
-    assert not torch.equal(model[2].weight[:, :12], before[2].weight[:, :12])
+    rows, targets = torch.randn(50, 4, dtype=torch.float64) + 8, torch.randn(50, 3, dtype=torch.float64)
+    mean = rows.mean(0)
+    weight, bias = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    free = [weight.clone().requires_grad_(True), (bias + weight @ mean).requires_grad_(True)]
+    plain = torch.optim.Adam([{"params": [value], "lr": 0.05} for value in free], betas=(0.9, 0.95))
+    stored = [(weight.T if transposed else weight).clone().requires_grad_(True), bias.clone().requires_grad_(True)]
+    centred = CentredAdam([{"params": [value], "lr": 0.1} for value in stored], [CentredMap(*stored, mean, transposed)])
+    for _ in range(20):
+        plain.zero_grad()
+        (F.linear(rows - mean, *free) - targets).square().mean().backward()
+        plain.step()
+        centred.zero_grad()
+        (F.linear(rows, stored[0].T if transposed else stored[0], stored[1]) - targets).square().mean().backward()
+        centred.step(0.5)
+    torch.testing.assert_close(stored[0].T if transposed else stored[0], free[0], rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(stored[1], free[1] - free[0] @ mean, rtol=1e-7, atol=1e-9)
 
 
 def test_each_rung_is_kept_only_where_it_is_nearer():

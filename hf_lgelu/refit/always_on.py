@@ -1,0 +1,168 @@
+"""Units that are always on, for what a ReLU unit cannot do: be linear.
+
+With one ReLU per channel, φ(z) ≈ a·ReLU(z - c) + b + d·z. What b and d make is linear in the block's input x: in a
+gated unit W_down·diag(b)·W_up·x, in a plain one W_down·diag(d)·W_gate·x. Units that are always on carry it, of the kind
+that the block has anyway: in a gated unit gate weight 0 and gate bias 1, in a plain one a bias so large that the ReLU
+never cuts. There are as many as the budget has, so up and down are the factors of the best approximation of that rank
+in the metric of the block's inputs.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.layers import Layer, Layers
+from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.placement import (
+    Basis,
+    GateUnit,
+    Placement,
+    find_gate_units,
+    fit_placement,
+    gather_placements,
+    write_placement,
+)
+from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.widen import Block, find_blocks, oriented
+
+ALWAYS_ON = 8.0
+"""Standard deviations of its input by which a plain unit's bias keeps it on."""
+
+_LEAST_VARIANCE = 1e-6  # of the mean one, added to the metric: directions that the inputs do not show
+
+
+@torch.no_grad()
+def gather_inputs(model: nn.Module, blocks: Sequence[Block], folds: Folds) -> dict[int, Moments]:
+    """Sums over the inputs of every block in the original, over one batch of each fold, by site."""
+    sums: dict[int, Moments] = {}
+    for block in blocks:
+        weight = model.get_parameter(block.unit.before.weight_name)
+        sums[block.unit.site] = Moments.zeros(1, weight.shape[block.unit.before.input_axis or 0], 1, weight.device)
+    mask: Tensor | None = None
+
+    def watch(block: Block) -> Any:
+        def see(module: nn.Module, inputs: tuple) -> None:
+            rows = inputs[0].detach()
+            rows = rows[mask.to(rows.device)] if mask is not None and mask.shape == rows.shape[:-1] else rows
+            rows = rows.reshape(-1, 1, rows.shape[-1])
+            nothing = rows.new_zeros(len(rows), 1, 1)
+            sums[block.unit.site].add(rows, nothing, nothing)
+
+        return see
+
+    with ExitStack() as hooks:
+        for block in blocks:
+            owner = model.get_submodule(block.unit.before.weight_name.rpartition(".")[0])
+            handle = owner.register_forward_pre_hook(watch(block))
+            hooks.callback(handle.remove)
+        for fold in folds.folds:
+            for batch in fold[:1]:
+                loaded = batch.load()
+                given = loaded.tensors.get("attention_mask")
+                mask = None if given is None else given.bool()
+                run_example(model, loaded.inputs)
+    return {site: total.reduce_over_processes() for site, total in sums.items()}
+
+
+@torch.no_grad()
+def low_rank(matrix: Tensor, second_moments: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """U (o, r) and V (r, i) with the least Σ‖(matrix - UV)x‖² over inputs x whose mean xxᵀ is `second_moments`.
+
+    Each row of V has unit mean square over the inputs. float64.
+    """
+    matrix, second_moments = matrix.double(), second_moments.double()
+    identity = torch.eye(len(second_moments), dtype=torch.float64, device=second_moments.device)
+    metric = second_moments + _LEAST_VARIANCE * second_moments.diagonal().mean().clamp(min=1e-12) * identity
+    root = torch.linalg.cholesky(metric)
+    left, values, right = torch.linalg.svd(matrix @ root, full_matrices=False)
+    rank = min(rank, len(values))
+    return left[:, :rank] * values[:rank], torch.linalg.solve_triangular(root, right[:rank], upper=False, left=False)
+
+
+@torch.no_grad()
+def write_always_on(
+    converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, extra: int
+) -> None:
+    """Give the units from `width` on what is linear in the block, before the slopes and kinks are written."""
+    unit, down = block.unit, block.down.operation
+    mean = inputs.feature_sum[0] / inputs.count
+    second = inputs.gram[0] / inputs.count
+    gated = unit.other is not None
+    carrier = unit.before if unit.other is None else unit.other
+    through = oriented(converted, carrier)[:width].double()
+    factor = placement.constant if gated else placement.line
+    matrix = (oriented(converted, down)[:, :width].double() * factor[:width]) @ through
+    if not gated:  # around the mean: the constant is the intercept's
+        second = second - torch.outer(mean, mean)
+    down_columns, up_rows = low_rank(matrix, second, extra)
+    new = slice(width, width + len(up_rows))
+    oriented(converted, carrier)[new] = up_rows.to(oriented(converted, carrier).dtype)
+    oriented(converted, down)[:, new] = down_columns.to(oriented(converted, down).dtype)
+    bias = converted.get_parameter(unit.before.bias)
+    if gated:
+        bias[new] = 1.0
+        return
+    offsets = ALWAYS_ON - up_rows @ mean
+    bias[new] = offsets.to(bias.dtype)
+    if down.bias is not None:
+        converted.get_parameter(down.bias).sub_((down_columns @ offsets).to(bias.dtype))
+
+
+class Preparation:
+    """What is written into the converted network beside the refits: kinks and slopes, and units that are always on.
+
+    A gate's map that is itself refitted gets its slopes and kinks when that is done, all others at the start.
+    """
+
+    def __init__(
+        self, original: nn.Module, sites: Sequence[ActivationSite], folds: Folds, program: Program, found: Layers,
+        extra: int,
+    ) -> None:  # fmt: skip
+        """`original` has room for `extra` units in each block; `program` and `found` are of its trace."""
+        units = [unit for unit in find_gate_units(program) if unit.before.bias is not None]
+        blocks = find_blocks(program, found.layers, units) if extra else []
+        sums = gather_placements(original, sites, units, folds)
+        inputs = gather_inputs(original, blocks, folds)
+        self._extra, self._inputs = extra, inputs
+        self._blocks = {block.unit.site: block for block in blocks}
+        self._units = {unit.site: unit for unit in units}
+        self.placements = {
+            unit.site: fit_placement(sums[unit.site], _basis(unit, unit.site in self._blocks)) for unit in units
+        }
+        self._waiting = dict(self._refitted_before(found.layers))
+
+    def _refitted_before(self, layers: Sequence[Layer]) -> Iterator[tuple[int, set[int]]]:
+        """{index of a layer: gates whose input comes from its maps}."""
+        for index, layer in enumerate(layers):
+            nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.target.path)}
+            sites = {site for site, unit in self._units.items() if unit.before.node in nodes}
+            if sites:
+                yield index, sites
+
+    def begin(self, converted: nn.Module) -> None:
+        """Write what waits for no refit."""
+        self._write(converted, self._units.keys() - set().union(*self._waiting.values()))
+
+    def behind_layer(self, converted: nn.Module, index: int) -> None:
+        """Write what waited for the refit of a layer."""
+        self._write(converted, self._waiting.get(index, set()))
+
+    def _write(self, converted: nn.Module, due: set[int]) -> None:
+        for site in sorted(due):
+            placement = self.placements[site]
+            if site in self._blocks:
+                block = self._blocks[site]
+                write_always_on(converted, block, placement, self._inputs[site], block.width - self._extra, self._extra)
+            write_placement(converted, self._units[site], placement)
+
+
+def _basis(unit: GateUnit, has_room: bool) -> Basis:
+    if unit.other is None:
+        return "line"
+    return "constant" if has_room else "relu"

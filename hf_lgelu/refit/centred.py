@@ -1,0 +1,53 @@
+"""Adam on linear maps as functions of centred inputs.
+
+A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Steps on W then leave the mean output where
+it is, however far from zero the features are; those of units that are always on lie at several times their spread, and
+steps on plain W would mostly be steps on the constant.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CentredMap:
+    """A map's weight, (outputs, inputs) or `transposed`, its bias and the mean of its inputs."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    transposed: bool = False
+
+    def constant(self, change: Tensor) -> Tensor:
+        """W·x̄ for a change of the weight."""
+        return (change.mT if self.transposed else change) @ self.mean
+
+
+class CentredAdam:
+    """Adam whose steps on a map's weight and bias are those on W and b'."""
+
+    def __init__(self, groups: Sequence[dict], maps: Sequence[CentredMap]) -> None:
+        """`groups` are those of Adam, each with its own "lr", the one it starts from."""
+        self._adam = torch.optim.Adam(groups, betas=(0.9, 0.95))
+        self._rates = [group["lr"] for group in self._adam.param_groups]
+        self._maps = maps
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._adam.zero_grad()
+
+    @torch.no_grad()
+    def step(self, share: float) -> None:
+        """One step at `share` of each rate."""
+        for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
+            group["lr"] = rate * share
+        before = [centred.weight.detach().clone() for centred in self._maps]
+        for centred in self._maps:
+            moved = torch.outer(centred.bias.grad, centred.mean)
+            centred.weight.grad.sub_(moved.mT if centred.transposed else moved)
+        self._adam.step()
+        for centred, old in zip(self._maps, before, strict=True):
+            centred.bias.sub_(centred.constant(centred.weight - old))
