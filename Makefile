@@ -35,7 +35,7 @@ quickstart: $(VENV)/ready
 
 report: $(VENV)/ready
 	$(RUN) scripts/report.py --runs model_cards/records --downstream model_cards/downstream \
-	    --output_dir model_cards/report --readme README.md
+	    --output_dir model_cards/report --readme README.md --gates_page docs/gates-study.md
 
 # A half-made environment has no "ready" and is made anew.
 $(VENV)/ready: pyproject.toml

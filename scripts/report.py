@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.paper import PAPER_VALUES_FILE, read_paper_values
-from lgelu_lab.report.write import failed_runs, put_results, read_downstream, readme_results, write_report
+from lgelu_lab.report.write import failed_runs, page_table, put_results, read_downstream, write_report
 from lgelu_lab.studies.folder import write_whole
 from lgelu_lab.studies.records import read_records
 
@@ -16,6 +16,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--runs", required=True, help="folder with records in it or below it")
     parser.add_argument("--output_dir", help="folder of the report; without it, that of the runs")
     parser.add_argument("--readme", help="put the main results into this file, between its marks")
+    parser.add_argument("--gates_page", help="the same with the table of the study of gates")
     parser.add_argument(
         "--downstream",
         help="folder with the records of scripts/measure.py in it or below it, and of the runs that trained their "
@@ -33,13 +34,13 @@ def main() -> None:
         records, measurements = read_downstream(arguments.downstream, records)
     paper, failed = read_paper_values(arguments.paper_values), failed_runs(arguments.runs)
     data = read_frames(records, measurements, paper=paper, failed=failed)
-    results = readme_results(data)
     folder = Path(arguments.output_dir or arguments.runs)
     written = write_report(data, folder)
-    if arguments.readme:
-        readme = Path(arguments.readme).resolve()  # a link stays one
-        write_whole(readme, put_results(readme.read_text(encoding="utf-8"), results))
-    print(results)
+    for name, table in ((arguments.readme, "results"), (arguments.gates_page, "gates")):
+        if name:
+            page = Path(name).resolve()  # a link stays one
+            write_whole(page, put_results(page.read_text(encoding="utf-8"), page_table(data, table)))
+    print(page_table(data))
     figures = sum(path.suffix == ".png" for path in written)
     print(f"\nWritten to {folder}: tables.md, tables.tex, report.html, and {figures} figures in figures/")
 

@@ -18,7 +18,7 @@ from lgelu_lab.report.numbers import (
     present,
     tone,
 )
-from lgelu_lab.report.paper import DATA_READ, Notes, data_folder, trained_on
+from lgelu_lab.report.paper import DATA_READ, PAPER_RECIPES, Notes, data_folder, trained_on
 from lgelu_lab.report.run_tables import ONE_SEED, score_text
 from lgelu_lab.studies.experiments import STUDIES, experiment_name
 
@@ -117,7 +117,7 @@ def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     runs = gate_runs(data)
     for benchmark, there in runs.groupby("benchmark", sort=False):
         read = [DATA_READ[folder] for record in there["record"] if (folder := data_folder(record)) in DATA_READ]
-        if read:
+        if read and benchmark not in PAPER_RECIPES:  # of those the note on what is not as in the paper says it
             yield f"{benchmark}: {either(read)}."
 
 

@@ -22,8 +22,9 @@ from lgelu_lab.studies.folder import write_whole
 from lgelu_lab.studies.records import RECORD_FILE, RunRecord, read_records
 
 TITLE = "λ-GELU: what the gates learn, and what ReLU costs in their place"
-START = "<!-- results: written by scripts/report.py --readme README.md -->"
+START = "<!-- results: written by scripts/report.py -->"
 END = "<!-- end of results -->"
+"""Between these marks of a page stands what is made of the records."""
 ERROR_FILE = "error.txt"
 
 ALL_TABLES: dict[str, TableSpec] = {
@@ -266,21 +267,19 @@ def markdown_tables(sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def readme_results(data: ReportData) -> str:
-    """The README's results in Markdown: one table, with its notes."""
-    return to_markdown(build_table("results", RESULTS, data))
+def page_table(data: ReportData, key: str = "results") -> str:
+    """A table in Markdown, with its notes: the README's is the one of the main results."""
+    return to_markdown(build_table(key, ALL_TABLES[key], data))
 
 
-def put_results(readme: str, results: str) -> str:
+def put_results(page: str, results: str) -> str:
     """The text with `results` between its two marks.
 
     Raises ValueError unless each of `START` and `END` is there once, in that order.
     """
-    if readme.count(START) != 1 or readme.count(END) != 1 or readme.index(START) > readme.index(END):
-        raise ValueError(
-            f"the README must have {START!r} and, behind it, {END!r}, once each, to put the results between"
-        )
-    before, after = readme.partition(START)[0], readme.partition(END)[2]
+    if page.count(START) != 1 or page.count(END) != 1 or page.index(START) > page.index(END):
+        raise ValueError(f"the page must have {START!r} and, behind it, {END!r}, once each, to put the results between")
+    before, after = page.partition(START)[0], page.partition(END)[2]
     return f"{before}{START}\n\n{results}\n\n{END}{after}"
 
 
