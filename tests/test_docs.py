@@ -107,5 +107,5 @@ def test_links_lead_somewhere(page):
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} == set(
-        re.findall(r"\((\w+\.md)\)", index)
+        re.findall(r"\(([\w-]+\.md)\)", index)
     )

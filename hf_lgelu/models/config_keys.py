@@ -8,6 +8,7 @@ went through save and load, and looking at what then sits at the sites in questi
 """
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
 from hf_lgelu.models.sites import find_sites, function_of, plain_gate_of, uncompiled_name
 from hf_lgelu.registry import timm_activation_classes
 
@@ -226,6 +227,11 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
             yield from _leaves(value, (*path, key))
         else:
             yield (*path, key), value
+
+
+def gate_names(config: str) -> set[str]:
+    """The names of λ-gates that a config's JSON holds as values."""
+    return {name for name in re.findall(r':\s*"(?:gated-)?(\w+)"', config) if name in ACTIVATION_NAMES}
 
 
 def _shortened(value: Any) -> str:

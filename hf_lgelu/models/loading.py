@@ -9,7 +9,6 @@ extended here, each calling the original.
 
 import functools
 import os
-import re
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
@@ -17,8 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME, logging
 
-from hf_lgelu.activation.gates import ACTIVATION_NAMES
 from hf_lgelu.activation.module import LambdaGate, state_problem
+from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.rebuild import describes, recorded_models
 from hf_lgelu.models.sites import lambda_gelu_modules
 
@@ -109,7 +108,7 @@ def _config_says_lambda_gelu(model: PreTrainedModel) -> bool:
     if not isinstance(file, str) or not os.path.isfile(file):
         return False
     with open(file, encoding="utf-8") as text:
-        return any(name in ACTIVATION_NAMES for name in re.findall(r'"(?:gated-)?(\w+)"', text.read()))
+        return bool(gate_names(text.read()))
 
 
 def _refuse_lost_sites(model: PreTrainedModel, loading_info: Any) -> None:

@@ -10,10 +10,11 @@ import torch
 from accelerate.utils import find_batch_size
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
+from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.models.optimizer_groups import check_rate
 from hf_lgelu.models.sites import (
@@ -324,6 +325,17 @@ def _check_checkpoint_activations(folder: str, model: nn.Module) -> None:
             f"the checkpoint {folder} holds the hardness of {len(saved)} λ-GELU activations and the model has "
             f"{len(present)}: they are not the same network (was ReLU substituted in one of them?). Resume with the "
             "model as it was when the checkpoint was written"
+        )
+    config = os.path.join(folder, CONFIG_NAME)
+    if not isinstance(model, PreTrainedModel) or not os.path.isfile(config):
+        return
+    with open(config, encoding="utf-8") as file:
+        written, built = gate_names(file.read()), gate_names(model.config.to_json_string())
+    if written and built and written != built:
+        raise ValueError(
+            f"the activations of the checkpoint {folder} are {', '.join(sorted(written))} and the model's "
+            f"{', '.join(sorted(built))}, which is another function of the same weights. Resume with the model as it "
+            "was when the checkpoint was written"
         )
 
 

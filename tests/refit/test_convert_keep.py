@@ -145,3 +145,40 @@ def test_a_curve_is_of_conversions(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(hf_lgelu.ConversionRefusedError, match="held out"):
         keep_curve(model, rows(30), counts=(0,))
+
+
+def test_a_slope_given_or_fitted_is_saved_with_the_gates(tmp_path):
+    model, inputs = mlp(hidden_act="silu"), rows()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.linear.weight.mul_(2)
+        gates = []
+        for layer in model.layers:
+            layer.activation.register_forward_hook(lambda gate, given, value: gates.append((given[0], value)))
+        folds = deal_folds(read_batches(inputs)).folds
+        model(torch.cat([batch.load().inputs for fold in folds for batch in fold][:1]))
+    errors = []
+    for slope in torch.linspace(0, 0.99, 100):  # least squares with a constant, channel by channel
+        errors.append(0.0)
+        for z, value in gates:
+            left = 0.0
+            for channel in range(9):
+                x = torch.where(z[:, channel] > 0, z[:, channel], slope * z[:, channel]).double()
+                design = torch.stack([x, torch.ones_like(x)], 1)
+                y = value[:, channel].double()
+                left += (design @ torch.linalg.lstsq(design, y[:, None]).solution[:, 0] - y).square().sum().item()
+            errors[-1] += left / (value - value.mean(0)).double().square().sum().item()
+    best = min(range(100), key=errors.__getitem__) / 100
+    assert 0.03 < best < 0.9
+    for name, slope in (("leaky_relu:0.1", 0.1), ("leaky_relu:fitted", best)):
+        converted, report = convert_to_relu(model, inputs, target=name, max_kl=None)
+        assert [layer.activation.negative_slope for layer in converted.layers] == [pytest.approx(slope, abs=1e-9)] * 3
+        assert f"became LeakyReLU({slope:g})." in str(report)
+        converted.save_pretrained(tmp_path / name)
+        again = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path / name).eval()
+        assert torch.equal(again(rows(9)).logits, converted(rows(9)).logits)
+        with pytest.raises(RuntimeError, match="kept by a conversion"):
+            hf_lgelu.MLPForClassification.from_pretrained(tmp_path / name)
+    for wrong in ("leaky_relu:1", "leaky_relu:-0.1", "leaky_relu:x", "relu:0.1", "leaky_relu:"):
+        with pytest.raises(ValueError, match="slope from 0 to below 1"):
+            convert_to_relu(model, inputs, target=wrong)

@@ -139,6 +139,12 @@ def test_a_lambda_gelu_model_does_not_resume_a_relu_checkpoint(tmp_path):
     refused(tmp_path, tiny_model(), str(tmp_path / "checkpoint-1"), message)
 
 
+@pytest.mark.parametrize("other", ["lambda_silu", "lambda_gelu_relu"])
+def test_another_gate_with_as_many_hardnesses_does_not_resume(tmp_path, checkpoint, other):
+    message = f"the activations of the checkpoint .* are lambda_gelu and the model's {other}, which is another function"
+    refused(tmp_path, tiny_model(other), checkpoint, message)
+
+
 def test_another_granularity_does_not_resume(tmp_path, checkpoint):
     model = tiny_model("gelu")
     replace_activations(model, granularity="network", rewrite_config=False)
