@@ -29,11 +29,12 @@ from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_text import shown
 from hf_lgelu.export.hub.conversion_card import original_licence, write_conversion_card
 from hf_lgelu.models.comparison import require_same_model
+from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.whole_folder import whole_folder
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion, draw_keep_curve
 from hf_lgelu.refit.folds import known_processes
-from hf_lgelu.refit.keep_curve import KeepPoint, keep_curve
+from hf_lgelu.refit.keep_curve import KeepPoint, counts_to_keep, keep_curve
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, Provenance, render_markdown, summarize
 from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.verdict import ConversionRefusedError
@@ -65,6 +66,8 @@ def convert(arguments: Namespace) -> ConversionReport:
         with state.main_process_first():  # data sets are prepared once
             given = read_checkpoint(arguments.model, progress=progress)
             require_gates(given)
+            if arguments.keep_curve is not None:  # told before the work
+                counts_to_keep(arguments.keep_curve, len(find_sites(given.network)))
             if arguments.keep and given.sentences is not None:
                 raise ValueError(
                     "--keep: sentence-transformers builds all gates by one key of the config, and could not load the "

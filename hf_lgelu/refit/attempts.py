@@ -48,6 +48,7 @@ from hf_lgelu.refit.widen import Room, make_room
 class Attempt:
     """A converted network, and what was done to it."""
 
+    effort: Effort
     model: nn.Module
     layers: tuple[LayerRefit, ...]
     held_out: Evaluation | None
@@ -166,7 +167,7 @@ class Attempts:
             name for layer in found.layers for consumer in layer.maps for name in consumer.parameters
         )
         return Attempt(
-            converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved),
+            effort, converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved),
             frozenset(unit.before.weight_name.rpartition(".")[0] for unit in units
                       if is_placed or self._zeros is not None),
         )  # fmt: skip
@@ -185,7 +186,7 @@ class Attempts:
 
     def _distilled(self, best: Attempt) -> Attempt:
         converted = copy.deepcopy(best.model)
-        work = self._work.rung("distill")
+        work = self._work.rung(f"distill-{best.effort}")  # which rung was best may differ from call to call
         work.begin(converted)
         if work.done:
             work.restore(0, converted)
@@ -198,7 +199,8 @@ class Attempts:
                 names=best.moved,
                 max_seconds=None if self._ends == math.inf else max(1e-9, self._ends - time.perf_counter()),
             )
-            work.save(0, converted, None)
+            if time.perf_counter() < self._ends:  # else the time ran out, and another call may have more
+                work.save(0, converted, None)
         return replace(best, model=converted, held_out=self._evaluated(converted))
 
     def _evaluated(self, converted: nn.Module) -> Evaluation | None:

@@ -6,7 +6,6 @@ original.
 """
 
 import itertools
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -163,16 +162,12 @@ def convert_to_relu(
     """
     started = time.perf_counter()
     model = operable_module(model)
-    if max_kl is not None and not max_kl > 0:
-        raise ValueError(f"max_kl must be a number above 0 (nats), or None, got {max_kl}")
     reason = why_not_writable(model)
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
-    top = check_effort(effort, tolerance, max_seconds)
+    top = check_effort(effort, width_budget, tolerance=tolerance, max_seconds=max_seconds, max_kl=max_kl)
     if metric is not None and not callable(metric):
         raise TypeError(f"metric must be a function of a model that gives a number, got {metric!r}")
-    if not 1 <= width_budget < math.inf:
-        raise ValueError(f"width_budget is a share of the units there are, 1 or more and finite, got {width_budget}")
     _refuse_strings(outputs=outputs)
     gate = check_target(target)
     if zeros is not None and not (gate.has_zeros and isinstance(zeros, float) and 0 < zeros < 1):
@@ -243,6 +238,7 @@ def convert_to_relu(
         width_share=climbed.best.width_share,
         target=gate.title,
         zeros=None if zeros_before is None or zeros_after is None else (zeros_before, zeros_after),
+        zeros_wanted=zeros,
         # What was restored took no time that says anything.
         next_step=None if work.is_taken_up else next_rung(climbed.steps, attempts.rungs),
     )

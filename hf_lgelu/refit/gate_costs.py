@@ -1,5 +1,6 @@
 """What each gate costs when it alone becomes ReLU: which ones to keep, if some may stay smooth."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,6 +70,8 @@ def swap_costs(
         if found is None:
             raise ValueError("no input has a prediction that is no padding; give others")
         costs[site.name] = found.direct.distance
+        if math.isnan(costs[site.name]):
+            raise ValueError("the outputs are not finite: look for NaN or infinities in the data and in the weights")
     return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
 
 
@@ -76,7 +79,7 @@ def check_keep(keep: int | Sequence[str], sites: Sequence[str]) -> int | tuple[s
     """How many gates stay, or which. Raises ValueError for what is no gate or would leave nothing to convert."""
     if isinstance(keep, bool) or not isinstance(keep, int | Sequence) or isinstance(keep, str | bytes):
         raise TypeError(f"keep must be a sequence of names such as [{keep!r}], or a number of gates, got {keep!r}")
-    unknown = [] if isinstance(keep, int) else sorted(set(keep) - set(sites))
+    unknown = [] if isinstance(keep, int) else sorted(map(str, set(keep) - set(sites)))
     if unknown:
         raise ValueError(
             f"keep: no gate is named {', '.join(unknown)}; there are {', '.join(sites[:4])}"

@@ -59,7 +59,8 @@ def keep_curve(
         counts: numbers of gates to keep; those that leave nothing to convert are left out.
         **conversion: what else `convert_to_relu` takes: `effort`, `target`, `outputs` and so on.
 
-    Raises what `convert_to_relu` raises, and ConversionRefusedError where no inputs could be held out.
+    Raises what `convert_to_relu` raises, ValueError where no count leaves a gate to convert, TypeError for `keep` and
+    `checkpoint_dir`, and ConversionRefusedError where no inputs could be held out.
 
     >>> import torch
     >>> from torch import nn
@@ -68,13 +69,18 @@ def keep_curve(
     >>> [(len(point.kept), point.converted) for point in keep_curve(net, torch.randn(200, 4), counts=(0, 1))]
     [(1, 1), (0, 2)]
     """
+    if taken := {"keep", "checkpoint_dir"} & conversion.keys():
+        raise TypeError(
+            f"a curve is of several conversions, and takes no {' and no '.join(sorted(taken))}; leave it out"
+        )
+    gates = len(find_sites(operable_module(model), conversion.get("kinds", SMOOTH_KINDS)))
+    kept_counts = counts_to_keep(counts, gates)
     batches = read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)
     given, second = _pairs(batches), evaluation_data
     if second is not None:
         second = _pairs(read_batches(second, batch_size=batch_size, collate=collate))
-    gates = len(find_sites(operable_module(model), conversion.get("kinds", SMOOTH_KINDS)))
     points = []
-    for count in sorted({count for count in counts if count < max(1, gates)}, reverse=True):
+    for count in kept_counts:
         try:
             report = convert_to_relu(
                 model, given, evaluation_data=second, batch_size=batch_size, keep=count, **conversion
@@ -88,6 +94,14 @@ def keep_curve(
             raise ConversionRefusedError("a curve needs inputs that can be held out, 64 rows or more; give more")
         points.append(KeepPoint(tuple(report.kept), len(report.gates), measured[-1][1]))
     return tuple(points)
+
+
+def counts_to_keep(counts: Sequence[int], gates: int) -> list[int]:
+    """Those that leave something to convert, the largest first. Raises ValueError where there is none."""
+    found = sorted({count for count in counts if count < max(1, gates)}, reverse=True)
+    if not found:
+        raise ValueError(f"counts: of {gates} gates 0 to {gates - 1} can stay as they are, got {list(counts)}")
+    return found
 
 
 def _pairs(batches: Iterable[Batch]) -> list[tuple[Any, ...]]:

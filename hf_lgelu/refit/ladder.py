@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -81,9 +81,11 @@ class Metric:
             raise ValueError(f"metric must give a finite number, and gives {self._original} of the original model")
 
     def lost(self, model: nn.Module) -> float:
-        """max(0, original - score) / |original|, the main process's on all of several; infinite for NaN."""
-        lost = max(0.0, self._original - self._score(model)) / (abs(self._original) or 1.0)
-        return math.inf if math.isnan(lost) else lost
+        """max(0, original - score) / |original|; infinite for a score that is none. Of processes the main one's."""
+        score = self._score(model)
+        if not math.isfinite(score):
+            return math.inf
+        return max(0.0, self._original - score) / (abs(self._original) or 1.0)
 
     def _score(self, model: nn.Module) -> float:
         found = self._measure(model)
@@ -94,16 +96,22 @@ class Metric:
         return broadcast_object_list(scores)[0] if PartialState().num_processes > 1 else scores[0]
 
 
-def check_effort(effort: str | None, tolerance: float | None, max_seconds: float | None) -> Effort:
-    """The highest rung that may be tried. Raises ValueError for what is none."""
+def check_effort(effort: str | None, width_budget: float = 1.0, **bounds: float | None) -> Effort:
+    """The highest rung that may be tried. Raises ValueError for what is none, and for bounds that are none."""
     if effort is not None and effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
-    for name, value in (("tolerance", tolerance), ("max_seconds", max_seconds)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+    for name, value in bounds.items():
+        if value is not None and not (_is_number(value) and value > 0):
             raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
+    if not (_is_number(width_budget) and 1 <= width_budget < math.inf):
+        raise ValueError(f"width_budget is a share of the units there are, 1 or more and finite, got {width_budget!r}")
     if effort is not None:
         return effort
-    return EFFORTS[0] if tolerance is None else EFFORTS[-1]
+    return EFFORTS[0] if bounds.get("tolerance") is None else EFFORTS[-1]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class OutOfTimeError(Exception):

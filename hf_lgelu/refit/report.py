@@ -178,6 +178,7 @@ class ConversionReport:
             top, or where no inputs are held out for it.
         zeros: the share of zeros behind the gates, of the direct swap and of the converted network, on some of the
             inputs held out; None where the target has none, or nothing is held out.
+        zeros_wanted: the share that kinks were moved up for; None where they were not.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -207,6 +208,7 @@ class ConversionReport:
     kept: Mapping[str, str] = field(default_factory=dict)
     next_step: tuple[str, float, str] | None = None
     zeros: tuple[float, float] | None = None
+    zeros_wanted: float | None = None
 
     def __str__(self) -> str:
         return summarize(self)
@@ -340,7 +342,8 @@ def _zeros_in_words(report: ConversionReport) -> str:
     if report.zeros is None:
         return ""
     before, after = (percent(share) for share in report.zeros)
-    return f" Behind its gates {after} are zeros, {before} after the direct swap."
+    wanted = "" if report.zeros_wanted is None else f" ({report.zeros_wanted:g} wanted)"
+    return f" Behind its gates {after} are zeros{wanted}, {before} after the direct swap."
 
 
 def _step_in_words(step: StepTaken) -> str:
@@ -398,8 +401,10 @@ def rest_of_the_gap(report: ConversionReport) -> tuple[str, ...]:
     lines = []
     measured = [(layer.returns, layer) for layer in report.layers if layer.returns is not None]
     measured.sort(key=lambda entry: -entry[0])
-    largest = [f"{_names(layer.layers)} {significant(returns)}" for returns, layer in measured[:_MOST_NAMED]]
-    if len(measured) > 1:
+    largest = [
+        f"{_names(layer.layers)} {significant(returns)}" for returns, layer in measured[:_MOST_NAMED] if returns > 0
+    ]
+    if len(measured) > 1 and largest:
         lines.append(
             f"What returns of the {report.held_out.refitted.in_words} when a layer alone gives what it gives in the "
             f"original: most for {', '.join(largest)}."

@@ -71,7 +71,8 @@ def mean_divergence(
 ) -> float:
     """Mean KL(p ‖ q) of a prediction in nats, p of the network as `before()` sets it and q as `after()` does.
 
-    A prediction is a softmax over the last axis of the logits; where labels say −100, there is none.
+    A prediction is a softmax over the last axis of the logits; where labels say −100, there is none. Raises ValueError
+    where there is none at all.
     """
     total, count = 0.0, 0
     for batch in data:
@@ -83,7 +84,9 @@ def mean_divergence(
         counted = _counted(batch, divergence)
         total += divergence[counted].sum().item()
         count += int(counted.sum())
-    return total / max(1, count)
+    if not count:
+        raise ValueError("rate='tolerance' has no prediction to measure on: the data is empty, or all labels are -100")
+    return total / count
 
 
 def _log_probabilities(model: nn.Module, batch: Inputs) -> Tensor:

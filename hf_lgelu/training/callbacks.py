@@ -246,7 +246,7 @@ class HardeningCallback(TrainerCallback):
     @property
     def needs_data(self) -> bool:
         """Whether it measures on data that nobody has given it yet."""
-        return self.data is None and (self.targets is None or self.rate == "tolerance")
+        return not self.data and (self.targets is None or self.rate == "tolerance")
 
     def _settled(self, state: TrainerState) -> int | None:
         """The last epoch (or step) in which λ is learned; None if it is not known yet."""

@@ -10,7 +10,7 @@ from report_by_hand import REPORT, SMALL
 from hf_lgelu.export.hub.conversion_card import original_licence, render_conversion_card, write_conversion_card
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit.report import Provenance
+from hf_lgelu.refit.report import Provenance, StepTaken
 
 PROVENANCE = Provenance(
     model="someone/gpt2-small", model_is_on_hub=True, data="someone/texts, split train", samples=66, seed=3,
@@ -65,6 +65,18 @@ def test_how_far_it_is_comes_first():
     text = card_of().text
     assert text.index("perplexity 113.42, the original's 113.19; KL 0.0025 nat") < text.index("## ")
     assert "was not measured" in card_of(SMALL).text.split("\n## ")[0]
+
+
+def test_what_moved_beside_the_refit_is_said():
+    assert "inputs without labels. All other weights are the original's." in card_of().text
+    steps = (
+        StepTaken("refit", 0.5, True, 1.5),
+        StepTaken("place", 0.2, True, 2.0),
+        StepTaken("blocks", 0.3, False, 2.0),
+    )
+    placed = card_of(dataclasses.replace(REPORT, steps=steps)).text
+    assert "without labels; the maps before the gates got the kink and the slope of each ReLU. All other" in placed
+    assert "the biases before the gates went down" in card_of(dataclasses.replace(REPORT, zeros_wanted=0.9)).text
 
 
 def test_how_it_was_made():

@@ -1,6 +1,7 @@
 """The rungs above the refit: kinks and slopes, units always on, whole blocks, distillation, and the ladder itself."""
 
 import copy
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.distill import output_loss
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.ladder import EFFORTS, OutOfTimeError, check_effort, climb
+from hf_lgelu.refit.ladder import EFFORTS, Metric, OutOfTimeError, check_effort, climb
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.placement import Placement, PlacementSums, find_gate_units, fit_placement, knots, write_placement
@@ -402,11 +403,10 @@ def test_gates_are_ranked_and_kept():
 
 
 def test_what_is_no_effort():
-    for arguments in (("fast", None, None), (None, 0.0, None), (None, None, -1.0)):
-        with pytest.raises(ValueError, match="must be"):
-            check_effort(*arguments)
+    with pytest.raises(ValueError, match="must be one of refit, place, blocks, distill, got 'fast'"):
+        check_effort("fast")
     model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4))
-    for width_budget in (0.5, float("inf"), float("nan")):
+    for width_budget in (0.5, float("inf"), float("nan"), "1.2", True, None):
         with pytest.raises(ValueError, match="width_budget"):
             convert_to_relu(model, torch.randn(100, 6), width_budget=width_budget)
     with pytest.raises(ValueError, match="held out"):
@@ -467,7 +467,7 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
 
 
 @pytest.mark.parametrize("value", ["x", True, 0, -1.0, float("nan")])
-@pytest.mark.parametrize("name", ["tolerance", "max_seconds"])
+@pytest.mark.parametrize("name", ["tolerance", "max_seconds", "max_kl"])
 def test_a_bound_that_is_none_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be a number above 0, or None, got"):
         convert_to_relu(nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)), torch.zeros(20, 2), **{name: value})
@@ -497,6 +497,8 @@ def test_a_metric_of_the_caller_says_how_much_may_be_lost():
     for metric, error in metrics.items():
         with pytest.raises(error, match="metric"):
             convert_to_relu(model, rows, metric=metric, tolerance=0.1)
+    for broken in (float("nan"), float("inf")):  # of a network that gives NaN, say
+        assert Metric(lambda network, broken=broken: 1.0 if network is model else broken, model).lost(rows) == math.inf
     # A score that is nearer is kept though the KL is not, and of equal scores the KL decides.
     shares = {"refit": (0.2, 0.5), "place": (0.1, 0.7), "blocks": (0.1, 0.6), "distill": (0.1, 0.65)}
     found = climb(list(shares), lambda effort, best: shares[effort], lambda f: f[1], lost=lambda f: f[0])

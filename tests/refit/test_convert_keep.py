@@ -145,6 +145,13 @@ def test_a_curve_is_of_conversions(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(hf_lgelu.ConversionRefusedError, match="held out"):
         keep_curve(model, rows(30), counts=(0,))
+    for counts in ((), (3, 99)):
+        with pytest.raises(ValueError, match="of 3 gates 0 to 2 can stay as they are"):
+            keep_curve(model, inputs, counts=counts)
+    with pytest.raises(TypeError, match="takes no checkpoint_dir"):
+        keep_curve(model, inputs, checkpoint_dir=tmp_path)
+    with pytest.raises(ValueError, match="look for NaN"):
+        hf_lgelu.gate_costs(model, torch.full_like(inputs, float("nan")))
 
 
 def test_a_slope_given_or_fitted_is_saved_with_the_gates(tmp_path):

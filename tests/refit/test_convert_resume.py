@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.whole_folder import hold
+from hf_lgelu.refit import attempts
+from hf_lgelu.refit.ladder import EFFORTS
 from hf_lgelu.refit.resume import forget_work
 
 
@@ -59,3 +62,25 @@ def test_another_conversions_folder_is_refused(tmp_path):
     forget_work(folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "notes"]
     assert (tmp_path / "notes" / "note.txt").read_text() == "mine"
+
+
+def test_distillation_of_another_rung_or_for_a_shorter_time_is_not_taken_up(tmp_path, monkeypatch):
+    model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
+    first = convert_to_relu(model, rows, effort="distill", checkpoint_dir=folder)
+    best = [step.effort for step in first.report.steps if step.is_kept and step.effort != "distill"][-1]
+    other = "refit" if best != "refit" else "place"
+    scores = iter([1.0, *(1.0 if effort == other else 0.5 for effort in EFFORTS)] * 2)
+    options = {"effort": "distill", "metric": lambda network: next(scores)}  # another rung is the best by this one
+    again = convert_to_relu(model, rows, checkpoint_dir=folder, **options)
+    alone = convert_to_relu(model, rows, **options)
+    assert [step.distance for step in again.report.steps] == [step.distance for step in alone.report.steps]
+
+    ends = attempts.distill
+
+    def slow(*given, **more):
+        ends(*given, **more)
+        time.sleep(max(0.0, more["max_seconds"]) + 0.1)
+
+    monkeypatch.setattr(attempts, "distill", slow)
+    convert_to_relu(model, rows, effort="distill", max_seconds=4, checkpoint_dir=tmp_path / "short")
+    assert not list((tmp_path / "short").glob("distill*"))

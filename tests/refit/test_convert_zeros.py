@@ -39,7 +39,7 @@ def test_kinks_are_quantiles_and_the_map_behind_is_fitted_to_what_is_left():
         shares.append((network(held) == 0).double().mean().item())
     assert report.zeros == pytest.approx(shares)
     assert abs(report.zeros[1] - 0.9) < 0.05
-    assert "are zeros, " in str(report)
+    assert "are zeros (0.9 wanted), " in str(report)
 
 
 def test_a_network_with_more_zeros_is_a_plain_checkpoint(tmp_path):

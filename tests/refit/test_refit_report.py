@@ -64,6 +64,8 @@ def test_where_the_rest_of_the_gap_sits_and_what_the_next_rung_costs():
     assert [row["returns"] for row in tables_of(page)[-1]] == ["0.0004", "–", "0.0007"]
     assert "about 12 s" in summarize(report)
     assert "Where the rest" not in render_markdown(SMALL)
+    layers = tuple(dataclasses.replace(layer, returns=-1e-5) for layer in LAYERS)  # none of it lies with one alone
+    assert "What returns of" not in render_markdown(dataclasses.replace(report, layers=layers))
 
 
 def test_a_report_comes_back_from_json():

@@ -102,6 +102,8 @@ def test_the_gap_is_the_mean_divergence_of_the_predictions_that_count():
     assert alone == with_unknown != pytest.approx(wanted, rel=1e-2)
     with pytest.raises(ValueError, match=r"compares predictions of classes, .* a tensor of shape \(4, 1\), holds none"):
         mean_divergence(torch.nn.Linear(5, 1), [given[0]["features"]], at(1.5), at(9.0))
+    with pytest.raises(ValueError, match="no prediction to measure on"):
+        mean_divergence(model, given[1:], at(1.5), at(9.0))
 
 
 @pytest.fixture(scope="module", params=[0.001, 0.004])
@@ -251,3 +253,5 @@ def test_wrong_options_are_refused(options, message):
 def test_without_data_to_measure_on_it_does_not_begin(tmp_path, options):
     with pytest.raises(ValueError, match=r"give HardeningCallback\(data=...\), or LambdaGELUTrainer an eval_dataset"):
         tiny_trainer(tmp_path, harden=True, **options).train()
+    with pytest.raises(ValueError, match="give HardeningCallback"):
+        tiny_trainer(tmp_path, harden=True, eval_dataset=[], **options).train()

@@ -157,9 +157,23 @@ def _summary(report: ConversionReport, provenance: Provenance, checkpoint: Check
         f"A network of class {code(checkpoint.model_class)}: {_original(provenance)} with {report.target} in the "
         f"place of its "
         f"{gates_in_words(report)}. It was not trained for that: the linear maps behind the gates were refitted to "
-        "what the original computes, on inputs without labels. All other weights are the original's.\n\n"
+        f"what the original computes, on inputs without labels{_beside_the_refit(report)}. All other weights are the "
+        "original's.\n\n"
         f"**How far it is from the original.** {how_far(report)}"
     )
+
+
+def _beside_the_refit(report: ConversionReport) -> str:
+    """What else was moved, by the rung that was kept."""
+    if report.zeros_wanted is not None:
+        return "; the biases before the gates went down, for more zeros"
+    kept = next((step.effort for step in reversed(report.steps) if step.is_kept), "refit")
+    return {
+        "refit": "",
+        "place": "; the maps before the gates got the kink and the slope of each ReLU",
+        "blocks": "; these and the maps before the gates also took steps of Adam towards it, block by block",
+        "distill": "; these and the maps before the gates also took steps of Adam towards its outputs",
+    }[kept]
 
 
 def _results(report: ConversionReport, provenance: Provenance) -> str:
