@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_lgelu.cli.near_names import did_you_mean
+
 
 @dataclass(frozen=True)
 class Option:
@@ -62,12 +64,22 @@ def _positive(text: str) -> float:
     return number
 
 
+TARGET_NAMES = ("relu", "relu6", "leaky_relu", "hardswish", "relu2")
+
+
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _keep(text: str) -> int | list[str]:
     return int(text) if text.isdecimal() else _names(text)
+
+
+def _target(text: str) -> str:
+    if text.partition(":")[0] not in TARGET_NAMES:
+        near = did_you_mean(text, TARGET_NAMES)
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(TARGET_NAMES)}{near}")
+    return text
 
 
 def _counts(text: str) -> list[int]:
@@ -176,8 +188,9 @@ _ROWS = (
             _switch("--strict", "Refuse a result beyond --max_kl. Left out: its report and card warn of it."),
             Option(
                 "--target",
-                "What the gates become: relu, relu6, leaky_relu, hardswish or relu2. Left out: relu.",
-                {"choices": ("relu", "relu6", "leaky_relu", "hardswish", "relu2"), "default": "relu"},
+                "What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 has another slope "
+                "than 0.01, leaky_relu:fitted the nearest. Left out: relu.",
+                {"type": _target, "default": "relu", "metavar": "GATE"},
             ),
             Option(
                 "--zeros",

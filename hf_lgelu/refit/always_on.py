@@ -7,7 +7,7 @@ never cuts. There are as many as the budget has, so up and down are the factors 
 in the metric of the block's inputs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.layers import Layer, Layers
+from hf_lgelu.refit.layers import Layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.placement import (
     Basis,
@@ -25,6 +25,7 @@ from hf_lgelu.refit.placement import (
     Placement,
     find_gate_units,
     fit_placement,
+    gates_behind,
     gather_placements,
     write_placement,
 )
@@ -135,15 +136,7 @@ class Preparation:
         self.placements = {
             unit.site: fit_placement(sums[unit.site], _basis(unit, unit.site in self._blocks)) for unit in units
         }
-        self._waiting = dict(self._refitted_before(found.layers))
-
-    def _refitted_before(self, layers: Sequence[Layer]) -> Iterator[tuple[int, set[int]]]:
-        """{index of a layer: gates whose input comes from its maps}."""
-        for index, layer in enumerate(layers):
-            nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.target.path)}
-            sites = {site for site, unit in self._units.items() if unit.before.node in nodes}
-            if sites:
-                yield index, sites
+        self._waiting = dict(gates_behind(found.layers, self._units))
 
     def begin(self, converted: nn.Module) -> None:
         """Write what waits for no refit."""

@@ -141,6 +141,8 @@ class Attempts:
             gate_maps_change=effort != "refit" or self._zeros is not None,
             whole_blocks=effort == "blocks",
         )
+        if effort == "blocks" and best is not None and not carrier.trace.blocks:
+            return best  # of convolutions alone: there is no block of linear layers to move
         program, found = carrier.trace.program, carrier.layers
         steps: list[LayerStep] = []
         if is_placed:

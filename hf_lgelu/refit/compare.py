@@ -89,7 +89,7 @@ def compared_outputs(model: nn.Module, inputs: Any, outputs: Sequence[str] | Non
     config = getattr(model, "config", None)
     regression = getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", 2) == 1
     are_logits = are_class_scores(name) and found[name].ndim > 1 and not (regression and name == "logits")
-    tensors = {name: _classes_last(value) for name, value in found.items() if value.ndim}
+    tensors = {name: classes_last(value) for name, value in found.items() if value.ndim}
     chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*_QUERIES} <= found.keys()
     return Compared(tensors, are_logits and tensors[name].shape[-1] > 1, chosen)
 
@@ -110,7 +110,8 @@ def in_order_of(reference: Compared, other: Compared) -> Compared:
     return other._replace(tensors=tensors)
 
 
-def _classes_last(output: Tensor) -> Tensor:
+def classes_last(output: Tensor) -> Tensor:
+    """An output with one column a class: of maps (N, C, H, W) the classes last, one number a unit as one column."""
     return output[:, None] if output.ndim == 1 else output.movedim(1, -1) if output.ndim > 3 else output
 
 

@@ -31,7 +31,7 @@ from hf_lgelu.refit.ladder import EFFORTS, Metric, check_effort, climb, next_run
 from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import fingerprint, work_in
-from hf_lgelu.refit.target_gates import TargetGate, check_target
+from hf_lgelu.refit.target_gates import FITTED_SLOPE, TargetGate, check_target, fit_slope
 from hf_lgelu.refit.thinning import share_of_zeros
 from hf_lgelu.refit.verdict import (
     ConversionRefusedError,
@@ -113,7 +113,9 @@ def convert_to_relu(
             (`hf_lgelu.gate_costs`). Most configs have one key for all gates and cannot say that: the saved one then
             names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and without this package it is refused.
         target: what the gates become, a row of `hf_lgelu.refit.target_gates.TARGETS`: "relu", "relu6", "leaky_relu",
-            "hardswish" or "relu2". Of all but ReLU, kinks and slopes are not fitted, and blocks not widened.
+            "hardswish" or "relu2"; "leaky_relu:0.1" has another slope than 0.01, "leaky_relu:fitted" the one that is
+            nearest to the gates. No config can say a slope: it is saved as kept gates are. Of all but ReLU, kinks and
+            slopes are not fitted per channel, and blocks not widened.
         zeros: the share of zeros, 0 to 1, that is wanted behind every gate, for what skips work on them: each channel's
             kink goes up to that quantile of its inputs, into the bias before the gate, and the maps behind are refitted
             to that. Of targets that have zeros, with effort "refit" alone. The report says what is reached.
@@ -186,6 +188,8 @@ def convert_to_relu(
     compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
     second = _second_set(model, evaluation_data, batch_size, collate, state)
     with evaluation_mode(model):
+        if target == FITTED_SLOPE:
+            gate = check_target(target, lambda: fit_slope(model, kinds, (), _some(folds)))
         kept = _dearest(model, folds, kinds, outputs, gate, keep) if isinstance(keep, int) else keep
         sites = converted_sites(model, kinds, kept)
         substitution = TemporaryRelu(model, kinds=kinds, make=gate.make, include=lambda name: name not in kept)
@@ -259,12 +263,17 @@ def _dearest(
     """Names of the gates that cost the most, in forward order of registration, the same on every process."""
     if not count:
         return ()
+    dearest = set(list(swap_costs(model, _some(folds), kinds, outputs, gate.make))[:count])
+    return tuple(site.name for site in find_sites(model, kinds) if site.name in dearest)
+
+
+def _some(folds: Folds) -> list[Batch]:
+    """Batches of this process's folds, enough to look at the gates."""
     some: list[Batch] = []
     for batch in itertools.chain.from_iterable(folds.folds):
         if sum(map(len, some)) < _UNITS_TO_RANK:
             some.append(batch.load())
-    dearest = set(list(swap_costs(model, some, kinds, outputs, gate.make))[:count])
-    return tuple(site.name for site in find_sites(model, kinds) if site.name in dearest)
+    return some
 
 
 def _require_comparable(model: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> tuple[str, ...]:

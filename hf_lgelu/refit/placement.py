@@ -29,6 +29,7 @@ from hf_lgelu.models.dataflow.trace import operation_name, shape_of, users
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.layers import Layer
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.target import BATCH_NORMS
 
@@ -133,6 +134,15 @@ def _leads_to(call: Node, node: Node) -> bool:
     while node is not call and operation_name(node) in _SAME and isinstance(node.args[0], Node):
         node = node.args[0]
     return node is call
+
+
+def gates_behind(layers: Sequence[Layer], units: Mapping[int, GateUnit]) -> Iterator[tuple[int, set[int]]]:
+    """(index of a layer, gates whose input comes from its maps), where there are some."""
+    for index, layer in enumerate(layers):
+        nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.target.path)}
+        sites = {site for site, unit in units.items() if unit.before.node in nodes}
+        if sites:
+            yield index, sites
 
 
 @dataclass(eq=False)

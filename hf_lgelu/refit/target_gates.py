@@ -4,10 +4,13 @@ The solve behind the gates is the same with other features; the reasons differ. 
 accelerators have, HardSwish is the cheaper twin of SiLU, squared ReLU leaves zeros as ReLU does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
@@ -18,9 +21,11 @@ from hf_lgelu.models.config_keys import (
     pretrained_roots,
     write_config_changes,
 )
+from hf_lgelu.models.example_run import forward_hooks, run_example
 from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import find_sites, uncompiled_name
 from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.refit.batches import Batch
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class TargetGate:
         can_be_placed: whether slope and kink of each channel can be fitted, and units be added that are always on:
             it must be ReLU up to what is linear, and have no upper end.
         has_zeros: whether it is zero below a kink at 0.
+        slope: below 0, of a LeakyReLU that is another than transformers' own.
     """
 
     name: str
@@ -41,9 +47,12 @@ class TargetGate:
     formula: str
     can_be_placed: bool = False
     has_zeros: bool = False
+    slope: float | None = None
 
     def make(self) -> nn.Module:
         """A new one."""
+        if self.slope is not None:
+            return nn.LeakyReLU(self.slope)
         return nn.ReLU() if self.name == "relu" else ACT2FN[self.name]
 
 
@@ -59,11 +68,59 @@ TARGETS = {
 }
 
 
-def check_target(name: str) -> TargetGate:
-    """The row of TARGETS. Raises ValueError where there is none of that name."""
-    if name not in TARGETS:
-        raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {name!r}")
-    return TARGETS[name]
+FITTED_SLOPE = "leaky_relu:fitted"
+
+
+def check_target(name: str, fitted: Callable[[], float] = lambda: 0.01) -> TargetGate:
+    """The row of TARGETS, or LeakyReLU with another slope: "leaky_relu:0.1", or as `fitted` gives it.
+
+    Raises ValueError where there is none of that name.
+    """
+    if name in TARGETS:
+        return TARGETS[name]
+    try:
+        kind, _, text = str(name).partition(":")
+        slope = fitted() if name == FITTED_SLOPE else float(text)
+        if kind == "leaky_relu" and 0 <= slope < 1:
+            return TargetGate("leaky_relu", f"LeakyReLU({slope:g})", f"max(z, 0) + {slope:g}·min(z, 0)", slope=slope)
+    except ValueError:
+        pass
+    raise ValueError(
+        f"target must be one of {', '.join(TARGETS)}, or leaky_relu:SLOPE with a slope from 0 to below 1 or the word "
+        f"fitted, got {name!r}"
+    )
+
+
+@torch.no_grad()
+def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batches: Sequence[Batch]) -> float:
+    """The slope below 0 of the LeakyReLU that is nearest to a model's gates, in steps of 0.01, the same everywhere.
+
+    Nearest is the least Σ min ‖φ(z) - a·LeakyReLU(z) - b‖² over a and b of every channel, the last axis of the gates'
+    inputs or of maps the second, each gate as a share of its own Σ‖φ(z) - mean‖². With LeakyReLU = max(z, 0) +
+    s·min(z, 0) all of it follows from the covariances of max(z, 0), min(z, 0) and φ(z). `batches` are those of this
+    process, and of several the mean of their slopes is taken.
+    """
+    slopes = torch.linspace(0, 0.99, 100, dtype=torch.float64)
+    left = torch.zeros_like(slopes)
+
+    def see(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        nonlocal left
+        z, value = (part.movedim(1, -1) if part.ndim > 3 else part for part in (inputs[0], output))
+        z, value = (part.detach().cpu().double().flatten(0, -2) for part in (z, value))
+        parts = torch.stack([z.clamp(min=0), z.clamp(max=0), value])
+        parts = parts - parts.mean(1, keepdim=True)
+        c = torch.einsum("anc,bnc->abc", parts, parts)
+        with_value = c[0, 2] + slopes[:, None] * c[1, 2]
+        own = c[0, 0] + slopes[:, None] * (2 * c[0, 1] + slopes[:, None] * c[1, 1])
+        explained = (with_value.square() / own.clamp(min=1e-30)).sum(-1)
+        left = left + (c[2, 2].sum() - explained) / c[2, 2].sum().clamp(min=1e-30)
+
+    gates = [site.module for site in find_sites(model, kinds) if site.name not in keep]
+    with forward_hooks(gates, see):
+        for batch in batches:
+            run_example(model, batch.inputs)
+    slope = slopes[left.argmin()]
+    return round(float(reduce(slope, reduction="mean") if PartialState().num_processes > 1 else slope), 4)
 
 
 def substitute_gates(
@@ -103,10 +160,12 @@ def _plan(root: PreTrainedModel, planned: Mapping[str, nn.Module | None], target
     """The config changes for the gates of one model, by name; None stands for one that is kept."""
     gates = {name: gate for name, gate in planned.items() if gate is not None}
     kept = [name for name, gate in planned.items() if gate is None]
-    try:
-        return plan_config_changes(root, set(gates), target.name) + forget_sites(root.config)
-    except UnsupportedConfigError:
-        if not kept:
-            raise
+    if target.slope is None:
+        try:
+            return plan_config_changes(root, set(gates), target.name) + forget_sites(root.config)
+        except UnsupportedConfigError:
+            if not kept:
+                raise
     plain = plan_config_changes(root, set(planned), target.name)
-    return remember_sites(root, describe_sites(root, gates, plain=kept), plain)
+    others = kept if target.slope is None else list(planned)
+    return remember_sites(root, describe_sites(root, gates, plain=others), plain)

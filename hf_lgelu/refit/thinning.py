@@ -6,7 +6,7 @@ plain one. The map behind is then fitted to features that are zero most of the t
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from accelerate import PartialState
@@ -18,8 +18,8 @@ from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.layers import Layer, Layers
-from hf_lgelu.refit.placement import GateUnit, Placement, find_gate_units, gate_rows, write_placement
+from hf_lgelu.refit.layers import Layers
+from hf_lgelu.refit.placement import GateUnit, Placement, find_gate_units, gate_rows, gates_behind, write_placement
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
@@ -61,15 +61,6 @@ class Thinning:
             write_placement(
                 converted, self._units[site], Placement(torch.ones_like(kink), kink, nothing, nothing, nothing)
             )
-
-
-def gates_behind(layers: Sequence[Layer], units: dict[int, GateUnit]) -> Iterator[tuple[int, set[int]]]:
-    """{index of a layer: gates whose input comes from its maps}."""
-    for index, layer in enumerate(layers):
-        nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.target.path)}
-        sites = {site for site, unit in units.items() if unit.before.node in nodes}
-        if sites:
-            yield index, sites
 
 
 @torch.no_grad()

@@ -19,14 +19,12 @@ from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.detector import Counted, Detector, decode, train_detector
 from lgelu_lab.benchmarks.drawn_boxes import Boxes, average_precision, draw_pictures
+from lgelu_lab.measurements.int8 import FLOAT32, PRECISIONS
 
 EFFORTS = ("refit", "place", "distill")
 """Rungs of the conversion; "blocks" is none for convolutions."""
 
-PRECISIONS = ("float32", "int8")
-"""In torch, and in onnxruntime with every operation quantized that can be."""
-
-PICTURES, JUDGED = 512, 500
+PICTURES, JUDGED = 1024, 500
 _FOUND_FROM = 0.3  # score from which the original's boxes count as found
 _CALIBRATED_ON = 256
 _AT_ONCE = 100
@@ -38,10 +36,8 @@ def measure_detector(seed: int, model: Detector | None = None, pictures: int = P
     # Of the training pictures, without their boxes; judged on others.
     data, _ = draw_pictures(pictures, seed)
     judge = _Judge(model, seed)
-    facts = {
-        "seed": seed, "pictures": pictures, "judged": JUDGED, "cpu": hardware(1)["cpu"], "torch": torch.__version__,
-        "hf_lgelu": package_versions()["hf-lgelu"],
-    }  # fmt: skip
+    facts = {"seed": seed, "pictures": pictures, "judged": JUDGED, "cpu": hardware(1)["cpu"]}
+    facts |= {name: package_versions()[name] for name in ("torch", "transformers")}
     for method, network, told in _networks(model, data):
         for precision in PRECISIONS:
             yield {"method": method, "precision": precision, **judge(network, precision, data), **told, **facts}
@@ -73,7 +69,11 @@ class _Judge:
         ]
 
     def __call__(self, network: nn.Module, precision: str, data: Tensor) -> dict[str, float]:
-        maps = _run(network, self._pictures) if precision == "float32" else _run_int8(network, self._pictures, data)
+        maps = (
+            _run(network, self._pictures)
+            if precision == FLOAT32
+            else _run_int8(network, precision, self._pictures, data)
+        )
         found = decode(maps)
         own = {f"{name}_of_original": value for name, value in average_precision(found, self._found).items()}
         return {name: round(value, 4) for name, value in {**average_precision(found, self._drawn), **own}.items()}
@@ -84,11 +84,12 @@ def _run(network: nn.Module, pictures: Tensor) -> Sequence[Tensor]:
     return [torch.cat(parts) for parts in zip(*map(network, pictures.split(_AT_ONCE)), strict=True)]
 
 
-def _run_int8(network: nn.Module, pictures: Tensor, data: Tensor) -> Sequence[Tensor]:
+def _run_int8(network: nn.Module, precision: str, pictures: Tensor, data: Tensor) -> Sequence[Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         path, int8 = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         export_onnx(network, path, data[:4])
-        quantize_onnx(path, int8, list(data[:_CALIBRATED_ON].split(64)), max_relative_error=10.0)
+        rows, operations = list(data[:_CALIBRATED_ON].split(64)), precision.removeprefix("int8-")
+        quantize_onnx(path, int8, rows, operations=operations, max_relative_error=10.0)
         session = OnnxModel(int8)
         (name,) = session.input_names
         outputs = [session({name: part.numpy()}) for part in pictures.split(_AT_ONCE)]

@@ -24,9 +24,10 @@ from transformers import (
 from hf_lgelu import ConversionRefusedError, convert_to_relu, gate_costs
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.always_on import low_rank, write_always_on
-from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
+from hf_lgelu.refit.distill import output_loss
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import EFFORTS, OutOfTimeError, check_effort, climb
 from hf_lgelu.refit.layers import find_layers
@@ -483,7 +484,10 @@ def test_a_metric_of_the_caller_says_how_much_may_be_lost():
             seen.append(10 - (network(rows) - model(rows)).square().mean().item() * 100)
         return seen[-1]
 
-    report = convert_to_relu(model, rows, metric=score, tolerance=0.9).report
+    model.train()
+    converted, report = convert_to_relu(model, rows, metric=score, tolerance=0.9, effort="place")
+    assert all(module.training for module in model.modules())
+    assert not any(module.training for module in converted.modules())
     assert seen[0] == 10.0
     assert [step.lost for step in report.steps] == [pytest.approx((10 - value) / 10) for value in seen[1:]]
     assert report.steps[-1].gap <= 0.9
@@ -517,3 +521,32 @@ def test_a_rung_ends_when_the_time_is_up():
         patch.setattr("hf_lgelu.refit.ladder.time.perf_counter", lambda: next(clock))
         reached = climb(list(EFFORTS), lambda effort, best: 0.5, lambda found: found, max_seconds=8)
     assert [step.effort for step in reached.steps] == ["refit", "distill"]
+
+
+class TwoOutputs(nn.Module):
+    """Numbers that are no class scores, of sizes far apart, and one that never varies."""
+
+    def __init__(self, scale):
+        super().__init__()
+        torch.manual_seed(5)
+        self.hidden, self.last = nn.Linear(4, 12), nn.Linear(12, 5)
+        self.scale = scale
+
+    def forward(self, x):
+        found = self.last(F.gelu(self.hidden(x))) * self.scale
+        return {
+            "boxes": torch.cat([1000 * found[:, :1], found[:, 1:3], 0 * found[:, :1] + 2], 1),
+            "scores": found[:, 3:],
+        }
+
+
+def test_every_column_of_outputs_that_are_no_class_scores_counts_alike():
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(6))
+    original, other = TwoOutputs(1.0), TwoOutputs(1.1)
+    loss = output_loss(original, other, Batch(x, None), None)
+    # Of a column y the error is Σ(0.1·y)² over Σ(y - ȳ)²; the one that does not vary has none.
+    total = 0.0
+    for columns in (original(x)["boxes"][:, :3], original(x)["scores"]):
+        shares = [float((0.1 * y).square().sum() / (y - y.mean()).square().sum()) for y in columns.detach().double().T]
+        total += sum(shares) / len(shares)
+    assert loss.item() == pytest.approx(total, rel=1e-4)

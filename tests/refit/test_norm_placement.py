@@ -91,6 +91,13 @@ def test_what_is_behind_a_changed_norm_is_carried_with_the_change():
     torch.testing.assert_close(sum(fold.feature_sum for fold in sums)[0], windows.sum((0, 2)), rtol=1e-5, atol=1e-3)
 
 
+def test_without_a_block_of_linear_layers_that_rung_gives_what_was_there():
+    report = convert_to_relu(small(), pictures(200), effort="blocks", max_kl=None).report
+    taken = {step.effort: step for step in report.steps}
+    assert not taken["blocks"].is_kept
+    assert taken["blocks"].distance == min(taken["refit"].distance, taken["place"].distance)
+
+
 def test_a_detectors_wiring_is_converted_and_its_state_is_that_of_the_same_network_with_relu():
     torch.manual_seed(0)
     model = random_norms(Detector())

@@ -5,6 +5,7 @@ import torch
 from lgelu_lab import detector_conversion
 from lgelu_lab.benchmarks.detector import STRIDES, Detector, decode, detector_loss
 from lgelu_lab.benchmarks.drawn_boxes import SIDE, Boxes, average_precision, draw_pictures
+from lgelu_lab.measurements.int8 import PRECISIONS
 
 
 def boxes(corners, kinds, scores=None):
@@ -77,7 +78,7 @@ def test_every_network_is_judged_in_both_precisions(monkeypatch):
     torch.manual_seed(0)
     rows = list(detector_conversion.measure_detector(0, Detector().eval(), pictures=80))
     assert [(row["method"], row["precision"]) for row in rows] == [
-        (method, precision) for method in ("original", "direct swap", "refit") for precision in ("float32", "int8")
+        (method, precision) for method in ("original", "direct swap", "refit") for precision in PRECISIONS
     ]
     assert len({tuple(row) for row in rows}) == 1
     assert rows[-1]["distance"] < 1
