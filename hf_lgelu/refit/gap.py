@@ -14,16 +14,29 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
-from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.report import LayerRefit
 
 _ROWS = 512  # tokens or rows, about, that it is measured on
+_LEAST_UNITS, _MOST_UNITS = 8, 128
 
 
 def some_held_out(folds: Folds) -> list[Batch]:
-    """A part of the inputs held out, some hundred rows of this process; [] where there are none."""
-    per_unit = max(1, folds.held_out_rows // max(1, folds.held_out_units))
-    return [batch.load()[: max(2, _ROWS // per_unit)] for batch in folds.held_out[:1]]
+    """A part of the inputs held out, some hundred rows, as far as this process has them; [] where there are none.
+
+    Which ones hangs on nothing but what they are, and so not on how many processes share them.
+    """
+    one_in = max(1, folds.held_out_rows // _ROWS, -(-folds.held_out_units // _MOST_UNITS))
+    one_in = min(one_in, max(1, folds.held_out_units // _LEAST_UNITS))
+    chosen = [
+        number
+        for batch in folds.held_out
+        for number, seed in zip(batch.numbers, batch.seeds, strict=True)
+        if seed % one_in == 0
+    ]
+    size = max(map(len, folds.held_out), default=1)
+    parts = [tuple(chosen[start : start + size]) for start in range(0, len(chosen), size)]
+    return [FoldBatch(folds.units, part, folds.units.longest(part)).load() for part in parts]
 
 
 _MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D)

@@ -31,9 +31,9 @@ def converted(name: str, calibration: list[torch.Tensor]) -> tuple[dict, dict]:
 
 
 def without_times(found: Any) -> Any:
-    """A report's values but the wall times in it, which no two conversions share."""
+    """A report's values but the wall times in it, and what follows from them, which no two conversions share."""
     if isinstance(found, dict):
-        return {key: without_times(value) for key, value in found.items() if key != "seconds"}
+        return {key: without_times(value) for key, value in found.items() if key not in ("seconds", "next_step")}
     return type(found)(map(without_times, found)) if isinstance(found, list | tuple) else found
 
 

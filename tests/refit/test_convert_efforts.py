@@ -484,7 +484,10 @@ def test_a_metric_of_the_caller_says_how_much_may_be_lost():
             seen.append(10 - (network(rows) - model(rows)).square().mean().item() * 100)
         return seen[-1]
 
-    report = convert_to_relu(model, rows, metric=score, tolerance=0.9).report
+    model.train()
+    converted, report = convert_to_relu(model, rows, metric=score, tolerance=0.9, effort="place")
+    assert all(module.training for module in model.modules())
+    assert not any(module.training for module in converted.modules())
     assert seen[0] == 10.0
     assert [step.lost for step in report.steps] == [pytest.approx((10 - value) / 10) for value in seen[1:]]
     assert report.steps[-1].gap <= 0.9

@@ -79,7 +79,7 @@ def test_a_checkpoint_with_kept_gates_is_refused_without_the_package_and_rebuilt
     for build in (gpt2, llama, bert):
         model = build()
         first = find_sites(model)[0]
-        for target in ("relu", "leaky_relu"):
+        for target in ("relu", "leaky_relu") if build is gpt2 else ("relu",):
             converted, report = convert_to_relu(model, tokens(), keep=[first.name], target=target, max_kl=None)
             assert report.kept == {first.name: type(first.module).__name__}
             assert type(converted.get_submodule(first.name)) is type(first.module)
@@ -97,10 +97,10 @@ def test_a_checkpoint_with_kept_gates_is_refused_without_the_package_and_rebuilt
     result = subprocess.run([sys.executable, "-c", ELSEWHERE, *called], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     lines = result.stdout.splitlines()
-    assert len(lines) == 18
-    assert all("hf_lgelu.from_pretrained" in line and "loaded" not in line for line in lines[:6])
-    assert all("gates were put in by surgery, or kept by a conversion" in line for line in lines[6::2])
-    assert lines[7::2] == ["True"] * 6
+    assert len(lines) == 12
+    assert all("hf_lgelu.from_pretrained" in line and "loaded" not in line for line in lines[:4])
+    assert all("gates were put in by surgery, or kept by a conversion" in line for line in lines[4::2])
+    assert lines[5::2] == ["True"] * 4
 
 
 def test_kept_gates_of_another_form_or_with_hardness_come_back(tmp_path):

@@ -71,7 +71,9 @@ def test_the_report_has_what_returns_where_the_scale_is_the_originals():
     model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 4)).eval()
     rows = torch.randn(400, 6)
     converted, report = convert_to_relu(model, rows)
-    (batch,) = some_held_out(deal_folds(read_batches(rows)))
+    folds = deal_folds(read_batches(rows))
+    (batch,) = some_held_out(folds)
+    assert len(batch) == folds.held_out_units  # few: all of them
     with torch.no_grad():
         wanted = model(batch.inputs)
         given = converted[3:](model[:3](batch.inputs))
