@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
-from hf_lgelu.models.sites import find_sites, function_of, plain_gate_of, uncompiled_name
+from hf_lgelu.models.sites import find_sites, function_of, is_activation, plain_gate_of, uncompiled_name
 from hf_lgelu.registry import timm_activation_classes
 
 # How a model or config says that it knows no such activation or no such argument.
@@ -81,7 +81,11 @@ def plan_config_changes(
     config = model.config if config is None else config
     others = {uncompiled_name(site.name): function_of(site.module) for site in find_sites(model)}
     others = {name: function for name, function in others.items() if name not in site_names}
+    plain = {uncompiled_name(name): function_of(module)
+             for name, module in model.named_modules(remove_duplicate=False) if is_activation(module)}  # fmt: skip
+    plain = {name: function for name, function in plain.items() if name not in site_names | others.keys()}
     refusals: list[Exception] = []
+    unchanged: dict[str, nn.Module] = {}
 
     def reached(changes: list[ConfigChange]) -> set[str]:
         """The wanted sites that these changes reach; none if they change another site."""
@@ -90,8 +94,14 @@ def plan_config_changes(
         except _REFUSALS as refusal:
             refusals.append(refusal)
             return set()
+        if not changes:
+            unchanged.update(skeleton)
         if any(function_of(_at(skeleton, name)) != function for name, function in others.items()):
             return set()
+        # Of others (ReLU, where gates were exchanged before) it is enough that the changes do not put in another one.
+        for name, function in plain.items():
+            if function_of(_at(skeleton, name)) not in (function, function_of(_at(unchanged, name))):
+                return set()
         return {name for name in site_names if _is_activation(_at(skeleton, name), activation)}
 
     candidates = _candidates(config, activation)

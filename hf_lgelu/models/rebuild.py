@@ -86,6 +86,11 @@ def describes(record: SiteRecord, model: nn.Module) -> bool:
     return describe_sites(model, plain=_plain_sites(record)) == record
 
 
+def recorded_plain_sites(config: PreTrainedConfig) -> list[str]:
+    """Names of the plain gates that a config remembers."""
+    return _plain_sites(getattr(config, RECORD_KEY, None) or [])
+
+
 def _plain_sites(record: SiteRecord) -> list[str]:
     return [entry["site"] for entry in record if "activation" in entry]
 

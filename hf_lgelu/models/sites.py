@@ -116,9 +116,9 @@ def is_activation(module: nn.Module) -> bool:
     return type(module).__module__.startswith(_ACTIVATION_FILES)
 
 
-def function_of(module: Any) -> tuple[type, str | None]:
-    """What tells an activation from others, with any weights: its class and, of a λ-gate, what its forward is."""
-    return type(module), getattr(module, "forward_mode", None)
+def function_of(module: Any) -> tuple[type, str | None, float | None]:
+    """What tells an activation from others, with any weights: its class, a λ-gate's forward and a LeakyReLU's slope."""
+    return type(module), getattr(module, "forward_mode", None), getattr(module, "negative_slope", None)
 
 
 def plain_gate_of(module: nn.Module) -> str | None:

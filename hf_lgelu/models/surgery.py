@@ -24,7 +24,13 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
-from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites, without_guard
+from hf_lgelu.models.rebuild import (
+    describe_sites,
+    forget_sites,
+    recorded_plain_sites,
+    remember_sites,
+    without_guard,
+)
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SELF_GATE_KINDS,
@@ -332,7 +338,7 @@ def _inside(root_name: str, sites: Sequence[ActivationSite], modules: Sequence[n
 def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
     if not planned:
         return []
-    record = describe_sites(root, planned)
+    record = describe_sites(root, planned, recorded_plain_sites(root.config))
     kinds = {entry.get("gate", DEFAULT_GATE) + FORWARDS[entry.get("forward", "gate")] for entry in record}
     if len(kinds) == 1 and all(entry.get("granularity") == "layer" for entry in record):
         try:
