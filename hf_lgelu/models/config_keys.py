@@ -116,6 +116,17 @@ def plan_config_changes(
     return [change for change in chosen + _coupled(candidates, chosen) if change.old != change.new]
 
 
+def built_otherwise(model: PreTrainedModel, config: PreTrainedConfig) -> list[str]:
+    """Names of the activations of a model that this config alone would not build."""
+    try:
+        skeleton = _build(model, config)
+    except _REFUSALS:
+        return []
+    there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
+    return [name for name, module in there.items()
+            if is_activation(module) and function_of(_at(skeleton, name)) != function_of(module)]  # fmt: skip
+
+
 def changes_at(
     model: PreTrainedModel, config: PreTrainedConfig, sites: set[str], activation: str
 ) -> list[ConfigChange]:

@@ -16,6 +16,7 @@ from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
     apply_changes,
+    built_otherwise,
     combined,
     plan_config_changes,
     pretrained_roots,
@@ -338,12 +339,13 @@ def _inside(root_name: str, sites: Sequence[ActivationSite], modules: Sequence[n
 def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
     if not planned:
         return []
-    record = describe_sites(root, planned, recorded_plain_sites(root.config))
+    plain = without_guard(root.config)
+    others = built_otherwise(root, apply_changes(root.config, plain))
+    record = describe_sites(root, planned, dict.fromkeys([*recorded_plain_sites(root.config), *others]))
     kinds = {entry.get("gate", DEFAULT_GATE) + FORWARDS[entry.get("forward", "gate")] for entry in record}
     if len(kinds) == 1 and all(entry.get("granularity") == "layer" for entry in record):
         try:
             names = {entry["site"] for entry in record}
-            plain = without_guard(root.config)
             changes = plan_config_changes(root, names, kinds.pop(), apply_changes(root.config, plain))
             return combined(root.config, plain, changes) + forget_sites(root.config)
         except UnsupportedConfigError:

@@ -107,37 +107,38 @@ def sweep(target: Path) -> None:
             os.close(lock)
 
 
-def _locked(path: Path) -> int | None:
-    """A file of that name, held by this process until it is closed or the process ends; None without such locks."""
-    if fcntl is None:
-        return None
+def _flocked(path: Path) -> int:
+    """A file of that name, locked until it is closed or the process ends. Raises OSError where that cannot be."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # a file system without locks: nobody will take this folder for a dead one, nor sweep it
+    except OSError:
         os.close(descriptor)
-        os.unlink(path)
-        return None
+        raise
     return descriptor
+
+
+def _locked(path: Path) -> int | None:
+    """`_flocked`, or None without such locks: nobody will take this folder for a dead one, nor sweep it."""
+    if fcntl is None:
+        return None
+    try:
+        return _flocked(path)
+    except OSError:
+        path.unlink(missing_ok=True)
+        return None
 
 
 def hold(path: Path) -> int | None:
-    """A lock on a file of that name until it is closed or the process ends; None where the system has no such locks.
-
-    Raises BlockingIOError where another process holds it.
-    """
+    """`_flocked`, or None where the system has no such locks. Raises BlockingIOError where another process holds it."""
     if fcntl is None:
         return None
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _flocked(path)
     except BlockingIOError as error:
-        os.close(descriptor)
         raise BlockingIOError(error.errno, f"another process works in {path.parent}") from error
-    except OSError:  # a file system without locks
-        os.close(descriptor)
+    except OSError:
         return None
-    return descriptor
 
 
 def _lock_of_the_dead(folder: Path) -> int | None:
@@ -148,15 +149,9 @@ def _lock_of_the_dead(folder: Path) -> int | None:
     try:
         if not path.exists() and time.time() - folder.stat().st_mtime < _SECONDS_TO_LOCK:
             return None  # just made, perhaps, by a process that is about to lock it
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return _flocked(path)
     except OSError:
-        return None  # gone in the meantime, or another user's
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        return None  # gone in the meantime, another user's, or held
 
 
 def _put(new: Path, target: Path, old: Path) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from hashlib import blake2b
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -92,12 +93,13 @@ def _opened(path: Path, mark: str) -> int | None:
         raise ValueError(f"checkpoint_dir: {path} holds something else; give a folder of the conversion's own")
     lock = hold(path / _LOCK)
     try:
-        if _MARK in there and json.loads((path / _MARK).read_text(encoding="utf-8"))["fingerprint"] != mark:
+        mine = json.dumps({"fingerprint": mark})
+        if _MARK in there and (path / _MARK).read_text(encoding="utf-8") != mine:
             raise ValueError(
                 f"checkpoint_dir: {path} has the work of a conversion of another model, on other inputs or with other "
                 "arguments; give another folder, or delete it"
             )
-        _written(path / _MARK, lambda file: file.write_text(json.dumps({"fingerprint": mark}), encoding="utf-8"))
+        _written(path / _MARK, lambda file: file.write_text(mine, encoding="utf-8"))
     except BaseException:
         if lock is not None:
             os.close(lock)
@@ -143,7 +145,10 @@ class RungWork:
     @torch.no_grad()
     def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
         """Write what a layer that is done had changed. Changes `converted` in place."""
-        state = torch.load(self._file(index), weights_only=True)
+        try:
+            state = torch.load(self._file(index), weights_only=True)
+        except (RuntimeError, UnpicklingError, EOFError) as error:
+            raise ValueError(f"checkpoint_dir: {self._file(index)} is damaged; delete it and try again") from error
         held = _tensors(converted)
         for name, tensor in state["tensors"].items():
             held[name].copy_(tensor)

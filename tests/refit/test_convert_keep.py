@@ -142,6 +142,16 @@ def test_what_is_kept_can_be_hardened_beside_what_was_exchanged(tmp_path, target
         assert again.config.hidden_act == "relu"
 
 
+def test_a_gate_that_somebody_exchanged_by_hand_comes_back(tmp_path):
+    model, inputs = mlp(hidden_act="gelu"), rows()
+    model.layers[0].activation = nn.ReLU()
+    hf_lgelu.replace_activations(model)
+    model.save_pretrained(tmp_path)
+    again = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path).eval()
+    assert type(again.layers[0].activation) is nn.ReLU
+    assert torch.equal(again(inputs).logits, model(inputs).logits)
+
+
 def test_a_record_that_names_no_activation_is_refused(tmp_path):
     converted, _ = convert_to_relu(mlp(hidden_act="gelu"), rows(), keep=1, max_kl=None)
     converted.save_pretrained(tmp_path)

@@ -48,6 +48,9 @@ def test_another_conversions_folder_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match="another model, on other inputs or with other arguments"):
             convert_to_relu(other, data, checkpoint_dir=folder, **options)
+    (folder / "refit-00000.pt").write_bytes((folder / "refit-00000.pt").read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"refit-00000.pt is damaged; delete it"):
+        convert_to_relu(model, rows, checkpoint_dir=folder)
     lock = hold(folder / "lock")
     with pytest.raises(BlockingIOError, match="another process works in"):
         convert_to_relu(model, rows, checkpoint_dir=folder)
