@@ -230,7 +230,15 @@ def convert_to_relu(
         config_changes=climbed.best.config_changes,
         smooth_calls=tuple(map(str, find_smooth_calls(converted, folds.first.load()[:1].inputs))),
         warnings=(
-            *conversion_warnings(folds, layers, held_out, evaluation, max_kl, swap_is_rival=zeros is None),
+            *conversion_warnings(
+                folds,
+                layers,
+                held_out,
+                evaluation,
+                max_kl,
+                swap_is_rival=zeros is None,
+                is_distilled=any(step.effort == "distill" and step.is_kept for step in climbed.steps),
+            ),
             *_elsewhere(model, climbed.best),
             *(() if rewrite_config else _config_left(model)),
         ),

@@ -20,6 +20,8 @@ from hf_lgelu.refit.report import (
 ENOUGH_ROWS = 2
 """Rows a feature; a layer that was fitted on fewer is called starved."""
 
+_ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed that was further off elsewhere
+
 
 class ConversionRefusedError(RuntimeError):
     """The model was not converted; the given one is as it was.
@@ -48,6 +50,7 @@ def conversion_warnings(
     second: Evaluation | None,
     max_kl: float | None,
     swap_is_rival: bool = True,
+    is_distilled: bool = False,
 ) -> Iterator[str]:
     """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
     units = len(folds.units.keys)
@@ -63,6 +66,12 @@ def conversion_warnings(
         yield (
             f"{units} distinct inputs are too few for four folds beside what is held out: the strength is fixed; give "
             "more"
+        )
+    if is_distilled and second is None and folds.held_out_units < _ENOUGH_TO_JUDGE:
+        yield (
+            f"distilled, and judged on {folds.held_out_units} inputs held out: the mean over so few can fall where "
+            "other inputs are further off for it; give more (an eighth is held out), or a second set "
+            "(evaluation_data, --evaluation)"
         )
     for title, evaluation in ((HELD_OUT, held_out), (SECOND_SET, second)):
         if evaluation is not None and max_kl is not None and evaluation.refitted.distance > max_kl:
