@@ -81,7 +81,7 @@ def convert(arguments: Namespace) -> ConversionReport:
         work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
         converted, report = _converted(arguments, given.network, data, evaluation, tell, progress, work)
         tell(summarize(report))
-        points = _curve(arguments, given.network, data, evaluation)
+        points = _curve(arguments, given.network, data, evaluation, tell)
         if new is not None:
             provenance = _provenance(arguments, data, evaluation, state.num_processes)
             _write(new, arguments, given, converted, report, provenance, data, points)
@@ -149,16 +149,20 @@ def _options(arguments: Namespace) -> dict[str, Any]:
 
 
 def _curve(
-    arguments: Namespace, network: nn.Module, data: InputSet, evaluation: InputSet | None
+    arguments: Namespace, network: nn.Module, data: InputSet, evaluation: InputSet | None, tell: Callable[[str], None]
 ) -> tuple[KeepPoint, ...]:
-    """How near conversions come that keep some gates; () where that was not asked for."""
+    """How near conversions come that keep some gates; () where that was not asked for, or cannot be measured."""
     if arguments.keep_curve is None:
         return ()
     second = None if evaluation is None else evaluation.batches("second set", progress=False)
     batches = data.batches("inputs", progress=False)
-    return keep_curve(
-        network, batches, evaluation_data=second, counts=arguments.keep_curve, **_options(arguments)
-    )  # fmt: skip
+    try:
+        return keep_curve(
+            network, batches, evaluation_data=second, counts=arguments.keep_curve, **_options(arguments)
+        )  # fmt: skip
+    except ConversionRefusedError as error:  # the conversion that is there is not lost for it
+        tell(f"No curve of kept gates (--keep_curve): {error}")
+        return ()
 
 
 def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | None, processes: int) -> Provenance:

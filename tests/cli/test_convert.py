@@ -99,6 +99,15 @@ def test_gates_are_kept_and_the_curve_of_keeping_them_is_drawn(place, tmp_path, 
     assert "hf_lgelu.from_pretrained(MLPForClassification" in card
 
 
+def test_a_curve_that_cannot_be_measured_costs_no_conversion(place, tmp_path, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--max_samples", 20, "--keep_curve", "0,1")
+    status, said, _ = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert status == 0
+    assert "No curve of kept gates (--keep_curve): a curve needs inputs that can be held out" in said
+    assert {path.name for path in (tmp_path / "relu").iterdir()} == FILES
+    assert "keep_curve" not in report_of(tmp_path / "relu")
+
+
 def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, call):
     words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu", "--resume")
     write = module._write
