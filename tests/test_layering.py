@@ -16,7 +16,7 @@ ALLOWED = {
     "models": {"activation"},
     "training": {"activation", "models"},
     "refit": {"activation", "models"},
-    "export": {"activation", "models", "training.hardening", "refit.report"},
+    "export": {"activation", "models", "training.hardening", "refit.page", "refit.report"},
     "analysis": {"activation", "models", "training.hardening", "export"},
     "cli": {"activation", "models", "training", "refit", "export", "analysis"},
 }

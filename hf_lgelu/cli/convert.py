@@ -35,7 +35,8 @@ from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion, draw_keep_curve
 from hf_lgelu.refit.folds import known_processes
 from hf_lgelu.refit.keep_curve import KeepPoint, counts_to_keep, keep_curve
-from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, Provenance, render_markdown, summarize
+from hf_lgelu.refit.page import render_markdown
+from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, Provenance, summarize
 from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.verdict import ConversionRefusedError
 

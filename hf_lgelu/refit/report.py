@@ -1,7 +1,7 @@
 """What a conversion did to each layer and to the whole network: records that become JSON, a page or a few lines."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -14,17 +14,6 @@ NONE = "–"
 HELD_OUT = "inputs held out of the data"
 SECOND_SET = "second set"
 
-LAYER_NOTE = (
-    "The error is ‖ŷ − y‖² / ‖y − ȳ‖² on rows that the layer was not fitted on, where y is what the original network "
-    "computes there and ŷ what the converted one does, with all layers before it already converted. α is the strength "
-    "of the ridge, relative to the mean eigenvalue of the features' covariance. What returns is the part of the "
-    "network's KL to the original (or relative error) that goes when this layer alone gives what it gives there, "
-    "measured on some of the inputs held out."
-)
-NET_NOTE = (
-    "The direct swap has ReLU gates and the original weights. KL and relative error are distances from the original "
-    "network, not from the truth; 0 is the same."
-)
 _MOST_NAMED = 3
 _DIGITS = {"accuracy": 4, "perplexity": 2}
 
@@ -268,23 +257,6 @@ class Provenance:
         return asdict(self)
 
 
-def render_markdown(report: ConversionReport, *, figure: str | None = None) -> str:
-    """The whole report as one Markdown page; `figure` is the picture's path, relative to the page."""
-    parts = [f"# {report.model}: ReLU without training", how_far(report), what_was_done(report)]
-    if report.warnings:
-        parts += ["## Warnings", bullets(report.warnings)]
-    parts += ["## The whole network", whole_network(report), "## The refitted layers"]
-    if figure is not None:
-        parts.append(f"![Error of each layer, and original, direct and refitted network]({figure})")
-    parts += [layer_table(report.layers), LAYER_NOTE]
-    rest = rest_of_the_gap(report)
-    parts += ["## Where the rest of the gap sits", bullets(rest)] if rest else []
-    parts += ["## What is still smooth", still_smooth(report)]
-    if report.config_changes:
-        parts += ["## Config", bullets(report.config_changes)]
-    return "\n\n".join(parts) + "\n"
-
-
 def how_far(report: ConversionReport) -> str:
     """What matters first: how far the network is from the original, on the second set if there is one."""
     measured = evaluations(report)
@@ -299,7 +271,7 @@ def how_far(report: ConversionReport) -> str:
     parts.append(f"{change.in_words} from the original")
     if change.kl is not None:
         parts.append(f"{percent(change.agreement)} of the predictions the same")
-    return f"On the {title} ({_size(evaluation)}): {'; '.join(parts)}."
+    return f"On the {title} ({predictions_counted(evaluation)}): {'; '.join(parts)}."
 
 
 def what_was_done(report: ConversionReport) -> str:
@@ -371,23 +343,6 @@ def choices_in_words(layers: tuple[LayerRefit, ...]) -> str:
     return f"Of {len(layers)} linear map{'' if len(layers) == 1 else 's'} behind them, {listed}"
 
 
-def whole_network(report: ConversionReport) -> str:
-    """Both evaluations with their tables, and why one is missing."""
-    parts = []
-    if report.held_out is None:
-        parts.append("No inputs were held out: that takes at least 64 rows of two inputs.")
-    for title, evaluation in evaluations(report):
-        parts += [f"**On the {title}**: {_size(evaluation)}.", net_table(evaluation)]
-        if evaluation.refitted.relative_errors:
-            parts.append(output_table(evaluation))
-    if report.evaluation is None:
-        parts.append(
-            "No second set was given. Held-out inputs come from the data that was fitted on, and cannot show that this "
-            "is unlike the inputs that the network will meet."
-        )
-    return "\n\n".join([*parts, NET_NOTE] if evaluations(report) else parts)
-
-
 def evaluations(report: ConversionReport) -> list[tuple[str, Evaluation]]:
     """[(on what, evaluation)] of those that were made."""
     both = ((HELD_OUT, report.held_out), (SECOND_SET, report.evaluation))
@@ -402,7 +357,7 @@ def rest_of_the_gap(report: ConversionReport) -> tuple[str, ...]:
     measured = [(layer.returns, layer) for layer in report.layers if layer.returns is not None]
     measured.sort(key=lambda entry: -entry[0])
     largest = [
-        f"{_names(layer.layers)} {significant(returns)}" for returns, layer in measured[:_MOST_NAMED] if returns > 0
+        f"{quoted(layer.layers)} {significant(returns)}" for returns, layer in measured[:_MOST_NAMED] if returns > 0
     ]
     if len(measured) > 1 and largest:
         lines.append(
@@ -416,16 +371,6 @@ def rest_of_the_gap(report: ConversionReport) -> tuple[str, ...]:
             f"{gain}."
         )
     return tuple(lines)
-
-
-def still_smooth(report: ConversionReport) -> str:
-    """What the ReLU network still computes smoothly."""
-    return bullets(report.smooth_calls) if report.smooth_calls else "No gate on the path of the inputs is smooth."
-
-
-def bullets(lines: tuple[str, ...]) -> str:
-    """A Markdown list."""
-    return "\n".join(f"- {' '.join(line.split())}" for line in lines)
 
 
 def summarize(report: ConversionReport) -> str:
@@ -455,62 +400,17 @@ def _in_one_line(title: str, evaluation: Evaluation) -> str:
     for name, value in evaluation.original_metrics.items():
         swapped, fitted = (score(name, change.metrics.get(name)) for change in (direct, refitted))
         parts.append(f"{name} {swapped} → {fitted}, {score(name, value)} as it was")
-    return f"{title} ({_size(evaluation)}), direct swap → refitted: {'; '.join(parts)}"
+    return f"{title} ({predictions_counted(evaluation)}), direct swap → refitted: {'; '.join(parts)}"
 
 
-def _size(evaluation: Evaluation) -> str:
+def predictions_counted(evaluation: Evaluation) -> str:
+    """On how many predictions it was measured, in words."""
     rows = _count(evaluation.rows, "prediction")
     return rows if evaluation.rows == evaluation.units else f"{rows} on {_count(evaluation.units, 'input')}"
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def net_table(evaluation: Evaluation) -> str:
-    """Original, direct swap and refitted network on the same rows, a line each."""
-    metrics = list(evaluation.original_metrics)
-    header = ("network", "KL to the original (nats)", "same prediction", "largest logit change", "relative error")
-    original = ("original", "0", "100 %", "0", "0", *_scores(evaluation.original_metrics, metrics))
-    rows = [
-        original,
-        *(
-            (name, *_change(change), *_scores(change.metrics, metrics))
-            for name, change in (("direct swap", evaluation.direct), ("refitted", evaluation.refitted))
-        ),
-    ]
-    return markdown_table((*header, *metrics), rows, text_columns=1)
-
-
-def output_table(evaluation: Evaluation) -> str:
-    """The relative error of every output that counts, where there are several."""
-    direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
-    rows = [(f"`{name}`", significant(direct[name]), significant(refitted[name])) for name in refitted]
-    return markdown_table(("output", "relative error, direct swap", "refitted"), rows, text_columns=1)
-
-
-def layer_table(layers: Sequence[LayerRefit]) -> str:
-    """What was chosen for each linear map, and its error on rows that were not fitted, in forward order."""
-    header = ["layer", "choice", "α", "error, weights kept", "error, as chosen", "returns", "features", "rows", "note"]
-    rows = []
-    for layer in layers:
-        errors = (significant(layer.error_before), significant(layer.error_after), significant(layer.returns))
-        strength = NONE if layer.strength is None else f"{layer.strength:g}"
-        counts = (f"{layer.width:,}", f"{layer.rows:,}")
-        rows.append([_names(layer.layers), layer.choice, strength, *errors, *counts, layer.note or ""])
-    empty = {"returns": all(layer.returns is None for layer in layers), "note": not any(layer.note for layer in layers)}
-    for place in [header.index(column) for column, is_empty in empty.items() if is_empty][::-1]:
-        for row in (header, *rows):
-            del row[place]
-    return markdown_table(header, rows, text_columns=2)
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int) -> str:
-    """A table whose first columns are words; the others are numbers, on the right."""
-    lines = [f"| {' | '.join(header)} |"]
-    lines.append("|" + "".join(" --- |" if i < text_columns else " ---: |" for i in range(len(header))))
-    lines += [f"| {' | '.join(map(escaped, row))} |" for row in rows]
-    return "\n".join(lines)
 
 
 def score(metric: str, value: float | None) -> str:
@@ -528,23 +428,6 @@ def percent(fraction: float) -> str:
     return "100 %" if fraction == 1 else f"{min(fraction, 0.9999):.2%}".replace("%", " %")
 
 
-def escaped(text: str) -> str:
-    """`text` in a cell: on one line, without what would end the cell."""
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _change(change: NetChange) -> tuple[str, str, str, str]:
-    return (
-        significant(change.kl),
-        NONE if change.kl is None else percent(change.agreement),  # no logits, no choice between classes
-        significant(change.max_logit_change),
-        significant(change.relative_error),
-    )
-
-
-def _scores(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
-    return [score(name, metrics.get(name)) for name in names]
-
-
-def _names(names: Sequence[str]) -> str:
+def quoted(names: Sequence[str]) -> str:
+    """Names as code, with commas."""
     return ", ".join(f"`{name}`" for name in names)

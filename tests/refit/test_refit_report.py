@@ -7,12 +7,12 @@ import re
 import pytest
 from report_by_hand import LAYERS, REPORT, SECOND, SMALL
 
+from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.report import (
     ConversionReport,
     StepTaken,
     choices_in_words,
     percent,
-    render_markdown,
     summarize,
 )
 

@@ -22,19 +22,15 @@ from hf_lgelu.export.hub.card_text import (
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.export.hub.push import CARD_FILE
 from hf_lgelu.models.whole_file import whole_file
+from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network
 from hf_lgelu.refit.report import (
-    LAYER_NOTE,
     ConversionReport,
     Provenance,
-    bullets,
     evaluations,
     gates_in_words,
     how_far,
-    layer_table,
     score,
-    still_smooth,
     what_was_done,
-    whole_network,
 )
 
 _LONGEST_HEADER = 65536  # characters
