@@ -55,6 +55,11 @@ class LayerRefit:
     note: str | None = None
     returns: float | None = None
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "LayerRefit":
+        """The reverse of `dataclasses.asdict`, of values that went through JSON too."""
+        return cls(**{**values, "layers": tuple(values["layers"]), "sites": tuple(values["sites"])})
+
 
 @dataclass(frozen=True)
 class NetChange:
@@ -215,10 +220,7 @@ class ConversionReport:
                 parts = {name: NetChange(**own[key][name]) for name in ("direct", "refitted")}
                 own[key] = Evaluation(**{**own[key], **parts})
         own["steps"] = tuple(StepTaken(**step) for step in own["steps"])
-        own["layers"] = tuple(
-            LayerRefit(**{**layer, "layers": tuple(layer["layers"]), "sites": tuple(layer["sites"])})
-            for layer in own["layers"]
-        )
+        own["layers"] = tuple(map(LayerRefit.from_dict, own["layers"]))
         return cls(**own)
 
 

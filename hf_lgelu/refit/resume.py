@@ -9,14 +9,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hf_lgelu.models.config_keys import pretrained_roots
@@ -138,26 +139,27 @@ class RungWork:
         ]
         self._known = now
         if PartialState().is_main_process:
-            tensors = {name: now[name][0].detach().cpu() for name in changed}
-            state = {"tensors": tensors, "layer": None if layer is None else asdict(layer)}
-            _written(self._file(index), lambda file: torch.save(state, file))
+            tensors = {name: now[name][0].detach().cpu().clone().contiguous() for name in changed}
+            told = {"layer": json.dumps(None if layer is None else asdict(layer))}
+            _written(self._file(index), lambda file: save_file(tensors, file, told))
 
     @torch.no_grad()
     def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
         """Write what a layer that is done had changed. Changes `converted` in place."""
         try:
-            state = torch.load(self._file(index), weights_only=True)
-        except (RuntimeError, UnpicklingError, EOFError) as error:
+            with safe_open(self._file(index), "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+                layer = json.loads(file.metadata()["layer"])
+        except SafetensorError as error:
             raise ValueError(f"checkpoint_dir: {self._file(index)} is damaged; delete it and try again") from error
         held = _tensors(converted)
-        for name, tensor in state["tensors"].items():
+        for name, tensor in tensors.items():
             held[name].copy_(tensor)
         self._known = _versions(converted)
-        layer = state["layer"]
-        return None if layer is None else LayerRefit(**{field.name: layer[field.name] for field in fields(LayerRefit)})
+        return None if layer is None else LayerRefit.from_dict(layer)
 
     def _file(self, index: int) -> Path:
-        return Path(self._folder or "", f"{self._effort}-{index:05d}.pt")
+        return Path(self._folder or "", f"{self._effort}-{index:05d}.safetensors")
 
 
 def _written(path: Path, write: Any) -> None:

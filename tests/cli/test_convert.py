@@ -118,7 +118,7 @@ def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, c
     monkeypatch.setattr(module, "_write", full)
     assert call(*words, "--disable_tqdm")[0] == 1
     done = sorted(path.name for path in (tmp_path / ".relu.conversion").iterdir())
-    assert done == ["conversion.json", "lock", "refit-00000.pt", "refit-00001.pt"]
+    assert done == ["conversion.json", "lock", "refit-00000.safetensors", "refit-00001.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == [".relu.conversion"]
     status, _, errors = call(*words, "--disable_tqdm", "--target", "relu6")
     assert status == 1

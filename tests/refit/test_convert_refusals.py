@@ -172,7 +172,7 @@ def test_fewer_than_16_distinct_rows():
 def test_arguments_of_another_kind():
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got str; load a checkpoint first"):
         convert_to_relu("gpt2", rows())
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number, at least 1, got 0"):
         convert_to_relu(BY_NAME["mlp"].model(), rows(), batch_size=0)
 
 

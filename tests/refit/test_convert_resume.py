@@ -37,7 +37,7 @@ def net(seed=0):
 def test_another_conversions_folder_is_refused(tmp_path):
     model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
     first = convert_to_relu(model, rows, checkpoint_dir=folder)
-    assert {path.name for path in folder.iterdir()} >= {"conversion.json", "refit-00000.pt"}
+    assert {path.name for path in folder.iterdir()} >= {"conversion.json", "refit-00000.safetensors"}
     again = convert_to_relu(model, rows.flip(0), checkpoint_dir=folder, effort="place", max_kl=None)
     assert again.report.steps[0].distance == first.report.steps[0].distance  # the same rows, and a rung more
     for other, data, options in (
@@ -48,8 +48,8 @@ def test_another_conversions_folder_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match="another model, on other inputs or with other arguments"):
             convert_to_relu(other, data, checkpoint_dir=folder, **options)
-    (folder / "refit-00000.pt").write_bytes((folder / "refit-00000.pt").read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"refit-00000.pt is damaged; delete it"):
+    (folder / "refit-00000.safetensors").write_bytes((folder / "refit-00000.safetensors").read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"refit-00000.safetensors is damaged; delete it"):
         convert_to_relu(model, rows, checkpoint_dir=folder)
     lock = hold(folder / "lock")
     with pytest.raises(BlockingIOError, match="another process works in"):
