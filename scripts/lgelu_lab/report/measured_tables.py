@@ -313,6 +313,8 @@ def _settings(seeds: Sequence[Any], notes: Notes) -> str:
     def setting(value: Any) -> str:
         if isinstance(value, list):
             return listed([setting(entry) for entry in value]) or "of the benchmark"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
         return NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
     return either(

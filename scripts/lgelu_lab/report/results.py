@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from lgelu_lab.measurements.records import MeasurementRecord
 from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, plain, style
 from lgelu_lab.report.frames import ReportData, evaluations, of_label, of_measurement, rows_by, seed_count
 from lgelu_lab.report.markup import Cell, Column, Row, TableSpec
@@ -45,7 +46,8 @@ def results_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
     """
     real = of_measurement(data, "real").get(benchmark)
     if real is not None:
-        return _real_results(real)
+        (first, *_) = _real_records(data, benchmark)
+        return _real_results(real, first.settings.get("evaluation_units"))
     runs = evaluations(data, "last")
     runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)].assign(
         before=lambda frame: frame["last_score"]
@@ -75,10 +77,14 @@ def _converted(data: ReportData, benchmark: str) -> pd.DataFrame:
     return refits[rows,].rename(columns={"score": "value", "original_score": "before", "samples": "eval_samples"})
 
 
-def _real_results(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def _real_records(data: ReportData, benchmark: str) -> list[MeasurementRecord]:
+    return [record for record in data.measurements if (record.measurement, record.benchmark) == ("real", benchmark)]
+
+
+def _real_results(frame: pd.DataFrame, samples: int | None) -> dict[str, pd.DataFrame]:
     """The same of a network that nobody here trained: as it is, swapped, converted with the most units and effort."""
     frame = frame[(frame["precision"] == "float32") & (frame["steps"] == 0)]
-    frame = frame.rename(columns={"score": "value"}).assign(eval_samples=None)
+    frame = frame.rename(columns={"score": "value"}).assign(eval_samples=samples)
     original = frame[frame["method"] == "original"]
     frame = frame.merge(original[["seed", "value"]].rename(columns={"value": "before"}), on="seed")
     converted = frame[(frame["method"] == "converted") & frame["value"].notna()]
@@ -160,6 +166,14 @@ def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
             others.append(f"{name} {score}")
     if others:
         yield f"{_OTHER_NETWORKS} Converted from GELU networks of the same recipe that score, smooth: {listed(others)}."
+    for name in of_measurement(data, "real"):
+        record, ways = _real_records(data, name)[0], results_of(data, name)
+        told, judged = record.models[name], record.settings.get("evaluation_units")
+        how = "".join(
+            f"; converted with {row.units:,.0f} units, effort {row.effort}, {row.width:g} times as wide"
+            for row in ways[CONVERTED][:1].itertuples()
+        )
+        yield f"{name}: {told['run']} ({told['licence']}), trained elsewhere; judged on {judged} units{how}."
     if _is_beside_paper(data):
         yield f"Paper: {data.paper.citation}, at its best epochs; ours are of the last epoch."
 
@@ -230,8 +244,7 @@ _HERO_WAYS = {
 
 def draw_path(data: ReportData) -> "tuple[Figure, str, str] | None":
     """A panel per benchmark of HERO that is there: a bar per way, from the smooth network's line to its score."""
-    elsewhere = [HeroPanel(name, name) for name in of_measurement(data, "real")][:2]
-    found = {panel: results_of(data, panel.benchmark) for panel in (*HERO, *elsewhere)}
+    found = {panel: results_of(data, panel.benchmark) for panel in HERO}
     found = {panel: ways for panel, ways in found.items() if len(ways[SMOOTH])}
     if not found:
         return None

@@ -99,6 +99,9 @@ def test_networks_from_elsewhere_stand_below_those_trained_here(record_of, measu
     assert own[0] == "mlp-adult [a]"
     assert other[:4] == ["encoder, same_neighbour", "1.0000", "0.2500", "0.7500"]
     assert set(other[4:]) == {"–"}
+    notes = table_of("results", [record_of()], records).notes
+    told = "encoder: pkg==1 (mit), trained elsewhere; judged on {} units; converted with 256 units, effort place, 1.25 "
+    assert any(note.startswith(told.format(records[0].settings.get("evaluation_units"))) for note in notes)
     table = table_of("real", [record_of()], records)
     assert [row[:3] for row in table.texts] == [
         ["encoder", "original", "–"],
@@ -111,7 +114,7 @@ def test_networks_from_elsewhere_stand_below_those_trained_here(record_of, measu
     assert by_heading["Mean cosine"] == "0.9800"
     assert table.notes == ("Refused, encoder: “too few”.",)
     (drawing,) = drawings_of("path", [record_of()], records)
-    assert [axis.get_title(loc="left") for axis in drawing.figure.axes] == ["MLP on Adult", "encoder"]
+    assert [axis.get_title(loc="left") for axis in drawing.figure.axes] == ["MLP on Adult"]
     assert len(drawings_of("glance", [record_of()], records)) == 1
 
 
