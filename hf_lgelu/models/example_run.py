@@ -79,9 +79,12 @@ def same_randomness() -> Iterator[None]:
 
 @contextmanager
 def forward_hooks(
-    modules: Sequence[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], None]
+    modules: Sequence[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]
 ) -> Iterator[None]:
-    """Call `hook(module, positional arguments, output)` after each forward of `modules`, while inside."""
+    """Call `hook(module, positional arguments, output)` after each forward of `modules`, while inside.
+
+    What it returns, unless that is None, takes the output's place.
+    """
     handles = [module.register_forward_hook(hook) for module in modules]
     try:
         yield

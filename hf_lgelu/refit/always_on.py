@@ -23,11 +23,10 @@ from hf_lgelu.refit.placement import (
     Basis,
     GateUnit,
     Placement,
+    PlacementWriter,
     find_gate_units,
     fit_placement,
-    gates_behind,
     gather_placements,
-    write_placement,
 )
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.widen import Block, find_blocks, oriented
@@ -115,11 +114,8 @@ def write_always_on(
         converted.get_parameter(down.bias).sub_((down_columns @ offsets).to(bias.dtype))
 
 
-class Preparation:
-    """What is written into the converted network beside the refits: kinks and slopes, and units that are always on.
-
-    A gate's map that is itself refitted gets its slopes and kinks when that is done, all others at the start.
-    """
+class Preparation(PlacementWriter):
+    """What is written into the converted network beside the refits: kinks and slopes, and units that are always on."""
 
     def __init__(
         self, original: nn.Module, sites: Sequence[ActivationSite], folds: Folds, program: Program, found: Layers,
@@ -132,27 +128,17 @@ class Preparation:
         inputs = gather_inputs(original, blocks, folds)
         self._extra, self._inputs = extra, inputs
         self._blocks = {block.unit.site: block for block in blocks}
-        self._units = {unit.site: unit for unit in units}
-        self.placements = {
+        placements = {
             unit.site: fit_placement(sums[unit.site], _basis(unit, unit.site in self._blocks)) for unit in units
         }
-        self._waiting = dict(gates_behind(found.layers, self._units))
+        super().__init__({unit.site: unit for unit in units}, placements, found.layers)
 
-    def begin(self, converted: nn.Module) -> None:
-        """Write what waits for no refit."""
-        self._write(converted, self._units.keys() - set().union(*self._waiting.values()))
-
-    def behind_layer(self, converted: nn.Module, index: int) -> None:
-        """Write what waited for the refit of a layer."""
-        self._write(converted, self._waiting.get(index, set()))
-
-    def _write(self, converted: nn.Module, due: set[int]) -> None:
-        for site in sorted(due):
-            placement = self.placements[site]
-            if site in self._blocks:
-                block = self._blocks[site]
-                write_always_on(converted, block, placement, self._inputs[site], block.width - self._extra, self._extra)
-            write_placement(converted, self._units[site], placement)
+    def _place(self, converted: nn.Module, site: int) -> None:
+        if site in self._blocks:
+            block, inputs = self._blocks[site], self._inputs[site]
+            placed = block.width - self._extra
+            write_always_on(converted, block, self._placements[site], inputs, placed, self._extra)
+        super()._place(converted, site)
 
 
 def _basis(unit: GateUnit, has_room: bool) -> Basis:

@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from hf_lgelu.models.example_run import forward_hooks
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
 from hf_lgelu.refit.folds import FoldBatch, Folds
@@ -92,12 +93,12 @@ def returned_by_layer(
         given: dict[str, list[Any]] = {name: [] for name in names}
         with ExitStack() as hooks:
             for name in names:
-                _hook(hooks, original.get_submodule(name), _recorder(given[name]))
+                hooks.enter_context(forward_hooks([original.get_submodule(name)], _recorder(given[name])))
             reference = compared_outputs(original, batch.inputs, outputs)
         for sums, layer in zip(found, [(), *layers], strict=True):
             with ExitStack() as hooks:
                 for name in layer:
-                    _hook(hooks, converted.get_submodule(name), _player(iter(given[name])))
+                    hooks.enter_context(forward_hooks([converted.get_submodule(name)], _player(iter(given[name]))))
                 changed = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs))
             new = batch_sums([reference.tensors, reference.tensors, changed.tensors], batch, original)
             if new["rows"]:
@@ -109,10 +110,6 @@ def returned_by_layer(
         return None
     whole, *alone = [evaluation_of(functools.reduce(add_sums, sums)).refitted.distance for sums in found]
     return [whole - distance for distance in alone]
-
-
-def _hook(hooks: ExitStack, module: nn.Module, hook: Any) -> None:
-    hooks.callback(module.register_forward_hook(hook).remove)
 
 
 def _recorder(into: list[Any]) -> Any:

@@ -145,6 +145,35 @@ def gates_behind(layers: Sequence[Layer], units: Mapping[int, GateUnit]) -> Iter
             yield index, sites
 
 
+class PlacementWriter:
+    """The step that writes kinks and slopes into the converted network beside its refits.
+
+    A gate's map that is itself refitted gets its slopes and kinks when that is done, all others at the start.
+    """
+
+    def __init__(
+        self, units: Mapping[int, GateUnit], placements: "Mapping[int, Placement]", layers: Sequence[Layer]
+    ) -> None:
+        """`units` and their `placements` by site; `layers` are those that are refitted."""
+        self._units, self._placements = units, placements
+        self._waiting = dict(gates_behind(layers, units))
+
+    def begin(self, converted: nn.Module) -> None:
+        """Write what waits for no refit."""
+        self._write(converted, self._units.keys() - set().union(*self._waiting.values()))
+
+    def behind_layer(self, converted: nn.Module, index: int) -> None:
+        """Write what waited for the refit of a layer."""
+        self._write(converted, self._waiting.get(index, set()))
+
+    def _write(self, converted: nn.Module, due: set[int]) -> None:
+        for site in sorted(due):
+            self._place(converted, site)
+
+    def _place(self, converted: nn.Module, site: int) -> None:
+        write_placement(converted, self._units[site], self._placements[site])
+
+
 @dataclass(eq=False)
 class PlacementSums:
     """Sums per channel and bin of z, from which every kink at an edge of a bin is fitted exactly; float64.

@@ -19,7 +19,7 @@ from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.layers import Layers
-from hf_lgelu.refit.placement import GateUnit, Placement, find_gate_units, gate_rows, gates_behind, write_placement
+from hf_lgelu.refit.placement import GateUnit, Placement, PlacementWriter, find_gate_units, gate_rows
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
@@ -27,7 +27,7 @@ ROWS = 1024
 """Rows, about, that quantiles are read from: 0.9 of them is off by less than 0.01."""
 
 
-class Thinning:
+class Thinning(PlacementWriter):
     """The step of `zeros=`: a kink for each channel in the place of those that are nearest to the smooth gate."""
 
     def __init__(
@@ -42,25 +42,13 @@ class Thinning:
                 f"zeros={share:g}: a kink takes a bias before the gate that feeds nothing else, and there is none at "
                 f"{', '.join(missing[:4])}{' and so on' if len(missing) > 4 else ''}"
             )
-        self._units = units
-        self._kinks = _quantiles(original, sites, list(units.values()), folds, share)
-        self._waiting = dict(gates_behind(found.layers, units))
+        kinks = _quantiles(original, sites, list(units.values()), folds, share)
+        super().__init__(units, {site: _kink_alone(kink) for site, kink in kinks.items()}, found.layers)
 
-    def begin(self, converted: nn.Module) -> None:
-        """Write what waits for no refit."""
-        self._write(converted, self._units.keys() - set().union(*self._waiting.values()))
 
-    def behind_layer(self, converted: nn.Module, index: int) -> None:
-        """Write what waited for the refit of a layer."""
-        self._write(converted, self._waiting.get(index, set()))
-
-    def _write(self, converted: nn.Module, due: set[int]) -> None:
-        for site in sorted(due):
-            kink = self._kinks[site]
-            nothing = torch.zeros_like(kink)
-            write_placement(
-                converted, self._units[site], Placement(torch.ones_like(kink), kink, nothing, nothing, nothing)
-            )
+def _kink_alone(kink: Tensor) -> Placement:
+    nothing = torch.zeros_like(kink)
+    return Placement(torch.ones_like(kink), kink, nothing, nothing, nothing)
 
 
 @torch.no_grad()
