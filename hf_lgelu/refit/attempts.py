@@ -198,6 +198,7 @@ class Attempts:
                 self._outputs,
                 names=best.moved,
                 max_seconds=None if self._ends == math.inf else max(1e-9, self._ends - time.perf_counter()),
+                work=work,
             )
             if time.perf_counter() < self._ends:  # else the time ran out, and another call may have more
                 work.save(0, converted, None)

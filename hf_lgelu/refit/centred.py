@@ -5,7 +5,7 @@ it is, however far from zero the features are; those of units that are always on
 steps on plain W would mostly be steps on the constant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,19 @@ class CentredAdam:
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self._adam.zero_grad()
+
+    def state(self) -> dict[str, Tensor]:
+        """What steps have left behind, by names."""
+        kept = self._adam.state_dict()["state"]
+        return {f"{number}.{what}": value for number, one in kept.items() for what, value in one.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state` of the same groups."""
+        kept: dict[int, dict[str, Tensor]] = {}
+        for name, value in state.items():
+            number, _, what = name.partition(".")
+            kept.setdefault(int(number), {})[what] = value
+        self._adam.load_state_dict({**self._adam.state_dict(), "state": kept})
 
     @torch.no_grad()
     def step(self, share: float) -> None:

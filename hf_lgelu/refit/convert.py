@@ -133,9 +133,10 @@ def convert_to_relu(
             several processes the main one's value counts.
         max_seconds: rungs above the first end after so long, and none is begun that takes longer than what is left;
             what was reached by then is the result.
-        checkpoint_dir: a folder for what is done layer by layer. A conversion that was killed, called again with the
-            same model, data and arguments, goes on from there, to the same result; the folder of another one is
-            refused. Delete it when the model is saved. `effort`, `tolerance`, `metric` and the bounds may differ.
+        checkpoint_dir: a folder for what is done layer by layer, and of "distill" for its last steps (not with
+            `max_seconds`). A conversion that was killed, called again with the same model, data and arguments, goes on
+            from there, to the same result; the folder of another one is refused. Delete it when the model is saved.
+            `effort`, `tolerance`, `metric` and the bounds may differ.
         allow_unrefitted: where a map behind a gate cannot be refitted (shared or tied weights, no linear map), exchange
             the gate all the same and say so in the report.
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.

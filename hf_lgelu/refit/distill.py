@@ -7,10 +7,12 @@ kept is the best state seen on inputs that no step saw, the first one among them
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,7 @@ from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.compare import classes_last, compared_outputs, in_order_of
 from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.resume import RungWork, Steps
 
 STEPS = 200
 _RATES = (0.003, 0.02)  # of a parameter's mean absolute value, at the most; falls to zero as a cosine
@@ -43,6 +46,7 @@ def distill(
     names: Sequence[str],
     steps: int = STEPS,
     max_seconds: float | None = None,
+    work: RungWork | None = None,
 ) -> tuple[float, float]:
     """Adam on some parameters of `converted`. Changes `model` in place: `converted`, where that brings it nearer.
 
@@ -56,69 +60,151 @@ def distill(
         names: the parameters that are moved.
         steps: of one batch each; three times as many where the first few take a tenth of the loss away.
         max_seconds: stop earlier.
+        work: where steps that are not done are kept, and taken up. With `max_seconds` none are kept: how fast the rate
+            falls then hangs on the clock, and another call would not take the same ones.
 
     Returns:
         (mean loss on the held-out part before, the least one seen).
     """
     started = time.perf_counter()
-    parameters = [converted.get_parameter(name) for name in names]
-    wanted = {id(parameter): parameter.requires_grad for parameter in converted.parameters()}
-    for parameter in converted.parameters():
+
+    def time_share() -> float:
+        return 0.0 if max_seconds is None else (time.perf_counter() - started) / max_seconds
+
+    with _learning(converted, names) as parameters:
+        run = _Distillation(original, converted, folds, outputs, parameters, time_share)
+        if work is not None:
+            run.keep_in(work, new_ones=max_seconds is None)
+        best = run.start
+        try:
+            best = run.nearest(steps)
+        finally:
+            _put(list(parameters.values()), best.values)
+    return run.start.loss, best.loss
+
+
+@contextmanager
+def _learning(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """The parameters of these names, which alone need gradients inside; none has one behind."""
+    wanted = {id(parameter): parameter.requires_grad for parameter in model.parameters()}
+    for parameter in model.parameters():
         parameter.requires_grad_(False)
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    # Nothing is traced here: each batch is padded to its own longest.
-    batches = [replace(batch, lengths=batch.units.longest(batch.numbers)) for fold in folds.folds for batch in fold]
-    watched = [batch.load() for batch in folds.held_out[:_MOST_WATCHED]]
+    try:
+        yield {name: model.get_parameter(name).requires_grad_(True) for name in names}
+    finally:
+        for parameter in model.parameters():
+            parameter.grad = None
+            parameter.requires_grad_(wanted[id(parameter)])
 
-    def look() -> float:
-        with torch.no_grad():
-            losses = [output_loss(original, converted, batch, outputs) * len(batch) for batch in watched]
-        return float(sum(losses)) / sum(map(len, watched))
 
-    first = look()
-    start = [parameter.detach().clone() for parameter in parameters]
-    centred = centred_maps(converted, set(names), batches[0].load())
+class _Seen(NamedTuple):
+    """A state of the parameters, and the loss there on the inputs watched."""
 
-    def move(rate: float, steps: int, looks: int) -> tuple[float, list[Tensor]]:
-        """(the least loss seen from the start on, the parameters there)."""
-        least, best = first, start
-        _put(parameters, start)
-        order: list[int] = []
-        generator = torch.Generator().manual_seed(0)
-        sizes = [max(parameter.detach().abs().mean().item(), 1e-3) for parameter in parameters]
-        groups = [{"params": [one], "lr": rate * size} for one, size in zip(parameters, sizes, strict=True)]
-        optimizer = CentredAdam(groups, centred)
-        for step in range(steps):
-            share = 0.0 if max_seconds is None else (time.perf_counter() - started) / max_seconds
+    loss: float
+    values: list[Tensor]
+
+
+class _Distillation:
+    """Descents of some parameters from where they are, one for each rate that is tried, and a long one."""
+
+    def __init__(
+        self,
+        original: nn.Module,
+        converted: nn.Module,
+        folds: Folds,
+        outputs: Sequence[str] | None,
+        parameters: Mapping[str, Tensor],
+        time_share: Callable[[], float],
+    ) -> None:
+        """`time_share` tells how much of the time there is has gone by; the descents end at 1."""
+        self._loss = partial(output_loss, original, converted, outputs=outputs)
+        # Nothing is traced here: each batch is padded to its own longest.
+        self._batches = [
+            replace(batch, lengths=batch.units.longest(batch.numbers)) for fold in folds.folds for batch in fold
+        ]
+        self._watched = [batch.load() for batch in folds.held_out[:_MOST_WATCHED]]
+        self._parameters = list(parameters.values())
+        self._centred = centred_maps(converted, parameters.keys(), self._batches[0].load())
+        self._time_share = time_share
+        self._work, self._keeps_new = RungWork(), False
+        self._kept: Steps | None = None
+        self.start = _Seen(self._look(), self._values())
+
+    def keep_in(self, work: RungWork, new_ones: bool) -> None:
+        """Take up the steps of a folder; keep `new_ones` there."""
+        self._work, self._keeps_new = work, new_ones
+        self._kept = work.kept_steps()
+
+    def nearest(self, steps: int) -> _Seen:
+        """The best state seen at the better rate."""
+        tried: list[float] = [] if self._kept is None else list(self._kept.told["tried"])
+        for rate in _RATES[len(tried) :]:
+            tried.append(self._descent(rate, min(_TRIAL, steps), 1, tried).loss)
+        longer = _LONGER if min(tried) < _FAR_FROM_DONE * self.start.loss else 1
+        return self._descent(_RATES[tried.index(min(tried))], longer * steps, _LOOKS, tried)
+
+    def _descent(self, rate: float, steps: int, looks: int, tried: Sequence[float]) -> _Seen:
+        """The best state seen from the start on; `tried` is what the descents before came to."""
+        _put(self._parameters, self.start.values)
+        optimizer = self._optimizer(rate)
+        done, best = self._taken_up(optimizer)
+        for step, number in enumerate(islice(_order(len(self._batches)), done, steps), done):
+            share = self._time_share()
             if share >= 1:
                 break
             progress = max(step / steps, share)
-            order = order or torch.randperm(len(batches), generator=generator).tolist()
-            with torch.enable_grad():
-                loss = output_loss(original, converted, batches[order.pop()].load(), outputs)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step(min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress)))
-            if (step + 1) % max(1, steps // looks) == 0:
-                now = look()
-                if now < least:
-                    least, best = now, [parameter.detach().clone() for parameter in parameters]
-        return least, best
+            self._step(optimizer, number, min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress)))
+            if (step + 1) % max(1, steps // looks) == 0 and (now := self._look()) < best.loss:
+                best = _Seen(now, self._values())
+            if self._keeps_new:
+                told = {"tried": tried, "step": step + 1, "loss": best.loss}
+                self._work.keep_steps(partial(self._state, optimizer, best), told)
+        return best
 
-    least, best = first, start
-    try:
-        tried = {rate: move(rate, min(_TRIAL, steps), 1)[0] for rate in _RATES}
-        rate = min(tried, key=tried.__getitem__)
-        longer = _LONGER if tried[rate] < _FAR_FROM_DONE * first else 1
-        least, best = move(rate, longer * steps, _LOOKS)
-    finally:
-        _put(parameters, best)
-        for parameter in converted.parameters():
-            parameter.grad = None
-            parameter.requires_grad_(wanted[id(parameter)])
-    return first, least
+    def _optimizer(self, rate: float) -> CentredAdam:
+        sizes = [max(parameter.detach().abs().mean().item(), 1e-3) for parameter in self._parameters]
+        groups = [{"params": [one], "lr": rate * size} for one, size in zip(self._parameters, sizes, strict=True)]
+        return CentredAdam(groups, self._centred)
+
+    def _step(self, optimizer: CentredAdam, number: int, share: float) -> None:
+        with torch.enable_grad():
+            loss = self._loss(self._batches[number].load())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        optimizer.step(share)
+
+    @torch.no_grad()
+    def _look(self) -> float:
+        losses = [self._loss(batch) * len(batch) for batch in self._watched]
+        return float(sum(losses)) / sum(map(len, self._watched))
+
+    def _values(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self._parameters]
+
+    def _state(self, optimizer: CentredAdam, best: _Seen) -> dict[str, Tensor]:
+        numbered = {"moved": self._parameters, "best": best.values}
+        state = {f"{what}.{number}": value for what, values in numbered.items() for number, value in enumerate(values)}
+        return state | {f"adam.{name}": value for name, value in optimizer.state().items()}
+
+    def _taken_up(self, optimizer: CentredAdam) -> tuple[int, _Seen]:
+        """(steps done, the best state seen) of the descent that was broken off, once; else of one that begins."""
+        if self._kept is None:
+            return 0, self.start
+        tensors, told = self._kept
+        self._kept = None
+        moved, best = ([tensors[f"{what}.{number}"] for number in range(len(self._parameters))]
+                       for what in ("moved", "best"))  # fmt: skip
+        _put(self._parameters, moved)
+        optimizer.load({name.removeprefix("adam."): value for name, value in tensors.items() if name[:5] == "adam."})
+        return told["step"], _Seen(told["loss"], best)
+
+
+def _order(count: int) -> Iterator[int]:
+    """Numbers of batches without end, all in every turn: the n-th step's hangs on nothing but n."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield from reversed(torch.randperm(count, generator=generator).tolist())
 
 
 @torch.no_grad()

@@ -2,17 +2,19 @@
 
 After each layer the tensors that the layer changed are written, and its row of the report. What is carried from layer
 to layer is not: with the weights of the layers done it comes out of one pass of both networks, the same to the bit.
+Of a rung that is one long descent its state is written, as often as takes a twentieth of the time.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -28,6 +30,7 @@ from hf_lgelu.version import __version__
 
 _MARK = "conversion.json"
 _LOCK = "lock"
+_TIMES_THE_WRITING = 20  # for so long nothing of a descent is written again
 
 
 def fingerprint(model: nn.Module, folds: Folds, **arguments: Any) -> str:
@@ -56,7 +59,7 @@ class Work:
     def rung(self, effort: str) -> "RungWork":
         """What is done of a rung."""
         rung = RungWork(self._folder, effort)
-        self.is_taken_up |= rung.done > 0
+        self.is_taken_up |= rung.is_begun
         return rung
 
 
@@ -114,15 +117,28 @@ def forget_work(folder: str | os.PathLike) -> None:
         shutil.rmtree(folder)
 
 
+class Steps(NamedTuple):
+    """Where a descent has come to: tensors by name, and what JSON can tell."""
+
+    tensors: Mapping[str, Tensor]
+    told: Mapping[str, Any]
+
+
 class RungWork:
     """The layers of one rung that are done: `done` of them when the rung begins, and each as it is saved."""
 
-    def __init__(self, folder: Path | None, effort: str) -> None:
+    def __init__(self, folder: Path | None = None, effort: str = "") -> None:
         self._folder, self._effort = folder, effort
         self._known: dict[str, tuple[Tensor, int]] = {}
+        self._quiet_until = 0.0
         self.done = 0
         while folder is not None and self._file(self.done).is_file():
             self.done += 1
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether something of the rung is done."""
+        return self.done > 0 or (self._folder is not None and self._steps_file.is_file())
 
     def begin(self, converted: nn.Module) -> None:
         """Take stock of the network before the first layer."""
@@ -139,27 +155,55 @@ class RungWork:
         ]
         self._known = now
         if PartialState().is_main_process:
-            tensors = {name: now[name][0].detach().cpu().clone().contiguous() for name in changed}
-            told = {"layer": json.dumps(None if layer is None else asdict(layer))}
-            _written(self._file(index), lambda file: save_file(tensors, file, told))
+            tensors = {name: now[name][0] for name in changed}
+            _save(self._file(index), tensors, layer=None if layer is None else asdict(layer))
+            self._steps_file.unlink(missing_ok=True)
 
     @torch.no_grad()
     def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
         """Write what a layer that is done had changed. Changes `converted` in place."""
-        try:
-            with safe_open(self._file(index), "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-                layer = json.loads(file.metadata()["layer"])
-        except SafetensorError as error:
-            raise ValueError(f"checkpoint_dir: {self._file(index)} is damaged; delete it and try again") from error
+        tensors, told = _load(self._file(index))
         held = _tensors(converted)
         for name, tensor in tensors.items():
             held[name].copy_(tensor)
         self._known = _versions(converted)
-        return None if layer is None else LayerRefit.from_dict(layer)
+        return None if told["layer"] is None else LayerRefit.from_dict(told["layer"])
+
+    def keep_steps(self, tensors: Callable[[], Mapping[str, Tensor]], told: Mapping[str, Any]) -> None:
+        """Write where a descent has come to in place of what was there, unless that was done only just now."""
+        if self._folder is None or not PartialState().is_main_process or time.perf_counter() < self._quiet_until:
+            return
+        begun = time.perf_counter()
+        _save(self._steps_file, tensors(), **told)
+        ended = time.perf_counter()
+        self._quiet_until = ended + _TIMES_THE_WRITING * (ended - begun)
+
+    def kept_steps(self) -> Steps | None:
+        """Where a descent that was broken off had come to, on the CPU; None where there is none."""
+        if self._folder is None or not self._steps_file.is_file():
+            return None
+        return _load(self._steps_file)
+
+    @property
+    def _steps_file(self) -> Path:
+        return Path(self._folder or "", f"{self._effort}-steps.safetensors")
 
     def _file(self, index: int) -> Path:
         return Path(self._folder or "", f"{self._effort}-{index:05d}.safetensors")
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor], **told: Any) -> None:
+    own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    _written(path, lambda file: save_file(own, file, {name: json.dumps(value) for name, value in told.items()}))
+
+
+def _load(path: Path) -> Steps:
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            return Steps(tensors, {name: json.loads(value) for name, value in file.metadata().items()})
+    except SafetensorError as error:
+        raise ValueError(f"checkpoint_dir: {path} is damaged; delete it and try again") from error
 
 
 def _written(path: Path, write: Any) -> None:

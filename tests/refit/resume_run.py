@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.refit import attempts, resume
+from hf_lgelu.refit import attempts, distill, resume
 
 
 def mlp():
@@ -41,7 +41,7 @@ def images():
 
 
 # name: (network, data, options, when the process is killed, one after the other: at which call of `fit_layer`, or,
-# negative, of `os.replace`, or as `distill` begins)
+# negative, of `os.replace`, or in the midst of what `distill` does)
 CASES = {
     "while-writing": (mlp, rows, {}, (-3,)),
     "ladder": (mlp, rows, {"effort": "distill"}, (9, "distill")),
@@ -75,7 +75,7 @@ def forked(function, *given):
 
 def killed(folder, at, network, data, options, _):
     if at == "distill":
-        counted(attempts, "distill", 1)
+        counted(distill, "output_loss", 100)
     else:
         counted(*((attempts, "fit_layer") if at > 0 else (resume.os, "replace")), abs(at))
     convert_to_relu(network(), data(), checkpoint_dir=folder, **options)

@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.whole_folder import hold
-from hf_lgelu.refit import attempts
+from hf_lgelu.refit import attempts, distill, resume
 from hf_lgelu.refit.ladder import EFFORTS
 from hf_lgelu.refit.resume import forget_work
 
@@ -65,6 +65,45 @@ def test_another_conversions_folder_is_refused(tmp_path):
     forget_work(folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "notes"]
     assert (tmp_path / "notes" / "note.txt").read_text() == "mine"
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_distillation_that_was_killed_goes_on_from_its_last_step(tmp_path, monkeypatch):
+    model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
+    options = {"effort": "distill", "batch_size": 16}
+    steps, killed_at = [], [None]
+
+    class Counted(distill.CentredAdam):
+        def step(self, share):
+            steps.append(share)
+            if len(steps) == killed_at[0]:
+                raise KilledError
+            super().step(share)
+
+    monkeypatch.setattr(distill, "CentredAdam", Counted)
+    monkeypatch.setattr(resume, "_TIMES_THE_WRITING", 0)
+    whole, expected = convert_to_relu(model, rows, **options)
+    assert expected.steps[-1].is_kept
+    in_one_go, steps[:] = list(steps), []
+    assert len(in_one_go) in (16 + 16 + 200, 16 + 16 + 600)
+    taken = []
+    for killed_at[0] in (7, 12, 9, 150):  # in the first trial, in the second, and twice in the long descent
+        with pytest.raises(KilledError):
+            convert_to_relu(model, rows, checkpoint_dir=folder, **options)
+        taken += steps[:-1]
+        steps.clear()
+        assert len(list(folder.glob("distill-*-steps.safetensors"))) == 1
+    with pytest.raises(ValueError, match="another model, on other inputs or with other arguments"):
+        convert_to_relu(net(1), rows, checkpoint_dir=folder, **options)
+    killed_at[0] = None
+    again, report = convert_to_relu(model, rows, checkpoint_dir=folder, **options)
+    assert taken + steps == in_one_go
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert [step.distance for step in report.steps] == [step.distance for step in expected.steps]
+    assert not list(folder.glob("*-steps*"))
 
 
 def test_distillation_of_another_rung_or_for_a_shorter_time_is_not_taken_up(tmp_path, monkeypatch):
