@@ -180,9 +180,9 @@ class Attempts:
             try:
                 return make_room(self._model, program, found.layers, len(sites), self._width_budget)
             except UnsupportedConfigError as error:
-                raise ConversionRefusedError(
-                    f"width_budget={self._width_budget:g}: {error}. Use width_budget=1"
-                ) from error
+                kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in self._keep)
+                ways = "Keep no gate, or use width_budget=1" if self._keep else "Use width_budget=1"
+                raise ConversionRefusedError(f"width_budget={self._width_budget:g}: {error}.{kept} {ways}") from error
 
     def _distilled(self, best: Attempt) -> Attempt:
         converted = copy.deepcopy(best.model)

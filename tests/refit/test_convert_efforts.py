@@ -170,6 +170,13 @@ def test_a_family_without_a_key_for_the_biases_does_without_or_is_refused():
         convert_to_relu(model, inputs, effort="place", width_budget=1.25)
 
 
+def test_wider_blocks_beside_a_kept_gate_are_refused_by_its_name():
+    with pytest.raises(ConversionRefusedError, match=r"no key of GPT2Config") as refusal:
+        convert_to_relu(gpt2(), tokens(), keep=["transformer.h.1.mlp.act"], effort="place", width_budget=1.25)
+    said = "transformer.h.1.mlp.act is kept, so its block stays as wide as it was. Keep no gate, or use width_budget=1"
+    assert said in str(refusal.value)
+
+
 @pytest.mark.parametrize("build", [llama, gpt2])
 def test_units_always_on_and_placed_gates_compute_the_formula(build):
     """With as many units as inputs, a block is W_down(a·ReLU(z - c) + b + d·z)·u to rounding, written by hand."""
