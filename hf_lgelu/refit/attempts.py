@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from accelerate import PartialState
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -29,6 +28,7 @@ from hf_lgelu.refit.ladder import EFFORTS, Effort, OutOfTimeError
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.placement import find_gate_units
+from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import (
@@ -84,12 +84,10 @@ class Attempts:
 
     @property
     def rungs(self) -> list[Effort]:
-        """All that there are inputs and processes for."""
+        """All that there are inputs for."""
         if not self._folds.held_out_units or len(self._folds.folds) == 1 or self._zeros is not None:
             return ["refit"]
-        several = PartialState().num_processes > 1
-        out = (() if self._can_be_placed else ("place",)) + (("blocks", "distill") if several else ())
-        return [effort for effort in EFFORTS if effort not in out]
+        return [effort for effort in EFFORTS if effort != "place" or self._can_be_placed]
 
     def possible(self, efforts: Sequence[Effort], tolerance: float | None) -> Sequence[Effort]:
         """The rungs that there are inputs for. Raises ValueError where that is not what was asked for."""
@@ -116,8 +114,6 @@ class Attempts:
                 f"more than the refit (effort={efforts[-1]!r}) is only done where inputs can be held out for it: give "
                 f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
             )
-        if PartialState().num_processes > 1 and len(efforts) > EFFORTS.index("blocks"):
-            raise ValueError(f"effort={efforts[-1]!r} works in one process; start it without a launcher")
         return efforts
 
     def make(self, effort: Effort, best: Attempt | None) -> Attempt:
@@ -233,7 +229,8 @@ class Reconstruction:
         block = self._carrier.trace.blocks.get(index)
         if block is None:
             return None
-        unseen, *others = [BlockRows.of(parts) for parts in self._carrier.block_rows]
+        none = BlockRows.none(converted, block)  # a process may have no batch of a fold
+        unseen, *others = [BlockRows.of([none, *parts]) for parts in self._carrier.block_rows]
         gate = converted.get_submodule(self._sites[block.unit.site].name)
         done = reconstruct_block(converted, block, gate, BlockRows.of(others), unseen)
         if not done.is_kept:
@@ -268,7 +265,7 @@ def _refit(
         done += [_kept(names[index], (index,), "no output that counts depends on it", names) for index in found.beside]
         with bar:
             for index, layer in enumerate(found.layers):
-                if time.perf_counter() > ends:
+                if ends < math.inf and main_decides(time.perf_counter() > ends):
                     raise OutOfTimeError
                 if index < work.done:
                     done += filter(None, [work.restore(index, converted)])

@@ -3,6 +3,10 @@
 The target is the ridge's: what the original has behind the block, less what reaches the sum beside it. Labels are not
 needed, and memory is that of one block's inputs. What the steps do is kept only where rows that they did not see are
 nearer to the target for it (block-wise reconstruction as in BRECQ, arXiv:2102.05426).
+
+Several processes take every step together, each on those of the rows drawn that it has; gradients and sums are added
+up, so that all get the same maps. Which rows are drawn hangs on who has which: one process alone draws others, just as
+many.
 """
 
 import math
@@ -10,12 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from accelerate import PartialState
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.processes import each_has, mean_of_rows, sum_gradients, summed_numbers
 from hf_lgelu.refit.widen import Block
 
 STEPS = 150
@@ -36,6 +42,14 @@ class BlockRows:
     def of(cls, parts: Sequence["BlockRows"]) -> "BlockRows":
         """All rows of several."""
         return cls(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
+
+    @classmethod
+    def none(cls, model: nn.Module, block: Block) -> "BlockRows":
+        """No row, of a block's sizes."""
+        before, down = block.maps[0], block.maps[-1]
+        inputs, targets = (_wide(model.get_parameter(operation.weight_name).detach()) for operation in (before, down))
+        inputs = inputs if before.output_axis == 0 else inputs.T
+        return cls(inputs[:0], (targets.T if down.output_axis == 0 else targets)[:0])
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,8 @@ class BlockFunction:
         """Adam on all parameters, which now need gradients; each map's inputs are centred at the mean of some rows."""
         inputs = rows.inputs[:_ROWS_AT_ONCE]
         with torch.no_grad():
-            means = [inputs.mean(0)] * (len(self._maps) - 1) + [self.features(inputs).mean(0)]
+            seen = [inputs] * (len(self._maps) - 1) + [self.features(inputs)]
+            means = [mean_of_rows(values.sum(0), len(values)) for values in seen]
         groups = [
             {"params": [value.requires_grad_(True)], "lr": _RATE * max(value.detach().abs().mean().item(), 1e-3)}
             for value in self.parameters.values()
@@ -107,9 +122,9 @@ class BlockFunction:
 
     @torch.no_grad()
     def squared_error(self, rows: BlockRows) -> float:
-        """Σ‖output - target‖²."""
+        """Σ‖output - target‖² over the rows of all processes."""
         parts = zip(rows.inputs.split(_ROWS_AT_ONCE), rows.targets.split(_ROWS_AT_ONCE), strict=True)
-        return sum((self(inputs) - targets).double().square().sum().item() for inputs, targets in parts)
+        return summed_numbers(sum((self(inputs) - targets).double().square().sum().item() for inputs, targets in parts))
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -126,7 +141,7 @@ def reconstruct_block(
 ) -> BlockStep:
     """Adam on a block's maps. Changes `model` in place, where the rows `unseen` are the nearer to their targets for it.
 
-    The same rows and weights give the same result.
+    The same rows and weights give the same result. Of several processes each gives the rows that it has.
     """
     function = BlockFunction(model, block, gate)
     before = function.squared_error(unseen)
@@ -135,14 +150,17 @@ def reconstruct_block(
     parameters = list(function.parameters.values())
     optimizer = function.optimizer(fitted)
     generator = torch.Generator().manual_seed(0)
-    scale = len(unseen.inputs) / before
+    scale = summed_numbers(len(unseen.inputs)) / before
+    counts = each_has(len(fitted.inputs))
+    drawn, first = min(_ROWS_A_STEP, sum(counts)), sum(counts[: PartialState().process_index])
     with torch.enable_grad():
         for step in range(steps):
-            rows = torch.randint(len(fitted.inputs), (min(_ROWS_A_STEP, len(fitted.inputs)),), generator=generator)
-            rows = rows.to(fitted.inputs.device)
-            error = (function(fitted.inputs[rows]) - fitted.targets[rows]).square().sum(-1).mean() * scale
+            rows = torch.randint(sum(counts), (drawn,), generator=generator) - first
+            rows = rows[(rows >= 0) & (rows < len(fitted.inputs))].to(fitted.inputs.device)
+            error = (function(fitted.inputs[rows]) - fitted.targets[rows]).square().sum() / drawn * scale
             optimizer.zero_grad()
             error.backward()
+            sum_gradients(parameters)
             optimizer.step(min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
     for parameter in parameters:
         parameter.requires_grad_(False)
@@ -154,15 +172,15 @@ def reconstruct_block(
 
 @torch.no_grad()
 def block_moments(model: nn.Module, block: Block, gate: nn.Module, folds: Sequence[BlockRows]) -> list[Moments]:
-    """The sums of the ridge behind a block as it is now, one a fold."""
+    """The sums of the ridge behind a block as it is now, one a fold, over the rows of all processes."""
     function = BlockFunction(model, block, gate)
     sums = []
     for rows in folds:
         outputs = rows.targets.shape[-1]
         total = Moments.zeros(1, block.width, outputs, rows.inputs.device)
         parts = zip(rows.inputs.split(_ROWS_AT_ONCE), rows.targets.split(_ROWS_AT_ONCE), strict=True)
-        for inputs, targets in parts:
+        for inputs, targets in filter(lambda part: len(part[0]), parts):
             residuals = targets - function(inputs)
             total.add(function.features(inputs)[:, None], residuals[:, None], targets[:, None])
-        sums.append(total)
+        sums.append(total.reduce_over_processes())
     return sums

@@ -57,10 +57,11 @@ class CentredAdam:
         """One step at `share` of each rate."""
         for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
-        before = [centred.weight.detach().clone() for centred in self._maps]
-        for centred in self._maps:
+        maps = [centred for centred in self._maps if centred.bias.grad is not None]  # no input reached the others
+        before = [centred.weight.detach().clone() for centred in maps]
+        for centred in maps:
             moved = torch.outer(centred.bias.grad, centred.mean)
             centred.weight.grad.sub_(moved.mT if centred.transposed else moved)
         self._adam.step()
-        for centred, old in zip(self._maps, before, strict=True):
+        for centred, old in zip(maps, before, strict=True):
             centred.bias.sub_(centred.constant(centred.weight - old))

@@ -3,6 +3,9 @@
 No labels: the loss is the KL to the original, of outputs that are no class scores the squared error of each column over
 its variance. How large the steps may be differs by orders of magnitude between networks, so a few are tried. What is
 kept is the best state seen on inputs that no step saw, the first one among them.
+
+Several processes take every step together: each runs what it has of the batch that one process would run, and
+gradients, sizes and sums over rows are added up. So all take the same steps, those of one process to rounding.
 """
 
 import math
@@ -15,6 +18,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import PartialState
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
@@ -24,7 +28,8 @@ from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.compare import classes_last, compared_outputs, in_order_of
-from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
 from hf_lgelu.refit.resume import RungWork, Steps
 
 STEPS = 200
@@ -69,7 +74,7 @@ def distill(
     started = time.perf_counter()
 
     def time_share() -> float:
-        return 0.0 if max_seconds is None else (time.perf_counter() - started) / max_seconds
+        return 0.0 if max_seconds is None else main_decides((time.perf_counter() - started) / max_seconds)
 
     with _learning(converted, names) as parameters:
         run = _Distillation(original, converted, folds, outputs, parameters, time_share)
@@ -104,6 +109,28 @@ class _Seen(NamedTuple):
     values: list[Tensor]
 
 
+class _Together(NamedTuple):
+    """This process's part of a batch of so many `units` that all processes run together.
+
+    Where it has none of them it runs another one with weight 0: every process must have a part in the sums.
+    """
+
+    part: FoldBatch
+    weight: float
+    units: int
+
+    @classmethod
+    def of(cls, batch: FoldBatch, folds: Folds) -> "_Together":
+        # Nothing is traced here: each batch is padded to its own longest.
+        padded = replace(batch, lengths=batch.units.longest(batch.numbers))
+        own = padded.share(PartialState().process_index)
+        return cls(folds.some_unit, 0.0, len(batch)) if own is None else cls(own, 1.0, len(batch))
+
+    def load(self) -> Batch:
+        """Inputs."""
+        return self.part.load()
+
+
 class _Distillation:
     """Descents of some parameters from where they are, one for each rate that is tried, and a long one."""
 
@@ -118,13 +145,10 @@ class _Distillation:
     ) -> None:
         """`time_share` tells how much of the time there is has gone by; the descents end at 1."""
         self._loss = partial(output_loss, original, converted, outputs=outputs)
-        # Nothing is traced here: each batch is padded to its own longest.
-        self._batches = [
-            replace(batch, lengths=batch.units.longest(batch.numbers)) for fold in folds.folds for batch in fold
-        ]
-        self._watched = [batch.load() for batch in folds.held_out[:_MOST_WATCHED]]
+        self._batches = [_Together.of(batch, folds) for batch in folds.together]
+        self._watched = [_Together.of(batch, folds) for batch in folds.held_out_together[:_MOST_WATCHED]]
         self._parameters = list(parameters.values())
-        self._centred = centred_maps(converted, parameters.keys(), self._batches[0].load())
+        self._centred = centred_maps(converted, parameters.keys(), self._batches[0].load(), self._batches[0].weight)
         self._time_share = time_share
         self._work, self._keeps_new = RungWork(), False
         self._kept: Steps | None = None
@@ -168,16 +192,17 @@ class _Distillation:
 
     def _step(self, optimizer: CentredAdam, number: int, share: float) -> None:
         with torch.enable_grad():
-            loss = self._loss(self._batches[number].load())
+            loss = self._loss(self._batches[number].load(), weight=self._batches[number].weight)
         optimizer.zero_grad()
         loss.backward()
+        sum_gradients(self._parameters)
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         optimizer.step(share)
 
     @torch.no_grad()
     def _look(self) -> float:
-        losses = [self._loss(batch) * len(batch) for batch in self._watched]
-        return float(sum(losses)) / sum(map(len, self._watched))
+        losses = [self._loss(batch.load(), weight=batch.weight) * batch.units for batch in self._watched]
+        return float(summed(torch.stack(losses).sum())) / sum(batch.units for batch in self._watched)
 
     def _values(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self._parameters]
@@ -214,33 +239,46 @@ def _put(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 @torch.no_grad()
-def centred_maps(model: nn.Module, names: Collection[str], batch: Batch) -> list[CentredMap]:
-    """The linear layers with a bias that are moved, each centred at the mean of its inputs over a batch."""
+def centred_maps(model: nn.Module, names: Collection[str], batch: Batch, weight: float = 1.0) -> list[CentredMap]:
+    """The linear layers with a bias that are moved, each centred at the mean of its inputs over a batch.
+
+    Over the batches of all processes, each as often as its `weight`. The mean of a layer that none reaches is 0.
+    """
     modules = {
         name: module
         for name, module in model.named_modules()
         if type(module) in (nn.Linear, Conv1D) and {f"{name}.weight", f"{name}.bias"} <= set(names)
     }
-    means: dict[str, Tensor] = {}
+    seen: dict[str, tuple[Tensor, float]] = {}
     with ExitStack() as hooks:
         for name, module in modules.items():
             handle = module.register_forward_pre_hook(
-                lambda _, inputs, name=name: means.update({name: inputs[0].flatten(0, -2).mean(0)})
+                lambda _, inputs, name=name: seen.update({name: _weighted(inputs[0].flatten(0, -2), weight)})
             )
             hooks.callback(handle.remove)
         run_example(model, batch.inputs)
-    return [
-        CentredMap(module.weight, module.bias, means[name], type(module) is Conv1D)
-        for name, module in modules.items()
-        if name in means
-    ]
+    maps = []
+    for name, module in modules.items():
+        is_transposed = type(module) is Conv1D
+        none = _weighted(module.weight[:0] if not is_transposed else module.weight.T[:0], 0.0)
+        mean = mean_of_rows(*seen.get(name, none)).to(module.weight.dtype)
+        maps.append(CentredMap(module.weight, module.bias, mean, is_transposed))
+    return maps
 
 
-def output_loss(original: nn.Module, converted: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> Tensor:
+def _weighted(rows: Tensor, weight: float) -> tuple[Tensor, float]:
+    """(sum, count) of rows that count so often, in float32 at the least."""
+    return weight * rows.sum(0, dtype=torch.promote_types(rows.dtype, torch.float32)), weight * len(rows)
+
+
+def output_loss(
+    original: nn.Module, converted: nn.Module, batch: Batch, outputs: Sequence[str] | None, weight: float = 1.0
+) -> Tensor:
     """How far the outputs that count are from the original's over what is no padding, added up, a scalar.
 
     Of class scores that come first it is the mean KL(original ‖ converted), of all others the mean over columns of
-    Σ(ŷ − y)² / Σ(y − ȳ)².
+    Σ(ŷ − y)² / Σ(y − ȳ)². Of several processes this is one's part of that over the rows of all, which each gives as
+    often as its `weight`.
     """
     reference = compared_outputs(original, batch.inputs, outputs)
     given = in_order_of(reference, reference._replace(tensors=_called(converted, batch.inputs, outputs)))
@@ -252,15 +290,15 @@ def output_loss(original: nn.Module, converted: nn.Module, batch: Batch, outputs
             pair = tuple(value[mask.bool().to(expected.device)] for value in pair)
         wanted, found = (value.reshape(-1, value.shape[-1]).float() for value in pair)
         if number == 0 and reference.are_logits:
-            total = total + F.kl_div(
-                found.log_softmax(-1), wanted.log_softmax(-1), reduction="batchmean", log_target=True
-            )
+            kl = F.kl_div(found.log_softmax(-1), wanted.log_softmax(-1), reduction="sum", log_target=True)
+            total = total + kl / summed(total.new_tensor(weight * len(wanted)))
         else:
-            spread = (wanted - wanted.mean(0)).square().sum(0)
+            mean = mean_of_rows(*_weighted(wanted, weight))
+            spread = summed(weight * (wanted - mean).square().sum(0))
+            varies = spread > _NO_SPREAD * summed(weight * wanted.square().sum(0))
             error = (found - wanted).square().sum(0)
-            varies = spread > _NO_SPREAD * wanted.square().sum(0)
             total = total + (error[varies] / spread[varies]).sum() / max(int(varies.sum()), 1)
-    return total
+    return weight * total
 
 
 def _called(model: nn.Module, inputs: Any, outputs: Sequence[str] | None) -> dict[str, Tensor]:

@@ -190,6 +190,16 @@ class FoldBatch:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def share(self, process: int) -> "FoldBatch | None":
+        """What one process has of a batch that all run together, padded as the whole; None where it has nothing of it.
+
+        Of the units that several processes have each takes some.
+        """
+        holders = (self.units.holders[number] for number in self.numbers)
+        owners = [held[position % len(held)] for position, held in enumerate(holders)]
+        own = tuple(number for number, owner in zip(self.numbers, owners, strict=True) if owner == process)
+        return FoldBatch(self.units, own, self.lengths) if own else None
+
 
 @dataclass(frozen=True)
 class Folds:
@@ -200,6 +210,8 @@ class Folds:
         folds: the batches of each fold that this process runs, possibly none; one fold without cross-validation.
         held_out: its batches of the part that nothing is fitted on; () under 64 rows.
         held_out_units: units of that part on all processes, with `held_out_rows` rows.
+        together: the batches of all folds as one process that holds all would run them, whoever holds their units.
+        held_out_together: those of the part held out.
     """
 
     units: Units
@@ -207,6 +219,8 @@ class Folds:
     held_out: tuple[FoldBatch, ...]
     held_out_units: int
     held_out_rows: int
+    together: tuple[FoldBatch, ...]
+    held_out_together: tuple[FoldBatch, ...]
 
     @property
     def rows(self) -> int:
@@ -216,9 +230,13 @@ class Folds:
     @property
     def first(self) -> FoldBatch:
         """The first batch that this process fits on, or one unit that it has."""
+        return next((batch for fold in self.folds for batch in fold), self.some_unit)
+
+    @property
+    def some_unit(self) -> FoldBatch:
+        """One unit that this process has."""
         own = next(number for number, key in enumerate(self.units.keys) if key in self.units.places)
-        batches = (batch for fold in self.folds for batch in fold)
-        return next(batches, FoldBatch(self.units, (own,), self.units.longest([own])))
+        return FoldBatch(self.units, (own,), self.units.longest([own]))
 
 
 def deal_folds(batches: Iterable[Batch], *, batch_size: int | None = None, state: PartialState | None = None) -> Folds:
@@ -242,9 +260,16 @@ def deal_folds(batches: Iterable[Batch], *, batch_size: int | None = None, state
         )
     held_out, folds, size = _deal(units.rows, batch_size or units.at_once)
     process = 0 if state is None else state.process_index
-    own = tuple(tuple(_own_batches(units, halves, size, process)) for halves in _halves(units, folds, size))
-    apart = tuple(_own_batches(units, [(_short_first(units, held_out), None)], size, process))
-    return Folds(units, own, apart, len(held_out), sum(units.rows[number] for number in held_out))
+    parts, apart = list(_halves(units, folds, size)), [(_short_first(units, held_out), None)]
+    return Folds(
+        units,
+        folds=tuple(tuple(_own_batches(units, halves, size, process)) for halves in parts),
+        held_out=tuple(_own_batches(units, apart, size, process)),
+        held_out_units=len(held_out),
+        held_out_rows=sum(units.rows[number] for number in held_out),
+        together=tuple(batch for halves in parts for batch in _own_batches(units, halves, size)),
+        held_out_together=tuple(_own_batches(units, apart, size)),
+    )
 
 
 def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iterator[Batch]:
@@ -306,13 +331,16 @@ def _halves(units: Units, folds: Sequence[Sequence[int]], size: int) -> Iterator
             yield [(fold, long)]
 
 
-def _own_batches(units: Units, parts: Sequence[_Padded], size: int, process: int) -> Iterator[FoldBatch]:
-    """The batches of a fold that one process runs: the very ones of a single process where all hold all."""
+def _own_batches(units: Units, parts: Sequence[_Padded], size: int, process: int | None = None) -> Iterator[FoldBatch]:
+    """The batches of a fold that one process runs: the very ones of a single process where all hold all.
+
+    Without `process` those of all.
+    """
     for part, lengths in parts:
         own = []
         for position, number in enumerate(part):
             holders = units.holders[number]
-            if holders[position // size % len(holders)] == process:
+            if process is None or holders[position // size % len(holders)] == process:
                 own.append(number)
         for start in range(0, len(own), size):
             numbers = tuple(own[start : start + size])

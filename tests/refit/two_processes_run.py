@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import convert_run
+import efforts_run
 import folds_run
 import torch
 from accelerate import PartialState
@@ -11,12 +12,13 @@ from accelerate.utils import DistributedType
 
 
 def main(folder: Path) -> None:
-    """Both in one launch, which takes longer than they do."""
+    """All in one launch, which takes longer than they do."""
     state = PartialState(cpu=True)
     if state.num_processes != 2 or state.distributed_type != DistributedType.MULTI_CPU:
         raise RuntimeError(f"two processes with gloo expected, got {state}")
     folds_run.run(folder, state)
     convert_run.run(folder, state)
+    efforts_run.run(folder, state)
     state.destroy_process_group()
 
 

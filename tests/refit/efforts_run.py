@@ -1,0 +1,123 @@
+"""Steps of Adam that each of two processes takes for test_efforts_processes.py, run by two_processes_run.py."""
+
+import copy
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from convert_run import WAYS, given, without_times
+from refit_nets import BY_NAME
+from torch import nn
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.models.sites import find_sites
+from hf_lgelu.refit.batches import Batch, read_batches
+from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
+from hf_lgelu.refit.distill import distill, output_loss
+from hf_lgelu.refit.folds import Folds, deal_folds
+from hf_lgelu.refit.layers import find_layers
+from hf_lgelu.refit.placement import find_gate_units
+from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.widen import find_blocks
+
+ROWS = 60  # of a block, of which the first process has 25, and all of those held out
+
+
+def networks() -> tuple[nn.Module, nn.Module]:
+    """(the original, a network of the same shape with ReLU that is off)."""
+    original = BY_NAME["mlp"].model()
+    converted = copy.deepcopy(original)
+    converted[1], converted[3] = nn.ReLU(), nn.ReLU()
+    return original, converted
+
+
+def planned(way: str, state: PartialState | None) -> Folds:
+    """The folds of what one of two processes has, or, without `state`, one that has what both have."""
+    processes = (0, 1) if state is None else (state.process_index,)
+    inputs = [part for process in processes for part in given("mlp", way, process)]
+    return deal_folds(read_batches(inputs), batch_size=5, state=state)
+
+
+def distilled(way: str, state: PartialState | None) -> dict:
+    """The weights after 40 steps."""
+    original, converted = networks()
+    distill(
+        original, converted, planned(way, state), names=[name for name, _ in converted.named_parameters()], steps=40
+    )
+    return converted.state_dict()
+
+
+def shares(way: str, state: PartialState | None) -> list[tuple[int, ...]]:
+    """Which units of each batch a process runs."""
+    process = 0 if state is None else state.process_index
+    batches = [batch.share(process) for batch in planned(way, state).together]
+    return [() if batch is None else batch.numbers for batch in batches]
+
+
+class Columns(nn.Module):
+    """Outputs that are no class scores: the loss is relative to how much each column varies over all rows."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """x (B, 6)."""
+        return {"pred_boxes": self.inner(x)}
+
+
+def loss_part(process: int | None, columns: bool) -> float:
+    """A process's part of the loss over 30 rows, of which the first has 20."""
+    original, converted = (Columns(network) if columns else network for network in networks())
+    rows = BY_NAME["mlp"].inputs()[:30]
+    inputs = {None: rows, 0: rows[:20], 1: rows[20:]}[process]
+    return output_loss(original, converted, Batch(inputs), None).item()
+
+
+def weightless_part(process: int | None) -> float:
+    """The same of 20 rows that the first has, where the second runs one that counts for nothing."""
+    original, converted = networks()
+    rows = BY_NAME["mlp"].inputs()
+    inputs, weight = (rows[50:51], 0.0) if process == 1 else (rows[:20], 1.0)
+    return output_loss(original, converted, Batch(inputs), None, weight).item()
+
+
+def block_moved(process: int | None) -> tuple[dict, tuple[float, float], list[torch.Tensor]]:
+    """(weights, errors before and after, sums of the ridge) of a block with rows as a process has them."""
+    original, converted = networks()
+    inputs = BY_NAME["mlp"].inputs()
+    program = Program(original, find_sites(original), inputs[:4])
+    layers = find_layers(program, original, find_sites(original)).layers
+    block = find_blocks(program, layers, find_gate_units(program))[0]
+    with torch.no_grad():
+        rows = BlockRows(inputs, original[:3](inputs))
+    fitted, unseen = (slice(0, ROWS), slice(ROWS, None))
+    if process is not None:
+        fitted, unseen = (slice(0, 25), unseen) if process == 0 else (slice(25, ROWS), slice(0, 0))
+    fitted, unseen = (
+        BlockRows.of([BlockRows.none(converted, block), BlockRows(rows.inputs[part], rows.targets[part])])
+        for part in (fitted, unseen)
+    )
+    done = reconstruct_block(converted, block, nn.ReLU(), fitted, unseen, steps=40)
+    sums = block_moments(converted, block, nn.ReLU(), [unseen, fitted])
+    return converted.state_dict(), (done.before, done.after), [part.gram for part in sums]
+
+
+def converted(state: PartialState | None) -> tuple[dict, dict]:
+    """(weights, report) of a conversion with every rung."""
+    processes = (0, 1) if state is None else (state.process_index,)
+    inputs = [part for process in processes for part in given("mlp", "each has a share", process)]
+    model, report = convert_to_relu(BY_NAME["mlp"].model(), inputs, batch_size=5, effort="distill", max_kl=None)
+    return model.state_dict(), without_times(report.as_dict())
+
+
+def run(folder: Path, state: PartialState) -> None:
+    """Everything, in the same order on both, into `folder`."""
+    process = state.process_index
+    found: dict = {
+        (name, way): make(way, state) for way in WAYS for name, make in (("shares", shares), ("distilled", distilled))
+    }
+    found["converted"] = converted(state)
+    found["losses"] = [loss_part(process, False), loss_part(process, True), weightless_part(process)]
+    found["block"] = block_moved(process)
+    torch.save(found, folder / f"efforts-{process}.pt")
