@@ -21,7 +21,7 @@ from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.always_on import Preparation
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.carry import Carrier
-from hf_lgelu.refit.compare import evaluate_conversion
+from hf_lgelu.refit.compare import conversion_sums, evaluation_of, unit_gaps
 from hf_lgelu.refit.distill import distill
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
 from hf_lgelu.refit.ladder import EFFORTS, Effort, OutOfTimeError
@@ -52,6 +52,8 @@ class Attempt:
     model: nn.Module
     layers: tuple[LayerRefit, ...]
     held_out: Evaluation | None
+    gaps: tuple[float, ...]
+    """How far the network is from the original on each unit held out."""
     config_changes: tuple[str, ...]
     width_share: float
     moved: tuple[str, ...]
@@ -163,7 +165,7 @@ class Attempts:
             name for layer in found.layers for consumer in layer.maps for name in consumer.parameters
         )
         return Attempt(
-            effort, converted, tuple(layers), self._evaluated(converted), tuple(changes), room.share, tuple(moved),
+            effort, converted, tuple(layers), *self._evaluated(converted), tuple(changes), room.share, tuple(moved),
             frozenset(unit.before.weight_name.rpartition(".")[0] for unit in units
                       if is_placed or self._zeros is not None),
         )  # fmt: skip
@@ -198,11 +200,13 @@ class Attempts:
             )
             if time.perf_counter() < self._ends:  # else the time ran out, and another call may have more
                 work.save(0, converted, None)
-        return replace(best, model=converted, held_out=self._evaluated(converted))
+        held_out, gaps = self._evaluated(converted)
+        return replace(best, model=converted, held_out=held_out, gaps=gaps)
 
-    def _evaluated(self, converted: nn.Module) -> Evaluation | None:
+    def _evaluated(self, converted: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
         batches = (batch.load() for batch in self._folds.held_out)
-        return evaluate_conversion(self._model, converted, self._substitution, batches, self._outputs)
+        sums = conversion_sums(self._model, converted, self._substitution, batches, self._outputs)
+        return (None, ()) if sums is None else (evaluation_of(sums), unit_gaps(sums))
 
 
 class LayerStep(Protocol):

@@ -21,6 +21,7 @@ from hf_lgelu.refit.report import Evaluation, NetChange
 _SLICE = 2**21  # numbers that are looked at together, in float64
 _QUERIES = ("logits", "pred_boxes")
 _NETWORKS = ("original", "direct", "refitted")
+_OF_UNITS = ("kl_of_units", "error_of_units")
 _LARGEST = "max_change"  # of which the largest of two batches counts, where of the others it is the sum
 
 Sums = dict[Any, Any]
@@ -43,6 +44,18 @@ def evaluate_conversion(
         batches: of this process; every process must call.
         outputs: names of those that count, as in `hf_lgelu.models.task_outputs.task_outputs`.
     """
+    sums = conversion_sums(original, converted, substitution, batches, outputs)
+    return None if sums is None else evaluation_of(sums)
+
+
+def conversion_sums(
+    original: nn.Module,
+    converted: nn.Module,
+    substitution: TemporaryRelu,
+    batches: Iterable[Batch],
+    outputs: Sequence[str] | None = None,
+) -> Sums | None:
+    """What the numbers of `evaluate_conversion` are made of, over the batches of all processes."""
     found: list[Sums] = []
     for batch in batches:
         reference = compared_outputs(original, batch.inputs, outputs)
@@ -56,7 +69,7 @@ def evaluate_conversion(
             found = [functools.reduce(add_sums, [*found, sums])]
     if PartialState().num_processes > 1:
         found = gather_object(found)
-    return evaluation_of(functools.reduce(add_sums, found)) if found else None
+    return functools.reduce(add_sums, found) if found else None
 
 
 class Compared(NamedTuple):
@@ -132,20 +145,32 @@ def batch_sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn
         counted = _counted(batch, networks[0][name])
         values = [network[name] for network in networks]
         rows = [value.reshape(-1, value.shape[-1]) if counted is None else value[counted] for value in values]
+        units = _unit_of_rows(values[0], counted)
         if name == first:
             sums["rows"] = len(rows[0])
             for network, value in zip(_NETWORKS, values, strict=True):
                 scores = metric_sums(value, batch.labels, counted, type(model).__name__)
                 sums |= {(network, what): score for what, score in scores.items()}
-        for part in zip(*(value.split(max(1, _SLICE // value.shape[-1])) for value in rows), strict=True):
+        size = max(1, _SLICE // values[0].shape[-1])
+        for owners, *part in zip(units.split(size), *(value.split(size) for value in rows), strict=True):
             reference, *others = map(_double, part)
             new = _spread_sums(name, reference)
             for network, other in zip(_NETWORKS[1:], others, strict=True):
                 new[network, "error", name] = (other - reference).square().sum().item()
                 if name == first:
-                    new |= {(network, what): change for what, change in change_sums(reference, other).items()}
+                    changes = change_sums(reference, other, owners.to(reference.device), len(values[0]))
+                    new |= {(network, what): change for what, change in changes.items()}
             sums = add_sums(sums, new)
-    return sums
+    # Of several batches these stand behind each other, where all else is added up.
+    return sums | {key: tuple(value.tolist()) for key, value in sums.items() if key[-1] in _OF_UNITS}
+
+
+def _unit_of_rows(output: Tensor, counted: Tensor | None) -> Tensor:
+    """Of which of a batch's units each prediction is."""
+    leading = output.shape[:-1]
+    numbers = torch.arange(len(output), device=output.device)
+    numbers = numbers.reshape(-1, *[1] * (len(leading) - 1)).expand(leading)
+    return numbers.reshape(-1) if counted is None else numbers[counted]
 
 
 def _spread_sums(name: str, rows: Tensor) -> Sums:
@@ -157,15 +182,28 @@ def _spread_sums(name: str, rows: Tensor) -> Sums:
     }
 
 
-def change_sums(reference: Tensor, output: Tensor) -> Sums:
-    """How far `output` (rows, classes) is from `reference`, both float64, added up over rows."""
+def change_sums(reference: Tensor, output: Tensor, units: Tensor | None = None, count: int = 1) -> Sums:
+    """How far `output` (rows, classes) is from `reference`, both float64, added up over rows.
+
+    Two of them also over the rows of each unit, (count,): `units` (rows,) says of which one each row is, None of one.
+    """
     expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
+    kl = F.kl_div(given, expected, reduction="none", log_target=True)
     change = (output - reference).abs()
+    units = torch.zeros(len(output), dtype=torch.long, device=output.device) if units is None else units
+    by_unit = (value.new_zeros(count).index_add(0, units, value.sum(-1)).cpu() for value in (kl, change.square()))
     return {
-        "kl": F.kl_div(given, expected, reduction="sum", log_target=True).item(),
+        "kl": kl.sum().item(),
         "unchanged": int((reference.argmax(-1) == output.argmax(-1)).sum()),
         _LARGEST: change.max().item() if change.numel() else 0.0,
+        **dict(zip(_OF_UNITS, by_unit, strict=True)),
     }
+
+
+def unit_gaps(sums: Sums) -> tuple[float, ...]:
+    """How far the converted network is from the original on each unit: what the KL, of outputs that are no class scores
+    the error, is the sum of."""
+    return sums[_NETWORKS[-1], _OF_UNITS[0 if sums["logits"] else 1]]
 
 
 def add_sums(one: Sums, other: Sums) -> Sums:

@@ -27,6 +27,7 @@ from hf_lgelu.refit.folds import Folds, cut_batches, deal_folds, known_processes
 from hf_lgelu.refit.gap import some_held_out, with_returns
 from hf_lgelu.refit.gate_costs import check_keep, swap_costs
 from hf_lgelu.refit.ladder import EFFORTS, Metric, check_effort, climb, next_rung
+from hf_lgelu.refit.nearer import is_nearer
 from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import fingerprint, work_in
@@ -119,9 +120,9 @@ def convert_to_relu(
             kink goes up to that quantile of its inputs, into the bias before the gate, and the maps behind are refitted
             to that. Of targets that have zeros, with effort "refit" alone. The report says what is reached.
         effort: how hard it tries, each rung after the ones before and kept only where held-out inputs are nearer for
-            it: "refit", the maps behind the gates (the default); "place", before that each ReLU's kink and slope, about
-            as quick again; "blocks", then both maps of every block by Adam, layer by layer; "distill", then all blocks
-            by Adam on the whole network's outputs.
+            it, by more than two standard errors of the paired differences: "refit", the maps behind the gates (the
+            default); "place", before that each ReLU's kink and slope, about as quick again; "blocks", then both maps of
+            every block by Adam, layer by layer; "distill", then all blocks by Adam on the whole network's outputs.
         width_budget: with effort "place" and above (which it implies), so many times the units in every block: those
             added are always on and carry what is linear in it. At most as many as the block has inputs. The config says
             the new width; the families whose config has no key for it are refused.
@@ -204,6 +205,7 @@ def convert_to_relu(
             bars.plan(efforts)
             climbed = climb(
                 efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds,
+                nearer=lambda found, best: is_nearer(found.gaps, best.gaps),
                 lost=lambda attempt: None if lost is None else lost(attempt.model),
             )  # fmt: skip
         converted, held_out = climbed.best.model, climbed.best.held_out

@@ -11,13 +11,13 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, get_args
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from torch import nn
 
+from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
 
 Effort = Literal["refit", "place", "blocks", "distill"]
@@ -62,8 +62,7 @@ def next_rung(steps: Sequence[StepTaken], possible: Sequence[Effort]) -> tuple[E
 Reached = TypeVar("Reached")
 
 
-@dataclass(frozen=True)
-class Climb(Generic[Reached]):
+class Climb(NamedTuple, Generic[Reached]):
     """The best that was reached, and every rung that was tried, in order."""
 
     best: Reached
@@ -90,10 +89,10 @@ class Metric:
     def _score(self, model: nn.Module) -> float:
         found = self._measure(model)
         try:
-            scores = [float(found)]
+            score = float(found)
         except (TypeError, ValueError) as error:
             raise TypeError(f"metric(model) must give a number, higher is better, got {found!r}") from error
-        return broadcast_object_list(scores)[0] if PartialState().num_processes > 1 else scores[0]
+        return main_decides(score)
 
 
 def check_effort(effort: str | None, width_budget: float = 1.0, **bounds: float | None) -> Effort:
@@ -123,6 +122,7 @@ def climb(
     attempt: Callable[[Effort, Reached | None], Reached],
     distance: Callable[[Reached], float | None],
     *,
+    nearer: Callable[[Reached, Reached], bool],
     lost: Callable[[Reached], float | None] = lambda found: None,
     tolerance: float | None = None,
     max_seconds: float | None = None,
@@ -133,38 +133,47 @@ def climb(
         efforts: the rungs.
         attempt: makes a rung's network; it is given the best one so far. OutOfTimeError ends a rung.
         distance: of a network to the original, on inputs that nothing was fitted on; None where there are none.
-        lost: the share of the original's score that a network loses, which counts before the distance; None without.
+        nearer: whether a network is nearer to the original than the best one so far.
+        lost: the share of the original's score that a network loses; where two lose as much, or without it, it is
+            `nearer` that decides.
         tolerance: no further rung once the share lost, or without it the distance, is at most this.
         max_seconds: no further rung is begun after so long, nor one that makes all layers anew when less is left than
             the first one took.
 
-    >>> climb(("refit", "place"), lambda effort, best: {"refit": 0.5, "place": 0.7}[effort], lambda found: found).best
+    >>> reached = {"refit": 0.5, "place": 0.7}
+    >>> climb(list(reached), lambda effort, best: reached[effort], lambda found: found, nearer=float.__lt__).best
     0.5
     """
     started = time.perf_counter()
     best: Reached | None = None
-    least: tuple[float, ...] = ()
+    kept: StepTaken | None = None
     steps: list[StepTaken] = []
     for effort in efforts:
         begun = time.perf_counter()
-        left = math.inf if max_seconds is None else max_seconds - (begun - started)
-        if steps and left <= 0:
-            break
-        if steps and effort != "distill" and steps[0].seconds > left:
-            continue
+        if steps and max_seconds is not None:
+            left, first = main_decides((max_seconds - (begun - started), steps[0].seconds))
+            if left <= 0:
+                break
+            if effort != "distill" and first > left:
+                continue
         try:
             found = attempt(effort, best)
         except OutOfTimeError:
             steps.append(StepTaken(effort, None, False, time.perf_counter() - begun))
             break
         reached, share = distance(found), lost(found)
-        gap = tuple(value for value in (share, reached) if value is not None)
-        is_kept = not steps or bool(gap and least and gap < least)
-        if is_kept:
-            best, least = found, gap
-        steps.append(StepTaken(effort, reached, is_kept, time.perf_counter() - begun, share))
-        if tolerance is not None and least and least[0] <= tolerance:
+        step = StepTaken(effort, reached, True, time.perf_counter() - begun, share)
+        if best is None or kept is None or _loses_less(step, kept, partial(nearer, found, best)):
+            best, kept = found, step
+        steps.append(replace(step, is_kept=kept is step))
+        if tolerance is not None and kept.gap is not None and kept.gap <= tolerance:
             break
     if best is None:
         raise ValueError("there is no rung to climb")
     return Climb(best, tuple(steps))
+
+
+def _loses_less(step: StepTaken, kept: StepTaken, is_nearer: Callable[[], bool]) -> bool:
+    if step.lost is None or kept.lost is None or step.lost == kept.lost:
+        return is_nearer()
+    return step.lost < kept.lost

@@ -129,7 +129,7 @@ class StepTaken:
     Args:
         effort: its name.
         distance: KL in nats, or relative error, to the original on the inputs held out; None where there were none.
-        is_kept: whether it was nearer than all before it.
+        is_kept: whether it was nearer than all before it, by more than two standard errors of the paired differences.
         seconds: wall time.
         lost: the share of the original's score that it loses, in the caller's metric, where there is one.
     """
@@ -307,7 +307,8 @@ def _steps_in_words(report: ConversionReport) -> str:
     """Which rungs were tried, and how near each came; nothing of the refit alone."""
     if len(report.steps) < 2:
         return ""
-    tried = ", ".join(_step_in_words(step) for step in report.steps)
+    kept = [step for step in report.steps if step.is_kept]
+    tried = ", ".join(_step_in_words(step, kept) for step in report.steps)
     wider = f" Its blocks have {report.width_share:.4g} times the units." if report.width_share != 1 else ""
     return f" Tried one after the other, with their distance on the inputs held out: {tried}.{wider}"
 
@@ -320,10 +321,17 @@ def _zeros_in_words(report: ConversionReport) -> str:
     return f" Behind its gates {after} are zeros{wanted}, {before} after the direct swap."
 
 
-def _step_in_words(step: StepTaken) -> str:
+def _step_in_words(step: StepTaken, kept: Sequence[StepTaken]) -> str:
     lost = "" if step.lost is None else f" with {step.lost:.2%} of the score lost".replace("%", " %")
-    kept = "" if step.is_kept else " (not kept)" if step.gap is not None else " (out of time)"
-    return f"{step.effort} {significant(step.distance)}{lost}{kept}"
+    return f"{step.effort} {significant(step.distance)}{lost}{'' if step.is_kept else _why_not_kept(step, kept)}"
+
+
+def _why_not_kept(step: StepTaken, kept: Sequence[StepTaken]) -> str:
+    if step.gap is None:
+        return " (out of time)"
+    # What was kept behind it is nearer than what was before.
+    is_near = all(step.gap < other.gap for other in kept if other.gap is not None)
+    return " (not kept: nearer on too few)" if is_near else " (not kept)"
 
 
 def gates_in_words(report: ConversionReport) -> str:

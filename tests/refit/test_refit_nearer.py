@@ -1,0 +1,61 @@
+"""A network is nearer where the mean of the paired differences is below zero by more than two standard errors."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from hf_lgelu.refit import compare
+from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.nearer import is_nearer
+
+
+@pytest.mark.parametrize("units", [10, 19, 400])
+def test_at_least_four_units_must_come_nearer(units):
+    """Of -1 on m of n units: mean m/n, variance (m/n)(1 - m/n)·n/(n - 1), so √(m(n - 1)/(n - m)) standard errors."""
+    for fallen in range(units):
+        gaps = [0.0] * fallen + [1.0] * (units - fallen)
+        errors = math.sqrt(fallen * (units - 1) / (units - fallen))
+        assert is_nearer(gaps, [1.0] * units) == (errors > 2 + 1e-9) == (fallen > 3)
+    assert not is_nearer([-99.0] + [1.0] * (units - 1), [1.0] * units)  # one alone is one error, however far it falls
+
+
+def test_it_is_the_paired_t_of_scipy():
+    draws, decided = np.random.default_rng(3), []
+    for shift in np.linspace(-1, 0.5, 40):
+        before = draws.lognormal(0, 1.5, 30)
+        after = before * np.exp(0.5 * draws.standard_normal(30) + shift / 2)
+        decided.append(is_nearer(after.tolist(), before.tolist()))
+        assert decided[-1] == (stats.ttest_rel(after, before).statistic < -2)
+    assert {*decided} == {True, False}
+
+
+def test_what_says_nothing_is_not_nearer():
+    assert is_nearer([0.5, 1.5], [1.0, 2.0])  # all by as much
+    for gaps, than in (([], []), ([0.0], [1.0]), ([1.0, 2.0], [1.0, 2.0]), ([1.5, 2.5], [1.0, 2.0]),
+                       ([math.nan, 0.0], [1.0, 1.0]), ([math.inf, 0.0], [1.0, 1.0])):  # fmt: skip
+        assert not is_nearer(gaps, than)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_gap_of_a_unit_is_what_the_sums_over_all_are_made_of(masked, monkeypatch):
+    monkeypatch.setattr(compare, "_SLICE", 12)  # four predictions at once: a unit lies in several slices
+    draws = torch.Generator().manual_seed(4)
+    total, kls, errors = {}, [], []
+    for count in (5, 3):
+        networks = [{"logits": torch.randn(count, 6, 3, generator=draws)} for _ in range(3)]
+        mask = torch.rand(count, 6, generator=draws) < 0.6
+        mask[:, 0] = True
+        inputs = {"input_ids": torch.zeros(count, 6, dtype=torch.long)} | ({"attention_mask": mask} if masked else {})
+        total = compare.add_sums(total, compare.batch_sums(networks, Batch(inputs), nn.Identity()))
+        for unit in range(count):
+            rows = [network["logits"][unit][mask[unit]] if masked else network["logits"][unit] for network in networks]
+            p, q = (value.double().log_softmax(-1) for value in (rows[0], rows[2]))
+            kls.append(float((p.exp() * (p - q)).sum()))
+            errors.append(float((rows[2].double() - rows[0].double()).square().sum()))
+    assert compare.unit_gaps(total | {"logits": 1}) == pytest.approx(kls, rel=1e-9)
+    assert compare.unit_gaps(total | {"logits": 0}) == pytest.approx(errors, rel=1e-9)
+    assert total["refitted", "kl"] == pytest.approx(sum(kls), rel=1e-9)
