@@ -17,7 +17,7 @@ from torch import nn
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
+from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import TemporaryRelu, operable_module
 from hf_lgelu.refit.attempts import Attempt, Attempts, converted_sites
@@ -164,17 +164,11 @@ def convert_to_relu(
     """
     started = time.perf_counter()
     model = operable_module(model)
-    reason = why_not_writable(model)
-    if reason is not None:
-        raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
+    _require_convertible(model, kinds, metric, outputs)
     top = check_effort(effort, width_budget, tolerance=tolerance, max_seconds=max_seconds, max_kl=max_kl)
-    if metric is not None and not callable(metric):
-        raise TypeError(f"metric must be a function of a model that gives a number, got {metric!r}")
-    _refuse_strings(outputs=outputs)
     gate = check_target(target)
     if zeros is not None and not (gate.has_zeros and isinstance(zeros, float) and 0 < zeros < 1):
         raise ValueError(f"zeros must be a share between 0 and 1, of a target that has some, got {zeros!r}, {target!r}")
-    TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
     keep = check_keep(keep, [site.name for site in find_sites(model, kinds)])
     state = known_processes()
     folds = deal_folds(
@@ -203,26 +197,24 @@ def convert_to_relu(
             )  # fmt: skip
             efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
             bars.plan(efforts)
-            climbed = climb(
+            best, steps = climb(
                 efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds,
                 nearer=lambda found, best: is_nearer(found.gaps, best.gaps),
                 lost=lambda attempt: None if lost is None else lost(attempt.model),
             )  # fmt: skip
-        converted, held_out = climbed.best.model, climbed.best.held_out
-        layers = with_returns(model, converted, climbed.best.layers, climbed.best.scaled, folds, outputs)
-        names, some = [site.name for site in sites], some_held_out(folds) if gate.has_zeros else []
-        with substitution.applied():
-            zeros_before = share_of_zeros(model, [model.get_submodule(name) for name in names], some)
-        zeros_after = share_of_zeros(converted, [converted.get_submodule(name) for name in names], some)
-        evaluation = None
-        if second is not None:
-            evaluation = evaluate_conversion(model, converted, substitution, second, outputs)
+        layers = with_returns(model, best.model, best.layers, best.scaled, folds, outputs)
+        shares = _zeros_behind(model, best.model, sites, substitution, some_held_out(folds) if gate.has_zeros else [])
+        evaluation = None if second is None else evaluate_conversion(model, best.model, substitution, second, outputs)
+    warnings = conversion_warnings(
+        folds, layers, best.held_out, evaluation, max_kl, swap_is_rival=zeros is None,
+        is_distilled=any(step.effort == "distill" and step.is_kept for step in steps),
+    )  # fmt: skip
     report = ConversionReport(
         model=type(model).__name__,
         gates={site.name: type(site.module).__name__ for site in sites},
         kept={name: type(model.get_submodule(name)).__name__ for name in kept},
         layers=tuple(layers),
-        held_out=held_out,
+        held_out=best.held_out,
         evaluation=evaluation,
         units=folds.units.given,
         distinct_units=len(folds.units.keys),
@@ -230,33 +222,45 @@ def convert_to_relu(
         folds=len(folds.folds),
         seconds=time.perf_counter() - started,
         outputs=compared,
-        config_changes=climbed.best.config_changes,
-        smooth_calls=tuple(map(str, find_smooth_calls(converted, folds.first.load()[:1].inputs))),
-        warnings=(
-            *conversion_warnings(
-                folds,
-                layers,
-                held_out,
-                evaluation,
-                max_kl,
-                swap_is_rival=zeros is None,
-                is_distilled=any(step.effort == "distill" and step.is_kept for step in climbed.steps),
-            ),
-            *_elsewhere(model, climbed.best),
-            *(() if rewrite_config else _config_left(model)),
-        ),
-        steps=climbed.steps,
-        width_share=climbed.best.width_share,
+        config_changes=best.config_changes,
+        smooth_calls=tuple(map(str, find_smooth_calls(best.model, folds.first.load()[:1].inputs))),
+        warnings=(*warnings, *_elsewhere(model, best), *(() if rewrite_config else _config_left(model))),
+        steps=steps,
+        width_share=best.width_share,
         target=gate.title,
-        zeros=None if zeros_before is None or zeros_after is None else (zeros_before, zeros_after),
+        zeros=shares,
         zeros_wanted=zeros,
         # What was restored took no time that says anything.
-        next_step=None if work.is_taken_up else next_rung(climbed.steps, attempts.rungs),
+        next_step=None if work.is_taken_up else next_rung(steps, attempts.rungs),
     )
-    require_good(
-        report, converted, tolerance=tolerance, strict=strict, max_kl=max_kl, swap_is_rival=zeros is None
-    )  # fmt: skip
-    return Conversion(converted, report)
+    require_good(report, best.model, tolerance=tolerance, strict=strict, max_kl=max_kl, swap_is_rival=zeros is None)
+    return Conversion(best.model, report)
+
+
+def _require_convertible(model: nn.Module, kinds: Sequence[str], metric: Any, outputs: Sequence[str] | None) -> None:
+    """Raise what `convert_to_relu` says it raises of these."""
+    reason = why_not_writable(model)
+    if reason is not None:
+        raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
+    if metric is not None and not callable(metric):
+        raise TypeError(f"metric must be a function of a model that gives a number, got {metric!r}")
+    _refuse_strings(outputs=outputs)
+    TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
+
+
+def _zeros_behind(
+    model: nn.Module,
+    converted: nn.Module,
+    sites: Sequence[ActivationSite],
+    substitution: TemporaryRelu,
+    batches: Sequence[Batch],
+) -> tuple[float, float] | None:
+    """The share of zeros behind the gates, of the direct swap and of `converted`; None without inputs."""
+    names = [site.name for site in sites]
+    with substitution.applied():
+        before = share_of_zeros(model, [model.get_submodule(name) for name in names], batches)
+    after = share_of_zeros(converted, [converted.get_submodule(name) for name in names], batches)
+    return None if before is None or after is None else (before, after)
 
 
 def _dearest(
