@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -45,10 +46,13 @@ class ConversionSettings:
         rows: calibration rows of the refits, of text tokens; as many as there are where there are fewer. The bias
             fold takes the most.
         seed: of the draw from the training rows.
+        bf16: score and compare the networks under bfloat16 autocast, in which some runs train and are evaluated; what
+            is fitted is fitted without.
     """
 
     rows: tuple[int, ...] = (64, 256, 1024, 8192)
     seed: int = 0
+    bf16: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,14 +62,16 @@ class _Original:
     model: PreTrainedModel
     benchmark: Benchmark
     data: BenchmarkData
+    bf16: bool
     score: float
     direct_score: float
 
     @classmethod
-    def of(cls, trained: TrainedModel, benchmark: Benchmark, data: BenchmarkData) -> "_Original":
+    def of(cls, trained: TrainedModel, benchmark: Benchmark, data: BenchmarkData, bf16: bool) -> "_Original":
         model = trained.load()
-        scores = evaluate(model, benchmark, data)
-        return cls(model.cpu(), benchmark, data, scores[benchmark.metric], scores[f"relu_{benchmark.metric}"])
+        with _rounded(PartialState().device, bf16):
+            scores = evaluate(model, benchmark, data)
+        return cls(model.cpu(), benchmark, data, bf16, scores[benchmark.metric], scores[f"relu_{benchmark.metric}"])
 
     def row(self, model: str, method: str, rows: int | None = None, **values: Any) -> dict[str, Any]:
         return dict.fromkeys(CONVERSION_COLUMNS) | {
@@ -73,16 +79,22 @@ class _Original:
         }  # fmt: skip
 
     def compared(self, network: PreTrainedModel) -> dict[str, float]:
-        score = evaluate(network, self.benchmark, self.data)[self.benchmark.metric]
         batches = DataLoader(self.data.eval, batch_size=_COMPARED_ROWS, collate_fn=self.benchmark.collate)
-        return {"score": score, **change_of_outputs(self.model, network.cpu(), batches)}
+        with _rounded(PartialState().device, self.bf16):
+            score = evaluate(network, self.benchmark, self.data)[self.benchmark.metric]
+        with _rounded(torch.device("cpu"), self.bf16):
+            return {"score": score, **change_of_outputs(self.model, network.cpu(), batches)}
+
+
+def _rounded(device: torch.device, bf16: bool) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
 
 
 def measure_conversion(
     models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: ConversionSettings
 ) -> list[dict[str, Any]]:
     """A row per way from the GELU network to a ReLU one, and one of the GELU network itself."""
-    original = _Original.of(models["gelu"], benchmark, data)
+    original = _Original.of(models["gelu"], benchmark, data, settings.bf16)
     swapped = models["gelu"].load()
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
     direct = original.compared(swapped) | {"score": original.direct_score}

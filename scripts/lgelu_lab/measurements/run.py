@@ -116,8 +116,9 @@ def choose_settings(measurement: Measurement, given: Mapping[str, Any]) -> Any:
     defaults = measurement.settings()
     for name, value in chosen.items():
         default = getattr(defaults, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        fits = number if isinstance(default, int | float) else default is None or isinstance(value, type(default))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        wants_number = isinstance(default, int | float) and not isinstance(default, bool)
+        fits = is_number if wants_number else default is None or isinstance(value, type(default))
         if not fits:
             raise TypeError(
                 f"{measurement.name} takes {name} as {type(default).__name__}, e.g. {name}={_example(default)}; "

@@ -142,3 +142,17 @@ def test_a_bias_that_cannot_be_fitted_is_refused():
     model.classifier = torch.nn.Identity()
     with pytest.raises(ConversionRefusedError, match="cannot be fitted"):
         fold_biases(model, rows_of(40, 3), DIGITS)
+
+
+def test_under_bfloat16_the_fit_is_the_same_and_the_comparison_is_of_rounded_networks(measured, data):
+    models = {"gelu": trained("gelu"), "hardened_relu": trained("relu")}
+    rounded = measure_conversion(models, DIGITS, data, ConversionSettings(rows=(32, 256, 1000), bf16=True))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = compared(direct_swap(), data.eval)
+    found = rounded[1]
+    assert found["method"] == "direct"
+    assert found["kl"] == pytest.approx(expected[1], rel=1e-6)
+    assert (found["score"], found["agreement"]) == pytest.approx((expected[0], expected[2]))
+    assert found["kl"] != measured[1]["kl"]
+    refits = [[row["kl"] for row in rows if row["method"] == "refit"] for rows in (measured, rounded)]
+    assert refits[1] == pytest.approx(refits[0], abs=2e-3)
