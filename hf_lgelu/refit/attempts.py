@@ -27,6 +27,7 @@ from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
 from hf_lgelu.refit.ladder import EFFORTS, Effort, OutOfTimeError
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.nearer import CHOSEN_ON_THEM
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program
@@ -59,6 +60,8 @@ class Attempt:
     moved: tuple[str, ...]
     scaled: frozenset[str]
     """Names of the modules whose outputs have another scale than the original's: they are before a placed gate."""
+    standard_errors: float = 0.0
+    """By how many of them it has to be nearer on the units held out than another network to be kept."""
 
 
 def converted_sites(model: nn.Module, kinds: Sequence[str], keep: Sequence[str]) -> list[ActivationSite]:
@@ -201,7 +204,7 @@ class Attempts:
             if time.perf_counter() < self._ends:  # else the time ran out, and another call may have more
                 work.save(0, converted, None)
         held_out, gaps = self._evaluated(converted)
-        return replace(best, model=converted, held_out=held_out, gaps=gaps)
+        return replace(best, model=converted, held_out=held_out, gaps=gaps, standard_errors=CHOSEN_ON_THEM)
 
     def _evaluated(self, converted: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
         batches = (batch.load() for batch in self._folds.held_out)

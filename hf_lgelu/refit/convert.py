@@ -120,9 +120,9 @@ def convert_to_relu(
             kink goes up to that quantile of its inputs, into the bias before the gate, and the maps behind are refitted
             to that. Of targets that have zeros, with effort "refit" alone. The report says what is reached.
         effort: how hard it tries, each rung after the ones before and kept only where held-out inputs are nearer for
-            it, by more than two standard errors of the paired differences: "refit", the maps behind the gates (the
-            default); "place", before that each ReLU's kink and slope, about as quick again; "blocks", then both maps of
-            every block by Adam, layer by layer; "distill", then all blocks by Adam on the whole network's outputs.
+            it: "refit", the maps behind the gates (the default); "place", before that each ReLU's kink and slope, about
+            as quick again; "blocks", then both maps of every block by Adam, layer by layer; "distill", then all blocks
+            by Adam on the whole network's outputs, kept where it is nearer by more than two standard errors.
         width_budget: with effort "place" and above (which it implies), so many times the units in every block: those
             added are always on and carry what is linear in it. At most as many as the block has inputs. The config says
             the new width; the families whose config has no key for it are refused.
@@ -199,7 +199,7 @@ def convert_to_relu(
             bars.plan(efforts)
             best, steps = climb(
                 efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds,
-                nearer=lambda found, best: is_nearer(found.gaps, best.gaps),
+                nearer=lambda found, best: is_nearer(found.gaps, best.gaps, found.standard_errors),
                 lost=lambda attempt: None if lost is None else lost(attempt.model),
             )  # fmt: skip
         layers = with_returns(model, best.model, best.layers, best.scaled, folds, outputs)

@@ -1,4 +1,4 @@
-"""A network is nearer where the mean of the paired differences is below zero by more than two standard errors."""
+"""A network is nearer where the mean of the paired differences is below zero, by so many standard errors."""
 
 import math
 
@@ -19,8 +19,9 @@ def test_at_least_four_units_must_come_nearer(units):
     for fallen in range(units):
         gaps = [0.0] * fallen + [1.0] * (units - fallen)
         errors = math.sqrt(fallen * (units - 1) / (units - fallen))
-        assert is_nearer(gaps, [1.0] * units) == (errors > 2 + 1e-9) == (fallen > 3)
-    assert not is_nearer([-99.0] + [1.0] * (units - 1), [1.0] * units)  # one alone is one error, however far it falls
+        assert is_nearer(gaps, [1.0] * units, 2) == (errors > 2 + 1e-9) == (fallen > 3)
+    # One alone is one error, however far it falls.
+    assert not is_nearer([-99.0] + [1.0] * (units - 1), [1.0] * units, 2)
 
 
 def test_it_is_the_paired_t_of_scipy():
@@ -28,16 +29,28 @@ def test_it_is_the_paired_t_of_scipy():
     for shift in np.linspace(-1, 0.5, 40):
         before = draws.lognormal(0, 1.5, 30)
         after = before * np.exp(0.5 * draws.standard_normal(30) + shift / 2)
-        decided.append(is_nearer(after.tolist(), before.tolist()))
+        decided.append(is_nearer(after.tolist(), before.tolist(), 2))
         assert decided[-1] == (stats.ttest_rel(after, before).statistic < -2)
     assert {*decided} == {True, False}
 
 
 def test_what_says_nothing_is_not_nearer():
-    assert is_nearer([0.5, 1.5], [1.0, 2.0])  # all by as much
-    for gaps, than in (([], []), ([0.0], [1.0]), ([1.0, 2.0], [1.0, 2.0]), ([1.5, 2.5], [1.0, 2.0]),
+    assert is_nearer([0.5, 1.5], [1.0, 2.0], 2)  # all by as much
+    assert not is_nearer([0.0], [1.0], 2)  # of one unit there is no error
+    for gaps, than in (([], []), ([1.0, 2.0], [1.0, 2.0]), ([1.5, 2.5], [1.0, 2.0]),
                        ([math.nan, 0.0], [1.0, 1.0]), ([math.inf, 0.0], [1.0, 1.0])):  # fmt: skip
+        assert not is_nearer(gaps, than, 2)
         assert not is_nearer(gaps, than)
+
+
+def test_the_mean_alone_decides_on_units_that_had_no_part():
+    draws, decided = np.random.default_rng(5), []
+    for _ in range(40):
+        before, after = draws.lognormal(0, 1.5, (2, 7)).tolist()
+        decided.append(is_nearer(after, before))
+        assert decided[-1] == (math.fsum(after) < math.fsum(before))
+    assert {*decided} == {True, False}
+    assert is_nearer([0.5], [1.0])
 
 
 @pytest.mark.parametrize("masked", [False, True])
