@@ -66,7 +66,7 @@ COMMITTED_CARDS = {
     "mlp-adult": "downstream/runs/mlp-adult/lambda_gelu-uniform-hardened-seed0",
     "mlp-digits": "downstream/runs/mlp-digits/lambda_gelu-uniform-hardened-seed0",
     "mlp-fmnist": "downstream/runs/mlp-fmnist/lambda_gelu-uniform-hardened-seed0",
-    "resnet18-cifar10": "downstream/runs/resnet18-cifar10/lambda_gelu-uniform-hardened-seed0",
+    "resnet18-cifar10": "records/resnet18-cifar10/lambda_gelu-uniform-hardened-seed0",
     "resnet18-cifar100": "records/resnet18-cifar100/lambda_gelu-uniform-hardened-seed0",
 }
 
