@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import reduce
 from torch import Tensor, nn
 from torch.fx import Node
 
@@ -30,6 +28,7 @@ from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.layers import Layer
+from hf_lgelu.refit.processes import summed
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.target import BATCH_NORMS
 
@@ -207,9 +206,7 @@ class PlacementSums:
 
     def reduce_over_processes(self) -> "PlacementSums":
         """Over the rows of all processes, the same on each."""
-        if PartialState().num_processes == 1:
-            return self
-        return PlacementSums(*(reduce(part, reduction="sum") for part in (self.sums, self.square)))
+        return PlacementSums(summed(self.sums), summed(self.square))
 
 
 @dataclass(frozen=True)
