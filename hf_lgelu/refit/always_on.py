@@ -15,21 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.models.example_run import run_example
-from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.layers import Layers
+from hf_lgelu.refit.kinks import Placement
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.placement import (
-    Basis,
-    GateUnit,
-    Placement,
-    PlacementWriter,
-    find_gate_units,
-    fit_placement,
-    gather_placements,
-)
-from hf_lgelu.refit.program import Program
-from hf_lgelu.refit.widen import Block, find_blocks, oriented
+from hf_lgelu.refit.widen import Block, oriented
 
 ALWAYS_ON = 8.0
 """Standard deviations of its input by which a plain unit's bias keeps it on."""
@@ -112,36 +101,3 @@ def write_always_on(
     bias[new] = offsets.to(bias.dtype)
     if down.bias is not None:
         converted.get_parameter(down.bias).sub_((down_columns @ offsets).to(bias.dtype))
-
-
-class Preparation(PlacementWriter):
-    """What is written into the converted network beside the refits: kinks and slopes, and units that are always on."""
-
-    def __init__(
-        self, original: nn.Module, sites: Sequence[ActivationSite], folds: Folds, program: Program, found: Layers,
-        extra: int,
-    ) -> None:  # fmt: skip
-        """`original` has room for `extra` units in each block; `program` and `found` are of its trace."""
-        units = [unit for unit in find_gate_units(program) if unit.before.bias is not None]
-        blocks = find_blocks(program, found.layers, units) if extra else []
-        sums = gather_placements(original, sites, units, folds)
-        inputs = gather_inputs(original, blocks, folds)
-        self._extra, self._inputs = extra, inputs
-        self._blocks = {block.unit.site: block for block in blocks}
-        placements = {
-            unit.site: fit_placement(sums[unit.site], _basis(unit, unit.site in self._blocks)) for unit in units
-        }
-        super().__init__({unit.site: unit for unit in units}, placements, found.layers)
-
-    def _place(self, converted: nn.Module, site: int) -> None:
-        if site in self._blocks:
-            block, inputs = self._blocks[site], self._inputs[site]
-            placed = block.width - self._extra
-            write_always_on(converted, block, self._placements[site], inputs, placed, self._extra)
-        super()._place(converted, site)
-
-
-def _basis(unit: GateUnit, has_room: bool) -> Basis:
-    if unit.other is None:
-        return "line"
-    return "constant" if has_room else "relu"

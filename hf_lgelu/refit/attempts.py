@@ -18,7 +18,6 @@ from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.models.task_outputs import task_outputs
-from hf_lgelu.refit.always_on import Preparation
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import conversion_sums, evaluation_of, unit_gaps
@@ -29,6 +28,7 @@ from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.nearer import CHOSEN_ON_THEM
 from hf_lgelu.refit.placement import find_gate_units
+from hf_lgelu.refit.preparation import Preparation
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.progress import Progress

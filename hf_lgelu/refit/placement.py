@@ -16,7 +16,6 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,19 +26,14 @@ from hf_lgelu.models.dataflow.trace import operation_name, shape_of, users
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.kinks import Placement, PlacementSums
 from hf_lgelu.refit.layers import Layer
-from hf_lgelu.refit.processes import summed
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.target import BATCH_NORMS
-
-Basis = Literal["relu", "constant", "line"]
-"""What stands beside a·ReLU(z - c): nothing, b, or b + d·z."""
 
 PLACEMENT_ROWS = 4096
 """Rows, about, that a placement is fitted on: three numbers a channel need no more."""
 
-_LOWEST, _HIGHEST, _BINS = -3.2, 3.2, 64
-_FLOOR = 1e-4  # of the diagonal: kinks at the edge of the data have next to no rows on one side
 _SAME = frozenset(("clone", "contiguous", "alias", "detach", "_to_copy", "to", "dropout"))
 _RESHAPES = frozenset(("view", "_unsafe_view", "reshape"))
 
@@ -171,96 +165,6 @@ class PlacementWriter:
 
     def _place(self, converted: nn.Module, site: int) -> None:
         write_placement(converted, self._units[site], self._placements[site])
-
-
-@dataclass(eq=False)
-class PlacementSums:
-    """Sums per channel and bin of z, from which every kink at an edge of a bin is fitted exactly; float64.
-
-    `sums` is (5, channels, bins): Σw, Σwz, Σwz², Σwφ, Σwφz over the rows whose z lies in the bin; `square` (channels,)
-    is Σwφ². The outermost bins reach to infinity.
-    """
-
-    sums: Tensor
-    square: Tensor
-
-    @classmethod
-    def zeros(cls, channels: int, device: torch.device | str = "cpu") -> "PlacementSums":
-        """Over no rows."""
-        place = {"dtype": torch.float64, "device": "cpu" if torch.device(device).type == "mps" else device}
-        return cls(torch.zeros(5, channels, _BINS, **place), torch.zeros(channels, **place))
-
-    @torch.no_grad()
-    def add(self, z: Tensor, value: Tensor, weight: Tensor | None = None) -> None:
-        """Rows (n, channels): z, φ(z) and a weight each (1 by default)."""
-        z, value = (part.to(self.sums.device, torch.float64) for part in (z, value))
-        weight = torch.ones_like(z) if weight is None else weight.to(self.sums.device, torch.float64)
-        bins = ((z - _LOWEST) * (_BINS / (_HIGHEST - _LOWEST))).floor().clamp_(0, _BINS - 1).long()
-        place = (bins + torch.arange(z.shape[1], device=bins.device) * _BINS).flatten()
-        weighted_value = weight * value
-        for total, term in zip(
-            self.sums, (weight, weight * z, weight * z * z, weighted_value, weighted_value * z), strict=True
-        ):
-            total.view(-1).index_add_(0, place, term.flatten())
-        self.square += (weighted_value * value).sum(0)
-
-    def reduce_over_processes(self) -> "PlacementSums":
-        """Over the rows of all processes, the same on each."""
-        return PlacementSums(summed(self.sums), summed(self.square))
-
-
-@dataclass(frozen=True)
-class Placement:
-    """φ(z) ≈ slope·ReLU(z - kink) + constant + line·z per channel; `unexplained` is the share of Σwφ² left."""
-
-    slope: Tensor
-    kink: Tensor
-    constant: Tensor
-    line: Tensor
-    unexplained: Tensor
-
-
-def knots() -> Tensor:
-    """The kinks that are tried: the inner edges of the bins; zero is one of them."""
-    return torch.linspace(_LOWEST, _HIGHEST, _BINS + 1, dtype=torch.float64)[1:-1]
-
-
-@torch.no_grad()
-def fit_placement(sums: PlacementSums, basis: Basis) -> Placement:
-    """Least squares for every kink, and of those the best, per channel.
-
-    A channel that sees no row on one side of any kink, or whose best slope is not positive, keeps slope 1 at 0.
-    """
-    kinks = knots().to(sums.sums.device)
-    totals = sums.sums.sum(-1)
-    behind = sums.sums.flip(-1).cumsum(-1).flip(-1)[..., 1:]  # (5, C, kinks): over the rows above each kink
-    w, wz, wzz, wv, wvz = behind
-    f_f = wzz - 2 * kinks * wz + kinks**2 * w
-    f_1, f_z = wz - kinks * w, wzz - kinks * wz
-    f_v = wvz - kinks * wv
-    one_one, one_z, z_z, one_v, z_v = (total[:, None].expand_as(f_f) for total in totals)
-    columns = {"relu": 1, "constant": 2, "line": 3}[basis]
-    full = [[f_f, f_1, f_z], [f_1, one_one, one_z], [f_z, one_z, z_z]]
-    matrix = torch.stack([torch.stack(row[:columns], -1) for row in full[:columns]], -2)
-    right = torch.stack([f_v, one_v, z_v][:columns], -1)
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    diagonal += _FLOOR * diagonal + 1e-12 * totals[0].clamp(min=1e-30)[:, None, None]
-    solution = torch.linalg.solve(matrix, right[..., None])[..., 0]
-    error = sums.square[:, None] - (solution * right).sum(-1)
-    error = torch.where((w > 0) & (w < one_one) & (solution[..., 0] > 0), error, torch.inf)
-    least, best = error.min(-1)
-    chosen = solution.gather(1, best[:, None, None].expand(-1, 1, columns))[:, 0]
-    fitted = torch.isfinite(least)
-    parts = [torch.where(fitted, chosen[:, index], 0.0) for index in range(columns)]
-    zero = torch.zeros_like(least)
-    parts += [zero] * (3 - columns)
-    return Placement(
-        slope=torch.where(fitted, parts[0], 1.0),
-        kink=torch.where(fitted, kinks[best], 0.0),
-        constant=parts[1],
-        line=parts[2],
-        unexplained=torch.where(fitted, least / sums.square.clamp(min=1e-30), torch.nan),
-    )
 
 
 @torch.no_grad()

@@ -18,8 +18,9 @@ from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.kinks import Placement
 from hf_lgelu.refit.layers import Layers
-from hf_lgelu.refit.placement import GateUnit, Placement, PlacementWriter, find_gate_units, gate_rows
+from hf_lgelu.refit.placement import GateUnit, PlacementWriter, find_gate_units, gate_rows
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.verdict import ConversionRefusedError
 

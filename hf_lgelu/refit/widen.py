@@ -103,9 +103,7 @@ def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites
                 f"of {sites} gates {len(blocks)} stand in blocks of two or three linear layers of their own, and these "
                 "must be all, of one width"
             )
-        width = blocks[0].width
-        inputs = min(model.get_parameter(b.unit.before.weight).shape[b.unit.before.input_axis] for b in blocks)
-        extra = min(int((width_budget - 1) * width + 1e-9), inputs)
+        extra = int((width_budget - 1) * blocks[0].width + 1e-9)
     if not extra and all(block.unit.before.bias is not None for block in blocks):
         return Room(model)
     try:

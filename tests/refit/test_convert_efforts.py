@@ -32,10 +32,11 @@ from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.distill import output_loss
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.kinks import Placement, PlacementSums, fit_placement, knots
 from hf_lgelu.refit.ladder import EFFORTS, Metric, OutOfTimeError, check_effort, climb
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.placement import Placement, PlacementSums, find_gate_units, fit_placement, knots, write_placement
+from hf_lgelu.refit.placement import find_gate_units, write_placement
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.target_gates import TARGETS
 from hf_lgelu.refit.widen import find_blocks, make_room

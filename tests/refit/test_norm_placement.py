@@ -11,7 +11,8 @@ from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.placement import Placement, find_gate_units, gather_placements, write_placement
+from hf_lgelu.refit.kinks import Placement
+from hf_lgelu.refit.placement import find_gate_units, gather_placements, write_placement
 from hf_lgelu.refit.program import Program
 
 

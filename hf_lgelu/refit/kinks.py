@@ -1,0 +1,202 @@
+"""Kinks and slopes of the ReLUs that stand for a gate, per channel: least squares on the gate's own inputs.
+
+With one ReLU a channel φ(z) ≈ a·ReLU(z - c) + b + d·z; with K of them φ(z) ≈ Σ aₖ·ReLU(z - cₖ) + b + d·z, which comes
+as near as one likes. Sums over bins of z are enough to fit every kink at an edge of a bin exactly.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hf_lgelu.refit.processes import summed
+
+Basis = Literal["relu", "constant", "line"]
+"""What stands beside the ReLUs: nothing, b, or b + d·z."""
+
+_LOWEST, _HIGHEST, _BINS = -3.2, 3.2, 64
+_FLOOR = 1e-4  # of the diagonal: kinks at the edge of the data have next to no rows on one side
+_AT_ONCE = 1024  # channels: a system for each and every kink is in memory
+_SWEEPS = 4
+
+
+@dataclass(eq=False)
+class PlacementSums:
+    """Sums per channel and bin of z, from which every kink at an edge of a bin is fitted exactly; float64.
+
+    `sums` is (5, channels, bins): Σw, Σwz, Σwz², Σwφ, Σwφz over the rows whose z lies in the bin; `square` (channels,)
+    is Σwφ². The outermost bins reach to infinity.
+    """
+
+    sums: Tensor
+    square: Tensor
+
+    @classmethod
+    def zeros(cls, channels: int, device: torch.device | str = "cpu") -> "PlacementSums":
+        """Over no rows."""
+        place = {"dtype": torch.float64, "device": "cpu" if torch.device(device).type == "mps" else device}
+        return cls(torch.zeros(5, channels, _BINS, **place), torch.zeros(channels, **place))
+
+    @torch.no_grad()
+    def add(self, z: Tensor, value: Tensor, weight: Tensor | None = None) -> None:
+        """Rows (n, channels): z, φ(z) and a weight each (1 by default)."""
+        z, value = (part.to(self.sums.device, torch.float64) for part in (z, value))
+        weight = torch.ones_like(z) if weight is None else weight.to(self.sums.device, torch.float64)
+        bins = ((z - _LOWEST) * (_BINS / (_HIGHEST - _LOWEST))).floor().clamp_(0, _BINS - 1).long()
+        place = (bins + torch.arange(z.shape[1], device=bins.device) * _BINS).flatten()
+        weighted_value = weight * value
+        for total, term in zip(
+            self.sums, (weight, weight * z, weight * z * z, weighted_value, weighted_value * z), strict=True
+        ):
+            total.view(-1).index_add_(0, place, term.flatten())
+        self.square += (weighted_value * value).sum(0)
+
+    def reduce_over_processes(self) -> "PlacementSums":
+        """Over the rows of all processes, the same on each."""
+        return PlacementSums(summed(self.sums), summed(self.square))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """φ(z) ≈ slope·ReLU(z - kink) + constant + line·z per channel; `unexplained` is the share of Σwφ² left."""
+
+    slope: Tensor
+    kink: Tensor
+    constant: Tensor
+    line: Tensor
+    unexplained: Tensor
+
+
+def knots() -> Tensor:
+    """The kinks that are tried: the inner edges of the bins; zero is one of them."""
+    return torch.linspace(_LOWEST, _HIGHEST, _BINS + 1, dtype=torch.float64)[1:-1]
+
+
+@dataclass(frozen=True)
+class Kinks:
+    """φ(z) ≈ Σₖ slopes[:, k]·ReLU(z - kinks[:, k]) + constant + line·z per channel.
+
+    `slopes` and `kinks` are (channels, K), the greatest slope first; the other parts as in `Placement`. Where no such
+    fit is to be had (no row on one side of any kink, or no slope above 0), `unexplained` is infinite.
+    """
+
+    slopes: Tensor
+    kinks: Tensor
+    constant: Tensor
+    line: Tensor
+    unexplained: Tensor
+
+
+@torch.no_grad()
+def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
+    """The fits with 1 to `most` ReLUs a channel; the first is the best of all kinks.
+
+    Each further kink is the best beside those there are; then each in turn is chosen anew beside the others, four times.
+    """
+    parts = [
+        _fit_kinks(
+            PlacementSums(sums.sums[:, start : start + _AT_ONCE], sums.square[start : start + _AT_ONCE]), basis, most
+        )
+        for start in range(0, len(sums.square), _AT_ONCE)
+    ]
+    return [
+        Kinks(*(torch.cat(values) for values in zip(*(vars(part[count]).values() for part in parts), strict=True)))
+        for count in range(most)
+    ]
+
+
+def _fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
+    above = _Above(sums)
+    chosen, found = torch.zeros(len(sums.square), 0, dtype=torch.long, device=sums.sums.device), []
+    for count in range(1, most + 1):
+        chosen = torch.cat([above.best_beside(chosen, basis)[0], chosen], 1)
+        for _ in range(_SWEEPS if count > 1 else 0):
+            for _ in range(count):  # the oldest goes to the front, chosen anew
+                chosen = torch.cat([above.best_beside(chosen[:, :-1], basis)[0], chosen[:, :-1]], 1)
+        found.append(_in_order(above, chosen, basis))
+    return found
+
+
+def _in_order(above: "_Above", chosen: Tensor, basis: Basis) -> Kinks:
+    """The fit with these kinks, the greatest slope first."""
+    solution, error = above.solve(chosen[:, :, None], basis)
+    count = chosen.shape[1]
+    slopes, order = solution[:, 0, :count].sort(1, descending=True)
+    beside = [solution[:, 0, column] for column in range(count, solution.shape[-1])]
+    beside += [torch.zeros_like(slopes[:, 0])] * (2 - len(beside))
+    left = error[:, 0] / above.square.clamp(min=1e-30)
+    is_fit = above.splits.gather(1, chosen).all(1) & (slopes[:, 0] > 0)
+    return Kinks(slopes, above.kinks[chosen.gather(1, order)], *beside, torch.where(is_fit, left, torch.inf))
+
+
+class _Above:
+    """Sums over the rows above every kink, and the least squares that they make up."""
+
+    def __init__(self, sums: PlacementSums) -> None:
+        self.kinks, self.square = knots().to(sums.sums.device), sums.square
+        self._totals = sums.sums.sum(-1)
+        self._sums = sums.sums.flip(-1).cumsum(-1).flip(-1)[..., 1:]  # (5, C, kinks)
+        self.splits = (self._sums[0] > 0) & (self._sums[0] < self._totals[0][:, None])
+        """(C, kinks): whether there are rows on both sides."""
+
+    def best_beside(self, chosen: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
+        """(C, 1) the kink with which, beside the (C, m) `chosen`, the least is left, and (C, 1) how much that is.
+
+        Kinks are numbers of `knots`. Where the only ReLU would have a slope of 0 or less, the kink is none.
+        """
+        every = torch.arange(len(self.kinks), device=chosen.device).expand(len(chosen), 1, -1)
+        beside = chosen[:, :, None].expand(-1, -1, len(self.kinks))
+        solution, error = self.solve(torch.cat([every, beside], 1), basis)
+        possible = self.splits & ((solution[..., 0] > 0) | bool(chosen.shape[1]))
+        least, best = torch.where(possible, error, torch.inf).min(-1, keepdim=True)
+        return best, least
+
+    def solve(self, at: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
+        """Of n systems a channel with the ReLUs at the (C, m, n) kinks `at`: (C, n, columns) the least squares for the
+        m slopes, b and d, and (C, n) what is left."""
+        w, wz, wzz, wv, wvz = (total.gather(1, at.flatten(1)).view_as(at) for total in self._sums)
+        kink = self.kinks[at]
+        later = torch.maximum(at[:, :, None], at[:, None])
+        both = [total.gather(1, later.flatten(1)).view_as(later) for total in self._sums[:3]]
+        first, second = kink[:, :, None], kink[:, None]
+        gram = both[2] - (first + second) * both[1] + first * second * both[0]
+        one_one, one_z, z_z, one_v, z_v = (total[:, None].expand(-1, at.shape[2]) for total in self._totals)
+        beside = {"relu": 0, "constant": 1, "line": 2}[basis]
+        crossed = torch.stack([wz - kink * w, wzz - kink * wz], 1)[:, :beside]  # (C, beside, m, n)
+        corner = torch.stack([torch.stack([one_one, one_z], 1), torch.stack([one_z, z_z], 1)], 1)[:, :beside, :beside]
+        upper = torch.cat([gram, crossed.transpose(1, 2)], 2)
+        matrix = torch.cat([upper, torch.cat([crossed, corner], 2)], 1).movedim(-1, 1)
+        right = torch.cat([wvz - kink * wv, torch.stack([one_v, z_v], 1)[:, :beside]], 1).movedim(-1, 1)
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+        floor = _FLOOR * diagonal + 1e-12 * self._totals[0].clamp(min=1e-30)[:, None, None]
+        diagonal += floor
+        solution = torch.linalg.solve(matrix, right[..., None])[..., 0]
+        return solution, self.square[:, None] - (solution * (right + floor * solution)).sum(-1)
+
+
+@torch.no_grad()
+def fit_placement(sums: PlacementSums, basis: Basis) -> Placement:
+    """Least squares for every kink, and of those the best, per channel.
+
+    A channel that sees no row on one side of any kink, or whose best slope is not positive, keeps slope 1 at 0.
+    """
+    return first_of(fit_kinks(sums, basis, 1), torch.ones(len(sums.square), dtype=torch.long))
+
+
+def first_of(fits: Sequence[Kinks], counts: Tensor) -> Placement:
+    """The first ReLU of each channel, with what stands beside it, of the fit with (channels,) `counts` of them."""
+    fitted = torch.isfinite(fits[0].unexplained)
+
+    def part(values: Sequence[Tensor], without: float) -> Tensor:
+        chosen = torch.stack(list(values)).gather(0, (counts.to(fitted.device) - 1)[None])[0]
+        return torch.where(fitted, chosen, without)
+
+    return Placement(
+        slope=part([fit.slopes[:, 0] for fit in fits], 1.0),
+        kink=part([fit.kinks[:, 0] for fit in fits], 0.0),
+        constant=part([fit.constant for fit in fits], 0.0),
+        line=part([fit.line for fit in fits], 0.0),
+        unexplained=part([fit.unexplained for fit in fits], torch.nan),
+    )

@@ -1,0 +1,122 @@
+"""What is written into the converted network beside the refits: kinks, slopes, and what the units added are for.
+
+Of the units that the budget adds to a block, as many as the block has inputs are always on (always_on.py): they carry
+all that is linear. What is left of the budget are copies of units with kinks of their own, since K ReLUs leave less of
+a gate than one: each goes where, by the least squares of the gate alone and the size of the unit's column behind it, it
+takes the most of the squared error away.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.refit.always_on import gather_inputs, write_always_on
+from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.kinks import Basis, Kinks, Placement, first_of, fit_kinks, fit_placement
+from hf_lgelu.refit.layers import Layers
+from hf_lgelu.refit.placement import GateUnit, PlacementWriter, find_gate_units, gather_placements
+from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.widen import Block, find_blocks, oriented
+
+_MOST_KINKS = 6
+"""ReLUs of one channel: of a GELU of standard normal inputs they leave 1.3e-4 of its square, beside b + d·z."""
+
+
+class Copies(NamedTuple):
+    """Units that are added, one each: the unit that is copied, and the slope and kink of the copy."""
+
+    sources: Tensor
+    slopes: Tensor
+    kinks: Tensor
+
+
+def share_out(fits: Sequence[Kinks], energies: Tensor, copies: int) -> tuple[Tensor, Copies]:
+    """((channels,) ReLUs of each channel, the copies), so that the least is left of the sum over channels.
+
+    `fits` are those with 1, 2, ... ReLUs a channel, `energies` (channels,) what their `unexplained` is a share of.
+    There are `copies` of them, or as many as the fits have.
+    """
+    left = torch.stack([fit.unexplained * energies for fit in fits])  # (K, channels)
+    # A gain counts for no more than the one before, so that no channel has its third ReLU before its second.
+    gains = torch.where(torch.isfinite(left[1:]), left[:-1] - left[1:], 0.0).clamp(min=0).cummin(0).values
+    gains = torch.where(torch.isfinite(left[0]), gains, -1.0)
+    taken = gains.flatten().argsort(descending=True, stable=True)[: min(copies, int((gains >= 0).sum()))]
+    counts = 1 + torch.bincount(taken % gains.shape[1], minlength=gains.shape[1])
+    found = [
+        (fit.slopes[at, place], fit.kinks[at, place], at)
+        for number, fit in enumerate(fits[1:], 2)
+        for at in [(counts == number).nonzero()[:, 0]]
+        for place in range(1, number)
+    ]
+    slopes, kinks, sources = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return counts, Copies(sources, slopes, kinks)
+
+
+@torch.no_grad()
+def write_copies(converted: nn.Module, block: Block, copies: Copies, start: int) -> None:
+    """Make the units from `start` on copies, before slopes and kinks are written into the units that they are of.
+
+    A copy has its slope's size in the rows before the gate and its sign in the column behind.
+    """
+    before, other, down = block.unit.before, block.unit.other, block.down.operation
+    new = slice(start, start + len(copies.sources))
+    sources = copies.sources.to(oriented(converted, down).device)
+    slopes, kinks = (part.to(sources.device) for part in (copies.slopes, copies.kinks))
+    rows, bias = oriented(converted, before), converted.get_parameter(before.bias)
+    rows[new] = (rows[sources].double() * slopes.abs()[:, None]).to(rows.dtype)
+    bias[new] = ((bias[sources].double() - kinks) * slopes.abs()).to(bias.dtype)
+    if other is not None:
+        oriented(converted, other)[new] = oriented(converted, other)[sources]
+        if other.bias is not None:
+            converted.get_parameter(other.bias)[new] = converted.get_parameter(other.bias)[sources]
+    columns = oriented(converted, down)
+    columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype)
+
+
+class Preparation(PlacementWriter):
+    """The step that writes all this, each block when its turn has come."""
+
+    def __init__(
+        self, original: nn.Module, sites: Sequence[ActivationSite], folds: Folds, program: Program, found: Layers,
+        extra: int,
+    ) -> None:  # fmt: skip
+        """`original` has room for `extra` units in each block; `program` and `found` are of its trace."""
+        units = [unit for unit in find_gate_units(program) if unit.before.bias is not None]
+        blocks = find_blocks(program, found.layers, units) if extra else []
+        sums = gather_placements(original, sites, units, folds)
+        self._extra, self._inputs = extra, gather_inputs(original, blocks, folds)
+        self._blocks = {block.unit.site: block for block in blocks}
+        self._copies: dict[int, Copies] = {}
+        placements: dict[int, Placement] = {}
+        for unit in units:
+            site, basis = unit.site, _basis(unit, unit.site in self._blocks)
+            copies = extra - self._always_on(site) if site in self._blocks else 0
+            if copies:
+                fits = fit_kinks(sums[site], basis, _MOST_KINKS)
+                columns = oriented(original, self._blocks[site].down.operation).double()
+                energies = sums[site].square * columns.square().sum(0).to(sums[site].square.device)
+                counts, self._copies[site] = share_out(fits, energies, copies)
+                placements[site] = first_of(fits, counts)
+            else:
+                placements[site] = fit_placement(sums[site], basis)
+        super().__init__({unit.site: unit for unit in units}, placements, found.layers)
+
+    def _always_on(self, site: int) -> int:
+        return min(self._extra, len(self._inputs[site].feature_sum[0]))
+
+    def _place(self, converted: nn.Module, site: int) -> None:
+        if site in self._blocks:
+            block, width, on = self._blocks[site], self._blocks[site].width - self._extra, self._always_on(site)
+            write_always_on(converted, block, self._placements[site], self._inputs[site], width, on)
+            if site in self._copies:
+                write_copies(converted, block, self._copies[site], width + on)
+        super()._place(converted, site)
+
+
+def _basis(unit: GateUnit, has_room: bool) -> Basis:
+    if unit.other is None:
+        return "line"
+    return "constant" if has_room else "relu"
