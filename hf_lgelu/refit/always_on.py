@@ -9,11 +9,12 @@ in the metric of the block's inputs.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import Placement
@@ -66,38 +67,65 @@ def low_rank(matrix: Tensor, second_moments: Tensor, rank: int) -> tuple[Tensor,
     Each row of V has unit mean square over the inputs. float64.
     """
     matrix, second_moments = matrix.double(), second_moments.double()
-    identity = torch.eye(len(second_moments), dtype=torch.float64, device=second_moments.device)
-    metric = second_moments + _LEAST_VARIANCE * second_moments.diagonal().mean().clamp(min=1e-12) * identity
-    root = torch.linalg.cholesky(metric)
+    root = _root(second_moments)
     left, values, right = torch.linalg.svd(matrix @ root, full_matrices=False)
     rank = min(rank, len(values))
     return left[:, :rank] * values[:rank], torch.linalg.solve_triangular(root, right[:rank], upper=False, left=False)
 
 
+def _root(second_moments: Tensor) -> Tensor:
+    identity = torch.eye(len(second_moments), dtype=torch.float64, device=second_moments.device)
+    least = _LEAST_VARIANCE * second_moments.diagonal().mean().clamp(min=1e-12)
+    return torch.linalg.cholesky(second_moments.double() + least * identity)
+
+
+class LinearPart(NamedTuple):
+    """What is linear in a block: a matrix (outputs, inputs), and mean and mean xxᵀ of the inputs x that count for it.
+
+    Of a plain block these are around the mean: the constant is the intercept's.
+    """
+
+    matrix: Tensor
+    mean: Tensor
+    second_moments: Tensor
+
+    def best_gains(self) -> Tensor:
+        """What each further unit takes away of the mean square of the outputs, in falling order."""
+        return torch.linalg.svdvals(self.matrix @ _root(self.second_moments)).square()
+
+
+@torch.no_grad()
+def linear_part(model: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int) -> LinearPart:
+    """Of the first `width` units of a block, before the slopes and kinks are written."""
+    gated = block.unit.other is not None
+    factor = placement.constant if gated else placement.line
+    down = oriented(model, block.down.operation)[:, :width].double()
+    matrix = (down * factor[:width].to(down.device)) @ oriented(model, _carrier(block))[:width].double()
+    mean, second = inputs.feature_sum[0] / inputs.count, inputs.gram[0] / inputs.count
+    return LinearPart(matrix, mean, second if gated else second - torch.outer(mean, mean))
+
+
 @torch.no_grad()
 def write_always_on(
-    converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, extra: int
+    converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, count: int
 ) -> None:
-    """Give the units from `width` on what is linear in the block, before the slopes and kinks are written."""
-    unit, down = block.unit, block.down.operation
-    mean = inputs.feature_sum[0] / inputs.count
-    second = inputs.gram[0] / inputs.count
-    gated = unit.other is not None
-    carrier = unit.before if unit.other is None else unit.other
-    through = oriented(converted, carrier)[:width].double()
-    factor = placement.constant if gated else placement.line
-    matrix = (oriented(converted, down)[:, :width].double() * factor[:width]) @ through
-    if not gated:  # around the mean: the constant is the intercept's
-        second = second - torch.outer(mean, mean)
-    down_columns, up_rows = low_rank(matrix, second, extra)
+    """Give `count` units from `width` on what is linear in the block, before the slopes and kinks are written."""
+    unit, down, carrier = block.unit, block.down.operation, _carrier(block)
+    linear = linear_part(converted, block, placement, inputs, width)
+    down_columns, up_rows = low_rank(linear.matrix, linear.second_moments, count)
     new = slice(width, width + len(up_rows))
     oriented(converted, carrier)[new] = up_rows.to(oriented(converted, carrier).dtype)
     oriented(converted, down)[:, new] = down_columns.to(oriented(converted, down).dtype)
     bias = converted.get_parameter(unit.before.bias)
-    if gated:
+    if unit.other is not None:
         bias[new] = 1.0
         return
-    offsets = ALWAYS_ON - up_rows @ mean
+    offsets = ALWAYS_ON - up_rows @ linear.mean
     bias[new] = offsets.to(bias.dtype)
     if down.bias is not None:
         converted.get_parameter(down.bias).sub_((down_columns @ offsets).to(bias.dtype))
+
+
+def _carrier(block: Block) -> AffineOperation:
+    """The map that a unit which is always on takes its linear function from."""
+    return block.unit.before if block.unit.other is None else block.unit.other

@@ -27,17 +27,18 @@ class PlacementSums:
     """Sums per channel and bin of z, from which every kink at an edge of a bin is fitted exactly; float64.
 
     `sums` is (5, channels, bins): Σw, Σwz, Σwz², Σwφ, Σwφz over the rows whose z lies in the bin; `square` (channels,)
-    is Σwφ². The outermost bins reach to infinity.
+    is Σwφ², and `rows` a scalar, how many there were. The outermost bins reach to infinity.
     """
 
     sums: Tensor
     square: Tensor
+    rows: Tensor
 
     @classmethod
     def zeros(cls, channels: int, device: torch.device | str = "cpu") -> "PlacementSums":
         """Over no rows."""
         place = {"dtype": torch.float64, "device": "cpu" if torch.device(device).type == "mps" else device}
-        return cls(torch.zeros(5, channels, _BINS, **place), torch.zeros(channels, **place))
+        return cls(torch.zeros(5, channels, _BINS, **place), *(torch.zeros(shape, **place) for shape in (channels, ())))
 
     @torch.no_grad()
     def add(self, z: Tensor, value: Tensor, weight: Tensor | None = None) -> None:
@@ -52,10 +53,16 @@ class PlacementSums:
         ):
             total.view(-1).index_add_(0, place, term.flatten())
         self.square += (weighted_value * value).sum(0)
+        self.rows += len(z)
 
     def reduce_over_processes(self) -> "PlacementSums":
         """Over the rows of all processes, the same on each."""
-        return PlacementSums(summed(self.sums), summed(self.square))
+        return PlacementSums(*map(summed, (self.sums, self.square, self.rows)))
+
+    def split(self, channels: int) -> "list[PlacementSums]":
+        """The same of at most so many channels each."""
+        parts = zip(self.sums.split(channels, 1), self.square.split(channels), strict=True)
+        return [PlacementSums(*part, self.rows) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -93,14 +100,9 @@ class Kinks:
 def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
     """The fits with 1 to `most` ReLUs a channel; the first is the best of all kinks.
 
-    Each further kink is the best beside those there are; then each in turn is chosen anew beside the others, four times.
+    Each further kink is the best beside those there are; then each in turn is chosen anew, four times.
     """
-    parts = [
-        _fit_kinks(
-            PlacementSums(sums.sums[:, start : start + _AT_ONCE], sums.square[start : start + _AT_ONCE]), basis, most
-        )
-        for start in range(0, len(sums.square), _AT_ONCE)
-    ]
+    parts = [_fit_kinks(part, basis, most) for part in sums.split(_AT_ONCE)]
     return [
         Kinks(*(torch.cat(values) for values in zip(*(vars(part[count]).values() for part in parts), strict=True)))
         for count in range(most)

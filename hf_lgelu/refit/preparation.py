@@ -1,9 +1,10 @@
 """What is written into the converted network beside the refits: kinks, slopes, and what the units added are for.
 
-Of the units that the budget adds to a block, as many as the block has inputs are always on (always_on.py): they carry
-all that is linear. What is left of the budget are copies of units with kinks of their own, since K ReLUs leave less of
-a gate than one: each goes where, by the least squares of the gate alone and the size of the unit's column behind it, it
-takes the most of the squared error away.
+The units that the budget adds to a block are of two kinds. Some are always on (always_on.py) and carry what is linear,
+at most as many as the block has inputs. Others are copies of a unit with a kink of their own, since K ReLUs leave less
+of a gate than one. Each goes where it takes the most of the mean square of the block's error away, by the original's
+inputs: of a unit always on that is a squared singular value, of a copy what the least squares of the gate alone gain,
+times the square of the unit's column behind it, as if channels were off independently of each other.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.models.sites import ActivationSite
-from hf_lgelu.refit.always_on import gather_inputs, write_always_on
+from hf_lgelu.refit.always_on import gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.kinks import Basis, Kinks, Placement, first_of, fit_kinks, fit_placement
+from hf_lgelu.refit.kinks import Basis, Kinks, Placement, PlacementSums, first_of, fit_kinks, fit_placement
 from hf_lgelu.refit.layers import Layers
 from hf_lgelu.refit.placement import GateUnit, PlacementWriter, find_gate_units, gather_placements
 from hf_lgelu.refit.program import Program
@@ -33,26 +34,39 @@ class Copies(NamedTuple):
     kinks: Tensor
 
 
-def share_out(fits: Sequence[Kinks], energies: Tensor, copies: int) -> tuple[Tensor, Copies]:
-    """((channels,) ReLUs of each channel, the copies), so that the least is left of the sum over channels.
+class Shares(NamedTuple):
+    """How the units that are added are shared out: so many always on, (channels,) ReLUs of each channel, the copies."""
 
-    `fits` are those with 1, 2, ... ReLUs a channel, `energies` (channels,) what their `unexplained` is a share of.
-    There are `copies` of them, or as many as the fits have.
+    always_on: int
+    counts: Tensor
+    copies: Copies
+
+
+def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: int) -> Shares:
+    """So that the least is left of the sum over channels and of what is linear.
+
+    Args:
+        fits: those with 1, 2, ... ReLUs a channel.
+        energies: (channels,) what their `unexplained` is a share of.
+        linear: what each further unit that is always on takes away, in falling order.
+        units: to share out; there may be more than all these can use.
     """
     left = torch.stack([fit.unexplained * energies for fit in fits])  # (K, channels)
     # A gain counts for no more than the one before, so that no channel has its third ReLU before its second.
     gains = torch.where(torch.isfinite(left[1:]), left[:-1] - left[1:], 0.0).clamp(min=0).cummin(0).values
     gains = torch.where(torch.isfinite(left[0]), gains, -1.0)
-    taken = gains.flatten().argsort(descending=True, stable=True)[: min(copies, int((gains >= 0).sum()))]
-    counts = 1 + torch.bincount(taken % gains.shape[1], minlength=gains.shape[1])
+    every = torch.cat([linear.to(gains.device), gains.flatten()])
+    taken = every.argsort(descending=True, stable=True)[: min(units, int((every >= 0).sum()))]
+    copied = taken[taken >= len(linear)] - len(linear)
+    counts = 1 + torch.bincount(copied % gains.shape[1], minlength=gains.shape[1])
     found = [
-        (fit.slopes[at, place], fit.kinks[at, place], at)
+        (at, fit.slopes[at, place], fit.kinks[at, place])
         for number, fit in enumerate(fits[1:], 2)
         for at in [(counts == number).nonzero()[:, 0]]
         for place in range(1, number)
     ]
-    slopes, kinks, sources = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return counts, Copies(sources, slopes, kinks)
+    copies = Copies(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    return Shares(len(taken) - len(copied), counts, copies)
 
 
 @torch.no_grad()
@@ -89,30 +103,31 @@ class Preparation(PlacementWriter):
         sums = gather_placements(original, sites, units, folds)
         self._extra, self._inputs = extra, gather_inputs(original, blocks, folds)
         self._blocks = {block.unit.site: block for block in blocks}
-        self._copies: dict[int, Copies] = {}
+        self._shares: dict[int, Shares] = {}
         placements: dict[int, Placement] = {}
         for unit in units:
             site, basis = unit.site, _basis(unit, unit.site in self._blocks)
-            copies = extra - self._always_on(site) if site in self._blocks else 0
-            if copies:
+            if site in self._blocks:
                 fits = fit_kinks(sums[site], basis, _MOST_KINKS)
-                columns = oriented(original, self._blocks[site].down.operation).double()
-                energies = sums[site].square * columns.square().sum(0).to(sums[site].square.device)
-                counts, self._copies[site] = share_out(fits, energies, copies)
-                placements[site] = first_of(fits, counts)
+                self._shares[site] = self._shared_out(original, site, fits, sums[site])
+                placements[site] = first_of(fits, self._shares[site].counts)
             else:
                 placements[site] = fit_placement(sums[site], basis)
         super().__init__({unit.site: unit for unit in units}, placements, found.layers)
 
-    def _always_on(self, site: int) -> int:
-        return min(self._extra, len(self._inputs[site].feature_sum[0]))
+    def _shared_out(self, original: nn.Module, site: int, fits: Sequence[Kinks], sums: PlacementSums) -> Shares:
+        block = self._blocks[site]
+        columns = oriented(original, block.down.operation).double().square().sum(0).to(sums.square.device)
+        alone = first_of(fits, torch.ones(len(columns), dtype=torch.long))
+        linear = linear_part(original, block, alone, self._inputs[site], block.width - self._extra)
+        return share_out(fits, sums.square * columns / sums.rows, linear.best_gains(), self._extra)
 
     def _place(self, converted: nn.Module, site: int) -> None:
         if site in self._blocks:
-            block, width, on = self._blocks[site], self._blocks[site].width - self._extra, self._always_on(site)
-            write_always_on(converted, block, self._placements[site], self._inputs[site], width, on)
-            if site in self._copies:
-                write_copies(converted, block, self._copies[site], width + on)
+            block, shares, width = self._blocks[site], self._shares[site], self._blocks[site].width - self._extra
+            placement, inputs = self._placements[site], self._inputs[site]
+            write_always_on(converted, block, placement, inputs, width, shares.always_on)
+            write_copies(converted, block, shares.copies, width + shares.always_on)
         super()._place(converted, site)
 
 

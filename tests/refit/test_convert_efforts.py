@@ -37,6 +37,7 @@ from hf_lgelu.refit.ladder import EFFORTS, Metric, OutOfTimeError, check_effort,
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.placement import find_gate_units, write_placement
+from hf_lgelu.refit.preparation import Copies, write_copies
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.target_gates import TARGETS
 from hf_lgelu.refit.widen import find_blocks, make_room
@@ -181,14 +182,16 @@ def test_wider_blocks_beside_a_kept_gate_are_refused_by_its_name():
 
 
 @pytest.mark.parametrize("build", [llama, gpt2])
-def test_units_always_on_and_placed_gates_compute_the_formula(build):
-    """With as many units as inputs, a block is W_down(a·ReLU(z - c) + b + d·z)·u to rounding, written by hand."""
+@pytest.mark.parametrize("copied", [[], [3, 0, 3, 7]])
+def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copied):
+    """With as many units as inputs, a block is W_down(Σ aₖ·ReLU(z - cₖ) + b + d·z)·u to rounding, written by hand."""
     model, inputs = build().double(), tokens(4)
     sites, program, layers, blocks = traced(model, inputs)
-    room = make_room(model, program, layers, len(sites), 1.4 if build is llama else 1.25)
+    extra = 16 + len(copied)
+    room = make_room(model, program, layers, len(sites), 1 + extra / blocks[0].width)
     sites, program, layers, blocks = traced(room.model, inputs)
-    assert (room.extra, len(blocks)) == (16, 2)
-    block, width = blocks[0], blocks[0].width - 16
+    assert (room.extra, len(blocks)) == (extra, 2)
+    block, width = blocks[0], blocks[0].width - extra
     torch.manual_seed(4)
     rows = torch.randn(500, 16, dtype=torch.float64)
     slope, kink, constant, line = torch.rand(4, width, dtype=torch.float64) + torch.tensor([[0.5], [0], [0], [0]])
@@ -196,7 +199,8 @@ def test_units_always_on_and_placed_gates_compute_the_formula(build):
         line = torch.zeros_like(line)
     else:
         constant = torch.zeros_like(constant)  # the intercept's
-    fill = torch.zeros(16, dtype=torch.float64)
+    copies = Copies(torch.tensor(copied, dtype=torch.long), *torch.randn(2, len(copied), dtype=torch.float64))
+    fill = torch.zeros(extra, dtype=torch.float64)
     placement = Placement(
         torch.cat([slope, fill + 1]), *(torch.cat([part, fill]) for part in (kink, constant, line)), torch.tensor(0.0)
     )
@@ -204,10 +208,13 @@ def test_units_always_on_and_placed_gates_compute_the_formula(build):
     seen.add(rows[:, None], rows[:, None, :1], rows[:, None, :1])
     original = copy.deepcopy(room.model)
     write_always_on(room.model, block, placement, seen, width, 16)
+    write_copies(room.model, block, copies, width + 16)
     write_placement(room.model, block.unit, placement)
     w_gate, w_up, w_down = (_matrix(original, operation)[:, :] for operation in _three(block))
     z = rows @ w_gate[:width].T + original.get_parameter(block.unit.before.bias)[:width]
     value = slope * (z - kink).relu() + constant + line * (z - original.get_parameter(block.unit.before.bias)[:width])
+    for source, of_copy, at in zip(*copies, strict=True):
+        value[:, source] += of_copy * (z[:, source] - at).relu()
     if block.unit.other is not None:
         value = value * (rows @ w_up[:width].T)
     expected = value @ w_down[:, :width].T
@@ -218,6 +225,22 @@ def test_units_always_on_and_placed_gates_compute_the_formula(build):
     actual = features @ new_down.T
     actual = actual + (0 if block.down.operation.bias is None else _bias_change(room.model, original, block))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("build", [llama, bert])
+def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
+    """Each budget leaves less than the one before, on other inputs."""
+    model, inputs = build(), tokens(200)
+    others = tokens(100, seed=9)
+    gaps = []
+    for budget in (1.0, 2.0, 4.0):
+        converted, report = convert_to_relu(model, inputs, effort="place", width_budget=budget)
+        assert report.width_share == budget
+        with torch.no_grad():
+            expected, found = (network(**others).logits.log_softmax(-1) for network in (model, converted))
+        gaps.append(float(F.kl_div(found, expected, log_target=True, reduction="sum")) / len(others["input_ids"]))
+    assert gaps[1] < 0.4 * gaps[0]
+    assert gaps[2] < 0.4 * gaps[1]
 
 
 def _three(block):

@@ -86,28 +86,34 @@ def test_a_channel_without_spread_keeps_its_gate_and_gets_no_copy():
     z = torch.stack([torch.full((300,), 0.05), torch.linspace(-2, 2, 300)], 1)
     sums.add(z, F.gelu(z))
     fits = fit_kinks(sums, "line", 4)
-    counts, copies = share_out(fits, sums.square, 10)
-    assert counts.tolist() == [1, 4]
+    always_on, counts, copies = share_out(fits, sums.square, torch.zeros(0), 10)
+    assert (always_on, counts.tolist()) == (0, [1, 4])
     assert copies.sources.tolist() == [1, 1, 1]
     first = first_of(fits, counts)
     assert (float(first.slope[0]), float(first.kink[0])) == (1.0, 0.0)
     assert (first.slope[1], first.kink[1]) == (fits[3].slopes[1, 0], fits[3].kinks[1, 0])
 
 
-def test_copies_go_where_they_take_the_most_away():
+def test_units_go_where_they_take_the_most_away():
     """Against all ways to share them out; what is left falls by less with each, so the greatest gains are the best."""
     generator = torch.Generator().manual_seed(0)
     left = torch.rand(4, 5, generator=generator, dtype=torch.float64).sort(0, descending=True).values
     gains = (left[:-1] - left[1:]).sort(0, descending=True).values
     left = torch.cat([left[:1], left[:1] - gains.cumsum(0)])
     energies = torch.rand(5, generator=generator, dtype=torch.float64)
+    linear = torch.tensor([0.9, 0.2, 0.05, 1e-4], dtype=torch.float64)
     fits = [_fit(count, share) for count, share in enumerate(left, 1)]
-    counts, copies = share_out(fits, energies, 6)
-    assert len(copies.sources) == int((counts - 1).sum()) == 6
-    reached = sum(float(left[count - 1, at] * energies[at]) for at, count in enumerate(counts.tolist()))
-    ways = (way for way in itertools.product(range(1, 5), repeat=5) if sum(way) == 5 + 6)
-    best = min(sum(float(left[count - 1, at] * energies[at]) for at, count in enumerate(way)) for way in ways)
-    assert reached == pytest.approx(best, rel=1e-12)
+    always_on, counts, copies = share_out(fits, energies, linear, 8)
+    assert 0 < always_on < 4
+    assert len(copies.sources) == int((counts - 1).sum()) == 8 - always_on
+    kept = [float(linear[on:].sum()) for on in range(5)]
+
+    def all_left(on, way):
+        return kept[on] + sum(float(left[count - 1, at] * energies[at]) for at, count in enumerate(way))
+
+    ways = itertools.product(range(5), itertools.product(range(1, 5), repeat=5))
+    best = min(all_left(on, way) for on, way in ways if on + sum(way) == 8 + 5)
+    assert all_left(always_on, counts.tolist()) == pytest.approx(best, rel=1e-12)
     # Each copy has the slope and kink of its channel's fit that the unit itself does not take.
     for number, source in enumerate(copies.sources.tolist()):
         fit = fits[int(counts[source]) - 1]
@@ -115,10 +121,10 @@ def test_copies_go_where_they_take_the_most_away():
         assert copies.kinks[number] in fit.kinks[source, 1:]
 
 
-def test_no_more_copies_than_the_fits_have():
+def test_no_more_units_than_can_be_used():
     fits = [_fit(count, torch.tensor([0.1 / count, 0.2 / count], dtype=torch.float64)) for count in (1, 2, 3)]
-    counts, copies = share_out(fits, torch.ones(2, dtype=torch.float64), 50)
-    assert (counts.tolist(), len(copies.sources)) == ([3, 3], 4)
+    shares = share_out(fits, torch.ones(2, dtype=torch.float64), torch.tensor([0.3, 0.1]).double(), 50)
+    assert (shares.always_on, shares.counts.tolist(), len(shares.copies.sources)) == (2, [3, 3], 4)
 
 
 def _fit(count, unexplained):
