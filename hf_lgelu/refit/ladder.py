@@ -3,7 +3,7 @@
 | effort | what is changed |
 |---|---|
 | refit | the maps behind the gates, by ridge |
-| place | before that, each ReLU's kink and slope, and in a wider network units that are always on |
+| place | before that, each ReLU's kink and slope, and in a wider network what the units added are for |
 | blocks | after that, layer by layer, both maps of each block, by Adam on the block's own inputs |
 | distill | at last all blocks together, by Adam on the whole network's outputs |
 """

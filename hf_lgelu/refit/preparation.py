@@ -16,14 +16,11 @@ from torch import Tensor, nn
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.always_on import gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.kinks import Basis, Kinks, Placement, PlacementSums, first_of, fit_kinks, fit_placement
+from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Kinks, Placement, PlacementSums, first_of, fit_kinks, fit_placement
 from hf_lgelu.refit.layers import Layers
 from hf_lgelu.refit.placement import GateUnit, PlacementWriter, find_gate_units, gather_placements
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.widen import Block, find_blocks, oriented
-
-_MOST_KINKS = 6
-"""ReLUs of one channel: of a GELU of standard normal inputs they leave 1.3e-4 of its square, beside b + d·z."""
 
 
 class Copies(NamedTuple):
@@ -108,7 +105,7 @@ class Preparation(PlacementWriter):
         for unit in units:
             site, basis = unit.site, _basis(unit, unit.site in self._blocks)
             if site in self._blocks:
-                fits = fit_kinks(sums[site], basis, _MOST_KINKS)
+                fits = fit_kinks(sums[site], basis, MOST_KINKS)
                 self._shares[site] = self._shared_out(original, site, fits, sums[site])
                 placements[site] = first_of(fits, self._shares[site].counts)
             else:

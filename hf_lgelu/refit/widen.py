@@ -24,6 +24,7 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.dataflow.trace import operation_name
+from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.placement import GateUnit, find_gate_units, product_behind
 from hf_lgelu.refit.program import Program
@@ -103,7 +104,10 @@ def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites
                 f"of {sites} gates {len(blocks)} stand in blocks of two or three linear layers of their own, and these "
                 "must be all, of one width"
             )
-        extra = int((width_budget - 1) * blocks[0].width + 1e-9)
+        width = blocks[0].width
+        inputs = min(model.get_parameter(b.unit.before.weight).shape[b.unit.before.input_axis] for b in blocks)
+        # More than that there is no use for: units always on, and copies of each.
+        extra = min(int((width_budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
     if not extra and all(block.unit.before.bias is not None for block in blocks):
         return Room(model)
     try:

@@ -157,6 +157,8 @@ def test_room_changes_no_output(build):
     sites, program, layers, _ = traced(model, inputs)
     room = make_room(model, program, layers, len(sites), 1.25)
     assert room.extra == 10 if build is not gpt2 else room.extra == 16
+    width = 64 if build is gpt2 else 40
+    assert make_room(model, program, layers, len(sites), 99.0).extra == 16 + 5 * width
     assert any("→" in str(change) for change in room.config_changes)
     with torch.no_grad():
         torch.testing.assert_close(room.model(**inputs).logits, model(**inputs).logits, rtol=0, atol=1e-5)
