@@ -124,9 +124,9 @@ def convert_to_relu(
             as quick again; "blocks", then both maps of every block by Adam, layer by layer; "distill", then all blocks
             by Adam on the whole network's outputs, kept where it is nearer by more than two standard errors.
         width_budget: with effort "place" and above (which it implies), so many times the units in every block: those
-            added carry what is linear in it, or are copies of a unit with kinks of their own. The larger, the nearer, up
-            to six times and as many units as the block has inputs. The config says the new width; families whose config
-            has no key for it are refused.
+            added carry what is linear in it, or are copies of a unit with kinks of their own. The larger, the nearer,
+            up to six times and as many units as the block has inputs. The config says the new width; families whose
+            config has no key for it are refused.
         tolerance: KL in nats to the original (of outputs that are no class scores relative error) on the inputs held
             out: rungs are climbed until it is reached, up to `effort` or, without one, the last. With `metric`, the
             share of the original's score that may be lost.
