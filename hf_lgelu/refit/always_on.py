@@ -107,12 +107,17 @@ def linear_part(model: nn.Module, block: Block, placement: Placement, inputs: Mo
 
 @torch.no_grad()
 def write_always_on(
-    converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, count: int
+    converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, count: int, size: float = 1.0
 ) -> None:
-    """Give `count` units from `width` on what is linear in the block, before the slopes and kinks are written."""
+    """Give `count` units from `width` on what is linear in the block, before the slopes and kinks are written.
+
+    `size` is the root mean square of what varies in such a unit. It says nothing about what is computed; about as much
+    as the other units have, it keeps their share of the range that int8 gives all of them together.
+    """
     unit, down, carrier = block.unit, block.down.operation, _carrier(block)
     linear = linear_part(converted, block, placement, inputs, width)
     down_columns, up_rows = low_rank(linear.matrix, linear.second_moments, count)
+    down_columns, up_rows = down_columns / size, up_rows * size
     new = slice(width, width + len(up_rows))
     oriented(converted, carrier)[new] = up_rows.to(oriented(converted, carrier).dtype)
     oriented(converted, down)[:, new] = down_columns.to(oriented(converted, down).dtype)
@@ -120,7 +125,7 @@ def write_always_on(
     if unit.other is not None:
         bias[new] = 1.0
         return
-    offsets = ALWAYS_ON - up_rows @ linear.mean
+    offsets = ALWAYS_ON * size - up_rows @ linear.mean
     bias[new] = offsets.to(bias.dtype)
     if down.bias is not None:
         converted.get_parameter(down.bias).sub_((down_columns @ offsets).to(bias.dtype))

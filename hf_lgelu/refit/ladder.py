@@ -37,7 +37,9 @@ class Rung:
 
 RUNGS: dict[Effort, Rung] = {
     "refit": Rung(1.0, ""),
-    "place": Rung(1.3, "from nothing to two thirds of the distance, and four fifths with twice the units (width_budget=2)"),
+    "place": Rung(
+        1.3, "from nothing to two thirds of the distance, and four fifths with twice the units (width_budget=2)"
+    ),
     "blocks": Rung(2.5, "a tenth to a half of the distance"),
     "distill": Rung(4.0, "about a tenth of the distance"),
 }

@@ -101,11 +101,13 @@ class Preparation(PlacementWriter):
         self._extra, self._inputs = extra, gather_inputs(original, blocks, folds)
         self._blocks = {block.unit.site: block for block in blocks}
         self._shares: dict[int, Shares] = {}
+        self._sizes: dict[int, float] = {}
         placements: dict[int, Placement] = {}
         for unit in units:
             site, basis = unit.site, _basis(unit, unit.site in self._blocks)
             if site in self._blocks:
                 fits = fit_kinks(sums[site], basis, MOST_KINKS)
+                self._sizes[site] = _size(sums[site], unit.other is not None)
                 self._shares[site] = self._shared_out(original, site, fits, sums[site])
                 placements[site] = first_of(fits, self._shares[site].counts)
             else:
@@ -123,7 +125,7 @@ class Preparation(PlacementWriter):
         if site in self._blocks:
             block, shares, width = self._blocks[site], self._shares[site], self._blocks[site].width - self._extra
             placement, inputs = self._placements[site], self._inputs[site]
-            write_always_on(converted, block, placement, inputs, width, shares.always_on)
+            write_always_on(converted, block, placement, inputs, width, shares.always_on, self._sizes[site])
             write_copies(converted, block, shares.copies, width + shares.always_on)
         super()._place(converted, site)
 
@@ -132,3 +134,9 @@ def _basis(unit: GateUnit, has_room: bool) -> Basis:
     if unit.other is None:
         return "line"
     return "constant" if has_room else "relu"
+
+
+def _size(sums: PlacementSums, is_gated: bool) -> float:
+    """The root mean square of the loudest unit; half of it where a unit that is always on has an offset besides."""
+    loudest = (sums.square.max() / sums.rows).sqrt().item()
+    return (loudest or 1.0) * (1.0 if is_gated else 0.5)

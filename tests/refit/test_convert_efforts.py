@@ -209,7 +209,7 @@ def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copi
     seen = Moments.zeros(1, 16, 1)
     seen.add(rows[:, None], rows[:, None, :1], rows[:, None, :1])
     original = copy.deepcopy(room.model)
-    write_always_on(room.model, block, placement, seen, width, 16)
+    write_always_on(room.model, block, placement, seen, width, 16, 0.3 if copied else 1.0)
     write_copies(room.model, block, copies, width + 16)
     write_placement(room.model, block.unit, placement)
     w_gate, w_up, w_down = (_matrix(original, operation)[:, :] for operation in _three(block))
