@@ -7,6 +7,7 @@ inputs: of a unit always on that is a squared singular value, of a copy what the
 times the square of the unit's column behind it, as if channels were off independently of each other.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -106,13 +107,18 @@ class Preparation(PlacementWriter):
         for unit in units:
             site, basis = unit.site, _basis(unit, unit.site in self._blocks)
             if site in self._blocks:
-                fits = fit_kinks(sums[site], basis, MOST_KINKS)
+                fits = fit_kinks(sums[site], basis, self._most_kinks(site))
                 self._sizes[site] = _size(sums[site], unit.other is not None)
                 self._shares[site] = self._shared_out(original, site, fits, sums[site])
                 placements[site] = first_of(fits, self._shares[site].counts)
             else:
                 placements[site] = fit_placement(sums[site], basis)
         super().__init__({unit.site: unit for unit in units}, placements, found.layers)
+
+    def _most_kinks(self, site: int) -> int:
+        """More of one channel there hardly are: twice what the copies would be, were they spread evenly."""
+        even = self._extra / (self._blocks[site].width - self._extra)
+        return min(MOST_KINKS, 2 + math.ceil(2 * even))
 
     def _shared_out(self, original: nn.Module, site: int, fits: Sequence[Kinks], sums: PlacementSums) -> Shares:
         block = self._blocks[site]
