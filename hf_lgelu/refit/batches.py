@@ -22,6 +22,9 @@ IGNORED_LABEL = -100
 BARE = ""
 """The name under which `Batch.tensors` lists inputs that are one tensor."""
 
+DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
+"""What the decoder of an encoder-decoder takes beside the encoder's output."""
+
 _DATASET_BATCH = 256
 _TRIED = 2  # units; a model may drop an axis of length 1
 _CONSTANTS = (bool, int, float, str, type(None))

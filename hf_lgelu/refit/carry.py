@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.refit.batches import DECODER_INPUTS
 from hf_lgelu.refit.blocks import BlockRows
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
@@ -37,7 +38,6 @@ MEMORY_LIMIT = 2 * 2**30
 
 _ROWS_AT_ONCE = 4096
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
-_DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ def _mask(program: Program, layer: Layer) -> Node | None:
     """The input that says which tokens of a layer are padding: the decoder's own for what depends on its tokens."""
     inputs = {node.name: node for node in program.inputs}
     sources = upstream(layer.target)
-    if any(inputs.get(name) in sources for name in _DECODER_INPUTS):
+    if any(inputs.get(name) in sources for name in DECODER_INPUTS):
         return inputs.get("decoder_attention_mask")
     text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]
     # The image tower of a model with two has as many rows as the text's mask only by chance.

@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.models.task_outputs import are_class_scores, task_outputs
-from hf_lgelu.refit.batches import IGNORED_LABEL, Batch
+from hf_lgelu.refit.batches import DECODER_INPUTS, IGNORED_LABEL, Batch
 from hf_lgelu.refit.report import Evaluation, NetChange
 
 _SLICE = 2**21  # numbers that are looked at together, in float64
@@ -128,11 +128,18 @@ def classes_last(output: Tensor) -> Tensor:
     return output[:, None] if output.ndim == 1 else output.movedim(1, -1) if output.ndim > 3 else output
 
 
-def _counted(batch: Batch, output: Tensor) -> Tensor | None:
-    """Which predictions are no padding: a mask of the shape of the output's leading axes."""
-    for name in ("decoder_attention_mask", "attention_mask"):
-        mask = batch.tensors.get(name)
-        if mask is not None and mask.shape == output.shape[:-1]:
+def counted_predictions(batch: Batch, name: str, output: Tensor) -> Tensor | None:
+    """Which predictions of an output are no padding: a mask of the shape of its leading axes, None for all of them.
+
+    Where the decoder was given inputs of its own, the encoder's mask says nothing of what it gives, even where both
+    are as long.
+    """
+    tensors = batch.tensors
+    masks = ["decoder_attention_mask"]
+    if name.startswith("encoder_") or not any(given in tensors for given in DECODER_INPUTS):
+        masks.append("attention_mask")
+    for mask in (tensors[given] for given in masks if given in tensors):
+        if mask.shape == output.shape[:-1]:
             return mask.bool().to(output.device)
     return None
 
@@ -142,7 +149,7 @@ def batch_sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn
     first = next(iter(networks[0]))
     sums: Sums = {"units": len(batch)}
     for name in networks[0]:
-        counted = _counted(batch, networks[0][name])
+        counted = counted_predictions(batch, name, networks[0][name])
         values = [network[name] for network in networks]
         rows = [value.reshape(-1, value.shape[-1]) if counted is None else value[counted] for value in values]
         units = _unit_of_rows(values[0], counted)

@@ -27,7 +27,7 @@ from hf_lgelu.models.example_run import call_by_name, run_example
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
-from hf_lgelu.refit.compare import classes_last, compared_outputs, in_order_of
+from hf_lgelu.refit.compare import classes_last, compared_outputs, counted_predictions, in_order_of
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
 from hf_lgelu.refit.resume import RungWork, Steps
@@ -282,12 +282,12 @@ def output_loss(
     """
     reference = compared_outputs(original, batch.inputs, outputs)
     given = in_order_of(reference, reference._replace(tensors=_called(converted, batch.inputs, outputs)))
-    mask = batch.tensors.get("attention_mask")
     total = torch.zeros((), device=next(converted.parameters()).device)
     for number, (name, expected) in enumerate(reference.tensors.items()):
         pair = (expected, given.tensors[name])
-        if mask is not None and mask.shape == expected.shape[:-1]:
-            pair = tuple(value[mask.bool().to(expected.device)] for value in pair)
+        counted = counted_predictions(batch, name, expected)
+        if counted is not None:
+            pair = tuple(value[counted] for value in pair)
         wanted, found = (value.reshape(-1, value.shape[-1]).float() for value in pair)
         if number == 0 and reference.are_logits:
             kl = F.kl_div(found.log_softmax(-1), wanted.log_softmax(-1), reduction="sum", log_target=True)

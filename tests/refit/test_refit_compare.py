@@ -12,15 +12,18 @@ from torch import nn
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit import compare
+from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import (
     Compared,
     add_sums,
+    batch_sums,
     change_sums,
     compared_outputs,
     in_order_of,
     metric_sums,
     metric_values,
 )
+from hf_lgelu.refit.distill import output_loss
 
 
 class Last(nn.Module):
@@ -129,3 +132,43 @@ def test_queries_are_chosen_where_the_output_says_so(monkeypatch):
     outputs = {"logits": torch.randn(2, 5, 3), "pred_boxes": torch.rand(2, 5, 4)}
     assert not compared_outputs(torch.nn.Identity(), outputs).queries_are_chosen
     assert compared_outputs(torch.nn.Identity(), {**outputs, "enc_topk_logits": torch.ones(1)}).queries_are_chosen
+
+
+class Copier(nn.Module):
+    """As an encoder-decoder's interface: what it gives is made of the decoder's tokens where there are some."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.table = nn.Embedding.from_pretrained(scale * torch.eye(9)[:, :4].contiguous())
+
+    def forward(self, input_ids, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None):
+        return {"logits": self.table(input_ids if decoder_input_ids is None else decoder_input_ids)}
+
+
+@pytest.mark.parametrize(
+    ("given", "counted"),
+    [
+        ((), [2, 1]),  # the decoder's tokens are then the encoder's
+        (("decoder_input_ids",), [3, 3]),
+        (("decoder_input_ids", "decoder_attention_mask"), [1, 3]),
+    ],
+)
+def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, counted):
+    tensors = {
+        "input_ids": torch.tensor([[1, 2, 3], [2, 3, 1]]),
+        "attention_mask": torch.tensor([[1, 1, 0], [1, 0, 0]]),
+        "decoder_input_ids": torch.tensor([[0, 5, 1], [3, 2, 6]]),
+        "decoder_attention_mask": torch.tensor([[1, 0, 0], [1, 1, 1]]),
+    }
+    batch = Batch({name: tensors[name] for name in ("input_ids", "attention_mask", *given)})
+    original, other = Copier(1.0), Copier(2.0)
+    networks = [compared_outputs(network, batch.inputs).tensors for network in (original, other, other)]
+    # By hand: the rows of the decoder's tokens, or without them of the encoder's, that are no padding.
+    ids = tensors[given[0] if given else "input_ids"]
+    rows = torch.cat([row[:count] for row, count in zip(ids, counted, strict=True)])
+    p, q = (network.table(rows).double().log_softmax(-1) for network in (original, other))
+    expected = (p.exp() * (p - q)).sum().item()
+    sums = batch_sums(networks, batch, original)
+    assert (sums["rows"], sums["refitted", "kl"]) == (sum(counted), pytest.approx(expected, rel=1e-9))
+    loss = output_loss(original, other, batch, None)
+    assert loss.item() == pytest.approx(expected / sum(counted), rel=1e-5)
