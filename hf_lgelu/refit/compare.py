@@ -99,12 +99,22 @@ def compared_outputs(model: nn.Module, inputs: Any, outputs: Sequence[str] | Non
             "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or name "
             "another output (outputs=)"
         )
-    config = getattr(model, "config", None)
-    regression = getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", 2) == 1
-    are_logits = are_class_scores(name) and found[name].ndim > 1 and not (regression and name == "logits")
+    are_logits = found[name].ndim > 1 and _exclude_each_other(getattr(model, "config", None), name, found)
     tensors = {name: classes_last(value) for name, value in found.items() if value.ndim}
     chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*_QUERIES} <= found.keys()
     return Compared(tensors, are_logits and tensors[name].shape[-1] > 1, chosen)
+
+
+def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
+    """Whether the columns of an output are scores of classes of which one is right, so that softmax makes shares of
+    them: the KL does not see a number that is added to all of them, which would move a sigmoid of each."""
+    if not are_class_scores(name) or config is None or name != "logits":
+        return are_class_scores(name)
+    labels = getattr(config, "num_labels", None)
+    if {*_QUERIES} <= found.keys() and labels is not None:
+        return found[name].shape[-1] == labels + 1  # a softmax has one more for a place where nothing is
+    one_each = getattr(config, "problem_type", None) in ("regression", "multi_label_classification")
+    return not one_each and labels != 1
 
 
 def in_order_of(reference: Compared, other: Compared) -> Compared:

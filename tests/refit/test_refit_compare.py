@@ -2,6 +2,7 @@
 
 import functools
 import math
+import types
 
 import pytest
 import torch
@@ -105,11 +106,38 @@ def test_the_largest_change_is_that_of_all_batches_and_nan_stays():
     assert math.isnan(add_sums(add_sums(total, unknown), parts[0])["max_change"])
 
 
-@pytest.mark.parametrize(("problem", "has_logits"), [("regression", False), (None, True)])
-def test_regression_has_no_logits(problem, has_logits):
+@pytest.mark.parametrize(
+    ("problem", "has_logits"),
+    [("regression", False), ("multi_label_classification", False), ("single_label_classification", True), (None, True)],
+)
+def test_only_classes_that_exclude_each_other_have_a_kl(problem, has_logits):
     config = MLPConfig(num_features=6, hidden_size=4, num_hidden_layers=1, num_labels=3, problem_type=problem)
     tensors, found, _ = compared_outputs(MLPForClassification(config), {"features": torch.randn(5, 6)})
     assert ({name: value.shape for name, value in tensors.items()}, found) == ({"logits": (5, 3)}, has_logits)
+
+
+class Places(nn.Module):
+    """As a detector's interface: scores and boxes of places."""
+
+    def __init__(self, columns, config):
+        super().__init__()
+        self.config, self._columns = config, columns
+
+    def forward(self, pixel_values):
+        return {"logits": pixel_values[..., : self._columns], "pred_boxes": pixel_values[..., :4]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "config", "has_logits"),
+    [
+        (3, types.SimpleNamespace(num_labels=3), False),  # RT-DETR, D-FINE, Deformable DETR: a sigmoid of each
+        (4, types.SimpleNamespace(num_labels=3), True),  # DETR, YOLOS: a softmax with "no object"
+        (3, None, True),
+    ],
+)
+def test_scores_of_places_have_a_kl_where_one_of_them_says_that_nothing_is_there(columns, config, has_logits):
+    found = compared_outputs(Places(columns, config), {"pixel_values": torch.randn(2, 5, 6)})
+    assert found.are_logits == has_logits
 
 
 def test_boxes_of_chosen_queries_are_compared_with_the_nearest_in_whatever_order():
