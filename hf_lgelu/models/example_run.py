@@ -10,6 +10,10 @@ from torch import Tensor, nn
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
 """One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
 
+NOT_TAKEN = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, AssertionError)
+"""What a model raises of inputs that it does not take: timm asserts the size of pictures, and what is not given is
+looked up, or None."""
+
 
 def run_example(model: nn.Module, inputs: Inputs) -> Any:
     """Call `model` on the inputs without gradients and in eval mode, and restore every training flag.

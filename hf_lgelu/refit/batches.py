@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.example_run import NOT_TAKEN, run_example
 
 LABEL_KEYS = ("labels", "label")
 """Taken out of a mapping of inputs: the refit needs no labels, only the metrics of the report do."""
@@ -272,7 +272,7 @@ def taken_by(model: nn.Module, batches: Iterable[Batch], what: str) -> Iterator[
     few = first[:_TRIED]
     try:
         run_example(model, few.inputs)
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+    except NOT_TAKEN as error:
         given = ", ".join(
             f"{name or 'a tensor'} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
             for name, value in few.tensors.items()

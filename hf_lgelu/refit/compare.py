@@ -173,7 +173,7 @@ def batch_sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn
             reference, *others = map(_double, part)
             new = _spread_sums(name, reference)
             for network, other in zip(_NETWORKS[1:], others, strict=True):
-                new[network, "error", name] = (other - reference).square().sum().item()
+                new[network, "error", name] = _difference(other, reference).square().sum().item()
                 if name == first:
                     changes = change_sums(reference, other, owners.to(reference.device), len(values[0]))
                     new |= {(network, what): change for what, change in changes.items()}
@@ -190,8 +190,21 @@ def _unit_of_rows(output: Tensor, counted: Tensor | None) -> Tensor:
     return numbers.reshape(-1) if counted is None else numbers[counted]
 
 
+def _difference(output: Tensor, reference: Tensor) -> Tensor:
+    """Of the infinity that models give for classes that cannot be, none where both have the same."""
+    return torch.where(output == reference, 0.0, output - reference)
+
+
+def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
+    """p·log(p/q) of every class, (rows, classes), from logits; a class that cannot be (p = 0) adds nothing."""
+    expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
+    terms = F.kl_div(given, expected, reduction="none", log_target=True)
+    return terms.masked_fill(expected == -math.inf, 0.0)
+
+
 def _spread_sums(name: str, rows: Tensor) -> Sums:
     """What ‖y − ȳ‖² of an output is made of; the mean is one over rows of as many columns."""
+    rows = rows.masked_fill(rows.isinf(), 0.0)
     return {
         ("square", name): rows.square().sum().item(),
         ("total", name, rows.shape[-1]): rows.sum(0).cpu(),
@@ -204,9 +217,8 @@ def change_sums(reference: Tensor, output: Tensor, units: Tensor | None = None, 
 
     Two of them also over the rows of each unit, (count,): `units` (rows,) says of which one each row is, None of one.
     """
-    expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
-    kl = F.kl_div(given, expected, reduction="none", log_target=True)
-    change = (output - reference).abs()
+    kl = kl_terms(reference, output)
+    change = _difference(output, reference).abs()
     units = torch.zeros(len(output), dtype=torch.long, device=output.device) if units is None else units
     by_unit = (value.new_zeros(count).index_add(0, units, value.sum(-1)).cpu() for value in (kl, change.square()))
     return {

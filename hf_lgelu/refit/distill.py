@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import PartialState
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.example_run import call_by_name, run_example
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
-from hf_lgelu.refit.compare import classes_last, compared_outputs, counted_predictions, in_order_of
+from hf_lgelu.refit.compare import classes_last, compared_outputs, counted_predictions, in_order_of, kl_terms
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
 from hf_lgelu.refit.resume import RungWork, Steps
@@ -290,8 +289,7 @@ def output_loss(
             pair = tuple(value[counted] for value in pair)
         wanted, found = (value.reshape(-1, value.shape[-1]).float() for value in pair)
         if number == 0 and reference.are_logits:
-            kl = F.kl_div(found.log_softmax(-1), wanted.log_softmax(-1), reduction="sum", log_target=True)
-            total = total + kl / summed(total.new_tensor(weight * len(wanted)))
+            total = total + kl_terms(wanted, found).sum() / summed(total.new_tensor(weight * len(wanted)))
         else:
             mean = mean_of_rows(*_weighted(wanted, weight))
             spread = summed(weight * (wanted - mean).square().sum(0))

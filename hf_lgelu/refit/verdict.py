@@ -127,6 +127,11 @@ def _no_better(report: ConversionReport) -> str | None:
     direct, refitted = report.held_out.direct, report.held_out.refitted
     if refitted.distance < direct.distance or refitted.distance == direct.distance == 0:
         return None
+    if not math.isfinite(refitted.distance):
+        return (
+            f"on {report.held_out.rows:,} rows that were held out, the outputs are not finite; look for NaN or "
+            "infinities in the inputs, and for a range that float16 does not have"
+        )
     return (
         f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
         f"({refitted.in_words}) than the direct swap ({direct.in_words}); give more inputs, "

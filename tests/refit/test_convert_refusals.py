@@ -154,6 +154,21 @@ def test_numbers_that_are_not_finite(where):
     assert isinstance(model[1], nn.GELU)
 
 
+class Division(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) / x[:, :1].clamp(max=0.0).sign().abs()
+
+
+def test_outputs_that_are_not_finite_are_not_taken_for_a_bad_fit():
+    net = BY_NAME["mlp"]
+    with pytest.raises(ConversionRefusedError, match=r"held out, the outputs are not finite; look for NaN or inf"):
+        convert_to_relu(Division(net.model()), net.inputs())
+
+
 def test_a_second_set_that_is_not_finite_is_not_taken_for_one_from_elsewhere():
     net = BY_NAME["mlp"]
     second = net.inputs(seed=9)

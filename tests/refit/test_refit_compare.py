@@ -200,3 +200,28 @@ def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, coun
     assert (sums["rows"], sums["refitted", "kl"]) == (sum(counted), pytest.approx(expected, rel=1e-9))
     loss = output_loss(original, other, batch, None)
     assert loss.item() == pytest.approx(expected / sum(counted), rel=1e-5)
+
+
+class Suppressed(nn.Module):
+    """Logits of which some can never be the largest: GroundingDINO's of tokens that are padding, suppressed words."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        found = self.inner(x)
+        return torch.cat([found[:, :1], torch.full_like(found[:, :1], -math.inf), found[:, 1:]], 1)
+
+
+def test_classes_that_cannot_be_add_nothing():
+    net = BY_NAME["mlp"]
+    reports = [
+        convert_to_relu(model, net.inputs(), evaluation_data=net.inputs(seed=9), effort="distill").report
+        for model in (net.model(), Suppressed(net.model()))
+    ]
+    plain, suppressed = (report.evaluation.refitted for report in reports)
+    assert 0 < plain.kl == pytest.approx(suppressed.kl, rel=1e-9)
+    assert plain.relative_error == pytest.approx(suppressed.relative_error, rel=1e-9)
+    assert plain.max_logit_change == pytest.approx(suppressed.max_logit_change, rel=1e-9)
+    assert [step.is_kept for step in reports[0].steps] == [step.is_kept for step in reports[1].steps]

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.example_run import Inputs, call_by_name, run_example
+from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, call_by_name, run_example
 from hf_lgelu.models.sites import ActivationSite
 
 # What reads a tensor's shape or dtype and does not use its values.
@@ -115,7 +115,7 @@ def export_sites(
     try:
         with _markers(sites, reached):
             run_example(tracer, inputs)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except NOT_TAKEN as error:
         raise ValueError(
             f"{type(model).__name__} runs on the example inputs, but torch.export cannot write down its operations, "
             f"from which the layers around each activation are found: {error}"
