@@ -81,7 +81,7 @@ class BlockFunction:
     def features(self, inputs: Tensor) -> Tensor:
         """What the map behind the gate is given."""
         z = self._apply(self._maps[0], inputs)
-        value = self._gate(z.clone() if getattr(self._gate, "inplace", False) else z)
+        value = self._gate.forward(z.clone() if getattr(self._gate, "inplace", False) else z)
         return value * self._apply(self._maps[1], inputs) if len(self._maps) == 3 else value
 
     def __call__(self, inputs: Tensor) -> Tensor:

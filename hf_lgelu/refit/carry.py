@@ -308,7 +308,8 @@ class _Buffer:
 def _gate(modules: Sequence[nn.Module]) -> Gate:
     def run(site: int, value: Tensor) -> Tensor:
         module = modules[site]
-        return module(value.clone() if getattr(module, "inplace", False) else value)
+        # Not as it is called: what hooks do to its output is in the trace.
+        return module.forward(value.clone() if getattr(module, "inplace", False) else value)
 
     return run
 

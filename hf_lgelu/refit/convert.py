@@ -9,8 +9,10 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+import torch
 from accelerate import PartialState
 from torch import nn
 
@@ -179,7 +181,7 @@ def convert_to_relu(
     )
     compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
     second = _second_set(model, evaluation_data, batch_size, collate, state)
-    with evaluation_mode(model):
+    with _plain_calls(model), evaluation_mode(model):
         if target == FITTED_SLOPE:
             gate = check_target(target, lambda: fit_slope(model, kinds, (), _some(folds)))
         kept = _dearest(model, folds, kinds, outputs, gate, keep) if isinstance(keep, int) else keep
@@ -247,6 +249,22 @@ def _require_convertible(model: nn.Module, kinds: Sequence[str], metric: Any, ou
         raise TypeError(f"metric must be a function of a model that gives a number, got {metric!r}")
     _refuse_strings(outputs=outputs)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
+
+
+@contextmanager
+def _plain_calls(model: nn.Module) -> Iterator[None]:
+    """The model as it is, whatever the caller is in.
+
+    What is compiled (`model.compile()`, a forward under torch.compile) runs eagerly inside, for its code looks at no
+    hook; autocast would put casts between the weights and their use; in inference mode nothing has gradients.
+    """
+    kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    with (
+        torch.compiler.set_stance("force_eager"),
+        torch.inference_mode(False),
+        torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext(),
+    ):
+        yield
 
 
 def _zeros_behind(

@@ -24,6 +24,11 @@ def why_not_writable(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         if any(value.is_meta for value in (*module.parameters(False), *module.buffers(False))):
             return f"{name or 'it'} ({type(module).__name__}) has no weights, it is on the meta device. Load them first"
+        if any(value.is_inference() for value in module.parameters(False)):
+            return (
+                f"{name or 'it'} ({type(module).__name__}) holds tensors that were made under torch.inference_mode, "
+                "which cannot be changed outside of it. Load the model outside"
+            )
         kind = _quantized(module)
         if kind is not None:
             return (

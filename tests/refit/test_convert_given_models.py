@@ -1,5 +1,7 @@
 """Models as others have made them: adapters, quantizers, outputs beside the logits, sentence encoders, random masks."""
 
+from contextlib import nullcontext
+
 import peft
 import pytest
 import torch
@@ -70,6 +72,11 @@ def swapped_weight(tensor, kind=nn.Parameter):
     return model
 
 
+@torch.inference_mode()
+def inference_weights():
+    return swapped_weight(lambda w: w)
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -81,9 +88,10 @@ def swapped_weight(tensor, kind=nn.Parameter):
         (lambda: swapped_weight(lambda w: w.to(torch.float8_e4m3fn)), r"its weight as torch\.float8"),
         (lambda: swapped_weight(lambda w: w.to(torch.int32), kind=None), r"its qweight as torch\.int32"),
         (lambda: torch.ao.quantization.quantize_dynamic(swapped_weight(lambda w: w)), "packed weights"),
+        (inference_weights, r"0 \(Linear\) holds tensors that were made under torch\.inference_mode"),
         (lambda: swapped_weight(lambda w: w.to("meta")), "is on the meta device. Load them first"),
     ],
-    ids=["subclass", "int8", "float8", "buffer", "packed", "meta"],
+    ids=["subclass", "int8", "float8", "buffer", "packed", "inference", "meta"],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated")
 def test_weights_that_are_no_plain_numbers_are_refused(model, words):
@@ -106,6 +114,49 @@ def test_a_quantizer_over_weights_that_are_float_is_no_reason(tmp_path):
     torch.testing.assert_close(loaded(**tokens(4)).logits, converted(**tokens(4)).logits)
     assert list(forget_quantizer(loaded)) == []
     assert why_not_writable(loaded) is None
+
+
+def inputs_of_six():
+    return torch.randn(160, 6, generator=torch.Generator().manual_seed(3))
+
+
+def compiled(model):
+    """In place, as `Trainer` does it, and run once."""
+    model.compile(backend="eager")
+    model(torch.zeros(2, 6))
+    return nullcontext()
+
+
+@pytest.fixture(scope="module")
+def two_blocks():
+    """A way to make the same small network again, and what becomes of it."""
+
+    def make():
+        torch.manual_seed(0)
+        layers = (nn.Linear(6, 12), nn.SiLU(), nn.Linear(12, 8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 3))
+        return drawn(nn.Sequential(*layers)).float()
+
+    return make, convert_to_relu(make(), inputs_of_six(), effort="blocks")
+
+
+@pytest.mark.parametrize(
+    "enter",
+    [
+        compiled,
+        lambda model: torch.inference_mode(),
+        lambda model: torch.autocast("cpu", dtype=torch.bfloat16),
+    ],
+    ids=["compiled", "inference", "autocast"],
+)
+def test_what_the_caller_is_in_changes_nothing(enter, two_blocks):
+    make, (plain, expected) = two_blocks
+    model = make()
+    with enter(model):
+        converted, report = convert_to_relu(model, inputs_of_six(), effort="blocks")
+    assert report.layers == expected.layers
+    values = converted.state_dict()
+    assert all(torch.equal(value, values[name]) for name, value in plain.state_dict().items())
+    assert not any(parameter.is_inference() for parameter in converted.parameters())
 
 
 class Detector(nn.Module):

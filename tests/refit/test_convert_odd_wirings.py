@@ -179,3 +179,24 @@ def test_channels_that_a_batch_norm_cuts_off_keep_their_weights():
     changed = (converted[2].weight - model[2].weight).abs().amax(1)
     assert changed[:2].tolist() == [0, 0]
     assert changed[2:].min() > 1e-6
+
+
+class Doubled(nn.Module):
+    def __init__(self, gate):
+        super().__init__()
+        self.gate = gate
+
+    def forward(self, x):
+        return 2 * self.gate(x)
+
+
+def test_what_a_hook_does_to_a_gates_output_is_done_once():
+    torch.manual_seed(0)
+    hooked = drawn(nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 3)))
+    spelled_out = nn.Sequential(hooked[0], Doubled(nn.GELU()), hooked[2])
+    inputs = rows(96, 6)
+    expected, _ = convert_to_relu(spelled_out, inputs)
+    hooked[1].register_forward_hook(lambda module, given, output: 2 * output)
+    converted, _ = convert_to_relu(hooked, inputs)
+    torch.testing.assert_close(converted[2].weight, expected[2].weight)
+    torch.testing.assert_close(converted(inputs), expected(inputs))
