@@ -9,7 +9,7 @@ went through save and load, and looking at what then sits at the sites in questi
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class ConfigChange:
 
 
 class UnsupportedConfigError(RuntimeError):
-    """No key of the config puts the wanted activation at exactly the wanted sites.
+    """No key of the config puts the wanted activation at exactly the wanted sites; `missed` names those it is not at.
 
     >>> import hf_lgelu
     >>> from transformers import MptConfig, MptForCausalLM
@@ -57,6 +57,10 @@ class UnsupportedConfigError(RuntimeError):
     ...     print(str(error).partition(" and ")[0])
     no activation key of MptConfig puts 'relu' at transformer.blocks.0.ffn.act
     """
+
+    def __init__(self, message: str, missed: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.missed = tuple(missed)
 
 
 def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
@@ -111,7 +115,8 @@ def plan_config_changes(
     if missed:
         raise UnsupportedConfigError(
             f"no activation key of {type(model.config).__name__} puts {activation!r} at {', '.join(sorted(missed))} "
-            "and leaves the other activations as they are"
+            "and leaves the other activations as they are",
+            sorted(missed),
         ) from (refusals[-1] if refusals else None)
     return [change for change in chosen + _coupled(candidates, chosen) if change.old != change.new]
 

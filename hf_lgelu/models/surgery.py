@@ -361,7 +361,8 @@ def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Con
     except UnsupportedConfigError as error:
         raise UnsupportedConfigError(
             f"{error}. Saved and loaded, the model would come back with other activations. To substitute in memory "
-            "only, pass rewrite_config=False"
+            "only, pass rewrite_config=False",
+            error.missed,
         ) from error
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import nn
 from tqdm.auto import tqdm
 
-from hf_lgelu.models.config_keys import UnsupportedConfigError
+from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
@@ -130,9 +130,7 @@ class Attempts:
         sites = converted_sites(room.model, self._kinds, self._keep)
         with evaluation_mode(room.model):
             converted = copy.deepcopy(room.model)
-        rewritten = substitute_gates(
-            converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config, keep=self._keep
-        )
+        rewritten = self._exchange_gates(converted, [site.name for site in sites])
         changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(converted)]
         carrier = Carrier(
             room.model,
@@ -172,6 +170,22 @@ class Attempts:
             frozenset(unit.before.weight_name.rpartition(".")[0] for unit in units
                       if is_placed or self._zeros is not None),
         )  # fmt: skip
+
+    def _exchange_gates(self, converted: nn.Module, names: Sequence[str]) -> Sequence[ConfigChange]:
+        """`substitute_gates` at the gates `names`; where the config has no key for some of them, with a way out."""
+        try:
+            return substitute_gates(
+                converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config, keep=self._keep
+            )
+        except UnsupportedConfigError as error:
+            if not set(error.missed) < set(names):  # all of them, or names inside a part of the model
+                raise
+            keep = [*self._keep, *error.missed]
+            raise UnsupportedConfigError(
+                f"{error}; or convert the other gates and leave these as they are: keep={keep} (--keep "
+                f"{','.join(keep)})",
+                error.missed,
+            ) from error
 
     def _room(self) -> Room:
         with evaluation_mode(self._model):

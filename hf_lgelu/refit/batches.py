@@ -25,6 +25,7 @@ BARE = ""
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 """What the decoder of an encoder-decoder takes beside the encoder's output."""
 
+_SEQUENCES = ("input_ids", "attention_mask", "decoder_input_ids")
 _DATASET_BATCH = 256
 _TRIED = 2  # units; a model may drop an axis of length 1
 _CONSTANTS = (bool, int, float, str, type(None))
@@ -230,6 +231,11 @@ def _check_axes(batch: Batch) -> None:
         raise ValueError(
             f"the leading axis of every tensor of a batch must count its units, got shapes {shapes}. "
             "Repeat what is shared by all units, e.g. with expand"
+        )
+    if any(len(shapes[name]) < 2 for name in _SEQUENCES if name in shapes):
+        raise ValueError(
+            f"a batch of sequences must have the shape (sequences, tokens), got {shapes}. A list holds batches, not "
+            "single items: pass a dataset of them, or collate, which makes a batch of a list of items"
         )
 
 

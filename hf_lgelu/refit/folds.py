@@ -252,6 +252,11 @@ def deal_folds(batches: Iterable[Batch], *, batch_size: int | None = None, state
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     units = read_units(batches, state)
+    if not units.given:
+        raise ValueError(
+            "data holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass a "
+            "dataset or a DataLoader"
+        )
     if sum(units.rows) < LEAST_ROWS:
         raise ValueError(
             f"a refit needs at least {LEAST_ROWS} distinct rows (tokens of sequences, else units), got "

@@ -9,7 +9,12 @@ import pytest
 import torch
 from test_convert_efforts import bert, gpt2, llama, tokens
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    EuroBertConfig,
+    EuroBertForSequenceClassification,
+)
 
 import hf_lgelu
 from hf_lgelu import convert_to_relu, gate_costs, keep_curve
@@ -27,6 +32,27 @@ def mlp(**more):
 
 def rows(count=400):
     return torch.randn(count, 5, generator=torch.Generator().manual_seed(1))
+
+
+def test_gates_that_no_config_key_names_are_told_with_a_way_out(tmp_path):
+    torch.manual_seed(0)
+    config = EuroBertConfig(
+        hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=30, max_position_embeddings=16, initializer_range=0.5, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, mask_token_id=3,
+    )  # fmt: skip
+    model = EuroBertForSequenceClassification(config).eval()  # its head has a GELU of its own
+    inputs = {"input_ids": torch.randint(4, 30, (40, 8), generator=torch.Generator().manual_seed(0))}
+    with pytest.raises(hf_lgelu.UnsupportedConfigError, match=r"keep=\['activation'\] \(--keep activation\)") as caught:
+        convert_to_relu(model, inputs, max_kl=None)
+    assert caught.value.missed == ("activation",)
+    converted, report = convert_to_relu(model, inputs, keep=caught.value.missed, max_kl=None)
+    assert list(report.kept) == ["activation"]
+    converted.save_pretrained(tmp_path)
+    loaded = EuroBertForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert [type(layer.mlp.act_fn).__name__ for layer in loaded.model.layers] == ["ReLU", "ReLU"]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**inputs).logits, converted(**inputs).logits)
 
 
 def test_a_number_keeps_the_gates_that_cost_the_most():

@@ -179,6 +179,7 @@ class Images(torch.utils.data.Dataset):
         ([{"x": X, "z": X[:4]}], ValueError, r"\(21, 3\).*\(4, 3\)"),
         ([(X, Y[:4])], ValueError, r"leading axis.*'labels': \(4,\)"),
         ([{"x": X, "scale": torch.tensor(2.0)}], ValueError, r"'scale': \(\)"),
+        ([{"input_ids": torch.arange(9)}] * 3, ValueError, r"\(sequences, tokens\).*holds batches, not.*collate"),
         ([(X, X, Y)], ValueError, r"\(inputs, labels\), got 3"),
         ([[]], ValueError, "got 0"),
         ("squad", TypeError, "str cannot be read.*DataLoader"),

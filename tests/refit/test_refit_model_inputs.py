@@ -24,6 +24,7 @@ def no_work(monkeypatch):
     [
         (torch.randn(40, 6), r"Sequential does not take the inputs of data \(a tensor \(2, 6\) float32\): mat1 .*"),
         (torch.randn(40, 7).double(), r"a tensor \(2, 7\) float64\): .*Give batches with the names, shapes and dtypes"),
+        (iter(()), "data holds no inputs; an iterator gives its batches once"),
         ({"x": torch.randn(40, 6).double()}, r"x \(2, 6\) float64\): .*must be Tensor, not dict"),
     ],
 )
