@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -259,11 +259,11 @@ def _plain_calls(model: nn.Module) -> Iterator[None]:
     hook; autocast would put casts between the weights and their use; in inference mode nothing has gradients.
     """
     kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    with (
-        torch.compiler.set_stance("force_eager"),
-        torch.inference_mode(False),
-        torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext(),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch.inference_mode(False))
+        if torch.amp.is_autocast_available(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 
