@@ -50,16 +50,15 @@ def build_resnet18(
     return new_cifar_resnet(activation, data.label_names, data.preprocessing["mean"], data.preprocessing["deviation"])
 
 
-# Ours, for all 50,000 images in about an hour and a half of one core. The weight decay is 1,000 times the paper's, and
-# the learning rate falls to 0: with so few epochs both are what keeps the network from stopping short.
+# Ours, for all 50,000 images in about an hour on two cores. The weight decay is 500 times the paper's, and the learning
+# rate falls to 0: with so few epochs both are what keeps the network from stopping short.
 _CPU_RECIPE = {
-    "num_train_epochs": 12,
-    "learning_rate": 1e-3,
+    "num_train_epochs": 10,
+    "learning_rate": 3e-3,
     "lr_scheduler_type": "cosine",
     "warmup_steps": 0.2,  # of all steps
     "weight_decay": 0.1,
     "adam_beta2": 0.99,
-    "progressive_resizing": [16, 24, 32, 32],
     "bf16": True,
     "channels_last": True,
 }

@@ -187,45 +187,6 @@ class AugmentationCallback(TrainerCallback):
         self.rows.set_epoch(int(state.epoch or 0), args.seed)
 
 
-class ProgressiveResizingCallback(TrainerCallback):
-    """Trains on small images first: the size of an epoch's images is that of its part of the epochs.
-
-    Convolutions cost as the pixels do, so that early epochs, which learn what a small image shows, are quick
-    (Howard, 2018). The size depends on the epoch alone: a resumed run goes on as it would have.
-
-    Args:
-        rows: of training; rows that are evaluated on keep their size.
-        sizes: pixels a side, over parts of the epochs that are equal up to rounding; the last is the rows' own.
-
-    Raises:
-        ValueError: there is no size, one is not positive, or the last is another than what is evaluated at; when
-            training begins, there are fewer epochs than sizes.
-    """
-
-    def __init__(self, rows: ImageRows, sizes: Sequence[int]) -> None:
-        if not sizes or min(sizes) < 1 or sizes[-1] != rows.image_size:
-            raise ValueError(
-                f"progressive_resizing must be positive sizes of which the last is the {rows.image_size} pixels that "
-                f"the network is evaluated at, got {list(sizes)}; for example {rows.image_size // 2} {rows.image_size}"
-            )
-        self.rows, self.sizes = rows, tuple(sizes)
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if state.num_train_epochs < len(self.sizes):
-            raise ValueError(
-                f"progressive_resizing has {len(self.sizes)} sizes and training {state.num_train_epochs} epochs: the "
-                "last size would never be trained on. Train more epochs, or give fewer sizes"
-            )
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        part = int(state.epoch or 0) * len(self.sizes) // state.num_train_epochs
-        self.rows.image_size = self.sizes[part]
-
-
 @dataclass(frozen=True)
 class ImageSource:
     """An image data set, not decoded yet.

@@ -48,7 +48,7 @@ MODEL_LABELS = {
 _RECIPE = (
     *("optim", "learning_rate", "weight_decay", "lr_scheduler_type", "train_batch_size", "num_train_epochs"),
     *("max_steps", "bf16", "validation_fraction", "pretrained", "image_size", "patch_size", "num_layers", "width"),
-    *("num_heads", "context_length", "vocabulary_size", "recipe", "progressive_resizing"),
+    *("num_heads", "context_length", "vocabulary_size", "recipe"),
 )
 
 

@@ -135,9 +135,6 @@ def _other_recipe(record: RunRecord, recipe: PaperRecipe) -> list[str]:
         actual, paper = config.get(name), getattr(recipe, name)
         if paper is not None and actual not in (None, paper):
             found.append(f"{name.replace('_', ' ')} {actual}, not {paper}")
-    if config.get("progressive_resizing"):
-        sizes = ", ".join(map(str, config["progressive_resizing"]))
-        found.append(f"trained on images of {sizes} pixels, one size after another")
     if recipe.model and not config.get("pretrained"):
         size = model_size(config)
         found.append(f"a model from scratch{f' ({size})' if size else ''} in place of {recipe.model}")

@@ -430,8 +430,6 @@ def _recipe_of(config: dict[str, Any]) -> str:
         parts.append(f"schedule {config['lr_scheduler_type']}")
     parts.append(f"batch {config['train_batch_size']}")
     parts += ["bf16"] * bool(config.get("bf16"))
-    if config.get("progressive_resizing"):
-        parts.append(f"images of {listed(map(str, config['progressive_resizing']))} pixels, one after another")
     if config.get("pretrained"):
         parts.append(f"fine-tuned from {config['pretrained']}")
     return listed(filter(None, [*parts, model_size(config)]))

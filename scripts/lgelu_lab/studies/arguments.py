@@ -80,13 +80,6 @@ class RunArguments:
     channels_last: bool = field(
         default=False, metadata={"help": "Keep convolution weights in channels_last order, which GPUs prefer in bf16."}
     )
-    progressive_resizing: list[int] | None = field(
-        default=None,
-        metadata={
-            "help": "Pixels a side of the training images, over equal parts of the epochs; the last is what is "
-            "evaluated at, e.g. 16 24 32. Default: one size."
-        },
-    )
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on at most so many rows."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on at most so many rows."})
     validation_fraction: float = field(

@@ -42,7 +42,7 @@ from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.sites import find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
-from lgelu_lab.benchmarks.images import AugmentationCallback, ImageRows, ProgressiveResizingCallback
+from lgelu_lab.benchmarks.images import AugmentationCallback
 from lgelu_lab.benchmarks.mlp import register_learnable_swish
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.studies.arguments import RunArguments, data_options, model_options
@@ -158,20 +158,11 @@ def _build_trainer(
         train_dataset=data.train,
         eval_dataset=data.eval,
         **benchmark.trainer_options(data),
-        callbacks=[_RunGuard(), *_image_callbacks(run, data.train)],
+        callbacks=[_RunGuard(), *([AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else [])],
     )
     if training.disable_tqdm:
         trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
     return trainer
-
-
-def _image_callbacks(run: RunArguments, rows: Any) -> list[TrainerCallback]:
-    if not isinstance(rows, ImageRows):
-        if run.progressive_resizing is not None:
-            raise ValueError(f"progressive_resizing is of benchmarks of images, and {run.benchmark} is none")
-        return []
-    resizing = run.progressive_resizing
-    return [AugmentationCallback(rows), *([] if resizing is None else [ProgressiveResizingCallback(rows, resizing)])]
 
 
 def _save(
@@ -380,10 +371,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     values["train_batch_size"] = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
     values |= {
         name: getattr(run, name)
-        for name in (
-            *("validation_fraction", "max_train_samples", "max_eval_samples", "channels_last"),
-            "progressive_resizing",
-        )
+        for name in ("validation_fraction", "max_train_samples", "max_eval_samples", "channels_last")
     }
     values |= asdict(model_options(run))
     if training.harden:

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import collate_rows
-from lgelu_lab.benchmarks.images import Augmentation, ImageRows, ProgressiveResizingCallback
+from lgelu_lab.benchmarks.images import Augmentation, ImageRows
 from PIL import Image
 from torch.utils.data import DataLoader
-from transformers import TrainerState
 
 MEAN, DEVIATION = (0.5, 0.25, 0.125), (0.25, 0.5, 1.0)
 
@@ -198,43 +197,3 @@ def test_bad_rows_are_refused(change, error, message):
 def test_a_negative_padding_is_refused():
     with pytest.raises(ValueError, match="padding must be at least 0 pixels, got -1"):
         Augmentation(padding=-1)
-
-
-def sizes_trained_on(sizes, epochs, *, first=0):
-    """Pixels a side that a batch has in each epoch of a run that begins with epoch `first`."""
-    data, found = rows(side=8), []
-    callback = ProgressiveResizingCallback(data, sizes)
-    for epoch in range(first, epochs):
-        callback.on_epoch_begin(None, TrainerState(epoch=float(epoch), num_train_epochs=epochs), None)
-        found.append(data.__getitems__([0, 3])["pixel_values"].shape[-1])
-    return found
-
-
-@pytest.mark.parametrize(
-    ("sizes", "epochs", "expected"),
-    [
-        ([4, 6, 8], 6, [4, 4, 6, 6, 8, 8]),
-        ([4, 6, 8], 5, [4, 4, 6, 6, 8]),
-        ([4, 8], 3, [4, 4, 8]),
-        ([8], 2, [8, 8]),
-    ],
-)
-def test_sizes_take_equal_parts_of_the_epochs(sizes, epochs, expected):
-    assert sizes_trained_on(sizes, epochs) == expected
-
-
-def test_a_resumed_run_goes_on_at_the_size_of_its_epoch():
-    assert sizes_trained_on([4, 6, 8], 6, first=3) == [6, 8, 8]
-
-
-@pytest.mark.parametrize("sizes", [[], [0, 8], [4, 6], [8, 4]])
-def test_sizes_that_do_not_end_at_what_is_evaluated_are_refused(sizes):
-    with pytest.raises(ValueError, match=r"the last is the 8 pixels that the network is evaluated at, got \["):
-        ProgressiveResizingCallback(rows(side=8), sizes)
-
-
-def test_more_sizes_than_epochs_are_refused():
-    callback = ProgressiveResizingCallback(rows(side=8), [2, 4, 6, 8])
-    with pytest.raises(ValueError, match="4 sizes and training 3 epochs"):
-        callback.on_train_begin(None, TrainerState(num_train_epochs=3), None)
-    callback.on_train_begin(None, TrainerState(num_train_epochs=4), None)
