@@ -1,21 +1,31 @@
 """Two CPU processes that know of each other, for tests that compare them with one."""
 
-import os
-import subprocess
-import sys
+import time
+from multiprocessing import connection
 from pathlib import Path
+
+from fresh_process import LONGEST_SECONDS, start_fresh
+from torch.distributed import TCPStore
 
 
 def run_in_two_processes(script: Path, folder: Path) -> None:
     """Run `script FOLDER` in two processes; modules beside the script can be imported. Fails with its last words."""
-    # accelerate's own launcher starts one process on a CPU; torchrun with this variable starts two that know it.
-    environment = os.environ | {
-        "ACCELERATE_USE_CPU": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(script.parent)))),
-    }
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*torchrun, str(script), str(folder)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr[-4000:]
+    # What torchrun has its processes know, and its store, which has a port before they begin. accelerate's own
+    # launcher starts one process on a CPU; ACCELERATE_USE_CPU lets two know each other.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "ACCELERATE_USE_CPU": "true"}
+    said = [folder / f"process-{rank}" for rank in range(2)]
+    processes = [
+        start_fresh(script, (folder,), {name: str(value) for name, value in (shared | own).items()}, said[rank])
+        for rank, own in enumerate({"RANK": rank, "LOCAL_RANK": rank} for rank in range(2))
+    ]
+    waiting, end = set(processes), time.monotonic() + LONGEST_SECONDS
+    while waiting and time.monotonic() < end and not any(process.exitcode for process in processes):
+        connection.wait([process.sentinel for process in waiting], timeout=1)
+        waiting = {process for process in processes if process.exitcode is None}
+    for process in waiting:  # the other one has failed, or both hang
+        process.kill()
+        process.join()
+    last = "\n".join(path.with_suffix(".err").read_text(encoding="utf-8")[-3000:] for path in said)
+    assert [process.exitcode for process in processes] == [0, 0], last

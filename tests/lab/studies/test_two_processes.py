@@ -14,6 +14,7 @@ from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.run import run_benchmark
 from safetensors.torch import load_file
 from tiny_language_model import CONTEXT, write_checkpoint, write_corpus
+from two_processes import run_in_two_processes
 
 ROOT = Path(__file__).parents[3]
 ARGUMENTS = {
@@ -26,7 +27,7 @@ ARGUMENTS = {
 }
 TRAIN_EACH = (
     "import json, os, sys\n"
-    "lines = sys.argv[1]\n"
+    "lines = sys.argv[1] + '/lines.json'\n"
     "import train\n"
     "for words in json.load(open(lines)):\n"
     "    sys.argv = ['train.py', *words]\n"
@@ -58,7 +59,8 @@ def runs(tmp_path_factory):
         "gpt2": {**ARGUMENTS, "benchmark": "gpt2-wikitext2", **of_text},
         "recipe": {**ARGUMENTS, "benchmark": "mlp-digits"},
     }
-    _launch([_words({**arguments, "output_dir": folder / name}) for name, arguments in made.items()], folder)
+    lines = [_words({**arguments, "output_dir": folder / name}) for name, arguments in made.items()]
+    run_in_two_processes(_train_each(folder, lines), folder)
     return {name: (arguments, folder / name) for name, arguments in made.items()}
 
 
@@ -67,15 +69,23 @@ def _words(arguments):
     return [f"--{name}={text}" for name, text in texts.items()]
 
 
-def _launch(lines, folder):
+def _train_each(folder, lines):
     (folder / "lines.json").write_text(json.dumps(lines))
     (folder / "lines.json.texts").write_text(json.dumps(TEXTS))
-    (folder / "train_each.py").write_text(TRAIN_EACH)
-    command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines"),
-        *("1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
-        *(str(folder / "train_each.py"), str(folder / "lines.json")),
-    ]
+    script = folder / "train_each.py"
+    script.write_text(TRAIN_EACH)
+    return script
+
+
+@pytest.mark.slow
+def test_accelerates_launcher_starts_the_same_two(runs, tmp_path):
+    """The command of docs/reproduce.md, but for the port, which may be taken."""
+    arguments, folder = runs["mlp"]
+    script = _train_each(tmp_path, [_words({**arguments, "output_dir": tmp_path / "mlp"})])
+    options = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
+    assert f"ACCELERATE_USE_CPU=true accelerate launch {options}" in (ROOT / "docs" / "reproduce.md").read_text("utf-8")
+    command = [*(sys.executable, "-m", "accelerate.commands.launch", *options.split(), "--dynamo_backend", "no")]
+    command += ["--main_process_port", "0", str(script), str(tmp_path)]
     # Without the first, two processes would not know of each other.
     environment = os.environ | {
         "ACCELERATE_USE_CPU": "true",
@@ -85,6 +95,9 @@ def _launch(lines, folder):
     }
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr[-4000:]
+    launched, forked = read_record(tmp_path / "mlp"), read_record(folder)
+    assert launched.hardware["processes"] == 2
+    assert launched.epochs == forked.epochs
 
 
 def both(run, tmp_path):
