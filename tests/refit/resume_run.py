@@ -7,6 +7,7 @@ layers fitted when it is begun once more.
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -75,7 +76,7 @@ def forked(function, *given):
 
 def killed(folder, at, network, data, options, _):
     if at == "distill":
-        counted(distill, "output_loss", 100)
+        counted(distill, "output_loss", 50)
     else:
         counted(*((attempts, "fit_layer") if at > 0 else (resume.os, "replace")), abs(at))
     convert_to_relu(network(), data(), checkpoint_dir=folder, **options)
@@ -103,6 +104,7 @@ def resumed(folder, network, data, options, _):
 
 
 if __name__ == "__main__":
+    attempts.distill = partial(distill.distill, steps=24)
     for name, case in CASES.items():
         print(name, end=" ", flush=True)
         place = Path(sys.argv[1], name)

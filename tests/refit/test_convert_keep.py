@@ -2,11 +2,10 @@
 
 import copy
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
+from fresh_process import run_fresh
 from test_convert_efforts import bert, gpt2, llama, tokens
 from torch import nn
 from transformers import (
@@ -120,7 +119,8 @@ def test_a_checkpoint_with_kept_gates_is_refused_without_the_package_and_rebuilt
             saved = json.loads((folder / "config.json").read_text())
             assert [entry["site"] for entry in saved["lambda_gelu"]] == [first.name]
             assert "hf_lgelu.from_pretrained" in saved.values()
-    result = subprocess.run([sys.executable, "-c", ELSEWHERE, *called], capture_output=True, text=True, check=False)
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    result = run_fresh(tmp_path / "elsewhere.py", *called)
     assert result.returncode == 0, result.stderr[-2000:]
     lines = result.stdout.splitlines()
     assert len(lines) == 12

@@ -1,13 +1,13 @@
 """Conversions that were killed go on from their last layer, to the same bits; other work is refused."""
 
 import os
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from fresh_process import run_fresh
 from torch import nn
 
 from hf_lgelu import convert_to_relu
@@ -19,7 +19,7 @@ from hf_lgelu.refit.resume import forget_work
 
 def test_a_killed_conversion_goes_on_to_the_same_bits(tmp_path):
     program = Path(__file__).with_name("resume_run.py")
-    result = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, check=False)
+    result = run_fresh(program, tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     # What was being written is lost; of the rungs nothing was left but the last one.
     assert result.stdout.splitlines() == [
@@ -71,6 +71,13 @@ class KilledError(Exception):
     pass
 
 
+@pytest.fixture
+def few_steps(monkeypatch):
+    """Distillation's long descent takes 100 steps, or three times as many."""
+    monkeypatch.setattr(attempts, "distill", partial(distill.distill, steps=100))
+
+
+@pytest.mark.usefixtures("few_steps")
 def test_distillation_that_was_killed_goes_on_from_its_last_step(tmp_path, monkeypatch):
     model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
     options = {"effort": "distill", "batch_size": 16}
@@ -88,9 +95,9 @@ def test_distillation_that_was_killed_goes_on_from_its_last_step(tmp_path, monke
     whole, expected = convert_to_relu(model, rows, **options)
     assert expected.steps[-1].is_kept
     in_one_go, steps[:] = list(steps), []
-    assert len(in_one_go) in (16 + 16 + 200, 16 + 16 + 600)
+    assert len(in_one_go) in (16 + 16 + 100, 16 + 16 + 300)
     taken = []
-    for killed_at[0] in (7, 12, 9, 150):  # in the first trial, in the second, and twice in the long descent
+    for killed_at[0] in (7, 12, 20, 70):  # in the first trial, in the second, and twice in the long descent
         with pytest.raises(KilledError):
             convert_to_relu(model, rows, checkpoint_dir=folder, **options)
         taken += steps[:-1]
@@ -106,6 +113,7 @@ def test_distillation_that_was_killed_goes_on_from_its_last_step(tmp_path, monke
     assert not list(folder.glob("*-steps*"))
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_distillation_of_another_rung_or_for_a_shorter_time_is_not_taken_up(tmp_path, monkeypatch):
     model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
     first = convert_to_relu(model, rows, effort="distill", checkpoint_dir=folder)
@@ -117,12 +125,15 @@ def test_distillation_of_another_rung_or_for_a_shorter_time_is_not_taken_up(tmp_
     alone = convert_to_relu(model, rows, **options)
     assert [step.distance for step in again.report.steps] == [step.distance for step in alone.report.steps]
 
-    ends = attempts.distill
+    ends, clock, ended = attempts.distill, time.perf_counter, []
 
     def slow(*given, **more):
         ends(*given, **more)
-        time.sleep(max(0.0, more["max_seconds"]) + 0.1)
+        monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000)
+        ended.append(True)
 
     monkeypatch.setattr(attempts, "distill", slow)
-    convert_to_relu(model, rows, effort="distill", max_seconds=4, checkpoint_dir=tmp_path / "short")
+    convert_to_relu(model, rows, effort="distill", max_seconds=500, checkpoint_dir=tmp_path / "short")
+    assert ended
+    assert (tmp_path / "short" / "refit-00000.safetensors").exists()
     assert not list((tmp_path / "short").glob("distill*"))
