@@ -1,13 +1,11 @@
 """Exports read where hf_lgelu cannot be imported: GELU and ReLU checkpoints, a tokenizer, the MLP's carried code."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from fresh_process import run_fresh
 from gelu_models import MODELS, build, logits_of
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -67,10 +65,7 @@ def elsewhere(tmp_path_factory):
     root = tmp_path_factory.mktemp("elsewhere")
     here = {name: gelu_checkpoint(name, root / name) for name in MODELS}
     here |= {"relu": relu_checkpoint(root / "relu"), "mlp": mlp_with_its_code(root / "mlp")}
-    environment = {**os.environ, "HF_HOME": str(root.with_name("home")), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    reader = subprocess.run(
-        [sys.executable, HERE / "elsewhere_reader.py", root], env=environment, capture_output=True, text=True
-    )
+    reader = run_fresh(HERE / "elsewhere_reader.py", root)
     assert reader.returncode == 0, reader.stderr[-3000:]
     return here, torch.load(root / "read.pt", weights_only=True), root
 

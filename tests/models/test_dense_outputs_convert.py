@@ -1,15 +1,13 @@
 """Detectors and segmenters of transformers: converted, compared on scores and boxes, read back without hf_lgelu."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
 import torch
 from family import enlarge
+from fresh_process import run_fresh
 from torch import nn
 from transformers import (
     DFineConfig,
@@ -145,9 +143,9 @@ def _converted(names, root):
         torch.save(inputs, root / name / "inputs.pt")
         with torch.no_grad():
             here[name] = conversion, conversion.model(**inputs)
-    done = subprocess.run(
-        [sys.executable, "-c", _READER, root], env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True
-    )
+    reader = root.with_name(f"{root.name}-reader.py")
+    reader.write_text(_READER)
+    done = run_fresh(reader, root)
     assert done.returncode == 0, done.stderr[-3000:]
     return {name: (*both, torch.load(root / name / "found.pt")) for name, both in here.items()}
 

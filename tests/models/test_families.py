@@ -1,9 +1,6 @@
 """Every family of the tables: λ-GELU in, forward, backward, to disk and back, ReLU in, and out of the house."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import pytest
 import torch
 from families import BY_NAME, FAMILIES
 from family import Family, get, logits_of, main_output, normal
+from fresh_process import run_fresh
 from safetensors.torch import load_file, save_file
 from timm_families import TIMM_FAMILIES, TimmFamily
 from torch import nn
@@ -165,12 +163,7 @@ def elsewhere(tmp_path_factory):
         model = BY_NAME[family].build()
         replace_activations(model, inputs=BY_NAME[family].inputs(), **options)
         model.save_pretrained(root / "soft" / name)
-    reader = subprocess.run(
-        [sys.executable, HERE / "relu_reader.py", root],
-        env={**os.environ, "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    reader = run_fresh(HERE / "relu_reader.py", root)
     assert reader.returncode == 0, reader.stderr[-3000:]
     result = torch.load(root / "logits.pt")
     assert result["modules"] == []

@@ -4,15 +4,13 @@ The converted models are read back by a process without hf_lgelu.
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from family import Family, logits_of
+from fresh_process import run_fresh
 from safetensors.torch import save_file
 from test_families import ALL, assert_apart, assert_close
 from timm_families import TimmFamily
@@ -122,13 +120,7 @@ def converted(tmp_path_factory):
 
 
 def _elsewhere(root: Path) -> dict[str, torch.Tensor]:
-    reader = subprocess.run(
-        [sys.executable, HERE / "relu_reader.py", root],
-        env={**os.environ, "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    reader = run_fresh(HERE / "relu_reader.py", root)
     assert reader.returncode == 0, reader.stderr[-3000:]
     result = torch.load(root / "logits.pt")
     assert result["modules"] == []

@@ -1,14 +1,12 @@
 """SiLU and tanh-GELU families: each site gets the gate that it is, learns, hardens, and leaves as ReLU."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from family import logits_of, main_output
+from fresh_process import run_fresh
 from safetensors.torch import save_file
 from self_gated_families import FAMILIES
 
@@ -104,12 +102,7 @@ def elsewhere(tmp_path_factory):
     """{family: (logits when hard, with ReLU here, with ReLU in a process without hf_lgelu)}, from one process."""
     root = tmp_path_factory.mktemp("relu")
     here = {name: leave(family, root / name) for name, family in FAMILIES.items()}
-    done = subprocess.run(
-        [sys.executable, HERE / "self_gated_families.py", root],
-        env={**os.environ, "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_fresh(HERE / "self_gated_families.py", root)
     assert done.returncode == 0, done.stderr[-3000:]
     found = torch.load(root / "logits.pt")
     assert found["modules"] == []

@@ -1,14 +1,13 @@
 """ResNet-18 for CIFAR: size, sites, saving and loading, and what timm and transformers make of it."""
 
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from fresh_process import run_fresh
 from lgelu_lab.benchmarks import cifar_resnet
 from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, new_cifar_resnet, register_cifar_resnet
 from PIL import Image
@@ -130,7 +129,8 @@ def test_a_relu_network_is_read_by_transformers_and_without_hf_lgelu(tmp_path):
     torch.save(images(), tmp_path / "images.pt")
     script = Path(__file__).with_name("plain_resnet18.py")
     files = [str(tmp_path), str(tmp_path / "images.pt"), str(tmp_path / "logits.pt")]
-    subprocess.run([sys.executable, str(script), *files], check=True, capture_output=True, text=True)
+    done = run_fresh(script, *files)
+    assert done.returncode == 0, done.stderr[-3000:]
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=1e-5, atol=1e-5)
 
 
