@@ -29,6 +29,8 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 PYTHON = blocks("python")
+ROADS = [text for name, text in PYTHON if name.startswith("README")]  # run, and looked at, by a test of their own
+OF_DOCS = [(name, text) for name, text in PYTHON if not name.startswith("README")]
 # Commands of the library that need no network. Those of scripts/ are run by the laboratory's tests and by make.
 COMMANDS = [
     (name, line)
@@ -54,7 +56,7 @@ def _in_a_copy(world, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("_in_a_copy")
-@pytest.mark.parametrize(("name", "text"), PYTHON, ids=[name for name, _ in PYTHON])
+@pytest.mark.parametrize(("name", "text"), OF_DOCS, ids=[name for name, _ in OF_DOCS])
 def test_a_block_runs_alone(name, text, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     exec(compile(text, name, "exec"), {"__name__": "__main__"})
@@ -70,12 +72,12 @@ def test_a_command_succeeds(name, command):
         assert os.listdir(words[words.index("--output_dir") + 1])
 
 
-def test_the_roads_of_the_readme_end_in_relu(world, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("_in_a_copy")
+def test_the_roads_of_the_readme_end_in_relu(monkeypatch):
     from transformers import AutoModelForSequenceClassification
 
-    shutil.copytree(world, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    convert, harden = (text for name, text in PYTHON if name.startswith("README"))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    convert, harden = ROADS
     names: dict = {}
     exec(convert, names)
     assert names["report"].held_out.refitted.kl < names["report"].held_out.direct.kl
@@ -90,6 +92,7 @@ def test_the_roads_of_the_readme_end_in_relu(world, tmp_path, monkeypatch):
     assert len(evaluations) == 8
     assert evaluations[-1]["eval_relu_max_logit_change"] < 1e-2
     assert AutoModelForSequenceClassification.from_pretrained("out/relu").config.hidden_act == "relu"
+    assert hf_lgelu.kernel_report()  # as for every block
 
 
 def test_a_stranger_meets_code_early_and_the_readme_is_short():
