@@ -24,12 +24,11 @@ from transformers import (
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, gate_costs
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit import attempts
 from hf_lgelu.refit.always_on import low_rank, write_always_on
 from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
-from hf_lgelu.refit.distill import distill, output_loss
+from hf_lgelu.refit.distill import output_loss
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.kinks import Placement, PlacementSums, fit_placement, knots
 from hf_lgelu.refit.ladder import EFFORTS, Metric, OutOfTimeError, check_effort, climb
@@ -466,8 +465,7 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     assert f"refit {report.steps[0].distance:.3g}, place {report.steps[1].distance:.3g}" in str(report)
 
 
-def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(attempts, "distill", partial(distill, steps=40))
+def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path):
     inputs, saved = tokens(120), []
     for build in (llama, gpt2, bert):
         model = build()
