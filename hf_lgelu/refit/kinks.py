@@ -130,10 +130,11 @@ def _in_order(above: "_Above", chosen: Tensor, basis: Basis) -> Kinks:
     count = chosen.shape[1]
     slopes, order = solution[:, 0, :count].sort(1, descending=True)
     beside = [solution[:, 0, column] for column in range(count, solution.shape[-1])]
-    beside += [torch.zeros_like(slopes[:, 0])] * (2 - len(beside))
+    constant, line = [*beside, *[torch.zeros_like(slopes[:, 0])] * (2 - len(beside))]
     left = error[:, 0] / above.square.clamp(min=1e-30)
     is_fit = above.splits.gather(1, chosen).all(1) & (slopes[:, 0] > 0)
-    return Kinks(slopes, above.kinks[chosen.gather(1, order)], *beside, torch.where(is_fit, left, torch.inf))
+    kinks = above.kinks[chosen.gather(1, order)]
+    return Kinks(slopes, kinks, constant, line, torch.where(is_fit, left, torch.inf))
 
 
 class _Above:
