@@ -229,18 +229,18 @@ def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copi
 
 @pytest.mark.parametrize("build", [llama, bert])
 def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
-    """Each budget leaves less than the one before, on other inputs."""
-    model, inputs = build(), tokens(200)
+    """Twice and four times the units, on other inputs than those that were fitted on."""
+    model, inputs = build(), tokens(100)
     others = tokens(100, seed=9)
     gaps = []
-    for budget in (1.0, 2.0, 4.0):
+    for budget in (2.0, 4.0):
         converted, report = convert_to_relu(model, inputs, effort="place", width_budget=budget)
         assert report.width_share == budget
         with torch.no_grad():
             expected, found = (network(**others).logits.log_softmax(-1) for network in (model, converted))
-        gaps.append(float(F.kl_div(found, expected, log_target=True, reduction="sum")) / len(others["input_ids"]))
+        gaps.append(float(F.kl_div(found, expected, log_target=True, reduction="sum")) / found[..., 0].numel())
+    assert gaps[0] < 0.4 * report.steps[0].gap  # of the refit, in the shape there was
     assert gaps[1] < 0.4 * gaps[0]
-    assert gaps[2] < 0.4 * gaps[1]
 
 
 def _three(block):

@@ -65,15 +65,16 @@ def test_under_64_rows_all_are_fitted_on(count, batch_size, sizes):
     assert [[len(batch) for batch in fold] for fold in plan.folds] == [sizes]
 
 
-@pytest.mark.parametrize("inputs", [features(15), features(15).repeat(9, 1), tokens([3, 5, 7]), features(0)])
+@pytest.mark.parametrize("inputs", [features(15), features(15).repeat(9, 1), tokens([3, 5, 7])])
 def test_fewer_than_16_distinct_rows_are_refused(inputs):
-    with pytest.raises(ValueError, match=r"at least 16 distinct rows .* got (15|0) in (15|3|0) distinct units"):
+    with pytest.raises(ValueError, match=r"at least 16 distinct rows .* got 15 in (15|3) distinct units"):
         planned(inputs)
 
 
-def test_nothing_given_is_refused():
-    with pytest.raises(ValueError, match="got 0 in 0 distinct units of 0 given"):
-        deal_folds(read_batches(iter(())))
+@pytest.mark.parametrize("inputs", [iter(()), features(0)])
+def test_nothing_given_is_refused(inputs):
+    with pytest.raises(ValueError, match="data holds no inputs; an iterator gives its batches once"):
+        deal_folds(read_batches(inputs))
 
 
 @pytest.mark.parametrize("count", [30, 150, 1111])
