@@ -171,18 +171,26 @@ class _Distillation:
         _put(self._parameters, self.start.values)
         optimizer = self._optimizer(rate)
         done, best = self._taken_up(optimizer)
+        every = max(1, steps // looks)
         for step, number in enumerate(islice(_order(len(self._batches)), done, steps), done):
             share = self._time_share()
             if share >= 1:
+                if step % every:  # steps that nobody has looked at
+                    best = self._nearer(best)
                 break
             progress = max(step / steps, share)
             self._step(optimizer, number, min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress)))
-            if (step + 1) % max(1, steps // looks) == 0 and (now := self._look()) < best.loss:
-                best = _Seen(now, self._values())
+            if (step + 1) % every == 0:
+                best = self._nearer(best)
             if self._keeps_new:
                 told = {"tried": tried, "step": step + 1, "loss": best.loss}
                 self._work.keep_steps(partial(self._state, optimizer, best), told)
         return best
+
+    def _nearer(self, best: _Seen) -> _Seen:
+        """The state that there is now, where it is nearer."""
+        now = self._look()
+        return _Seen(now, self._values()) if now < best.loss else best
 
     def _optimizer(self, rate: float) -> CentredAdam:
         sizes = [max(parameter.detach().abs().mean().item(), 1e-3) for parameter in self._parameters]

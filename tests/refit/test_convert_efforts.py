@@ -1,6 +1,7 @@
 """The rungs above the refit: kinks and slopes, units always on, whole blocks, distillation, and the ladder itself."""
 
 import copy
+import itertools
 import math
 import operator
 from functools import partial
@@ -28,7 +29,7 @@ from hf_lgelu.refit.always_on import low_rank, write_always_on
 from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
-from hf_lgelu.refit.distill import output_loss
+from hf_lgelu.refit.distill import distill, output_loss
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.kinks import Placement, PlacementSums, fit_placement, knots
 from hf_lgelu.refit.ladder import EFFORTS, Metric, OutOfTimeError, check_effort, climb
@@ -591,3 +592,22 @@ def test_every_column_of_outputs_that_are_no_class_scores_counts_alike():
         shares = [float((0.1 * y).square().sum() / (y - y.mean()).square().sum()) for y in columns.detach().double().T]
         total += sum(shares) / len(shares)
     assert loss.item() == pytest.approx(total, rel=1e-4)
+
+
+def test_steps_that_the_time_ends_are_looked_at(monkeypatch):
+    """Time for ten steps of a descent of 200 whose first look is after 25."""
+    torch.manual_seed(8)
+    model = nn.Sequential(nn.Linear(4, 24), nn.GELU(), nn.Linear(24, 3))
+    model[0].weight.data *= 3
+    converted = copy.deepcopy(model)
+    converted[1] = nn.ReLU()
+    folds = deal_folds(read_batches(torch.randn(300, 4)), batch_size=16)
+    ticks = itertools.count()
+    monkeypatch.setattr("hf_lgelu.refit.distill.time.perf_counter", lambda: next(ticks))
+    names = [name for name, _ in converted.named_parameters()]
+    before, after = distill(model, converted, folds, names=names, max_seconds=16 + 16 + 10.5)
+    held_out = torch.cat([batch.load().inputs for batch in folds.held_out])
+    with torch.no_grad():
+        p, q = (network(held_out).double().softmax(-1) for network in (model, converted))
+    assert after < 0.95 * before
+    assert after == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-4)
