@@ -3,8 +3,8 @@
 With one ReLU per channel, φ(z) ≈ a·ReLU(z - c) + b + d·z. What b and d make is linear in the block's input x: in a
 gated unit W_down·diag(b)·W_up·x, in a plain one W_down·diag(d)·W_gate·x. Units that are always on carry it, of the kind
 that the block has anyway: in a gated unit gate weight 0 and gate bias 1, in a plain one a bias so large that the ReLU
-never cuts. There are as many as the budget has, so up and down are the factors of the best approximation of that rank
-in the metric of the block's inputs.
+never cuts. They have a part of the budget (preparation.py), so up and down are the factors of the best approximation
+of that rank in the metric of the block's inputs.
 """
 
 from collections.abc import Sequence

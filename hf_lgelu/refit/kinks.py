@@ -116,10 +116,10 @@ def _fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
     above = _Above(sums)
     chosen, found = torch.zeros(len(sums.square), 0, dtype=torch.long, device=sums.sums.device), []
     for count in range(1, most + 1):
-        chosen = torch.cat([above.best_beside(chosen, basis)[0], chosen], 1)
+        chosen = torch.cat([above.best_beside(chosen, basis), chosen], 1)
         for _ in range(_SWEEPS if count > 1 else 0):
             for _ in range(count):  # the oldest goes to the front, chosen anew
-                chosen = torch.cat([above.best_beside(chosen[:, :-1], basis)[0], chosen[:, :-1]], 1)
+                chosen = torch.cat([above.best_beside(chosen[:, :-1], basis), chosen[:, :-1]], 1)
         found.append(_in_order(above, chosen, basis))
     return found
 
@@ -147,17 +147,16 @@ class _Above:
         self.splits = (self._sums[0] > 0) & (self._sums[0] < self._totals[0][:, None])
         """(C, kinks): whether there are rows on both sides."""
 
-    def best_beside(self, chosen: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
-        """(C, 1) the kink with which, beside the (C, m) `chosen`, the least is left, and (C, 1) how much that is.
+    def best_beside(self, chosen: Tensor, basis: Basis) -> Tensor:
+        """(C, 1) the kink with which, beside the (C, m) `chosen`, the least is left.
 
-        Kinks are numbers of `knots`. Where the only ReLU would have a slope of 0 or less, the kink is none.
+        Kinks are numbers of `knots`. An only ReLU has a slope above 0; where no kink gives one, the number is no kink.
         """
         every = torch.arange(len(self.kinks), device=chosen.device).expand(len(chosen), 1, -1)
         beside = chosen[:, :, None].expand(-1, -1, len(self.kinks))
         solution, error = self.solve(torch.cat([every, beside], 1), basis)
         possible = self.splits & ((solution[..., 0] > 0) | bool(chosen.shape[1]))
-        least, best = torch.where(possible, error, torch.inf).min(-1, keepdim=True)
-        return best, least
+        return torch.where(possible, error, torch.inf).argmin(-1, keepdim=True)
 
     def solve(self, at: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
         """Of n systems a channel with the ReLUs at the (C, m, n) kinks `at`: (C, n, columns) the least squares for the
