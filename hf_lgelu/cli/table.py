@@ -234,6 +234,11 @@ _ROWS = (
                 {"type": _positive},
             ),
             _switch(
+                "--bf16",
+                "Take the steps of --effort distill with products in bfloat16: quicker where the processor or GPU has "
+                "it. Left out: in the model's own precision.",
+            ),
+            _switch(
                 "--resume",
                 "Keep each layer that is done in a hidden folder beside --output_dir until all is saved, and go on "
                 "from there. Left out: a call that was killed begins anew.",

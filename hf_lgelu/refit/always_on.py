@@ -107,7 +107,7 @@ def linear_part(model: nn.Module, block: Block, placement: Placement, inputs: Mo
 
 @torch.no_grad()
 def write_always_on(
-    converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, count: int, size: float = 1.0
+    converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, count: int, size: float
 ) -> None:
     """Give `count` units from `width` on what is linear in the block, before the slopes and kinks are written.
 

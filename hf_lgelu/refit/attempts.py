@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import nn
 from tqdm.auto import tqdm
 
-from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
+from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
@@ -32,10 +32,7 @@ from hf_lgelu.refit.preparation import Preparation
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.progress import Progress
-from hf_lgelu.refit.report import (
-    Evaluation,
-    LayerRefit,
-)
+from hf_lgelu.refit.report import Evaluation, LayerRefit
 from hf_lgelu.refit.resume import RungWork, Work
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.target_gates import TargetGate, substitute_gates
@@ -76,7 +73,7 @@ class Attempts:
         self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
         outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: Progress,
         width_budget: float, max_seconds: float | None, target: TargetGate, keep: Sequence[str], work: Work,
-        zeros: float | None = None,
+        zeros: float | None = None, bf16: bool = False,
     ) -> None:  # fmt: skip
         """As for `convert_to_relu`; `work` is what is done by now of each rung."""
         self._model, self._folds, self._substitution = model, folds, substitution
@@ -84,7 +81,7 @@ class Attempts:
         self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
         self._width_budget, self._target = width_budget, target
         self._ends = math.inf if max_seconds is None else time.perf_counter() + max_seconds
-        self._keep, self._work, self._zeros = keep, work, zeros
+        self._keep, self._work, self._zeros, self._bf16 = keep, work, zeros, bf16
         self._can_be_placed = target.can_be_placed and zeros is None  # kinks are where the zeros want them
 
     @property
@@ -130,7 +127,9 @@ class Attempts:
         sites = converted_sites(room.model, self._kinds, self._keep)
         with evaluation_mode(room.model):
             converted = copy.deepcopy(room.model)
-        rewritten = self._exchange_gates(converted, [site.name for site in sites])
+        rewritten = substitute_gates(
+            converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config, keep=self._keep
+        )
         changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(converted)]
         carrier = Carrier(
             room.model,
@@ -171,22 +170,6 @@ class Attempts:
                       if is_placed or self._zeros is not None),
         )  # fmt: skip
 
-    def _exchange_gates(self, converted: nn.Module, names: Sequence[str]) -> Sequence[ConfigChange]:
-        """`substitute_gates` at the gates `names`; where the config has no key for some of them, with a way out."""
-        try:
-            return substitute_gates(
-                converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config, keep=self._keep
-            )
-        except UnsupportedConfigError as error:
-            if not set(error.missed) < set(names):  # all of them, or names inside a part of the model
-                raise
-            keep = [*self._keep, *error.missed]
-            raise UnsupportedConfigError(
-                f"{error}; or convert the other gates and leave these as they are: keep={keep} (--keep "
-                f"{','.join(keep)})",
-                error.missed,
-            ) from error
-
     def _room(self) -> Room:
         with evaluation_mode(self._model):
             sites = converted_sites(self._model, self._kinds, self._keep)
@@ -201,7 +184,8 @@ class Attempts:
 
     def _distilled(self, best: Attempt) -> Attempt:
         converted = copy.deepcopy(best.model)
-        work = self._work.rung(f"distill-{best.effort}")  # which rung was best may differ from call to call
+        # Which rung was best may differ from call to call, and how the steps are taken.
+        work = self._work.rung(f"distill-{best.effort}{'-bf16' * self._bf16}")
         work.begin(converted)
         if work.done:
             work.restore(0, converted)
@@ -213,6 +197,7 @@ class Attempts:
                 self._outputs,
                 names=best.moved,
                 max_seconds=None if self._ends == math.inf else max(1e-9, self._ends - time.perf_counter()),
+                bf16=self._bf16,
                 work=work,
             )
             if time.perf_counter() < self._ends:  # else the time ran out, and another call may have more

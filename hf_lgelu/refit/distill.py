@@ -39,6 +39,7 @@ _WARMUP = 10
 _LOOKS = 8  # how often the held-out inputs are looked at
 _NO_SPREAD = 1e-12  # of a column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
+_SCORES_A_STEP = 2**26  # values of the outputs: 256 MiB, of which a loss and its gradient hold several copies
 
 
 def distill(
@@ -50,6 +51,7 @@ def distill(
     names: Sequence[str],
     steps: int = STEPS,
     max_seconds: float | None = None,
+    bf16: bool = False,
     work: RungWork | None = None,
 ) -> tuple[float, float]:
     """Adam on some parameters of `converted`. Changes `model` in place: `converted`, where that brings it nearer.
@@ -64,6 +66,7 @@ def distill(
         names: the parameters that are moved.
         steps: of one batch each; three times as many where the first few take a tenth of the loss away.
         max_seconds: stop earlier.
+        bf16: the steps under autocast, with products in bfloat16; what they lead to is judged as the models are.
         work: where steps that are not done are kept, and taken up. With `max_seconds` none are kept: how fast the rate
             falls then hangs on the clock, and another call would not take the same ones.
 
@@ -76,7 +79,7 @@ def distill(
         return 0.0 if max_seconds is None else main_decides((time.perf_counter() - started) / max_seconds)
 
     with _learning(converted, names) as parameters:
-        run = _Distillation(original, converted, folds, outputs, parameters, time_share)
+        run = _Distillation(original, converted, folds, outputs, parameters, time_share, bf16)
         if work is not None:
             run.keep_in(work, new_ones=max_seconds is None)
         best = run.start
@@ -141,14 +144,19 @@ class _Distillation:
         outputs: Sequence[str] | None,
         parameters: Mapping[str, Tensor],
         time_share: Callable[[], float],
+        bf16: bool,
     ) -> None:
         """`time_share` tells how much of the time there is has gone by; the descents end at 1."""
         self._loss = partial(output_loss, original, converted, outputs=outputs)
-        self._batches = [_Together.of(batch, folds) for batch in folds.together]
-        self._watched = [_Together.of(batch, folds) for batch in folds.held_out_together[:_MOST_WATCHED]]
+        together = partial(_Together.of, folds=folds)
+        most = _units_a_step(original, together(folds.together[-1]), outputs)
+        self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
+        watched = folds.held_out_together[:_MOST_WATCHED]
+        self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
         self._parameters = list(parameters.values())
         self._centred = centred_maps(converted, parameters.keys(), self._batches[0].load(), self._batches[0].weight)
         self._time_share = time_share
+        self._step_precision = partial(torch.autocast, self._parameters[0].device.type, torch.bfloat16, enabled=bf16)
         self._work, self._keeps_new = RungWork(), False
         self._kept: Steps | None = None
         self.start = _Seen(self._look(), self._values())
@@ -198,7 +206,7 @@ class _Distillation:
         return CentredAdam(groups, self._centred)
 
     def _step(self, optimizer: CentredAdam, number: int, share: float) -> None:
-        with torch.enable_grad():
+        with torch.enable_grad(), self._step_precision():
             loss = self._loss(self._batches[number].load(), weight=self._batches[number].weight)
         optimizer.zero_grad()
         loss.backward()
@@ -230,6 +238,14 @@ class _Distillation:
         _put(self._parameters, moved)
         optimizer.load({name.removeprefix("adam."): value for name, value in tensors.items() if name[:5] == "adam."})
         return told["step"], _Seen(told["loss"], best)
+
+
+@torch.no_grad()
+def _units_a_step(original: nn.Module, batch: _Together, outputs: Sequence[str] | None) -> int:
+    """How many units a step takes at the most: of large vocabularies the scores need more memory than all else."""
+    one = compared_outputs(original, batch.load()[:1].inputs, outputs)
+    scores = sum(value.numel() for value in one.tensors.values())
+    return max(1, main_decides(_SCORES_A_STEP // max(1, scores)))
 
 
 def _order(count: int) -> Iterator[int]:

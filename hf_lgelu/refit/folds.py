@@ -190,6 +190,12 @@ class FoldBatch:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def pieces(self, most: int) -> "Iterator[FoldBatch]":
+        """The same units in as few batches as have at most so many of them, padded as the whole."""
+        size = -(-len(self) // -(-len(self) // most))
+        for start in range(0, len(self), size):
+            yield FoldBatch(self.units, self.numbers[start : start + size], self.lengths)
+
     def share(self, process: int) -> "FoldBatch | None":
         """What one process has of a batch that all run together, padded as the whole; None where it has nothing of it.
 

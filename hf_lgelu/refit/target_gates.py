@@ -23,7 +23,7 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.models.example_run import forward_hooks, run_example
 from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
-from hf_lgelu.models.sites import find_sites, uncompiled_name
+from hf_lgelu.models.sites import ActivationSite, find_sites, uncompiled_name
 from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.refit.batches import Batch
 
@@ -135,11 +135,27 @@ def substitute_gates(
 
     Changes `model` in place. Where no key tells the kept gates from the others, the config remembers them: plain
     transformers then refuses the checkpoint, and `hf_lgelu.from_pretrained` rebuilds it. Raises ValueError where there
-    is no gate to exchange, and UnsupportedConfigError where no config key puts the target there.
+    is no gate to exchange, and UnsupportedConfigError where no config key puts the target there; if there is one for
+    the other gates, the error says which ones to keep.
     """
-    if target.name == "relu" and not keep:
-        return tuple(substitute_relu(model, kinds=kinds, rewrite_config=rewrite_config).config_changes)
     sites = find_sites(model, kinds)
+    try:
+        if target.name == "relu" and not keep:
+            return tuple(substitute_relu(model, kinds=kinds, rewrite_config=rewrite_config).config_changes)
+        return _substitute(model, target, sites, rewrite_config, keep)
+    except UnsupportedConfigError as error:
+        if not set(error.missed) < {site.name for site in sites} - set(keep):  # all, or names inside a part of it
+            raise
+        keep = [*keep, *error.missed]
+        raise UnsupportedConfigError(
+            f"{error}; or convert the other gates and leave these as they are: keep={keep} (--keep {','.join(keep)})",
+            error.missed,
+        ) from error
+
+
+def _substitute(
+    model: nn.Module, target: TargetGate, sites: Sequence[ActivationSite], rewrite_config: bool, keep: Sequence[str]
+) -> tuple[ConfigChange, ...]:
     gates = {site.name: target.make() for site in sites if site.name not in keep}
     planned = []
     for name, root in pretrained_roots(model) if rewrite_config else []:
