@@ -1,0 +1,75 @@
+"""Small transformers with weights so large that the form of their gates matters, and tokens for them."""
+
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from hf_lgelu.models.sites import find_sites
+from hf_lgelu.refit.layers import find_layers
+from hf_lgelu.refit.placement import find_gate_units
+from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.widen import find_blocks
+
+VOCABULARY = 40
+
+
+def tokens(count=60, length=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {"input_ids": torch.randint(VOCABULARY, (count, length), generator=generator)}
+
+
+def loud(model, factor=3.0):
+    """Weights so large that the gates' form matters."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, factor / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def llama(**more):
+    return loud(
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=2,
+                num_attention_heads=2, max_position_embeddings=16, **more,
+            )
+        ),
+        1.0,
+    )  # fmt: skip
+
+
+def gpt2():
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    return loud(
+        GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=16, **ids)), 1.0
+    )
+
+
+def bert():
+    return loud(
+        BertForSequenceClassification(
+            BertConfig(
+                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=2,
+                num_attention_heads=2, max_position_embeddings=16, num_labels=3,
+            )
+        ),
+        1.0,
+    )  # fmt: skip
+
+
+def traced(model, inputs):
+    """(gates, what a trace of the model computes, layers behind the gates, blocks) by these inputs."""
+    sites = find_sites(model)
+    program = Program(model, sites, inputs)
+    layers = find_layers(program, model, sites).layers
+    return sites, program, layers, find_blocks(program, layers, find_gate_units(program))

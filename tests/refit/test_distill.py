@@ -1,0 +1,138 @@
+"""Adam on the whole converted network: its parameters, its loss, its steps."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.refit.batches import Batch, read_batches
+from hf_lgelu.refit.centred import CentredAdam, CentredMap
+from hf_lgelu.refit.distill import distill, output_loss
+from hf_lgelu.refit.folds import deal_folds
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_adam_on_a_centred_map_is_adam_on_the_other_parameters(transposed):
+    """A plain loop of torch's Adam over W and b' = b + W·x̄, the loss written in those."""
+    torch.manual_seed(10)
+    rows, targets = torch.randn(50, 4, dtype=torch.float64) + 8, torch.randn(50, 3, dtype=torch.float64)
+    mean = rows.mean(0)
+    weight, bias = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    free = [weight.clone().requires_grad_(True), (bias + weight @ mean).requires_grad_(True)]
+    plain = torch.optim.Adam([{"params": [value], "lr": 0.05} for value in free], betas=(0.9, 0.95))
+    stored = [(weight.T if transposed else weight).clone().requires_grad_(True), bias.clone().requires_grad_(True)]
+    centred = CentredAdam([{"params": [value], "lr": 0.1} for value in stored], [CentredMap(*stored, mean, transposed)])
+    for _ in range(20):
+        plain.zero_grad()
+        (F.linear(rows - mean, *free) - targets).square().mean().backward()
+        plain.step()
+        centred.zero_grad()
+        (F.linear(rows, stored[0].T if transposed else stored[0], stored[1]) - targets).square().mean().backward()
+        centred.step(0.5)
+    torch.testing.assert_close(stored[0].T if transposed else stored[0], free[0], rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(stored[1], free[1] - free[0] @ mean, rtol=1e-7, atol=1e-9)
+
+
+class TwoOutputs(nn.Module):
+    """Numbers that are no class scores, of sizes far apart, and one that never varies."""
+
+    def __init__(self, scale):
+        super().__init__()
+        torch.manual_seed(5)
+        self.hidden, self.last = nn.Linear(4, 12), nn.Linear(12, 5)
+        self.scale = scale
+
+    def forward(self, x):
+        found = self.last(F.gelu(self.hidden(x))) * self.scale
+        return {
+            "boxes": torch.cat([1000 * found[:, :1], found[:, 1:3], 0 * found[:, :1] + 2], 1),
+            "scores": found[:, 3:],
+        }
+
+
+def test_every_column_of_outputs_that_are_no_class_scores_counts_alike():
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(6))
+    original, other = TwoOutputs(1.0), TwoOutputs(1.1)
+    loss = output_loss(original, other, Batch(x, None), None)
+    # Of a column y the error is Σ(0.1·y)² over Σ(y - ȳ)²; the one that does not vary has none.
+    total = 0.0
+    for columns in (original(x)["boxes"][:, :3], original(x)["scores"]):
+        shares = [float((0.1 * y).square().sum() / (y - y.mean()).square().sum()) for y in columns.detach().double().T]
+        total += sum(shares) / len(shares)
+    assert loss.item() == pytest.approx(total, rel=1e-4)
+
+
+def test_steps_that_the_time_ends_are_looked_at(monkeypatch):
+    """Time for ten steps of a descent of 200 whose first look is after 25."""
+    torch.manual_seed(8)
+    model = nn.Sequential(nn.Linear(4, 24), nn.GELU(), nn.Linear(24, 3))
+    model[0].weight.data *= 3
+    converted = copy.deepcopy(model)
+    converted[1] = nn.ReLU()
+    folds = deal_folds(read_batches(torch.randn(300, 4)), batch_size=16)
+    ticks = itertools.count()
+    monkeypatch.setattr("hf_lgelu.refit.distill.time.perf_counter", lambda: next(ticks))
+    names = [name for name, _ in converted.named_parameters()]
+    before, after = distill(model, converted, folds, names=names, max_seconds=16 + 16 + 10.5)
+    held_out = torch.cat([batch.load().inputs for batch in folds.held_out])
+    with torch.no_grad():
+        p, q = (network(held_out).double().softmax(-1) for network in (model, converted))
+    assert after < 0.95 * before
+    assert after == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-4)
+
+
+def test_a_step_takes_as_many_units_as_their_scores_have_room(monkeypatch):
+    """Room for twenty scores of three a unit: six units, so that batches go in pieces; every turn has all of them."""
+    torch.manual_seed(9)
+    model = nn.Sequential(nn.Linear(4, 24), nn.GELU(), nn.Linear(24, 3))
+    converted = copy.deepcopy(model)
+    converted[1] = nn.ReLU()
+    folds = deal_folds(read_batches(torch.randn(300, 4)), batch_size=16)
+    held_out = torch.cat([batch.load().inputs for batch in folds.held_out])
+    with torch.no_grad():
+        p, q = (network(held_out).double().softmax(-1) for network in (model, converted))
+    steps, looked = [], []
+
+    def counted(original, network, batch, **options):
+        (steps if torch.is_grad_enabled() else looked).append(batch.inputs)
+        return output_loss(original, network, batch, **options)
+
+    monkeypatch.setattr("hf_lgelu.refit.distill.output_loss", counted)
+    monkeypatch.setattr("hf_lgelu.refit.distill._SCORES_A_STEP", 20)
+    turn = sum(-(-len(batch) // 6) for batch in folds.together)
+    before, _ = distill(model, converted, folds, names=["0.weight"], steps=turn)
+    assert max(map(len, steps + looked)) <= 6 < max(map(len, folds.together))
+    assert before == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-4)
+    given = torch.cat([batch.load().inputs for batch in folds.together])
+    assert torch.equal(torch.cat(steps[-turn:]).unique(dim=0), given.unique(dim=0))
+
+
+def test_steps_in_bfloat16_end_nearer_by_the_models_own_precision(monkeypatch):
+    """What the steps lead to is looked at in float32: the loss that is told is the float64 one of the result."""
+    torch.manual_seed(8)
+    model = nn.Sequential(nn.Linear(4, 24), nn.GELU(), nn.Linear(24, 3))
+    model[0].weight.data *= 3
+    converted = copy.deepcopy(model)
+    converted[1] = nn.ReLU()
+    folds = deal_folds(read_batches(torch.randn(300, 4)), batch_size=16)
+    seen = set()
+    converted[2].register_forward_hook(lambda *given: seen.add((torch.is_grad_enabled(), given[2].dtype)))
+    names = [name for name, _ in converted.named_parameters()]
+    before, after = distill(model, converted, folds, names=names, steps=60, bf16=True)
+    assert {(True, torch.bfloat16), (False, torch.float32)} == seen
+    assert {parameter.dtype for parameter in converted.parameters()} == {torch.float32}
+    held_out = torch.cat([batch.load().inputs for batch in folds.held_out])
+    with torch.no_grad():
+        p, q = (network(held_out).double().softmax(-1) for network in (model, converted))
+    assert after < 0.9 * before
+    assert after == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-4)
+
+
+def test_bfloat16_is_for_distillation():
+    with pytest.raises(ValueError, match=r"bf16=True is for the steps of effort='distill', and .* is 'place'"):
+        convert_to_relu(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)), torch.randn(100, 4),
+                        effort="place", bf16=True)  # fmt: skip

@@ -1,0 +1,180 @@
+"""Kinks and slopes, units always on, copies: what is written into wider blocks, and that they compute the formula."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from loud_nets import VOCABULARY, bert, gpt2, llama, loud, tokens, traced
+from torch.nn import functional as F
+from transformers import (
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu.refit.always_on import low_rank, write_always_on
+from hf_lgelu.refit.kinks import Placement, PlacementSums, fit_placement, knots
+from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.placement import write_placement
+from hf_lgelu.refit.preparation import Copies, write_copies
+from hf_lgelu.refit.widen import make_room
+
+
+@pytest.mark.parametrize("basis", ["relu", "constant", "line"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_placement_is_the_best_of_least_squares_at_every_kink(basis, weighted):
+    generator = torch.Generator().manual_seed(2)
+    z = torch.randn(400, 3, generator=generator, dtype=torch.float64) * torch.tensor([0.5, 1.0, 2.0]) + 0.3
+    weight = torch.rand(400, 3, generator=generator, dtype=torch.float64) if weighted else None
+    sums = PlacementSums.zeros(3)
+    for rows in range(0, 400, 150):
+        part = slice(rows, rows + 150)
+        sums.add(z[part], F.silu(z[part]), None if weight is None else weight[part])
+    found = fit_placement(sums, basis)
+    for channel in range(3):
+        x, y = z[:, channel].numpy(), F.silu(z[:, channel]).numpy()
+        w = np.ones(400) if weight is None else weight[:, channel].numpy()
+        best = np.inf
+        for kink in knots().tolist():
+            columns = np.stack([np.maximum(x - kink, 0), np.ones(400), x], 1)[
+                :, : {"relu": 1, "constant": 2}.get(basis, 3)
+            ]
+            if not (x >= kink).any() or (x >= kink).all():
+                continue
+            solution = np.linalg.lstsq(np.sqrt(w)[:, None] * columns, np.sqrt(w) * y, rcond=None)[0]
+            best = min(best, (w * (y - columns @ solution) ** 2).sum())
+        parts = found.slope, found.kink, found.constant, found.line
+        slope, kink, constant, line = (float(part[channel]) for part in parts)
+        reached = (w * (y - slope * np.maximum(x - kink, 0) - constant - line * x) ** 2).sum()
+        # The floor under the diagonal costs little; nothing can be below the best.
+        assert best * (1 - 1e-9) <= reached <= best * 1.05
+        assert float(found.unexplained[channel]) == pytest.approx(reached / (w * y**2).sum(), rel=0.05)
+
+
+def test_a_channel_without_spread_keeps_its_gate():
+    sums = PlacementSums.zeros(1)
+    sums.add(torch.full((50, 1), 0.05), torch.full((50, 1), 0.02))
+    found = fit_placement(sums, "line")
+    assert (float(found.slope), float(found.kink)) == (1.0, 0.0)
+
+
+def test_low_rank_is_the_best_in_the_metric_of_the_inputs():
+    torch.manual_seed(3)
+    matrix = torch.randn(5, 7, dtype=torch.float64)
+    rows = torch.randn(300, 7, dtype=torch.float64) @ torch.randn(7, 7, dtype=torch.float64)
+    left, right = low_rank(matrix, rows.T @ rows / 300, 2)
+    error = ((matrix - left @ right) @ rows.T).square().sum() / 300
+    values, vectors = torch.linalg.eigh(rows.T @ rows / 300)
+    root = vectors @ values.sqrt().diag() @ vectors.T
+    tail = torch.linalg.svdvals(matrix @ root)[2:].square().sum()
+    torch.testing.assert_close(error, tail, rtol=1e-4, atol=0)
+    torch.testing.assert_close((rows @ right.T).square().mean(0), torch.ones(2, dtype=torch.float64), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("build", [llama, gpt2, bert])
+def test_room_changes_no_output(build):
+    model, inputs = build(), tokens(4)
+    sites, program, layers, _ = traced(model, inputs)
+    room = make_room(model, program, layers, len(sites), 1.25)
+    assert room.extra == 10 if build is not gpt2 else room.extra == 16
+    width = 64 if build is gpt2 else 40
+    assert make_room(model, program, layers, len(sites), 99.0).extra == 16 + 5 * width
+    assert any("→" in str(change) for change in room.config_changes)
+    with torch.no_grad():
+        torch.testing.assert_close(room.model(**inputs).logits, model(**inputs).logits, rtol=0, atol=1e-5)
+
+
+def test_a_family_without_a_key_for_the_biases_does_without_or_is_refused():
+    config = MistralConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=16,
+    )  # fmt: skip
+    model, inputs = loud(MistralForCausalLM(config), 1.0), tokens()
+    sites, program, layers, _ = traced(model, inputs)
+    assert make_room(model, program, layers, len(sites), 1.0).model is model
+    with pytest.raises(ConversionRefusedError, match="no key of MistralConfig"):
+        convert_to_relu(model, inputs, effort="place", width_budget=1.25)
+
+
+def test_wider_blocks_beside_a_kept_gate_are_refused_by_its_name():
+    with pytest.raises(ConversionRefusedError, match=r"no key of GPT2Config") as refusal:
+        convert_to_relu(gpt2(), tokens(), keep=["transformer.h.1.mlp.act"], effort="place", width_budget=1.25)
+    said = "transformer.h.1.mlp.act is kept, so its block stays as wide as it was. Keep no gate, or use width_budget=1"
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("build", [llama, gpt2])
+@pytest.mark.parametrize("copied", [[], [3, 0, 3, 7]])
+def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copied):
+    """With as many units as inputs, a block is W_down(Σ aₖ·ReLU(z - cₖ) + b + d·z)·u to rounding, written by hand."""
+    model, inputs = build().double(), tokens(4)
+    sites, program, layers, blocks = traced(model, inputs)
+    extra = 16 + len(copied)
+    room = make_room(model, program, layers, len(sites), 1 + extra / blocks[0].width)
+    sites, program, layers, blocks = traced(room.model, inputs)
+    assert (room.extra, len(blocks)) == (extra, 2)
+    block, width = blocks[0], blocks[0].width - extra
+    torch.manual_seed(4)
+    rows = torch.randn(500, 16, dtype=torch.float64)
+    slope, kink, constant, line = torch.rand(4, width, dtype=torch.float64) + torch.tensor([[0.5], [0], [0], [0]])
+    if build is llama:
+        line = torch.zeros_like(line)
+    else:
+        constant = torch.zeros_like(constant)  # the intercept's
+    copies = Copies(torch.tensor(copied, dtype=torch.long), *torch.randn(2, len(copied), dtype=torch.float64))
+    fill = torch.zeros(extra, dtype=torch.float64)
+    placement = Placement(
+        torch.cat([slope, fill + 1]), *(torch.cat([part, fill]) for part in (kink, constant, line)), torch.tensor(0.0)
+    )
+    seen = Moments.zeros(1, 16, 1)
+    seen.add(rows[:, None], rows[:, None, :1], rows[:, None, :1])
+    original = copy.deepcopy(room.model)
+    write_always_on(room.model, block, placement, seen, width, 16, 0.3 if copied else 1.0)
+    write_copies(room.model, block, copies, width + 16)
+    write_placement(room.model, block.unit, placement)
+    w_gate, w_up, w_down = (_matrix(original, operation)[:, :] for operation in _three(block))
+    z = rows @ w_gate[:width].T + original.get_parameter(block.unit.before.bias)[:width]
+    value = slope * (z - kink).relu() + constant + line * (z - original.get_parameter(block.unit.before.bias)[:width])
+    for source, of_copy, at in zip(*copies, strict=True):
+        value[:, source] += of_copy * (z[:, source] - at).relu()
+    if block.unit.other is not None:
+        value = value * (rows @ w_up[:width].T)
+    expected = value @ w_down[:, :width].T
+    new_gate, new_up, new_down = (_matrix(room.model, operation) for operation in _three(block))
+    features = (rows @ new_gate.T + room.model.get_parameter(block.unit.before.bias)).relu()
+    if block.unit.other is not None:
+        features = features * (rows @ new_up.T)
+    actual = features @ new_down.T
+    actual = actual + (0 if block.down.operation.bias is None else _bias_change(room.model, original, block))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("build", [llama, bert])
+def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
+    """Twice and four times the units, on other inputs than those that were fitted on."""
+    model, inputs = build(), tokens(100)
+    others = tokens(100, seed=9)
+    gaps = []
+    for budget in (2.0, 4.0):
+        converted, report = convert_to_relu(model, inputs, effort="place", width_budget=budget)
+        assert report.width_share == budget
+        with torch.no_grad():
+            expected, found = (network(**others).logits.log_softmax(-1) for network in (model, converted))
+        gaps.append(float(F.kl_div(found, expected, log_target=True, reduction="sum")) / found[..., 0].numel())
+    assert gaps[0] < 0.4 * report.steps[0].gap  # of the refit, in the shape there was
+    assert gaps[1] < 0.4 * gaps[0]
+
+
+def _three(block):
+    return block.unit.before, block.unit.other or block.unit.before, block.down.operation
+
+
+def _matrix(model, operation):
+    weight = model.get_parameter(operation.weight).detach()
+    return weight if operation.output_axis == 0 else weight.T
+
+
+def _bias_change(model, original, block):
+    name = block.down.operation.bias
+    return (model.get_parameter(name) - original.get_parameter(name)).detach()
