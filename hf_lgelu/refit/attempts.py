@@ -38,7 +38,7 @@ from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.target_gates import TargetGate, substitute_gates
 from hf_lgelu.refit.thinning import Thinning
 from hf_lgelu.refit.verdict import ENOUGH_ROWS, ConversionRefusedError
-from hf_lgelu.refit.weights import forget_quantizer, write_refit
+from hf_lgelu.refit.weights import forget_checkpoint, forget_quantizer, write_refit
 from hf_lgelu.refit.widen import Room, make_room
 
 
@@ -131,6 +131,7 @@ class Attempts:
             converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config, keep=self._keep
         )
         changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(converted)]
+        forget_checkpoint(converted)
         carrier = Carrier(
             room.model,
             converted,
