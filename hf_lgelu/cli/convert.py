@@ -54,12 +54,12 @@ def convert(arguments: Namespace) -> ConversionReport:
 
     Raises:
         ValueError: the inputs cannot be read or the model does not take them, or the output folder is the checkpoint's
-            own or has it inside: replaced, it would take the checkpoint along.
+            own or has it, or the data, inside: replaced, it would take them along.
         ConversionRefusedError: see `convert_to_relu`; what was measured by then is said before.
         OSError, RuntimeError, ImportError: of what loads, converts and writes.
     """
     folder, state = Path(arguments.output_dir), _processes()
-    require_other_folder(arguments.model, folder)
+    require_other_folder(folder, arguments.model, arguments.data, arguments.evaluation)
     tell = print if state.is_main_process else _say_nothing
     progress = not arguments.disable_tqdm and state.is_main_process
     # Entered first: a folder that cannot be written to must not be found out after the work.

@@ -1,6 +1,5 @@
 """The checkpoint that a command is given: what it is, whether it can be worked on, what its card says."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -138,11 +137,16 @@ def _refuse_gateless(given: GivenCheckpoint) -> None:
     )
 
 
-def require_other_folder(model: str | os.PathLike, folder: Path) -> None:
-    """Raise ValueError if the output folder is the checkpoint's own or has it inside: replaced, it would be lost."""
-    if Path(model).exists() and Path(model).resolve().is_relative_to(folder.resolve()):
-        what = "is the checkpoint itself" if folder.samefile(model) else "has the checkpoint inside"
-        raise ValueError(f"{folder} {what}; give another output folder, so that it is not lost")
+def require_other_folder(folder: Path, checkpoint: str, *others: str | None) -> None:
+    """Raise ValueError if the output folder is or holds what is read: replaced, it would take that along.
+
+    `others` are data sets and files beside the checkpoint; what is not local, or None, is in no folder.
+    """
+    for name, what in ((checkpoint, "the checkpoint"), *((other, other) for other in others if other is not None)):
+        path = local(name)
+        if path is not None and path.resolve().is_relative_to(folder.resolve()):
+            where = f"is {what} itself" if folder.samefile(path) else f"has {what} inside"
+            raise ValueError(f"{folder} {where}; give another output folder, so that it is not lost")
 
 
 def require_fitting_rows(network: nn.Module, name: str, rows: Mapping[str, Tensor], source: str, advice: str) -> None:

@@ -32,11 +32,11 @@ def harden(arguments: Namespace) -> Any:
     """Export, compare on --evaluation, write the card, put the folder in place, push; returns the export's report.
 
     Raises what the export raises (`EXPORT_TARGETS`), and ValueError for a checkpoint without λ-GELU, or if the output
-    folder is the checkpoint's own or has it inside: replaced, it would take the checkpoint along.
+    folder is the checkpoint's own or has it, or the data, inside: replaced, it would take them along.
     """
     target, folder = check_target(arguments.to), Path(arguments.output_dir)
     progress = not arguments.disable_tqdm
-    require_other_folder(arguments.model, folder)
+    require_other_folder(folder, arguments.model, arguments.evaluation, arguments.facts)
     # Entered first: a folder that cannot be written to must not be found out after the work.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
         given = read_checkpoint(arguments.model, progress=progress)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -199,6 +200,19 @@ def test_a_folder_that_is_taken_is_known_before_any_work(place, converted, monke
         assert reason in errors
         assert errors.count("\n") == 1
     assert sorted(path.name for path in place.iterdir()) == before
+
+
+@pytest.mark.parametrize("option", ["--data", "--evaluation"])
+def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_path, call):
+    out = tmp_path / "out"
+    shutil.copytree(place / "gelu", out)  # a model of before, with rows beside it
+    shutil.copyfile(place / "rows.csv", out / "mine.csv")
+    sets = {"--data": place / "rows.csv", "--evaluation": "none", option: out / "mine.csv"}
+    words = [word for pair in sets.items() for word in pair]
+    status, _, errors = call("convert", place / "gelu", *words, "--output_dir", out, "--overwrite", "--disable_tqdm")
+    assert status == 1
+    assert f"{out} has {out / 'mine.csv'} inside; give another output folder" in errors
+    assert (out / "mine.csv").read_bytes() == (place / "rows.csv").read_bytes()
 
 
 @pytest.mark.parametrize(
