@@ -68,7 +68,10 @@ TARGET_NAMES = ("relu", "relu6", "leaky_relu", "hardswish", "relu2")
 
 
 def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(f"must be names or numbers with commas between, got {text!r}")
+    return names
 
 
 def _keep(text: str) -> int | list[str]:
