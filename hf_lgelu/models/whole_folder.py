@@ -79,7 +79,13 @@ def _require_replaceable(target: Path, overwrite: bool) -> None:
 
 @contextmanager
 def folder_beside(target: Path) -> Iterator[Path]:
-    """Yield a new hidden folder beside `target`, on the same disk; it is removed in the end."""
+    """Yield a new hidden folder beside `target`, on the same disk; it is removed in the end.
+
+    Raises NotADirectoryError where a file stands in the way to it.
+    """
+    above = next((parent for parent in target.parents if parent.exists()), None)
+    if above is not None and not above.is_dir():
+        raise NotADirectoryError(f"{above} is a file, and nothing can be written below it; give another place")
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=_SUFFIX))
     lock = None

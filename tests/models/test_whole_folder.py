@@ -186,6 +186,10 @@ def test_an_empty_folder_is_taken_and_a_file_is_not(tmp_path):
     with whole_folder(tmp_path / "b") as new:
         (new / "file").write_text("x")
     assert (tmp_path / "b" / "file").exists()
+    for below in ("new", "new/new"):
+        taken = pytest.raises(NotADirectoryError, match="file is a file, and nothing can be written below it")
+        with taken, whole_folder(tmp_path / "b" / "file" / below):
+            pytest.fail("nothing can be written there")
     with pytest.raises(NotADirectoryError, match="is a file"), whole_folder(tmp_path / "b" / "file"):
         pytest.fail("the block must not run")
 
