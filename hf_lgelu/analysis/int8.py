@@ -175,10 +175,11 @@ def quantize_onnx(
         masks = _quantize(quantization, path, file, batches, operations)
         change, error = _compare(float_model, OnnxModel(file), batches)
         if not error <= max_relative_error:
+            fewer = "" if operations == "layers" else "operations='layers', which leaves more in float, or "
             raise RuntimeError(
                 f"the int8 file computes something else: relative error {error:.3g} on the calibration rows, where "
-                f"{max_relative_error:g} is allowed ({change}). It is not kept. Give operations='layers', which leaves "
-                "more in float, or more rows like those that the network will see; or go on with max_relative_error"
+                f"{max_relative_error:g} is allowed ({change}). It is not kept. Give {fewer}more rows like those that "
+                "the network will see; or go on with max_relative_error"
             )
         counts, size = count_optimized(file), file.stat().st_size
     before = count_activations(path)

@@ -166,6 +166,8 @@ def test_a_file_too_far_from_float_is_not_kept(files, tmp_path):
     out = tmp_path / "int8.onnx"
     with pytest.raises(RuntimeError, match=r"something else: relative error 0\.0.*It is not kept.*operations='layers'"):
         quantize_onnx(path, out, INPUTS, max_relative_error=report.relative_error / 2)
+    with pytest.raises(RuntimeError, match=r"It is not kept\. Give more rows"):  # "layers" is what was given
+        quantize_onnx(path, out, INPUTS, operations="layers", max_relative_error=1e-9)
     assert list(tmp_path.iterdir()) == []
 
 
