@@ -145,6 +145,7 @@ def _options(arguments: Namespace) -> dict[str, Any]:
         "effort": arguments.effort,
         "width_budget": arguments.width_budget,
         "max_seconds": arguments.max_seconds,
+        "distill_steps": arguments.distill_steps,
         "bf16": arguments.bf16,
         "allow_unrefitted": arguments.allow_unrefitted,
     }

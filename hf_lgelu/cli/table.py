@@ -236,6 +236,12 @@ _ROWS = (
                 "End what is above the refit after so long, with what was reached by then. Left out: no bound.",
                 {"type": _positive},
             ),
+            Option(
+                "--distill_steps",
+                "Steps of --effort distill: the more, the nearer, where there are inputs enough. Left out: 200, and "
+                "600 where the first few bring much.",
+                {"type": int},
+            ),
             _switch(
                 "--bf16",
                 "Take the steps of --effort distill with products in bfloat16: quicker where the processor or GPU has "

@@ -73,7 +73,7 @@ class Attempts:
         self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
         outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: Progress,
         width_budget: float, max_seconds: float | None, target: TargetGate, keep: Sequence[str], work: Work,
-        zeros: float | None = None, bf16: bool = False,
+        zeros: float | None = None, distill_steps: int | None = None, bf16: bool = False,
     ) -> None:  # fmt: skip
         """As for `convert_to_relu`; `work` is what is done by now of each rung."""
         self._model, self._folds, self._substitution = model, folds, substitution
@@ -81,7 +81,8 @@ class Attempts:
         self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
         self._width_budget, self._target = width_budget, target
         self._ends = math.inf if max_seconds is None else time.perf_counter() + max_seconds
-        self._keep, self._work, self._zeros, self._bf16 = keep, work, zeros, bf16
+        self._keep, self._work, self._zeros = keep, work, zeros
+        self._distill_steps, self._bf16 = distill_steps, bf16
         self._can_be_placed = target.can_be_placed and zeros is None  # kinks are where the zeros want them
 
     @property
@@ -185,8 +186,8 @@ class Attempts:
 
     def _distilled(self, best: Attempt) -> Attempt:
         converted = copy.deepcopy(best.model)
-        # Which rung was best may differ from call to call, and how the steps are taken.
-        work = self._work.rung(f"distill-{best.effort}{'-bf16' * self._bf16}")
+        # Which rung was best may differ from call to call, and the steps.
+        work = self._work.rung(f"distill-{best.effort}-{self._distill_steps or 'default'}{'-bf16' * self._bf16}")
         work.begin(converted)
         if work.done:
             work.restore(0, converted)
@@ -198,6 +199,7 @@ class Attempts:
                 self._outputs,
                 names=best.moved,
                 max_seconds=None if self._ends == math.inf else max(1e-9, self._ends - time.perf_counter()),
+                steps=self._distill_steps,
                 bf16=self._bf16,
                 work=work,
             )

@@ -80,6 +80,7 @@ def convert_to_relu(
     tolerance: float | None = None,
     metric: Callable[[nn.Module], float] | None = None,
     max_seconds: float | None = None,
+    distill_steps: int | None = None,
     bf16: bool = False,
     checkpoint_dir: str | os.PathLike | None = None,
     allow_unrefitted: bool = False,
@@ -138,13 +139,15 @@ def convert_to_relu(
             several processes the main one's value counts.
         max_seconds: rungs above the first end after so long, and none is begun that takes longer than what is left;
             what was reached by then is the result.
+        distill_steps: of one batch each; by default 200, and 600 where the first few take a tenth of the gap away. A
+            dial for how close, in the same shape: thousands pay where there are inputs enough.
         bf16: take the steps of "distill" under autocast, with products in bfloat16: two to four times as quick on
             processors and GPUs that have it, for networks of some hundred units and more. What they lead to is judged,
             and saved, in the model's own precision.
         checkpoint_dir: a folder for what is done layer by layer, and of "distill" for its last steps (not with
             `max_seconds`). A conversion that was killed, called again with the same model, data and arguments, goes on
             from there, to the same result; the folder of another one is refused. Delete it when the model is saved.
-            `effort`, `tolerance`, `metric`, `bf16` and the bounds may differ.
+            `effort`, `tolerance`, `metric`, the steps and the bounds may differ.
         allow_unrefitted: where a map behind a gate cannot be refitted (shared or tied weights, no linear map), exchange
             the gate all the same and say so in the report.
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
@@ -173,8 +176,7 @@ def convert_to_relu(
     model = operable_module(model)
     _require_convertible(model, kinds, metric, outputs)
     top = check_effort(effort, width_budget, tolerance=tolerance, max_seconds=max_seconds, max_kl=max_kl)
-    if bf16 and top != "distill":
-        raise ValueError(f"bf16=True is for the steps of effort='distill', and the last rung asked for is {top!r}")
+    _check_distillation(top, distill_steps, bf16)
     gate = check_target(target)
     if zeros is not None and not (gate.has_zeros and isinstance(zeros, float) and 0 < zeros < 1):
         raise ValueError(f"zeros must be a share between 0 and 1, of a target that has some, got {zeros!r}, {target!r}")
@@ -202,7 +204,7 @@ def convert_to_relu(
             attempts = Attempts(
                 model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
                 rewrite_config=rewrite_config, progress=bars, width_budget=width_budget, max_seconds=max_seconds,
-                target=gate, keep=kept, work=work, zeros=zeros, bf16=bf16,
+                target=gate, keep=kept, work=work, zeros=zeros, distill_steps=distill_steps, bf16=bf16,
             )  # fmt: skip
             efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
             bars.plan(efforts)
@@ -255,6 +257,15 @@ def _require_convertible(model: nn.Module, kinds: Sequence[str], metric: Any, ou
         raise TypeError(f"metric must be a function of a model that gives a number, got {metric!r}")
     _refuse_strings(outputs=outputs)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
+
+
+def _check_distillation(top: str, steps: int | None, bf16: bool) -> None:
+    """Raise ValueError for options that no rung up to `top` has, and for a number of steps that is none."""
+    for name, given, left_out in (("distill_steps", steps, None), ("bf16", bf16, False)):
+        if given != left_out and top != "distill":
+            raise ValueError(f"{name}={given!r} is for effort='distill', and the last rung asked for is {top!r}")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ValueError(f"distill_steps must be a whole number from 1 on, got {steps!r}")
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """Steps of Adam that each of two processes takes for test_efforts_processes.py, run by two_processes_run.py."""
 
 import copy
-from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import torch
 from accelerate import PartialState
@@ -13,7 +11,6 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit import attempts
 from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.distill import distill, output_loss
@@ -110,8 +107,9 @@ def converted(state: PartialState | None) -> tuple[dict, dict]:
     """(weights, report) of a conversion with every rung, the last one of fewer steps."""
     processes = (0, 1) if state is None else (state.process_index,)
     inputs = [part for process in processes for part in given("mlp", "each has a share", process)]
-    with mock.patch.object(attempts, "distill", partial(distill, steps=40)):
-        model, report = convert_to_relu(BY_NAME["mlp"].model(), inputs, batch_size=5, effort="distill", max_kl=None)
+    model, report = convert_to_relu(
+        BY_NAME["mlp"].model(), inputs, batch_size=5, effort="distill", distill_steps=40, max_kl=None
+    )
     return model.state_dict(), without_times(report.as_dict())
 
 

@@ -7,7 +7,6 @@ layers fitted when it is begun once more.
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,7 +44,7 @@ def images():
 # negative, of `os.replace`, or in the midst of what `distill` does)
 CASES = {
     "while-writing": (mlp, rows, {}, (-3,)),
-    "ladder": (mlp, rows, {"effort": "distill"}, (9, "distill")),
+    "ladder": (mlp, rows, {"effort": "distill", "distill_steps": 40}, (9, "distill")),
     "convolutions": (convolutions, images, {}, (3,)),
 }
 
@@ -104,7 +103,6 @@ def resumed(folder, network, data, options, _):
 
 
 if __name__ == "__main__":
-    attempts.distill = partial(distill.distill, steps=24)
     for name, case in CASES.items():
         print(name, end=" ", flush=True)
         place = Path(sys.argv[1], name)

@@ -132,7 +132,32 @@ def test_steps_in_bfloat16_end_nearer_by_the_models_own_precision(monkeypatch):
     assert after == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-4)
 
 
-def test_bfloat16_is_for_distillation():
-    with pytest.raises(ValueError, match=r"bf16=True is for the steps of effort='distill', and .* is 'place'"):
-        convert_to_relu(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)), torch.randn(100, 4),
-                        effort="place", bf16=True)  # fmt: skip
+@pytest.mark.parametrize(("far", "steps", "expected"), [(True, None, 60), (False, None, 20), (True, 33, 33)])
+def test_more_steps_are_taken_where_the_first_ones_bring_much(monkeypatch, far, steps, expected):
+    """A last layer of noise, which steps take back, and one that is the original's, to which none comes nearer."""
+    torch.manual_seed(11)
+    model = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 3))
+    converted = copy.deepcopy(model)
+    if far:
+        converted[2].weight.data += 0.5 * torch.randn(3, 24)
+    taken = []
+    step = CentredAdam.step
+    monkeypatch.setattr(CentredAdam, "step", lambda self, share: (taken.append(share), step(self, share)))
+    monkeypatch.setattr("hf_lgelu.refit.distill._STEPS", 20)
+    distill(model, converted, deal_folds(read_batches(torch.randn(300, 4))), names=["2.weight"], steps=steps)
+    assert len(taken) == 16 + 16 + expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bf16": True}, r"bf16=True is for effort='distill', and the last rung asked for is 'place'"),
+        ({"distill_steps": 9}, r"distill_steps=9 is for effort='distill', and the last rung asked for is 'place'"),
+        ({"effort": "distill", "distill_steps": 0}, "distill_steps must be a whole number from 1 on, got 0"),
+        ({"effort": "distill", "distill_steps": True}, "distill_steps must be a whole number from 1 on, got True"),
+    ],
+)
+def test_what_distillation_does_not_take(options, message):
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=message):
+        convert_to_relu(model, torch.randn(100, 4), **{"effort": "place"} | options)
