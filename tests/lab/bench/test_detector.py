@@ -72,13 +72,13 @@ def test_maps_that_say_a_box_are_decoded_to_it_and_cost_less_than_others(corners
 
 @pytest.mark.slow
 def test_every_network_is_judged_in_both_precisions(monkeypatch):
-    monkeypatch.setattr(detector_conversion, "EFFORTS", ("refit",))
+    monkeypatch.setattr(detector_conversion, "CONVERSIONS", {"refit, named": {"effort": "refit"}})
     monkeypatch.setattr(detector_conversion, "JUDGED", 20)
     monkeypatch.setattr(detector_conversion, "_CALIBRATED_ON", 32)
     torch.manual_seed(0)
     rows = list(detector_conversion.measure_detector(0, Detector().eval(), pictures=80))
     assert [(row["method"], row["precision"]) for row in rows] == [
-        (method, precision) for method in ("original", "direct swap", "refit") for precision in PRECISIONS
+        (method, precision) for method in ("original", "direct swap", "refit, named") for precision in PRECISIONS
     ]
     assert len({tuple(row) for row in rows}) == 1
     assert rows[-1]["distance"] < 1
