@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.analysis.pruning.zeros import measure_zeros
@@ -110,6 +111,9 @@ def test_wrong_input_is_refused():
         measure_zeros(nn.Sequential(nn.ReLU()), [torch.zeros(1, 4), torch.zeros(1, 5)])
     with pytest.raises(ValueError, match=r"no activation module runs in Linear.*make them modules"):
         measure_zeros(nn.Linear(2, 2), [torch.zeros(1, 2)])
+    squared = nn.Sequential(nn.Linear(2, 2), ACT2FN["relu2"], nn.Linear(2, 2), ACT2FN["leaky_relu"])
+    with pytest.raises(ValueError, match=r"no nn\.ReLU and no smooth gate .*1 ReLUSquaredActivation, 1 LeakyReLU"):
+        measure_zeros(squared, torch.zeros(1, 2))
     for rows, message in ((torch.zeros(0, 2), "has no rows"), (torch.full((1, 2), math.nan), "holds NaN or infinity")):
         with pytest.raises(ValueError, match=message):
             measure_zeros(model, rows)

@@ -7,7 +7,7 @@ outputs over rows and positions. It says what a network does on these data, and 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain, run_example
 from hf_lgelu.models.input_shapes import channel_axis
-from hf_lgelu.models.sites import checked_module, kind_of
+from hf_lgelu.models.sites import checked_module, is_activation, kind_of
 
 RELU = "relu"
 
@@ -70,10 +70,22 @@ def watch_gates(model: nn.Module, inputs: Inputs, look: Callable[[GateCall], Non
     with forward_hooks(leaves, hook):
         run_example(model, inputs)
     if not calls:
+        _refuse_other_activations(model)
+
+
+def _refuse_other_activations(model: nn.Module) -> NoReturn:
+    others = Counter(
+        type(module).__name__ for module in model.modules() if is_activation(module) and gate_kind(module) is None
+    )
+    if others:
         raise ValueError(
-            f"no activation module runs in {type(model).__name__}: neither nn.ReLU nor a smooth gate. Activations that "
-            "are called as functions cannot be seen; make them modules"
+            f"no nn.ReLU and no smooth gate (GELU, SiLU, Mish, λ-gate) runs as a module in {type(model).__name__}, and "
+            f"no others are looked at: it has {', '.join(f'{count} {name}' for name, count in others.items())}"
         )
+    raise ValueError(
+        f"no activation module runs in {type(model).__name__}: neither nn.ReLU nor a smooth gate. Activations that "
+        "are called as functions cannot be seen; make them modules"
+    )
 
 
 def _chain(module: nn.Module | None, source_of: dict[nn.Module, nn.Module | None]) -> tuple[nn.Module, ...]:
