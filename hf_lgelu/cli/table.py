@@ -5,7 +5,8 @@ A new command is a row here and a module with its function. Nothing here imports
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+import os.path
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,7 +96,8 @@ def _switch(name: str, help: str) -> Option:
 
 _DATA = "a data set's Hub id, a folder of data files or of images, or a CSV, JSON, Parquet or text file"
 _MODEL = Option("model", "Folder or Hub id of the checkpoint.", {"metavar": "MODEL"})
-_OUTPUT_DIR = Option("--output_dir", "Folder to write; it is complete or not there.", {"required": True})
+_PATH = os.path.expanduser  # a shell leaves ~ as it is in --output_dir=~/relu
+_OUTPUT_DIR = Option("--output_dir", "Folder to write; it is complete or not there.", {"required": True, "type": _PATH})
 _SEED = Option("--seed", "Of the choice of the inputs. Left out: 0.", {"type": _seed, "default": 0})
 _BATCH_SIZE = Option(
     "--batch_size",
@@ -153,6 +155,31 @@ def _onnx_is_not_pushed(arguments: argparse.Namespace) -> str | None:
     if arguments.to == "onnx" and arguments.push_to_hub is not None:
         return "--push_to_hub: only checkpoints are pushed with a card; push an ONNX file with `hf upload`"
     return None
+
+
+# What says which rows of a set are read, and how; of the commands other than convert all of it is of --evaluation.
+_OF_EVALUATION = ("evaluation_split", "evaluation_config", "max_eval_samples")
+_OF_ANY_SET = ("column", "label_column", "sequence_length", "batch_size")
+
+
+def _evaluation_is_named(arguments: argparse.Namespace, options: Sequence[str]) -> str | None:
+    given = [f"--{name}" for name in options if getattr(arguments, name) is not None]
+    if given and arguments.evaluation in (None, "none"):
+        return f"nothing reads {' and '.join(given)} without a set that --evaluation names; name one, or leave that out"
+    return None
+
+
+def _second_set_is_wanted(arguments: argparse.Namespace) -> str | None:
+    # Left out, --evaluation may be another split of --data.
+    return None if arguments.evaluation is None else _evaluation_is_named(arguments, _OF_EVALUATION)
+
+
+def _harden_fits(arguments: argparse.Namespace) -> str | None:
+    return _onnx_is_not_pushed(arguments) or _evaluation_is_used(arguments)
+
+
+def _evaluation_is_used(arguments: argparse.Namespace) -> str | None:
+    return _evaluation_is_named(arguments, (*_OF_EVALUATION, *_OF_ANY_SET))
 
 
 _ROWS = (
@@ -264,6 +291,7 @@ _ROWS = (
             "hf-lgelu convert runs/tabular --data rows.csv --output_dir out/relu",
             "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu --push_to_hub",
         ),
+        complaint=_second_set_is_wanted,
     ),
     Command(
         name="harden",
@@ -297,7 +325,7 @@ _ROWS = (
             "hf-lgelu harden runs/tabular --output_dir out/relu --evaluation test.csv",
             "hf-lgelu harden runs/soft --to gelu --output_dir out/gelu",
         ),
-        complaint=_onnx_is_not_pushed,
+        complaint=_harden_fits,
     ),
     Command(
         name="check",
@@ -318,6 +346,7 @@ _ROWS = (
             _DISABLE_TQDM,
         ),
         examples=("hf-lgelu check you/your-bert", "hf-lgelu check runs/tabular --evaluation test.csv"),
+        complaint=_evaluation_is_used,
     ),
     Command(
         name="profile",
@@ -325,7 +354,7 @@ _ROWS = (
         run="hf_lgelu.cli.profile:profile",
         options=(
             _MODEL,
-            Option("--figure", "PNG to write. Left out: none.", {"metavar": "FILE"}),
+            Option("--figure", "PNG to write. Left out: none.", {"metavar": "FILE", "type": _PATH}),
             _switch("--overwrite", "Replace a picture that is there. Left out: it is refused."),
         ),
         examples=("hf-lgelu profile runs/tabular", "hf-lgelu profile runs/tabular --figure hardness.png"),

@@ -68,6 +68,15 @@ def test_one_name_for_one_thing():
         (("convert", "m", "--data", "x", "--output_dir", "y", "--keep", ","), "--keep: must be names or numbers"),
         (("convert", "m", "--data", "x", "--output_dir", "y", "--keep_curve", " , "), "--keep_curve: must be names or"),
         (("check", "m", "--outputs", ","), "--outputs: must be names or numbers with commas between, got ','"),
+        (
+            ("convert", "m", "--data", "x", "--output_dir", "y", "--evaluation", "none", "--max_eval_samples", "9"),
+            "convert: nothing reads --max_eval_samples without a set that --evaluation names",
+        ),
+        (
+            ("check", "m", "--evaluation_split", "test", "--column", "x"),
+            "--evaluation_split and --column without",
+        ),
+        (("harden", "m", "--output_dir", "y", "--batch_size", "9"), "harden: nothing reads --batch_size without"),
         (("check", "a", "b"), "check: nothing takes 'b'"),
         (("profile", "m", "--figure"), "--figure: expected one argument"),
     ],
@@ -78,6 +87,13 @@ def test_a_wrong_call_gets_one_line_and_status_2(words, reason, call):
     assert reason in errors
     assert errors.startswith("hf-lgelu: ")
     assert errors.count("\n") == 1
+
+
+def test_a_tilde_that_the_shell_left_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/somewhere")
+    convert = parser_of(COMMANDS["convert"]).parse_args(["m", "--data", "x", "--output_dir=~/relu"])
+    assert convert.output_dir == "/somewhere/relu"
+    assert parser_of(COMMANDS["profile"]).parse_args(["m", "--figure=~/it.png"]).figure == "/somewhere/it.png"
 
 
 def fail(arguments):

@@ -42,6 +42,7 @@ def evaluation_set(arguments: Namespace, model: PreTrainedModel, processors: str
     same = data is not None and (name, config) == (data, arguments.data_config)
     split = arguments.evaluation_split or _usual_split(splits, taken if same else None)
     if split is None and arguments.evaluation is None:
+        _refuse_unused(arguments, data)
         return None
     if split is None or (same and split == taken):
         beside = f" must be other rows than --data, split {taken!r}" if same else " has several splits"
@@ -51,6 +52,16 @@ def evaluation_set(arguments: Namespace, model: PreTrainedModel, processors: str
     rows = _split(splits, split, name, "--evaluation_split")
     chosen = _dataset_name(arguments, name, config, split)
     return _rows(arguments, chosen, rows, model, processors, arguments.max_eval_samples)
+
+
+def _refuse_unused(arguments: Namespace, data: str | None) -> None:
+    """Raise ValueError for an option of a second set where there is none."""
+    for option in ("evaluation_config", "max_eval_samples"):
+        if getattr(arguments, option) is not None:
+            raise ValueError(
+                f"--{option} is of a second set, and {data} has no validation or test split for one; give "
+                f"--evaluation, or leave --{option} out"
+            )
 
 
 def _splits(arguments: Namespace, name: str, config: str | None) -> dict[str, Any]:
