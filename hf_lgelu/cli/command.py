@@ -151,8 +151,9 @@ def _answer(command: Command, arguments: argparse.Namespace) -> int:
         reason = " ".join(str(error).split()) or type(error).__name__
         print(f"hf-lgelu {command.name}: {reason}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
-        print(f"hf-lgelu {command.name}: interrupted; nothing was written", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        left = str(interrupt) or "nothing was written"
+        print(f"hf-lgelu {command.name}: interrupted; {left}", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
 

@@ -3,8 +3,8 @@
 import json
 import os
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,16 +59,18 @@ def convert(arguments: Namespace) -> ConversionReport:
         OSError, RuntimeError, ImportError: of what loads, converts and writes.
     """
     folder, state = Path(arguments.output_dir), _processes()
+    work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
     require_other_folder(folder, arguments.model, arguments.data, arguments.evaluation)
     tell = print if state.is_main_process else _say_nothing
     progress = not arguments.disable_tqdm and state.is_main_process
     # Entered first: a folder that cannot be written to must not be found out after the work.
-    with whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext() as new:
+    place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
+    with _saying_what_is_kept(work), place as new:
         with state.main_process_first():  # data sets are prepared once
             given = read_checkpoint(arguments.model, progress=progress)
             require_gates(given)
             if arguments.keep_curve is not None:  # told before the work
-                counts_to_keep(arguments.keep_curve, len(find_sites(given.network)))
+                tell(_points_of(arguments.keep_curve, len(find_sites(given.network))))
             if arguments.keep and given.sentences is not None:
                 raise ValueError(
                     "--keep: sentence-transformers builds all gates by one key of the config, and could not load the "
@@ -79,7 +81,6 @@ def convert(arguments: Namespace) -> ConversionReport:
             evaluation = evaluation_set(arguments, given.model, given.processors)
         for inputs in filter(None, (data, evaluation)):
             require_fitting_rows(given.network, given.name, inputs.first(2), inputs.description, _ADVICE)
-        work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
         converted, report = _converted(arguments, given.network, data, evaluation, tell, progress, work)
         tell(summarize(report))
         points = _curve(arguments, given.network, data, evaluation, tell)
@@ -93,6 +94,29 @@ def convert(arguments: Namespace) -> ConversionReport:
         push(folder, repository(arguments.push_to_hub, folder), private=arguments.private, tell=tell)
     state.wait_for_everyone()
     return report
+
+
+@contextmanager
+def _saying_what_is_kept(work: Path | None) -> Iterator[None]:
+    """An interrupt inside says where the layers are that were done, if a folder keeps them (--resume)."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if work is None or not work.is_dir():
+            raise
+        raise KeyboardInterrupt(
+            f"no model was written, and what was done is kept in {work}: the same call goes on from there"
+        ) from interrupt
+
+
+def _points_of(counts: Sequence[int], gates: int) -> str:
+    """What a curve will have. Raises ValueError where no number leaves a gate to convert."""
+    points = counts_to_keep(counts, gates)
+    left_out = sorted(set(counts) - set(points))
+    said = f"The curve of kept gates (--keep_curve) has {', '.join(map(str, reversed(points)))}"
+    if left_out:
+        said += f", and not {', '.join(map(str, left_out))}: of {gates} gates at most {gates - 1} can stay"
+    return said
 
 
 def _processes() -> PartialState:

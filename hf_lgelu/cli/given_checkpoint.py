@@ -176,4 +176,10 @@ def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[st
     if repo_id is not None:
         from hf_lgelu.export.hub.push import push_to_hub
 
-        tell(f"Pushed: {push_to_hub(folder, repo_id, private=private or None).commit_url}")
+        try:
+            tell(f"Pushed: {push_to_hub(folder, repo_id, private=private or None).commit_url}")
+        except KeyboardInterrupt as interrupt:
+            raise KeyboardInterrupt(
+                f"{folder} is complete, and its push was cut off; hf_lgelu.push_to_hub({str(folder)!r}, {repo_id!r}) "
+                "repeats it"
+            ) from interrupt

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import pytest
@@ -107,6 +108,48 @@ def test_a_curve_that_cannot_be_measured_costs_no_conversion(place, tmp_path, ca
     assert "No curve of kept gates (--keep_curve): a curve needs inputs that can be held out" in said
     assert {path.name for path in (tmp_path / "relu").iterdir()} == FILES
     assert "keep_curve" not in report_of(tmp_path / "relu")
+
+
+def test_a_number_of_gates_that_the_curve_cannot_have_is_named(place, tmp_path, monkeypatch, call):
+    monkeypatch.setattr(module, "_converted", stop)
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
+    _, said, _ = call(*words, "--keep_curve", "0,7", "--disable_tqdm")
+    assert "The curve of kept gates (--keep_curve) has 0, and not 7: of 2 gates at most 1 can stay" in said
+    _, said, _ = call(*words, "--keep_curve", "0,1", "--disable_tqdm")
+    assert "(--keep_curve) has 0, 1\n" in said
+
+
+def stop(*given):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+def test_an_interrupt_says_what_is_kept(resume, place, tmp_path, monkeypatch, call):
+    monkeypatch.setattr(module, "_write", stop)
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu", *resume)
+    status, _, errors = call(*words, "--disable_tqdm")
+    assert status == 130
+    kept = tmp_path / ".relu.conversion"
+    if resume:
+        assert f"interrupted; no model was written, and what was done is kept in {kept}: the same call" in errors
+        assert (kept / "refit-00001.safetensors").is_file()
+    else:
+        assert errors.endswith("interrupted; nothing was written\n")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_of_a_push_says_that_the_folder_is_complete(monkeypatch):
+    monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", lambda *given, **options: stop())
+    with pytest.raises(KeyboardInterrupt, match=r"out/relu is complete.*push_to_hub\('out/relu', 'you/it'\) repeats"):
+        given_checkpoint.push(Path("out/relu"), "you/it", private=False, tell=print)
+
+
+def test_options_of_a_second_set_that_is_not_there_are_refused(place, tmp_path, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
+    status, _, errors = call(*words, "--max_eval_samples", 9, "--disable_tqdm")
+    assert status == 1
+    assert "--max_eval_samples is of a second set, and" in errors
+    assert "has no validation or test split for one; give --evaluation" in errors
 
 
 def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, call):
