@@ -130,9 +130,9 @@ def _draw_distances(axis: "Axes", found: Mapping[str, tuple[float, float, float]
             axis.plot(mean, level, **look)
     missing = [way for way in WAYS if way not in found]
     if missing:
-        text = f"{MISSING} or not comparable: {listed(missing)}"
+        text = f"{MISSING} or not comparable: {'; '.join(missing)}"  # the ways have commas in their names
         look = {"fontsize": 9, "color": GREY, "style": "italic"}
-        axis.text(0.0, height - 0.46, text, transform=axis.get_yaxis_transform(), **look)
+        axis.text(0.01, height - 0.46, text, transform=axis.get_yaxis_transform(), **look)
 
 
 _ZOOMED_FROM = 8  # epochs; a shorter run is read in one piece
