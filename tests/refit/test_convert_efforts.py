@@ -214,8 +214,8 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
     for build in (llama, gpt2, bert):
         model = build()
         before = copy.deepcopy(model.state_dict())
-        effort = "distill" if build is llama else "place"
-        converted, report = convert_to_relu(model, inputs, effort=effort, width_budget=1.25, max_kl=None)
+        options = {"effort": "distill", "distill_steps": 60} if build is llama else {"effort": "place"}
+        converted, report = convert_to_relu(model, inputs, width_budget=1.25, max_kl=None, **options)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert report.width_share == 1.25
         kept = [step.distance for step in report.steps if step.is_kept]

@@ -217,7 +217,9 @@ class Suppressed(nn.Module):
 def test_classes_that_cannot_be_add_nothing():
     net = BY_NAME["mlp"]
     reports = [
-        convert_to_relu(model, net.inputs(), evaluation_data=net.inputs(seed=9), effort="distill").report
+        convert_to_relu(
+            model, net.inputs(), evaluation_data=net.inputs(seed=9), effort="distill", distill_steps=40
+        ).report
         for model in (net.model(), Suppressed(net.model()))
     ]
     plain, suppressed = (report.evaluation.refitted for report in reports)
