@@ -25,7 +25,7 @@ CONVERSIONS: dict[str, dict[str, Any]] = {
     "refit": {"effort": "refit"},
     "place": {"effort": "place"},
     "distill": {"effort": "distill"},
-    "distill, 5,400 steps": {"effort": "distill", "distill_steps": 5400},
+    "distill 5400": {"effort": "distill", "distill_steps": 5400},
 }
 """What they are called, and options of `convert_to_relu`; the rung "blocks" is none for convolutions."""
 

@@ -23,6 +23,7 @@ _DEFAULTS = {"disable_tqdm": True, "log_level": "error", "save_strategy": "epoch
 # What a record from before an option existed was made with, where that is neither None nor False.
 _EARLIER = {
     "adam_beta2": 0.999, "granularity": "layer", "hardening_switch": "fixed", "hardening_rate": "schedule",
+    "label_smoothing_factor": 0.0,
 }  # fmt: skip
 
 

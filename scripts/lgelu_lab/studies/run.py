@@ -366,6 +366,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
         *("hardening_schedule", "hardening_strategy", "seed", "optim", "optim_args", "learning_rate"),
         *("weight_decay", "adam_beta2", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm"),
         *("num_train_epochs", "max_steps", "gradient_accumulation_steps", "bf16", "relufication"),
+        "label_smoothing_factor",
     )
     values = {name: getattr(run, name) for name in of_run} | {name: getattr(training, name) for name in of_training}
     values["train_batch_size"] = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
