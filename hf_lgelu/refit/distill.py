@@ -32,7 +32,7 @@ from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, 
 from hf_lgelu.refit.resume import RungWork, Steps
 
 _STEPS = 200
-_RATES = (0.003, 0.02)  # of a parameter's mean absolute value, at the most; falls to zero as a cosine
+_RATES = (0.0003, 0.003, 0.02)  # of a parameter's mean absolute value, at the most; falls to zero as a cosine
 _TRIAL = 16  # steps after which one of them is taken
 _FAR_FROM_DONE, _LONGER = 0.9, 3  # where the trial leaves less than this share of the loss, so many times the steps
 _WARMUP = 10
@@ -181,13 +181,14 @@ class _Distillation:
         optimizer = self._optimizer(rate)
         done, best = self._taken_up(optimizer)
         every = max(1, steps // looks)
+        begun = self._time_share()
         for step, number in enumerate(islice(_order(len(self._batches)), done, steps), done):
             share = self._time_share()
             if share >= 1:
                 if step % every:  # steps that nobody has looked at
                     best = self._nearer(best)
                 break
-            progress = max(step / steps, share)
+            progress = max(step / steps, (share - begun) / (1 - begun))
             self._step(optimizer, number, min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress)))
             if (step + 1) % every == 0:
                 best = self._nearer(best)
