@@ -172,7 +172,9 @@ def _dearest(examined: Examined) -> Iterator[str]:
         batch_size=examined.arguments.batch_size, outputs=examined.arguments.outputs,
     )  # fmt: skip
     named = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
-    yield f"Dearest when swapped alone, on at most {_UNITS_TO_RANK} inputs: {named}. --keep 3 leaves three as they are."
+    keep = min(3, len(examined.sites) - 1)  # one is left to convert
+    ranked = f"on at most {_UNITS_TO_RANK} inputs: {named}"
+    yield f"Dearest when swapped alone, {ranked}. --keep {keep} leaves {keep} smooth."
 
 
 def _earlier_conversion(given: GivenCheckpoint) -> Iterator[str]:

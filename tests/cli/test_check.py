@@ -184,6 +184,7 @@ def test_the_dearest_gates_and_how_a_checkpoint_was_converted_are_said(place, tm
     status, said, _ = call("check", place / "gelu", "--evaluation", rows, "--disable_tqdm")
     assert status == 0
     (line,) = [line for line in said.splitlines() if "Dearest when swapped alone" in line]
+    assert line.endswith("--keep 1 leaves 1 smooth.")  # of two gates; the third of --keep 3 is not there
     assert "layers.0.activation" in line
     assert "layers.1.activation" in line
     assert "How it was converted" not in said
