@@ -167,7 +167,7 @@ class _Distillation:
         self._kept = work.kept_steps()
 
     def nearest(self, steps: int | None) -> _Seen:
-        """The best state seen at the better rate."""
+        """The best state seen at the rate that is nearest in its trial; `steps` of None as `distill` says."""
         tried: list[float] = [] if self._kept is None else list(self._kept.told["tried"])
         for rate in _RATES[len(tried) :]:
             tried.append(self._descent(rate, _TRIAL if steps is None else min(_TRIAL, steps), 1, tried).loss)

@@ -66,35 +66,39 @@ def test_every_column_of_outputs_that_are_no_class_scores_counts_alike():
     assert loss.item() == pytest.approx(total, rel=1e-4)
 
 
-def test_steps_that_the_time_ends_are_looked_at(monkeypatch):
-    """Time for ten steps of a descent of 200 whose first look is after 25."""
-    torch.manual_seed(8)
+def loud_and_swapped(seed):
+    """(a small GELU network with large weights, the same with ReLU, folds of 300 inputs in batches of at most 16)."""
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 24), nn.GELU(), nn.Linear(24, 3))
     model[0].weight.data *= 3
     converted = copy.deepcopy(model)
     converted[1] = nn.ReLU()
-    folds = deal_folds(read_batches(torch.randn(300, 4)), batch_size=16)
+    return model, converted, deal_folds(read_batches(torch.randn(300, 4)), batch_size=16)
+
+
+@torch.no_grad()
+def held_out_kl(model, converted, folds):
+    """The mean over the inputs held out, in float64."""
+    held_out = torch.cat([batch.load().inputs for batch in folds.held_out])
+    p, q = (network(held_out).double().softmax(-1) for network in (model, converted))
+    return float((p * (p / q).log()).sum(-1).mean())
+
+
+def test_steps_that_the_time_ends_are_looked_at(monkeypatch):
+    """Time for ten steps of a descent of 200 whose first look is after 25."""
+    model, converted, folds = loud_and_swapped(8)
     ticks = itertools.count()
     monkeypatch.setattr("hf_lgelu.refit.distill.time.perf_counter", lambda: next(ticks))
     names = [name for name, _ in converted.named_parameters()]
     before, after = distill(model, converted, folds, names=names, max_seconds=3 * 16 + 10.5)
-    held_out = torch.cat([batch.load().inputs for batch in folds.held_out])
-    with torch.no_grad():
-        p, q = (network(held_out).double().softmax(-1) for network in (model, converted))
     assert after < 0.95 * before
-    assert after == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-4)
+    assert after == pytest.approx(held_out_kl(model, converted, folds), rel=1e-4)
 
 
 def test_a_step_takes_as_many_units_as_their_scores_have_room(monkeypatch):
     """Room for twenty scores of three a unit: six units, so that batches go in pieces; every turn has all of them."""
-    torch.manual_seed(9)
-    model = nn.Sequential(nn.Linear(4, 24), nn.GELU(), nn.Linear(24, 3))
-    converted = copy.deepcopy(model)
-    converted[1] = nn.ReLU()
-    folds = deal_folds(read_batches(torch.randn(300, 4)), batch_size=16)
-    held_out = torch.cat([batch.load().inputs for batch in folds.held_out])
-    with torch.no_grad():
-        p, q = (network(held_out).double().softmax(-1) for network in (model, converted))
+    model, converted, folds = loud_and_swapped(9)
+    expected = held_out_kl(model, converted, folds)
     steps, looked = [], []
 
     def counted(original, network, batch, **options):
@@ -106,30 +110,22 @@ def test_a_step_takes_as_many_units_as_their_scores_have_room(monkeypatch):
     turn = sum(-(-len(batch) // 6) for batch in folds.together)
     before, _ = distill(model, converted, folds, names=["0.weight"], steps=turn)
     assert max(map(len, steps + looked)) <= 6 < max(map(len, folds.together))
-    assert before == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-4)
+    assert before == pytest.approx(expected, rel=1e-4)
     given = torch.cat([batch.load().inputs for batch in folds.together])
     assert torch.equal(torch.cat(steps[-turn:]).unique(dim=0), given.unique(dim=0))
 
 
 def test_steps_in_bfloat16_end_nearer_by_the_models_own_precision(monkeypatch):
     """What the steps lead to is looked at in float32: the loss that is told is the float64 one of the result."""
-    torch.manual_seed(8)
-    model = nn.Sequential(nn.Linear(4, 24), nn.GELU(), nn.Linear(24, 3))
-    model[0].weight.data *= 3
-    converted = copy.deepcopy(model)
-    converted[1] = nn.ReLU()
-    folds = deal_folds(read_batches(torch.randn(300, 4)), batch_size=16)
+    model, converted, folds = loud_and_swapped(8)
     seen = set()
     converted[2].register_forward_hook(lambda *given: seen.add((torch.is_grad_enabled(), given[2].dtype)))
     names = [name for name, _ in converted.named_parameters()]
     before, after = distill(model, converted, folds, names=names, steps=60, bf16=True)
     assert {(True, torch.bfloat16), (False, torch.float32)} == seen
     assert {parameter.dtype for parameter in converted.parameters()} == {torch.float32}
-    held_out = torch.cat([batch.load().inputs for batch in folds.held_out])
-    with torch.no_grad():
-        p, q = (network(held_out).double().softmax(-1) for network in (model, converted))
     assert after < 0.9 * before
-    assert after == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-4)
+    assert after == pytest.approx(held_out_kl(model, converted, folds), rel=1e-4)
 
 
 @pytest.mark.parametrize(
