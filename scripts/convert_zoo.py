@@ -7,7 +7,7 @@ The first form loads from the Hub; the second takes packages of the registry tha
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from lgelu_lab.measurements.real import RealSettings, record_real
@@ -36,6 +36,9 @@ class ZooArguments:
         metadata={"help": "Of the conversion on the most units; with fewer, only the first.", "choices": list(EFFORTS)},
     )
     width_budget: float = field(default=1.0, metadata={"help": "Of the efforts above refit."})
+    distill_steps: int | None = field(default=None, metadata={"help": "Of the effort distill."})
+    bf16: bool = field(default=False, metadata={"help": "Take the steps of distill in bfloat16."})
+    max_seconds: float | None = field(default=None, metadata={"help": "Of each conversion's rungs above refit."})
     onnx: bool = field(default=False, metadata={"help": "Also float32 and int8 in onnxruntime: score and latency."})
     finetune_steps: int = field(
         default=0, metadata={"help": "Also train what was swapped, converted, hardened so long."}
@@ -50,16 +53,21 @@ def main() -> int:
     if arguments.install and arguments.packages is None:
         print("ValueError: --install needs --packages, the folder to install into", file=sys.stderr)
         return 2
-    settings = RealSettings(
-        tuple(arguments.units),
-        tuple(arguments.efforts),
-        arguments.width_budget,
-        arguments.finetune_steps,
-        arguments.evaluation_units,
-        arguments.onnx,
-    )
+    try:
+        settings = settings_of(arguments)
+    except ValueError as error:
+        print(f"ValueError: {error}", file=sys.stderr)
+        return 2
     failed = [name for name in arguments.networks if not _measured(name, settings, arguments)]
     return int(bool(failed))
+
+
+def settings_of(arguments: ZooArguments) -> RealSettings:
+    """What the arguments say of the conversions. Raises ValueError where they do not go together."""
+    named = {
+        entry.name: getattr(arguments, entry.name) for entry in fields(RealSettings) if hasattr(arguments, entry.name)
+    }
+    return RealSettings(**{name: tuple(value) if isinstance(value, list) else value for name, value in named.items()})
 
 
 def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> bool:

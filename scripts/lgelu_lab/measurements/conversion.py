@@ -1,8 +1,9 @@
-"""ReLU without training: the GELU networks as they are, swapped, with folded biases and refitted, beside hardened."""
+"""ReLU without training: the GELU networks as they are, swapped, with folded biases, converted, beside hardened."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from hf_lgelu import ConversionRefusedError, convert_to_relu, substitute_relu
+from hf_lgelu import ConversionRefusedError, ConversionReport, convert_to_relu, substitute_relu
 from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.refit.ladder import EFFORTS, check_effort
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.bias_fold import fold_biases
@@ -21,15 +23,17 @@ from lgelu_lab.measurements.networks import TrainedModel, available_rows, draw_c
 
 CONVERSION_COLUMNS: dict[str, str] = {
     "model": "network: gelu, which is converted, or hardened_relu, which was trained to be a ReLU network",
-    "method": "original (GELU), direct (swapped, weights as they are), bias-fold (biases fitted alone), refit or "
-    "hardened",
+    "method": "original (GELU), direct (swapped, weights as they are), bias-fold (biases fitted alone), the effort "
+    "that was asked for (refit, place, blocks, distill; place-wider: place with a width budget) or hardened",
     "rows": "calibration rows: of text tokens, else rows of features or images; null where none are needed",
     "score": "the benchmark's metric on the evaluation split",
     "original_score": "the same of the GELU network",
     "kl": "mean KL(original ‖ network) on the evaluation split, nats per prediction",
     "agreement": "share of predictions on the evaluation split with the original's argmax, 0 to 1",
     "max_logit_change": "largest difference from a logit of the original's on the evaluation split",
-    "seconds": "wall time of the conversion; of the hardened network that of its training",
+    "seconds": "wall time of the conversion, with the rungs below the effort; of the hardened network, of its training",
+    "kept": "the rung whose network it is, the nearest of those climbed; null where none was",
+    "width": "units of the converted network over the original's; null where nothing was converted",
     "refusal": "why there is no such network; null where there is",
 }
 """Every key of a row and what it is."""
@@ -40,19 +44,29 @@ _COMPARED_ROWS = 64
 
 @dataclass(frozen=True)
 class ConversionSettings:
-    """What is fitted on.
+    """What is fitted on, and how hard it is tried.
 
     Args:
         rows: calibration rows of the refits, of text tokens; as many as there are where there are fewer. The bias
-            fold takes the most.
+            fold and the efforts above "refit" take the most.
         seed: of the draw from the training rows.
         bf16: score and compare the networks under bfloat16 autocast, in which some runs train and are evaluated; what
             is fitted is fitted without.
+        efforts: rungs of `convert_to_relu`, each a conversion of its own that climbs from the lowest.
+        width_budget: of a second conversion with effort "place"; 1 for none.
+
+    Raises ValueError for an effort, or a width budget, that is none.
     """
 
     rows: tuple[int, ...] = (64, 256, 1024, 8192)
     seed: int = 0
     bf16: bool = False
+    efforts: tuple[str, ...] = EFFORTS
+    width_budget: float = 1.25
+
+    def __post_init__(self) -> None:
+        for effort in self.efforts:
+            check_effort(effort, self.width_budget)
 
 
 @dataclass(frozen=True)
@@ -104,35 +118,47 @@ def measure_conversion(
         original.row("gelu", "original", score=original.score, **_UNCHANGED),
         original.row("gelu", "direct", **direct),
         _converted(original, "bias-fold", counts[-1], settings.seed, _folded),
-        *(_converted(original, "refit", rows, settings.seed, _refitted) for rows in counts),
+        *(_converted(original, method, rows, settings.seed, way) for method, rows, way in _ways(settings, counts)),
         original.row("hardened_relu", "hardened", **hardened, seconds=models["hardened_relu"].record.seconds),
     ]
 
 
-def _converted(
-    original: _Original,
-    method: str,
-    rows: int,
-    seed: int,
-    convert: Callable[[_Original, Any], tuple[PreTrainedModel, float]],
-) -> dict[str, Any]:
+Conversion = Callable[[_Original, Any], tuple[PreTrainedModel, dict[str, Any]]]
+"""(original, calibration rows) → (network, what its row says beside the comparison)."""
+
+
+def _ways(settings: ConversionSettings, counts: list[int]) -> Iterator[tuple[str, int, Conversion]]:
+    """(method, rows, how): the refit on every number of rows, the rungs above it on the most."""
+    for effort in dict.fromkeys(settings.efforts):
+        for rows in counts if effort == "refit" else counts[-1:]:
+            yield effort, rows, partial(_climbed, effort=effort)
+        if effort == "place" and settings.width_budget > 1:
+            yield "place-wider", counts[-1], partial(_climbed, effort=effort, width_budget=settings.width_budget)
+
+
+def _converted(original: _Original, method: str, rows: int, seed: int, convert: Conversion) -> dict[str, Any]:
     calibration = draw_calibration(original.data, rows, seed)
     try:
-        network, seconds = convert(original, calibration)
+        network, told = convert(original, calibration)
     except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
         return original.row("gelu", method, rows, refusal=str(refusal))
-    return original.row("gelu", method, rows, **original.compared(network), seconds=seconds)
+    return original.row("gelu", method, rows, **original.compared(network), **told)
 
 
-def _refitted(original: _Original, calibration: Any) -> tuple[PreTrainedModel, float]:
-    converted, report = convert_to_relu(original.model, calibration, collate=original.benchmark.collate)
-    return converted, report.seconds
+def _climbed(original: _Original, calibration: Any, **asked: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    converted, report = convert_to_relu(original.model, calibration, collate=original.benchmark.collate, **asked)
+    return converted, {"seconds": report.seconds, "kept": kept_rung(report), "width": report.width_share}
 
 
-def _folded(original: _Original, calibration: Any) -> tuple[PreTrainedModel, float]:
+def kept_rung(report: ConversionReport) -> str:
+    """The rung whose network a conversion gave: of those that it climbed, the last that was kept."""
+    return [step.effort for step in report.steps if step.is_kept][-1]
+
+
+def _folded(original: _Original, calibration: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     started = time.perf_counter()
     network = fold_biases(original.model, calibration, original.benchmark)
-    return network, time.perf_counter() - started
+    return network, {"seconds": time.perf_counter() - started}
 
 
 @torch.no_grad()
@@ -154,7 +180,8 @@ def change_of_outputs(original: PreTrainedModel, network: PreTrainedModel, batch
 
 CONVERSION = Measurement(
     name="conversion",
-    description="ReLU without training: direct swap, bias fold and refit at several numbers of rows, beside hardening",
+    description="ReLU without training: direct swap, bias fold, refit at several numbers of rows and the rungs above, "
+    "beside hardening",
     benchmarks=("mlp-digits", "mlp-adult", "mlp-fmnist", "resnet18-cifar10", "deit-tiny-imagenet", "gpt2-wikitext2"),
     models=("gelu", "hardened_relu"),
     settings=ConversionSettings,

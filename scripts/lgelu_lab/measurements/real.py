@@ -29,6 +29,7 @@ from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.source import load_splits
+from lgelu_lab.measurements.conversion import kept_rung
 from lgelu_lab.measurements.real_networks import RealNetwork, load_network
 from lgelu_lab.measurements.real_tasks import TASKS, Batch, in_batches, joined, paragraphs
 from lgelu_lab.measurements.records import MeasurementRecord, write_measurement
@@ -37,7 +38,8 @@ REAL_COLUMNS: dict[str, str] = {
     "model": "network, a key of REAL",
     "method": "original, direct (ReLU at every smooth gate, weights as they are), converted (convert_to_relu, the last "
     "number of units), or hardened (every λ annealed to the target over the steps, then swapped)",
-    "effort": "of the conversion; null where nothing was converted",
+    "effort": "asked of the conversion; null where nothing was converted",
+    "kept": "the rung whose network it is, the nearest of those climbed; null where none was",
     "width": "units of the converted network over the original's; null where nothing was converted",
     "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 units)",
     "steps": "of training on the units with their labels, after the swap or the conversion, or while it hardens",
@@ -72,11 +74,16 @@ class RealSettings:
         units: sequences or images of the conversions; as many as there are where there are fewer.
         efforts: of the conversions on the most units; with fewer, only the first is made.
         width_budget: of the efforts above "refit".
+        distill_steps: of the effort "distill", as `convert_to_relu` takes them.
+        bf16: take these steps under autocast in bfloat16; everything is judged without.
+        max_seconds: of each conversion, as `convert_to_relu` takes them.
         evaluation_units: what is judged on, other units than those.
         finetune_steps: optimizer steps of 8 units, for rows of what was swapped, converted or hardened and trained;
             without them, or without labels, there are no such rows.
         onnx: also judge and time the original and the last conversion in onnxruntime, in float32 and int8.
         seed: of the draws and the steps.
+
+    Raises ValueError for options of "distill" where that is none of the efforts.
     """
 
     units: tuple[int, ...] = (64, 256, 1024)
@@ -86,6 +93,25 @@ class RealSettings:
     evaluation_units: int = 400
     onnx: bool = False
     seed: int = 0
+    distill_steps: int | None = None
+    bf16: bool = False
+    max_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.distill_steps is not None or self.bf16) and "distill" not in self.efforts:
+            raise ValueError(
+                f"distill_steps={self.distill_steps!r} and bf16={self.bf16!r} are for the effort 'distill', and the "
+                f"efforts are {', '.join(self.efforts)}; add it, or leave them out"
+            )
+
+    def options_of(self, effort: str) -> dict[str, Any]:
+        """What `convert_to_relu` takes with an effort."""
+        options: dict[str, Any] = {"effort": effort, "max_seconds": self.max_seconds}
+        if effort != "refit":
+            options["width_budget"] = self.width_budget
+        if effort == "distill":
+            options |= {"distill_steps": self.distill_steps, "bf16": self.bf16}
+        return options
 
 
 @dataclass(frozen=True)
@@ -139,15 +165,15 @@ def _conversions(measured: _Measured) -> Iterator[tuple[Row, nn.Module | None]]:
     asked = [(count, settings.efforts[0]) for count in counts[:-1]]
     for count, effort in [*asked, *((counts[-1], effort) for effort in settings.efforts)]:
         data = in_batches(measured.fitted[:count], measured.pad, _FITTED_AT_ONCE, labelled=False)
-        width = 1.0 if effort == "refit" else settings.width_budget
         wall, processor = time.perf_counter(), time.process_time()
         told = {"units": count, "effort": effort}
         try:
-            converted, report = convert_to_relu(measured.model, data, effort=effort, width_budget=width)
+            converted, report = convert_to_relu(measured.model, data, **settings.options_of(effort))
         except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
             yield measured.row("converted", None, **told, refusal=str(refusal)), None
             continue
         told |= {
+            "kept": kept_rung(report),
             "width": report.width_share,
             "rows": report.rows,
             "seconds": round(time.perf_counter() - wall, 1),
@@ -201,7 +227,7 @@ def _in_onnxruntime(measured: _Measured, rows: list[Row], networks: dict[str, nn
                 continue
             session = _Session(quantized)
             rows[last] = {**rows[last], "call_ms": _Session(file).call_ms(timed)}
-            told = {name: rows[last][name] for name in ("effort", "width", "units", "rows")}
+            told = {name: rows[last][name] for name in ("effort", "kept", "width", "units", "rows")}
             added.append(measured.row(method, session, **told, precision="int8", call_ms=session.call_ms(timed)))
     return rows + added
 

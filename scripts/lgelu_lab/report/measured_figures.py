@@ -10,7 +10,7 @@ import pandas as pd
 
 from lgelu_lab.report.drawing import GREY, PALETTE, FigureSpec, draw_panels, fit_scores, style
 from lgelu_lab.report.frames import MODEL_LABELS, ReportData, of_measurement, rows_by
-from lgelu_lab.report.measured_tables import INT8, METHODS, PRECISIONS, STARTS, parameters_left, tunings_of
+from lgelu_lab.report.measured_tables import INT8, METHODS, PRECISIONS, RUNGS, STARTS, parameters_left, tunings_of
 from lgelu_lab.report.numbers import count, digits_of, number, sampled
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Panel = Callable[["Axes", str, pd.DataFrame], None]
 Height = Callable[[Mapping[str, pd.DataFrame]], float]
+Caption = Callable[[Mapping[str, pd.DataFrame]], str]
 Legend = tuple[str, Mapping[str, tuple[str, str | Mapping]]]
 """(column, {its value: (what the legend calls it, colour or look)})."""
 
@@ -52,7 +53,7 @@ def _draw(
     *,
     name: str,
     panel: Panel,
-    caption: str,
+    caption: str | Caption,
     height: float | Height,
     legend: Legend | None = None,
 ) -> "tuple[Figure, str, str] | None":
@@ -61,10 +62,11 @@ def _draw(
     if not found:
         return None
     tall = height(found) if callable(height) else height
+    said = caption(found) if callable(caption) else caption
     column, entries = legend or ("model", {})
     there = {value for frame in found.values() for value in frame.get(column, entries)}
     looks = {text: look for value, (text, look) in entries.items() if value in there} or _models(found)
-    return draw_panels(found, panel, height=tall, colours=looks), caption, ""
+    return draw_panels(found, panel, height=tall, colours=looks), said, ""
 
 
 def mean_and_spread(seeds: pd.DataFrame | None) -> tuple[float, float] | None:
@@ -198,7 +200,14 @@ _LINES = {
     "direct": (PALETTE["direct swap"], _DASHED),
 }
 _ALWAYS = ("original", "hardened")
-_METHOD_LOOKS = {"refit": {"color": PALETTE["converted"], "marker": "o"}}
+_BESIDE = 0.12  # between the marks of the rungs, in units of a number of rows' place
+_RUNG_LOOKS = {
+    "place": {"color": PALETTE["λ-GELU uniform"], "marker": "^", "linestyle": " "},
+    "place-wider": {"color": PALETTE["λ-GELU uniform"], "marker": "s", "linestyle": " "},
+    "blocks": {"color": PALETTE["λ-GELU decreasing"], "marker": "D", "linestyle": " "},
+    "distill": {"color": PALETTE["λ-GELU hardened"], "marker": "*", "linestyle": " "},
+}
+_METHOD_LOOKS = {"refit": {"color": PALETTE["converted"], "marker": "o"}, **_RUNG_LOOKS}
 _METHOD_LOOKS |= {name: {"color": colour, "linestyle": dashes} for name, (colour, dashes) in _LINES.items()}
 
 
@@ -206,18 +215,39 @@ def _conversion_panel(axis: "Axes", benchmark: str, frame: pd.DataFrame) -> None
     metric = frame["metric"].iloc[0]
     ways = {key: mean_and_spread(seeds) for key, seeds in rows_by(frame, "method", "rows").items()}
     refits = sorted((rows, score) for (method, rows), score in ways.items() if method == "refit" and score)
+    rungs = {method: (rows, score) for (method, rows), score in ways.items() if method in _RUNG_LOOKS and score}
     lines = {method: score[0] for (method, _), score in ways.items() if method in _LINES and score}
     for method, height in lines.items():
         colour, dashes = _LINES[method]
         axis.axhline(height, color=colour, linestyle=dashes, linewidth=1.6)
+    counts = sorted({rows for rows, _ in (*refits, *rungs.values())})
     if refits:
         means, spreads = zip(*(score for _, score in refits), strict=True)
         look = {"color": PALETTE["converted"], "marker": "o", "markersize": 5, "linewidth": 1.6, "capsize": 3}
-        axis.errorbar(range(len(refits)), means, spreads, **look)
-        axis.set_xticks(range(len(refits)), [count(rows) for rows, _ in refits])
+        axis.errorbar([counts.index(rows) for rows, _ in refits], means, spreads, **look)
+    for place, (method, (rows, (mean, spread))) in enumerate(rungs.items(), start=1):
+        at, look = counts.index(rows) + _BESIDE * place, _RUNG_LOOKS[method]
+        axis.errorbar([at], [mean], [spread], **look, markersize=6, elinewidth=1, capsize=2)
+    if counts:
+        axis.set_xticks(range(len(counts)), [count(rows) for rows in counts])
     style(axis, title=benchmark, x=f"calibration {'tokens' if metric == 'perplexity' else 'rows'}", y=str(metric))
-    shown = [*(score for _, score in refits), *((lines[method], 0.0) for method in _ALWAYS if method in lines)]
+    scores = [score for _, score in (*refits, *rungs.values())]
+    shown = [*scores, *((lines[method], 0.0) for method in _ALWAYS if method in lines)]
     fit_scores(axis, shown, {METHODS[m]: height for m, height in lines.items() if m not in _ALWAYS}, metric)
+
+
+def _conversion_caption(found: Mapping[str, pd.DataFrame]) -> str:
+    climbed = any(frame["method"].isin(RUNGS).any() for frame in found.values())
+    return (
+        "Points: the refit on so many unlabelled training rows, of text tokens; bars are the sample standard "
+        "deviation over seeds (of a single one half the 95 % interval of its evaluation samples), which is mostly "
+        "that of the GELU networks: the table has the differences seed by seed. "
+        + ("Beside the point of the most rows, on these: the rungs above the refit. " if climbed else "")
+        + "Lines, means over seeds: the GELU "
+        "network (solid), the hardened network (long dashes), the bias fold on the most rows (dots) and the "
+        "direct swap (dashes); what is too far away is written at the edge. Accuracy is better above, perplexity "
+        "below."
+    )
 
 
 _START_COLOURS = {
@@ -273,7 +303,7 @@ def _figure(
     title: str,
     name: str,
     panel: Panel,
-    caption: str,
+    caption: str | Caption,
     height: float | Height,
     legend: Legend | None = None,
 ) -> FigureSpec:
@@ -330,12 +360,7 @@ MEASURED_FIGURES: dict[str, FigureSpec] = {
         "Score of the refit over the calibration rows",
         "conversion",
         _conversion_panel,
-        "Points: the refit on so many unlabelled training rows, of text tokens; bars are the sample standard "
-        "deviation over seeds (of a single one half the 95 % interval of its evaluation samples), which is mostly "
-        "that of the GELU networks: the table has the differences seed by seed. Lines, means over seeds: the GELU "
-        "network (solid), the hardened network (long dashes), the bias fold on the most rows (dots) and the "
-        "direct swap (dashes); what is too far away is written at the edge. Accuracy is better above, perplexity "
-        "below.",
+        _conversion_caption,
         3.2,
         ("method", {name: (METHODS[name], look) for name, look in _METHOD_LOOKS.items()}),
     ),

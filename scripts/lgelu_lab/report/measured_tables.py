@@ -64,8 +64,14 @@ METHODS = {
     "converted": "converted",
     "bias-fold": "bias fold",
     "refit": "refit",
+    "place": "place",
+    "place-wider": "place, wider",
+    "blocks": "blocks",
+    "distill": "distill",
     "hardened": "hardened in training",
 }
+RUNGS = ("place", "place-wider", "blocks", "distill")
+"""Of METHODS those above the refit."""
 STARTS = {
     "direct": "direct swap, then tuned",
     "refit": "refit, then tuned",
@@ -111,6 +117,24 @@ def _refusals(data: ReportData, rows: Sequence[Row], name: str, after: str = "")
     yield from (f"Refused, {listed(models)}: “{words}”." for words, models in said.items())
     if said and after:
         yield after
+
+
+def _conversion_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
+    """What the rungs above the refit are, where some were asked for, what they came to, and what was refused."""
+    found = of_measurement(data, "conversion")
+    climbed = {name: frame[frame["method"].isin(RUNGS)] for name, frame in found.items() if "kept" in frame}
+    if any(map(len, climbed.values())):
+        yield (
+            "Above the refit: each ReLU's kink and slope placed before it (of wider blocks too), then every block's "
+            "maps by Adam (blocks), then all of them on the network's outputs (distill). A way is what was asked for; "
+            "it climbs from the refit, and keeps of the networks on its way the nearest on inputs held out."
+        )
+    for name, frame in climbed.items():
+        lower = frame[frame["kept"].notna() & (frame["kept"] != frame["method"].str.removesuffix("-wider"))]
+        for (method, kept), seeds in lower.groupby(["method", "kept"], sort=False):
+            named = listed([str(seed) for seed in seeds["seed"]])
+            yield f"{name}, {METHODS[method]}, seed {named}: kept was what {kept} had reached."
+    yield from _refusals(data, rows, "conversion")
 
 
 # Which columns
@@ -624,7 +648,7 @@ MEASURED_TABLES: dict[str, TableSpec] = {
             _largest("Largest logit change", "max_logit_change"),
             _SEEDS,
         ),
-        notes=partial(_refusals, name="conversion"),
+        notes=_conversion_notes,
         text_columns=3,
     ),
     "real": TableSpec(

@@ -1,5 +1,6 @@
 """Rows of the measurement `conversion`, and the bias fold, against plain loops on small networks."""
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -7,9 +8,11 @@ import pytest
 import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.measurements import conversion
 from lgelu_lab.measurements.bias_fold import fold_biases
-from lgelu_lab.measurements.conversion import CONVERSION_COLUMNS, ConversionSettings, measure_conversion
+from lgelu_lab.measurements.conversion import CONVERSION, CONVERSION_COLUMNS, ConversionSettings, measure_conversion
 from lgelu_lab.measurements.networks import draw_calibration
+from lgelu_lab.measurements.run import choose_settings
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import substitute_relu
@@ -17,6 +20,7 @@ from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
 DIGITS = BENCHMARKS["mlp-digits"]
+REFIT = ConversionSettings(rows=(32, 256, 1000), efforts=("refit",))
 
 
 def network(activation="gelu"):
@@ -32,6 +36,10 @@ def trained(activation):
     return SimpleNamespace(load=lambda: network(activation), record=SimpleNamespace(seconds=7.5))
 
 
+def both():
+    return {"gelu": trained("gelu"), "hardened_relu": trained("relu")}
+
+
 def rows_of(count, seed):
     features = torch.randn(count, 5, generator=torch.Generator().manual_seed(seed))
     return FeatureRows(features, (features[:, 0] > 0).long())
@@ -45,8 +53,7 @@ def data():
 
 @pytest.fixture
 def measured(data):
-    models = {"gelu": trained("gelu"), "hardened_relu": trained("relu")}
-    return measure_conversion(models, DIGITS, data, ConversionSettings(rows=(32, 256, 1000)))
+    return measure_conversion(both(), DIGITS, data, REFIT)
 
 
 def direct_swap():
@@ -105,14 +112,58 @@ def test_what_is_said_of_each_network_is_what_a_plain_loop_finds(measured, data)
 
 
 def test_what_is_refused_is_a_row_with_the_reason(data):
-    models = {"gelu": trained("gelu"), "hardened_relu": trained("relu")}
-    rows = measure_conversion(models, DIGITS, data, ConversionSettings(rows=(8, 64)))
+    rows = measure_conversion(both(), DIGITS, data, ConversionSettings(rows=(8, 64), efforts=("refit",)))
     refused = rows[3]
     assert (refused["method"], refused["rows"]) == ("refit", 8)
     assert "16" in refused["refusal"]
     values = ("score", "kl", "agreement", "max_logit_change", "seconds")
     assert [refused[key] for key in values] == [None] * 5
     assert rows[4]["refusal"] is None
+
+
+def test_every_rung_is_asked_for_on_the_most_rows_and_says_what_was_kept(data, monkeypatch):
+    asked = []
+
+    def converted(model, calibration, *, collate, **options):
+        asked.append((len(calibration), options))
+        steps = [SimpleNamespace(effort=effort, is_kept=effort != "blocks") for effort in ("refit", "place", "blocks")]
+        return network("relu"), SimpleNamespace(seconds=3.0, steps=steps, width_share=1.5)
+
+    monkeypatch.setattr(conversion, "convert_to_relu", converted)
+    rows = measure_conversion(both(), DIGITS, data, ConversionSettings(rows=(32, 1000)))
+    assert asked == [
+        (32, {"effort": "refit"}),
+        (300, {"effort": "refit"}),
+        (300, {"effort": "place"}),
+        (300, {"effort": "place", "width_budget": 1.25}),
+        (300, {"effort": "blocks"}),
+        (300, {"effort": "distill"}),
+    ]
+    told = [(row["method"], row["rows"], row["kept"], row["width"], row["seconds"]) for row in rows[3:-1]]
+    methods = [("refit", 32), *((name, 300) for name in ("refit", "place", "place-wider", "blocks", "distill"))]
+    assert told == [(*method, "place", 1.5, 3.0) for method in methods]
+    assert [(row["kept"], row["width"]) for row in (*rows[:3], rows[-1])] == [(None, None)] * 4
+
+
+def test_a_rung_is_that_of_the_library_and_what_has_no_room_is_refused(data):
+    settings = choose_settings(CONVERSION, {"rows": [1000], "efforts": ["place"], "width_budget": 2})
+    rows = measure_conversion(both(), DIGITS, data, settings)
+    assert [row["method"] for row in rows[2:-1]] == ["bias-fold", "place", "place-wider"]
+    placed, report = convert_to_relu(network(), draw_calibration(data, 300, 0), collate=DIGITS.collate, effort="place")
+    assert rows[3]["kl"] == pytest.approx(compared(placed, data.eval)[1], rel=1e-4)
+    assert rows[3]["kept"] == ("place" if report.steps[1].is_kept else "refit")
+    assert rows[4]["refusal"].startswith("width_budget=2: ")
+    assert rows[4]["kl"] is None
+
+
+def test_an_effort_that_is_none_is_no_setting():
+    assert ConversionSettings().efforts == ("refit", "place", "blocks", "distill")
+    with pytest.raises(ValueError, match="effort must be one of refit, place, blocks, distill, got 'harder'"):
+        choose_settings(CONVERSION, {"efforts": ["refit", "harder"]})
+    with pytest.raises(ValueError, match="width_budget"):
+        choose_settings(CONVERSION, {"width_budget": 0.5})
+    with pytest.raises(TypeError, match=r'conversion takes efforts as tuple, e\.g\. efforts=\["refit"'):
+        choose_settings(CONVERSION, {"efforts": "place"})
 
 
 def test_the_bias_fold_makes_up_for_the_mean_error_of_each_layer_in_turn():
@@ -145,8 +196,7 @@ def test_a_bias_that_cannot_be_fitted_is_refused():
 
 
 def test_under_bfloat16_the_fit_is_the_same_and_the_comparison_is_of_rounded_networks(measured, data):
-    models = {"gelu": trained("gelu"), "hardened_relu": trained("relu")}
-    rounded = measure_conversion(models, DIGITS, data, ConversionSettings(rows=(32, 256, 1000), bf16=True))
+    rounded = measure_conversion(both(), DIGITS, data, dataclasses.replace(REFIT, bf16=True))
     with torch.autocast("cpu", torch.bfloat16):
         expected = compared(direct_swap(), data.eval)
     found = rounded[1]

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import convert_zoo
 import datasets
 import pytest
 import torch
@@ -125,6 +126,37 @@ def test_conversions_of_every_effort_are_judged_in_int8_too(stand_ins, monkeypat
     assert timed == [("original", "float32"), ("converted", "float32"), ("original", "int8"), ("converted", "int8")]
     assert 0 < rows[-2]["kl"] < 0.1  # rounding alone
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-9)
+
+
+def test_the_steps_of_distillation_and_the_time_reach_the_conversion(stand_ins, monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    models, data = stand_ins
+    network = dataclasses.replace(REAL["bert-sst2"], source=str(models / "classification"), length=16)
+    convert, asked = real.convert_to_relu, []
+    monkeypatch.setattr(
+        real, "convert_to_relu", lambda *given, **options: asked.append(options) or convert(*given, **options)
+    )
+    arguments = convert_zoo.ZooArguments(
+        networks=["bert-sst2"], units=[40], efforts=["refit", "distill"], width_budget=1.5, evaluation_units=12,
+        distill_steps=3, bf16=True, max_seconds=1e-3,
+    )  # fmt: skip
+    record = real.record_real(network, convert_zoo.settings_of(arguments), tmp_path, data_dir=str(data))
+    assert asked == [
+        {"effort": "refit", "max_seconds": 1e-3},
+        {"effort": "distill", "max_seconds": 1e-3, "width_budget": 1.5, "distill_steps": 3, "bf16": True},
+    ]
+    told = {"distill_steps": 3, "bf16": True, "max_seconds": 1e-3, "efforts": ["refit", "distill"], "units": [40]}
+    assert told.items() <= read_measurement(tmp_path / network.name / "real-seed0.json").settings.items()
+    kept = [(row["effort"], row["kept"], row["width"]) for row in record.rows if row["method"] == "converted"]
+    assert kept == [("refit", "refit", 1.0), ("distill", "refit", 1.0)], "there was no time for more"
+
+
+def test_options_of_distillation_need_the_effort(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["convert_zoo.py", "--networks", "gpt2", "--bf16", "--output_dir", str(tmp_path)])
+    assert convert_zoo.main() == 2
+    assert "are for the effort 'distill', and the efforts are refit" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="distill_steps=5"):
+        RealSettings(distill_steps=5)
 
 
 def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):

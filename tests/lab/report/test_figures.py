@@ -328,6 +328,30 @@ def test_the_refit_is_a_point_per_number_of_rows_between_lines(measurement_of, d
     assert [text.get_text() for text in axis.texts] == ["direct swap 0.4900 ↓"]
 
 
+def test_rungs_are_marks_beside_the_refit_on_the_most_rows(measurement_of, drawings_of):
+    def drawn(*rungs):
+        rows = [*ROWS["conversion"], *rungs]
+        return drawings_of("downstream-conversion", measurements=[measurement_of("conversion", rows, models={})])[0]
+
+    before, after = drawn(), drawn(converted("place", 0.895, 1438), converted("distill", 0.92, 1438))
+    (axis,) = after.figure.axes
+    refit, *rungs = axis.containers
+    assert list(refit.lines[0].get_xdata()) == [0, 1]
+    marks = [(rung.lines[0].get_xdata()[0], rung.lines[0].get_ydata()[0]) for rung in rungs]
+    assert marks == [pytest.approx((1.12, 0.895)), pytest.approx((1.24, 0.92))]
+    assert axis.get_ylim()[1] > 0.92
+    texts = [text.get_text() for text in after.figure.legends[0].get_texts()]
+    assert texts[:3] == ["refit", "place", "distill"]
+    said = "Beside the point of the most rows, on these: the rungs above the refit. "
+    assert after.caption.replace(said, "") == before.caption
+    assert said in after.caption
+    (alone,) = drawings_of(
+        "downstream-conversion",
+        measurements=[measurement_of("conversion", [*ROWS["conversion"][:2], converted("blocks", 0.8, 64)], models={})],
+    )[0].figure.axes
+    assert [label.get_text() for label in alone.get_xticklabels()] == ["64"]
+
+
 def test_every_run_of_the_steps_is_a_point_at_its_learning_rate(measurement_of, drawings_of):
     records = [measurement_of("conversion-finetuning", ROWS["conversion-finetuning"], models={})]
     (axis,) = drawings_of("downstream-conversion-finetuning", measurements=records)[0].figure.axes

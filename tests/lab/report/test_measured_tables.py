@@ -321,6 +321,34 @@ def test_a_refusal_is_a_dash_of_its_seed_and_a_note(conversions, table_of):
     assert alone["Score"] == alone["Against the original"] == "–"
 
 
+def test_rungs_above_the_refit_have_lines_and_a_note_of_their_own(conversions, measurement_of, summaries, table_of):
+    plain = table_of("conversion", measurements=conversions[1:])
+    rungs = [
+        converted("place", 0.75, 1438, kept="refit"),
+        converted("place-wider", None, 1438, refusal="no room"),
+        converted("blocks", 0.75, 1438, kept="blocks"),
+        converted("distill", 0.8125, 1438, kept="blocks"),
+    ]
+    old = conversions[1]
+    record = measurement_of("conversion", [*old.rows[:-1], *rungs, old.rows[-1]], seed=1, models=old.models)
+    table = table_of("conversion", measurements=[record])
+    added = [row for row in table.texts if row not in plain.texts]
+    assert [row[2:5] for row in added] == [
+        ["place", "1,438", "0.7500"],
+        ["place, wider", "1,438", "–"],
+        ["blocks", "1,438", "0.7500"],
+        ["distill", "1,438", "0.8125"],
+    ]
+    assert [row for row in table.texts if row not in added] == plain.texts
+    assert plain.notes == ()
+    assert table.notes[0].startswith("Above the refit: ")
+    assert table.notes[1:] == (
+        "mlp-digits, place, seed 1: kept was what refit had reached.",
+        "mlp-digits, distill, seed 1: kept was what blocks had reached.",
+        "Refused, GELU: “no room”.",
+    )
+
+
 def test_perplexity_is_compared_in_per_cent_and_a_change_that_rounds_to_nothing_has_no_sign(
     measurement_of, summaries, table_of
 ):

@@ -17,8 +17,9 @@ def converted(measurement_of, score, original, *, rows=64, seed=0, metric="accur
     models = {"gelu": {"run": "g", "metric": metric, "score": original, "relu_score": 0.5, "target_hardness": None}}
     row = {"model": "gelu", "method": "refit", "original_score": original, "refusal": None}
     more = {**row, "rows": 2 * rows, "score": score}
+    rung = {**more, "method": "distill", "score": 0.2}
     return measurement_of(
-        "conversion", [{**row, "rows": rows, "score": 0.1}, more], seed=seed, models=models, benchmark=benchmark
+        "conversion", [{**row, "rows": rows, "score": 0.1}, more, rung], seed=seed, models=models, benchmark=benchmark
     )
 
 
