@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from hf_lgelu.activation.module import LambdaGELUTanh as LambdaGELUTanh
     from hf_lgelu.activation.module import LambdaSiLU as LambdaSiLU
     from hf_lgelu.activation.report import kernel_report as kernel_report
-    from hf_lgelu.analysis.int8 import compare_onnx as compare_onnx
-    from hf_lgelu.analysis.int8 import quantize_onnx as quantize_onnx
+    from hf_lgelu.analysis.int8.compare import compare_onnx as compare_onnx
+    from hf_lgelu.analysis.int8.equalize import equalize_ranges as equalize_ranges
+    from hf_lgelu.analysis.int8.quantize import quantize_onnx as quantize_onnx
     from hf_lgelu.analysis.piecewise.certificate import certify_substitution as certify_substitution
     from hf_lgelu.analysis.piecewise.linear_pieces import local_linear_model as local_linear_model
     from hf_lgelu.analysis.pruning.units import prune_units as prune_units
@@ -111,8 +112,9 @@ _HOME = {
     "anneal_hardness": "training.hardening",
     "attach_model_code": "export.hub.loading",
     "certify_substitution": "analysis.piecewise.certificate",
-    "compare_onnx": "analysis.int8",
+    "compare_onnx": "analysis.int8.compare",
     "convert_to_relu": "refit.convert",
+    "equalize_ranges": "analysis.int8.equalize",
     "export_gelu": "export.gelu",
     "export_onnx": "export.onnx.onnx_export",
     "export_relu": "export.relu",
@@ -139,7 +141,7 @@ _HOME = {
     "measure_zeros": "analysis.pruning.zeros",
     "prune_units": "analysis.pruning.units",
     "push_to_hub": "export.hub.push",
-    "quantize_onnx": "analysis.int8",
+    "quantize_onnx": "analysis.int8.quantize",
     "register_activation": "registry",
     "release_hardness": "training.hardening",
     "remove_dead_units": "analysis.pruning.units",
@@ -185,6 +187,7 @@ __all__ = [
     "certify_substitution",
     "compare_onnx",
     "convert_to_relu",
+    "equalize_ranges",
     "export_gelu",
     "export_onnx",
     "export_relu",

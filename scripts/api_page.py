@@ -54,7 +54,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Checking and analysing": (
         "find_smooth_calls", "certify_substitution", "local_linear_model", "verify_robustness", "measure_zeros",
-        "remove_dead_units", "prune_units", "quantize_onnx", "compare_onnx",
+        "remove_dead_units", "prune_units", "equalize_ranges", "quantize_onnx", "compare_onnx",
     ),
     "Errors": (
         "ConversionRefusedError", "UnreadableNetworkError", "UnsupportedConfigError",

@@ -91,7 +91,7 @@ LISTED = {
     "activation.gates",  # which activation names harden
     "activation.hardness",  # the granularities, for a command line
     "activation.kernels",  # kernel_bench times each backend by itself
-    "analysis.int8",  # the graph that onnxruntime runs, of a float file too
+    "analysis.int8.quantize",  # the graph that onnxruntime runs, of a float file too
     "analysis.verification",  # what the solver says of a network before it is asked
     "environment",  # the hardware and the versions of a record
     "export.hub",  # the facts of a checkpoint that a card is written without; the name of the file of facts

@@ -1,5 +1,6 @@
 """`hf-lgelu convert`: from a trained smooth checkpoint to a ReLU one without training: refit, report, card, push."""
 
+import itertools
 import json
 import os
 from argparse import Namespace
@@ -13,6 +14,7 @@ from typing import Any
 from accelerate import PartialState
 from torch import nn
 
+from hf_lgelu.analysis.int8.equalize import EqualizedLayer, equalize_ranges
 from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
     hub_id,
@@ -44,6 +46,7 @@ PAGE_FILE, FIGURE_FILE = "report.md", "refit.png"
 CURVE_FILE = "keep.png"
 
 _COMPARED_ROWS = 8
+_EQUALIZED_BATCHES = 16  # of 8 rows: a range needs no more
 _ADVICE = "Give inputs like those that the model was trained on"
 
 
@@ -84,9 +87,10 @@ def convert(arguments: Namespace) -> ConversionReport:
         converted, report = _converted(arguments, given.network, data, evaluation, tell, progress, work)
         tell(summarize(report))
         points = _curve(arguments, given.network, data, evaluation, tell)
+        equalized = _equalized(converted, data, tell) if arguments.equalize and new is not None else ()
         if new is not None:
             provenance = _provenance(arguments, data, evaluation, state.num_processes)
-            _write(new, arguments, given, converted, report, provenance, data, points)
+            _write(new, arguments, given, converted, report, provenance, data, points, equalized)
     if work is not None and state.is_main_process:
         forget_work(work)
     tell(f"Saved in {folder}, with {PAGE_FILE} and the model card README.md")
@@ -192,6 +196,19 @@ def _curve(
         return ()
 
 
+def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]) -> tuple[EqualizedLayer, ...]:
+    """Rescale the units of the converted network for int8, in place; () where none can be."""
+    batches = itertools.islice(data.batches("ranges", progress=False, batch_size=_COMPARED_ROWS), _EQUALIZED_BATCHES)
+    rows = [{name: tensor for name, tensor in batch.items() if name != "labels"} for batch in batches]
+    try:
+        report = equalize_ranges(converted, rows)
+    except ValueError as error:  # the conversion that is there is not lost for it
+        tell(f"Ranges are not equalized (--equalize): {error}")
+        return ()
+    tell(str(report))
+    return report.layers
+
+
 def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | None, processes: int) -> Provenance:
     on_hub = hub_id(arguments.model)
     return Provenance(
@@ -218,6 +235,7 @@ def _write(
     provenance: Provenance,
     data: InputSet,
     points: Sequence[KeepPoint],
+    equalized: Sequence[EqualizedLayer],
 ) -> None:
     """Everything that the output folder holds; the model in it, loaded again, must be the converted one."""
     given.save(converted, folder)
@@ -228,6 +246,8 @@ def _write(
     if points:
         document["keep_curve"] = [asdict(point) for point in points]
         draw_keep_curve(folder / CURVE_FILE, points)
+    if equalized:
+        document["equalized"] = [asdict(layer) for layer in equalized]
     (folder / REPORT_FILE).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (folder / PAGE_FILE).write_text(render_markdown(report, figure=FIGURE_FILE), encoding="utf-8")
     draw_conversion(folder / FIGURE_FILE, report)

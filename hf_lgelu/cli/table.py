@@ -169,7 +169,9 @@ def _evaluation_is_named(arguments: argparse.Namespace, options: Sequence[str]) 
     return None
 
 
-def _second_set_is_wanted(arguments: argparse.Namespace) -> str | None:
+def _convert_fits(arguments: argparse.Namespace) -> str | None:
+    if arguments.equalize and arguments.target.partition(":")[0] not in ("relu", "leaky_relu"):
+        return f"--equalize: units of {arguments.target} cannot be rescaled, those of relu and leaky_relu can"
     # Left out, --evaluation may be another split of --data.
     return None if arguments.evaluation is None else _evaluation_is_named(arguments, _OF_EVALUATION)
 
@@ -275,6 +277,11 @@ _ROWS = (
                 "it. Left out: in the model's own precision.",
             ),
             _switch(
+                "--equalize",
+                "Bring the units to ranges that int8 can hold together, by powers of two: what the network computes in "
+                "float stays. Left out: units are as loud as they were fitted.",
+            ),
+            _switch(
                 "--resume",
                 "Keep each layer that is done in a hidden folder beside --output_dir until all is saved, and go on "
                 "from there. Left out: a call that was killed begins anew.",
@@ -291,7 +298,7 @@ _ROWS = (
             "hf-lgelu convert runs/tabular --data rows.csv --output_dir out/relu",
             "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu --push_to_hub",
         ),
-        complaint=_second_set_is_wanted,
+        complaint=_convert_fits,
     ),
     Command(
         name="harden",

@@ -1,7 +1,7 @@
 """Activation sites: where in a module tree an activation sits, and of what kind it is."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -54,6 +54,8 @@ SELF_GATE_KINDS: tuple[str, ...] = ("gelu", "silu")
 
 SMOOTH_KINDS: tuple[str, ...] = (*LEARNED_KINDS, *_KIND_CLASSES)
 """The kinds of smooth gates that become ReLU when they harden."""
+
+_HOMOGENEOUS: dict[type, str] = {nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu"}
 
 # Forms of GELU by their class names in transformers and timm; torch's own has an attribute.
 _TANH_CLASSES = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh")
@@ -161,7 +163,12 @@ def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[Ac
     them. A parent that is itself shared (ALBERT's single layer) is walked once: its site is one.
     """
     wanted = check_kinds(kinds)
-    return [site for site in _walk(checked_module(model), "", set()) if site.kind in wanted]
+    return [site for site in _walk(checked_module(model), "", set(), kind_of) if site.kind in wanted]
+
+
+def find_relu_sites(model: nn.Module) -> list[ActivationSite]:
+    """Every ReLU and leaky ReLU, in the same order: gates g with g(c·z) = c·g(z) for c > 0."""
+    return list(_walk(checked_module(model), "", set(), lambda module: _HOMOGENEOUS.get(type(module))))
 
 
 def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
@@ -177,7 +184,9 @@ def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     return checked
 
 
-def _walk(module: nn.Module, prefix: str, seen: set[int]) -> Iterator[ActivationSite]:
+def _walk(
+    module: nn.Module, prefix: str, seen: set[int], kind_of: Callable[[nn.Module], str | None]
+) -> Iterator[ActivationSite]:
     if id(module) in seen:
         return
     seen.add(id(module))
@@ -185,7 +194,7 @@ def _walk(module: nn.Module, prefix: str, seen: set[int]) -> Iterator[Activation
         name = f"{prefix}{step}"
         kind = kind_of(child)
         if kind is None:
-            yield from _walk(child, f"{name}.", seen)
+            yield from _walk(child, f"{name}.", seen, kind_of)
         else:
             yield ActivationSite(name, parent, attribute, child, kind)
 

@@ -11,7 +11,8 @@ from scipy.special import softmax
 from scipy.stats import entropy
 from transformers import BertConfig, BertForSequenceClassification
 
-from hf_lgelu.analysis.int8 import compare_onnx, count_optimized, quantize_onnx
+from hf_lgelu.analysis.int8.compare import compare_onnx
+from hf_lgelu.analysis.int8.quantize import count_optimized, quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_activations, strip_metadata
 
@@ -145,6 +146,21 @@ def test_layers_alone_are_quantized_if_asked(files, tmp_path):
     assert found["all"].counts.operations.get("QLinearAdd") == 1
     assert found["layers"].counts.operations.get("Add") == 1
     assert [report.counts.integer_layers for report in found.values()] == [1, 1]
+
+
+def test_of_layers_alone_only_the_inputs_are_rounded(tmp_path):
+    path, out = write_network(tmp_path / "two.onnx", "Relu"), tmp_path / "int8.onnx"
+    report = quantize_onnx(path, out, [{"x": INPUTS}], operations="layers")
+    (found,) = OnnxModel(out)({"x": INPUTS})
+    exact_hidden = np.maximum(INPUTS.astype(np.float64) @ WEIGHTS[0], 0)
+    step, hidden = exact_hidden.max() / 255, np.maximum(linear_in_integers(INPUTS, WEIGHTS[0]), 0)
+    rounded = np.clip(np.rint(hidden / step), 0, 255) * step
+    weight_scale = np.abs(WEIGHTS[1]).max(0) / 127
+    by_hand = rounded @ (np.rint(WEIGHTS[1] / weight_scale) * weight_scale)
+    # Values half way between two steps may fall to either side: one such hidden value moves an output by a step of it.
+    assert np.abs(found - by_hand).max() <= 1e-4 * np.abs(by_hand).max() + step * np.abs(WEIGHTS[1]).max()
+    assert np.median(np.abs(found - by_hand)) <= 1e-5 * np.abs(by_hand).max()
+    assert (report.counts.integer_layers, report.vanished_activations) == (2, 1)
 
 
 @pytest.mark.parametrize("activation", ["Relu", "Gelu"])

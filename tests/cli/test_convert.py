@@ -101,6 +101,26 @@ def test_gates_are_kept_and_the_curve_of_keeping_them_is_drawn(place, tmp_path, 
     assert "hf_lgelu.from_pretrained(MLPForClassification" in card
 
 
+def test_units_are_equalized_and_the_function_stays(converted, place, test_rows, tmp_path, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--evaluation", place / "test.csv", "--equalize")
+    status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert (status, errors) == (0, "")
+    assert "the units before 2 layers equalized" in said
+    layers = report_of(tmp_path / "relu")["equalized"]
+    assert [layer["name"] for layer in layers] == ["layers.1.linear", "classifier"]
+    assert all(layer["error"][1] < layer["error"][0] for layer in layers)
+    as_fitted, scaled = load_checkpoint(converted), load_checkpoint(tmp_path / "relu")
+    assert torch.equal(as_fitted(test_rows[0]).logits, scaled(test_rows[0]).logits)
+    assert not torch.equal(as_fitted.classifier.weight, scaled.classifier.weight)
+
+
+def test_units_that_cannot_be_rescaled_are_told_before_the_work(place, tmp_path, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--equalize", "--target", "relu6")
+    status, _, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert status == 2
+    assert "--equalize: units of relu6 cannot be rescaled" in errors
+
+
 def test_a_curve_that_cannot_be_measured_costs_no_conversion(place, tmp_path, call):
     words = ("convert", place / "gelu", "--data", place / "rows.csv", "--max_samples", 20, "--keep_curve", "0,1")
     status, said, _ = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")

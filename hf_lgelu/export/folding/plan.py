@@ -26,6 +26,20 @@ class FoldPlan:
     after: list[tuple[str, ...]]
 
 
+@dataclass(frozen=True)
+class ScalingPlan:
+    """What multiplies the input of sites, and divides what becomes of their output.
+
+    `factors` by parameter name, float64 and broadcastable to the parameter; by site index the weights of the layers
+    `before` and `after`, and why there is no such factor (`reasons`).
+    """
+
+    factors: dict[str, Tensor]
+    before: dict[int, tuple[str, ...]]
+    after: dict[int, tuple[str, ...]]
+    reasons: dict[int, str]
+
+
 @torch.no_grad()
 def plan_fold(model: nn.Module, sites: Sequence[ActivationSite], flow: DataFlow) -> FoldPlan:
     """The factors of all parameters that folding the λ of `sites` changes.
@@ -33,9 +47,23 @@ def plan_fold(model: nn.Module, sites: Sequence[ActivationSite], flow: DataFlow)
     Raises ValueError that names every site where it cannot be done, with the reason.
     """
     hardness = [site.module.hardness.detach().cpu().double() for site in sites]
+    plan = plan_scaling(model, flow, dict(enumerate(hardness)))
+    if plan.reasons:
+        raise ValueError(_refusal(model, [(sites[index].name, plan.reasons[index]) for index in sorted(plan.reasons)]))
+    return FoldPlan(plan.factors, hardness, list(plan.before.values()), list(plan.after.values()))
+
+
+@torch.no_grad()
+def plan_scaling(model: nn.Module, flow: DataFlow, scales: Mapping[int, Tensor]) -> ScalingPlan:
+    """The factors of all parameters after which the input of each site is multiplied by its scale, and what a
+    homogeneous gate gives divided by it.
+
+    `scales` are positive, float64, by the index of a site of `flow`: one number, or one for each channel, shaped such
+    that it broadcasts to the site's input.
+    """
     reasons: dict[int, str] = {}
     layers: dict[Node, _LayerCall] = {}
-    for index, value in enumerate(hardness):
+    for index, value in scales.items():
         try:
             _add_neighbours(layers, flow, index, value)
         except NotFoldableError as reason:
@@ -43,20 +71,16 @@ def plan_fold(model: nn.Module, sites: Sequence[ActivationSite], flow: DataFlow)
     factors: dict[str, Tensor] = {}
     for name, parameter in _touched(model, layers).items():
         try:
-            factors[name] = _common_factor(name, parameter, layers, flow, hardness)
+            factors[name] = _common_factor(name, parameter, layers, flow, scales)
         except NotFoldableError as reason:
             for index in _sites_at(name, layers):
                 reasons.setdefault(index, str(reason))
-    if reasons:
-        raise ValueError(_refusal(model, [(sites[index].name, reasons[index]) for index in sorted(reasons)]))
     calls = layers.values()
-    return FoldPlan(
+    return ScalingPlan(
         factors,
-        hardness,
-        before=[
-            _weights(call.operation for call in calls if index in dict(call.before)) for index in range(len(sites))
-        ],
-        after=[_weights(call.operation for call in calls if index in dict(call.after)) for index in range(len(sites))],
+        before={index: _weights(call.operation for call in calls if index in dict(call.before)) for index in scales},
+        after={index: _weights(call.operation for call in calls if index in dict(call.after)) for index in scales},
+        reasons=reasons,
     )
 
 
@@ -68,7 +92,7 @@ class _LayerCall:
     before: list[tuple[int, int | None]] = field(default_factory=list)
     after: list[tuple[int, int | None]] = field(default_factory=list)
 
-    def factor(self, name: str, parameter: Tensor, hardness: Sequence[Tensor]) -> Tensor:
+    def factor(self, name: str, parameter: Tensor, hardness: Mapping[int, Tensor]) -> Tensor:
         """What this call needs its parameter of that name to be multiplied by."""
         factor = torch.ones(1, dtype=torch.float64)
         for site, axis in self.before:
@@ -118,7 +142,7 @@ def _sites_at(name: str, layers: Mapping[Node, _LayerCall]) -> set[int]:
 
 
 def _common_factor(
-    name: str, parameter: Tensor, layers: Mapping[Node, _LayerCall], flow: DataFlow, hardness: Sequence[Tensor]
+    name: str, parameter: Tensor, layers: Mapping[Node, _LayerCall], flow: DataFlow, hardness: Mapping[int, Tensor]
 ) -> Tensor:
     """The factor that every use of the parameter needs; NotFoldableError where one needs another, or none."""
     factors = []

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import EvalPrediction
 
 from hf_lgelu import export_onnx, quantize_onnx
-from hf_lgelu.analysis.int8 import QUANTIZED_OPERATIONS, count_optimized
+from hf_lgelu.analysis.int8.quantize import QUANTIZED_OPERATIONS, count_optimized
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, Rows

@@ -1,0 +1,276 @@
+"""Units of a ReLU network brought to ranges that int8 can hold together, by an exchange that changes no output.
+
+ReLU(s·z) = s·ReLU(z) for s > 0, so a unit may be made louder in the map before its gate and softer in the map behind
+it, and nothing else changes: cross-layer equalization (Nagel, van Baalen, Blankevoort, Welling, 2019,
+arXiv:1906.04721). No smooth gate allows it. In int8 all units of a layer share one scale, which the loudest one sets;
+in a network that became ReLU without training some are fifty times as loud as most.
+
+What is loud in the features is better soft in the weights, and the other way round (SmoothQuant: Xiao et al., 2022,
+arXiv:2211.10438, equation 4): each layer takes, of scales s = r^-a · w^b with r the largest value of a unit and w the
+largest weight behind it, those that leave the least error of its map's output with both in int8. They are rounded to
+powers of two, so that floating-point numbers keep all their digits, and the network in float is the same to the bit.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers.pytorch_utils import Conv1D
+
+from hf_lgelu.analysis.pruning.zeros import checked_batches
+from hf_lgelu.export.folding.plan import plan_scaling
+from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
+from hf_lgelu.models.example_run import Inputs, run_example
+from hf_lgelu.models.sites import ActivationSite, find_relu_sites
+
+_LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
+_EXPONENTS = tuple(itertools.product((0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 0.25, 0.5)))
+_LEAST_SHARE = 2.0**-16  # of the largest value or weight: below, a unit gets no larger scale
+_SAMPLE_VALUES = 2**21  # of a layer's inputs, on which scales are compared
+_UNSIGNED, _SIGNED = 255, 127
+
+
+@dataclass(frozen=True)
+class EqualizedLayer:
+    """A layer behind ReLU units whose ranges were looked at.
+
+    `name` is the layer's, `gate` that of the activation before it. `loudness` is the largest value of the loudest unit
+    over that of the median one, before and after; `error` the relative error of the layer's output,
+    √(Σ(int8 - float)² / Σfloat²), with inputs and weights in int8, before and after, on the rows given.
+    """
+
+    name: str
+    gate: str
+    loudness: tuple[float, float]
+    error: tuple[float, float]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: loudest unit {self.loudness[0]:.3g} → {self.loudness[1]:.3g} times the median, error in "
+            f"int8 {self.error[0]:.3g} → {self.error[1]:.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class EqualizationReport:
+    """What `equalize_ranges` did: the layers it looked at, and the gates whose units it had to leave as they are
+    (`left`), {name: why}."""
+
+    layers: tuple[EqualizedLayer, ...]
+    left: Mapping[str, str]
+
+    def __str__(self) -> str:
+        left = [f"  {name} left as it is: {reason}" for name, reason in self.left.items()]
+        head = f"the units before {len(self.layers)} layers equalized; in float the network computes what it did"
+        return "\n".join([head, *(f"  {layer}" for layer in self.layers), *left])
+
+
+@torch.no_grad()
+def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> EqualizationReport:
+    """Rescale the units behind every ReLU so that the layer behind them loses less in int8; the outputs stay.
+
+    Changes `model` in place: weights before and behind ReLU gates, by powers of two. For a network that is about to be
+    exported and quantized (`export_onnx`, `quantize_onnx`). Gates between which and a layer something else stands (a
+    residual sum, a concatenation) are left as they are.
+
+    Args:
+        model: a ReLU network, e.g. of `convert_to_relu`; any module tree, in float32, float64 or bfloat16.
+        data: training rows: batches of what the model is called with, or one batch. They give the units' ranges, as
+            they will give them to `quantize_onnx`; some hundred rows do.
+
+    Raises:
+        TypeError: no module, or `data` holds no batches.
+        ValueError: no ReLU in the model, none whose units can be rescaled, weights in float16, whose range is too
+            small for it; no rows, NaN or infinity; or a model that torch.export cannot trace. The model is then as it
+            was.
+
+    Example:
+        >>> import torch
+        >>> from hf_lgelu import equalize_ranges
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> _ = net[0].weight.data[0].mul_(100.0)  # one loud unit
+        >>> rows = torch.randn(64, 4)
+        >>> before = net(rows)
+        >>> report = equalize_ranges(net, rows)
+        >>> torch.equal(net(rows), before), report.layers[0].error[1] < report.layers[0].error[0]
+        (True, True)
+    """
+    sites = find_relu_sites(model)
+    if not sites:
+        raise ValueError(
+            f"{type(model).__name__} has no ReLU module, and units of a smooth gate cannot be rescaled: that would "
+            "change what they compute. convert_to_relu(model, data) makes a ReLU network of it"
+        )
+    if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
+        raise ValueError("weights in float16 may leave its range when they are rescaled; give the model in float32")
+    batches = iter(checked_batches(data))
+    first = next(batches)
+    flow = trace_sites(model, sites, first)
+    found, left = _rescalable(model, sites, flow)
+    if not found:
+        reasons = "".join(f"\n  {name}: {reason}" for name, reason in left.items())
+        raise ValueError(f"no units of {type(model).__name__} can be rescaled:{reasons}")
+    _watch_inputs(model, found, itertools.chain([first], batches))
+    for site in [site for site in found if not site.seen]:
+        left[site.gate] = f"{site.layer} does not run as a module of its own"
+    chosen = {site.index: site.best_scale(model, flow) for site in found if site.seen}
+    layers = tuple(site.described(model, flow, chosen[site.index]) for site in found if site.seen)
+    for name, factor in plan_scaling(model, flow, chosen).factors.items():
+        parameter = model.get_parameter(name)
+        parameter.mul_(factor.to(parameter))
+    return EqualizationReport(layers, left)
+
+
+def _rescalable(
+    model: nn.Module, sites: Sequence[ActivationSite], flow: DataFlow
+) -> tuple[list["_Units"], dict[str, str]]:
+    """The gates whose units each have a scale of their own to the layer behind, and why others have none."""
+    found, left = [], {}
+    for index, site in enumerate(sites):
+        calls = flow.calls.get(index)
+        if not calls:
+            left[site.name] = "no output depends on it"
+            continue
+        shape = calls[0].meta["val"].shape
+        reason = ""
+        for axis in dict.fromkeys((len(shape) - 1, 1)):
+            ones = torch.ones([shape[axis], *[1] * (len(shape) - 1 - axis)], dtype=torch.float64)
+            plan = plan_scaling(model, flow, {index: ones})
+            if not plan.reasons:
+                name = plan.after[index][0].rpartition(".")[0]
+                if isinstance(model.get_submodule(name), _LAYERS):
+                    found.append(_Units(index, site.name, name, ones))
+                    break
+                reason = f"{name} is no linear layer or convolution"
+            reason = reason or plan.reasons[index]
+        else:
+            left[site.name] = reason
+    return found, left
+
+
+@dataclass
+class _Units:
+    """The units behind one gate, and what the layer behind them was seen to take."""
+
+    index: int
+    gate: str
+    layer: str
+    ones: Tensor
+    least: Tensor = field(init=False)
+    most: Tensor = field(init=False)
+    sample: list[Tensor] = field(default_factory=list)
+    values: int = 0
+
+    @property
+    def seen(self) -> bool:
+        return bool(self.sample)
+
+    @property
+    def _ranges(self) -> Tensor:
+        """The largest absolute value of each unit, float64."""
+        return torch.maximum(-self.least, self.most).double()
+
+    def see(self, layer: nn.Module, inputs: Tensor) -> None:
+        """Take note of inputs of the layer."""
+        axis = 1 if isinstance(layer, nn.modules.conv._ConvNd) else inputs.dim() - 1
+        rows = inputs.detach().movedim(axis, -1).reshape(-1, inputs.shape[axis])
+        least, most = rows.amin(0), rows.amax(0)
+        self.least = torch.minimum(self.least, least) if self.sample else least
+        self.most = torch.maximum(self.most, most) if self.sample else most
+        if self.values < _SAMPLE_VALUES:
+            kept = inputs.detach()
+            kept = kept[: max(1, (_SAMPLE_VALUES - self.values) * len(kept) // kept.numel())].clone()
+            self.sample.append(kept)
+            self.values += kept.numel()
+
+    def best_scale(self, model: nn.Module, flow: DataFlow) -> Tensor:
+        """Of all candidates the one with the least error in int8; the first, no scale, where none is better."""
+        candidates = list(self._candidates(model))
+        errors = [self.error(model, flow, scale) for scale in candidates]
+        return candidates[errors.index(min(errors))]
+
+    def _candidates(self, model: nn.Module) -> Iterator[Tensor]:
+        loud, heavy = (_bounded(sizes) for sizes in (self._ranges, self._weights(model)))
+        for of_values, of_weights in _EXPONENTS:
+            if of_values == 0.0 == of_weights:
+                yield self.ones
+            elif of_values:
+                scale = of_weights * heavy.log2() - of_values * loud.log2()
+                yield torch.exp2((scale - scale.median()).round()).reshape(self.ones.shape)
+
+    def _weights(self, model: nn.Module) -> Tensor:
+        """The largest absolute weight that each unit goes into, float64."""
+        layer = model.get_submodule(self.layer)
+        weight = layer.weight.detach().abs().double()
+        if isinstance(layer, nn.modules.conv._ConvNd):
+            weight = weight.flatten(2).amax(2)
+            if layer.transposed:
+                return weight.amax(1)
+            return weight.reshape(layer.groups, -1, weight.shape[1]).amax(1).flatten()
+        return weight.amax(1 if isinstance(layer, Conv1D) else 0)
+
+    def error(self, model: nn.Module, flow: DataFlow, scale: Tensor) -> float:
+        """The relative error of the layer's output with inputs and weights in int8, under a scale of its units."""
+        layer = model.get_submodule(self.layer)
+        factor = plan_scaling(model, flow, {self.index: scale}).factors[f"{self.layer}.weight"]
+        weight = layer.weight.detach() * factor.to(layer.weight)
+        axes = [axis for axis in range(weight.dim()) if axis != _output_axis(layer)]
+        rounded = _in_signed(weight, axes)
+        flat = scale.flatten().to(weight)
+        least, most = float((self.least * flat).min().clamp(max=0)), float((self.most * flat).max().clamp(min=0))
+        wrong = total = 0.0
+        for inputs in self.sample:
+            axis = 1 if isinstance(layer, nn.modules.conv._ConvNd) else inputs.dim() - 1
+            scaled = inputs * flat.view(-1, *[1] * (inputs.dim() - 1 - axis))
+            expected = functional_call(layer, {"weight": weight}, (scaled,)).double()
+            found = functional_call(layer, {"weight": rounded}, (_in_unsigned(scaled, least, most),)).double()
+            wrong += float((found - expected).square().sum())
+            total += float(expected.square().sum())
+        return (wrong / total) ** 0.5 if total else 0.0
+
+    def described(self, model: nn.Module, flow: DataFlow, scale: Tensor) -> EqualizedLayer:
+        """What the scale does, for the report."""
+        ranges = [self._ranges, self._ranges * scale.flatten().to(self._ranges.device)]
+        loudness = [float(sizes.max() / sizes[sizes > 0].median()) if sizes.any() else 1.0 for sizes in ranges]
+        errors = [self.error(model, flow, each) for each in (self.ones, scale)]
+        return EqualizedLayer(self.layer, self.gate, (loudness[0], loudness[1]), (errors[0], errors[1]))
+
+
+def _watch_inputs(model: nn.Module, found: Sequence[_Units], batches: Iterable[Inputs]) -> None:
+    def hook(units: _Units) -> Any:
+        return lambda layer, inputs: units.see(layer, inputs[0]) if inputs else None
+
+    with ExitStack() as hooks:
+        for units in found:
+            handle = model.get_submodule(units.layer).register_forward_pre_hook(hook(units))
+            hooks.callback(handle.remove)
+        for batch in batches:
+            run_example(model, batch)
+
+
+def _bounded(sizes: Tensor) -> Tensor:
+    """At least a small share of the largest: what is never seen gets no scale without end."""
+    sizes = sizes.cpu()
+    return sizes.clamp(min=max(float(sizes.max()), torch.finfo(torch.float32).tiny) * _LEAST_SHARE)
+
+
+def _output_axis(layer: nn.Module) -> int:
+    return 1 if isinstance(layer, Conv1D) or getattr(layer, "transposed", False) else 0
+
+
+def _in_signed(weight: Tensor, axes: Sequence[int]) -> Tensor:
+    """Rounded to s8 with a scale for each output channel, as onnxruntime's quantizer does it."""
+    step = (weight.abs().amax(tuple(axes), keepdim=True) / _SIGNED).clamp(min=torch.finfo(weight.dtype).tiny)
+    return (weight / step).round() * step
+
+
+def _in_unsigned(values: Tensor, least: float, most: float) -> Tensor:
+    """Rounded to u8 with one scale for all, over a range that holds 0."""
+    step = max((most - least) / _UNSIGNED, torch.finfo(values.dtype).tiny)
+    zero = round(-least / step)
+    return ((values / step).round().clamp(-zero, _UNSIGNED - zero)) * step

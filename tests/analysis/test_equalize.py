@@ -1,0 +1,207 @@
+"""Equalized ranges: the same function to the bit, scales that are powers of two, and less lost in int8."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from hf_lgelu import equalize_ranges, export_onnx, quantize_onnx
+
+
+def loud_mlp() -> nn.Sequential:
+    """12-32-32-5, of which some units of either hidden layer are up to 60 times as loud as the others."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5))
+    with torch.no_grad():
+        for index, loudness in ((0, 60.0), (2, 20.0)):
+            net[index].weight[:4] *= loudness
+            net[index + 2].weight[:, :4] /= loudness
+    return net
+
+
+def rows(count: int = 256) -> torch.Tensor:
+    return torch.randn(count, 12, generator=torch.Generator().manual_seed(1))
+
+
+class Convolutions(nn.Module):
+    """Convolution, norm, ReLU, pooling, a grouped and a transposed convolution, and a sum that cannot be crossed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.act1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+        self.grouped, self.act2 = nn.Conv2d(8, 8, 3, padding=1, groups=2), nn.LeakyReLU(0.1)
+        self.up, self.act3 = nn.ConvTranspose2d(8, 6, 2, stride=2), nn.ReLU()
+        self.out = nn.Conv2d(6, 4, 1)
+        self.norm.running_var.uniform_(0.5, 2.0)
+        with torch.no_grad():
+            self.norm.weight[0] = 40.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.max_pool2d(self.act1(self.norm(self.first(x))), 2)
+        x = self.up(self.act2(self.grouped(x)))
+        return self.out(self.act3(x + x.roll(1, 1)))
+
+
+def convolutions() -> tuple[nn.Module, dict]:
+    return Convolutions(), {"x": torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))}
+
+
+def tokens(vocabulary: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(vocabulary, (4, 10), generator=torch.Generator().manual_seed(1))}
+
+
+def bert() -> tuple[nn.Module, dict]:
+    config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+                        hidden_act="relu")  # fmt: skip
+    return BertForSequenceClassification(config), tokens(60)
+
+
+def gpt2() -> tuple[nn.Module, dict]:
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, activation_function="relu")
+    ), tokens(60)
+
+
+def llama() -> tuple[nn.Module, dict]:
+    config = LlamaConfig(vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                         num_attention_heads=2, num_key_value_heads=1, hidden_act="relu")  # fmt: skip
+    return LlamaForCausalLM(config), tokens(60)
+
+
+def output(model: nn.Module, inputs: dict) -> torch.Tensor:
+    with torch.no_grad():
+        found = model.eval()(**inputs)
+    return found if isinstance(found, torch.Tensor) else found.logits
+
+
+def int8_error(layer: nn.Linear, inputs: torch.Tensor) -> float:
+    """√(Σ(int8 - float)²/Σfloat²) of a layer's outputs, one after the other, in float64."""
+    x = inputs.detach().double().numpy()
+    least, most = min(x.min(), 0.0), max(x.max(), 0.0)
+    step = (most - least) / 255
+    zero = round(-least / step)
+    coarse = (np.clip(np.rint(x / step), -zero, 255 - zero)) * step
+    wrong = total = 0.0
+    for row, bias in zip(layer.weight.double().numpy(), layer.bias.double().numpy(), strict=True):
+        size = np.abs(row).max() / 127
+        wrong += ((coarse @ (np.rint(row / size) * size) - x @ row) ** 2).sum()
+        total += ((x @ row + bias) ** 2).sum()
+    return (wrong / total) ** 0.5
+
+
+@pytest.mark.parametrize(("make", "layers"), [(bert, 2), (gpt2, 2), (llama, 2), (convolutions, 2)])
+def test_the_function_stays_to_the_bit(make, layers):
+    model, inputs = make()
+    before, weights = output(model, inputs), copy.deepcopy(model.state_dict())
+    report = equalize_ranges(model, inputs)
+    assert len(report.layers) == layers
+    assert torch.equal(output(model, inputs), before)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, weights[name])}
+    assert changed
+    for name in changed:
+        ratio = (model.state_dict()[name] / weights[name])[weights[name] != 0].double()
+        assert torch.equal(ratio.log2(), ratio.log2().round()), f"{name} was not scaled by powers of two"
+
+
+def test_errors_of_the_report_are_those_of_a_plain_loop():
+    model, x = loud_mlp()[:3], rows()
+    with torch.no_grad():
+        before = int8_error(model[2], model[:2](x))
+        (layer,) = equalize_ranges(model, x).layers
+        after = int8_error(model[2], model[:2](x))
+        loudest = model[:2](x).amax(0)
+    assert (layer.name, layer.gate) == ("2", "1")
+    assert layer.error == pytest.approx((before, after), rel=1e-3)
+    assert after < before / 3
+    assert layer.loudness[1] == pytest.approx(float(loudest.max() / loudest[loudest > 0].median()), rel=1e-5)
+
+
+def test_units_that_are_even_stay_as_they_are():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3))
+    with torch.no_grad():  # every unit takes the same values, and goes into weights of the same size
+        net[0].weight.copy_(torch.ones(6, 4))
+        net[2].weight.copy_(torch.ones(3, 6))
+    weights = copy.deepcopy(net.state_dict())
+    equalize_ranges(net, torch.rand(64, 4))
+    assert all(torch.equal(value, weights[name]) for name, value in net.state_dict().items())
+
+
+def test_units_that_never_fire_do_no_harm():
+    net, x = loud_mlp(), rows()
+    with torch.no_grad():
+        net[0].bias[10] = -1e6
+    before = output(net, {"input": x})
+    report = equalize_ranges(net, x)
+    assert torch.equal(output(net, {"input": x}), before)
+    assert all(torch.isfinite(value).all() for value in net.state_dict().values())
+    assert report.layers[0].error[1] < report.layers[0].error[0]
+
+
+def test_the_file_in_int8_is_nearer(tmp_path):
+    pytest.importorskip("onnxruntime")
+    model, x = loud_mlp(), rows()
+    errors = []
+    for name in ("before", "after"):
+        export_onnx(model, tmp_path / f"{name}.onnx", x)
+        report = quantize_onnx(tmp_path / f"{name}.onnx", tmp_path / f"{name}-8.onnx", x, max_relative_error=10)
+        errors.append(report.relative_error)
+        equalize_ranges(model, x)
+    assert errors[1] < errors[0] / 2
+
+
+def test_ranges_come_from_all_batches():
+    one, other, x = loud_mlp(), loud_mlp(), rows()
+    equalize_ranges(one, x)
+    equalize_ranges(other, [x[:100], x[100:]])
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_what_cannot_be_rescaled_is_named():
+    model, inputs = convolutions()
+    report = equalize_ranges(model, inputs)
+    assert set(report.left) == {"act3"}
+    assert "is a sum" in report.left["act3"]
+    assert "act3 left as it is" in str(report)
+
+
+class BehindSum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.act, self.two = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.act(x + self.one(x)))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), "has no ReLU module"),
+        (BehindSum(), "no units of BehindSum can be rescaled:\n  act: its input is a sum"),
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).half(), "float16 may leave its range"),
+    ],
+)
+def test_what_has_no_units_to_rescale_is_refused_as_it_was(model, said):
+    weights = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=said):
+        equalize_ranges(model, torch.randn(8, 4))
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_rows_that_are_no_rows_are_refused():
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        equalize_ranges(loud_mlp(), torch.full((8, 12), torch.nan))
+    with pytest.raises(ValueError, match="data is empty"):
+        equalize_ranges(loud_mlp(), [])
