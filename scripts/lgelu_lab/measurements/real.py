@@ -20,6 +20,7 @@ from hf_lgelu import (
     LambdaGELUTrainer,
     LambdaGELUTrainingArguments,
     convert_to_relu,
+    equalize_ranges,
     export_onnx,
     quantize_onnx,
     replace_activations,
@@ -41,7 +42,8 @@ REAL_COLUMNS: dict[str, str] = {
     "effort": "asked of the conversion; null where nothing was converted",
     "kept": "the rung whose network it is, the nearest of those climbed; null where none was",
     "width": "units of the converted network over the original's; null where nothing was converted",
-    "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 units)",
+    "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 units; of "
+    "what was converted, its units equalized before)",
     "steps": "of training on the units with their labels, after the swap or the conversion, or while it hardens",
     "units": "sequences or images that were fitted on; null where none are needed",
     "rows": "of these, tokens or images that were counted",
@@ -220,6 +222,9 @@ def _in_onnxruntime(measured: _Measured, rows: list[Row], networks: dict[str, nn
             file, quantized = Path(folder, f"{method}.onnx"), Path(folder, f"{method}-int8.onnx")
             last = max(index for index, row in enumerate(rows) if row["method"] == method and not row["refusal"])
             try:
+                if method == "converted":
+                    network = copy.deepcopy(network)  # tuned later as it is
+                    equalize_ranges(network, calibration)
                 export_onnx(network, file, calibration[0])
                 quantize_onnx(file, quantized, calibration, operations="layers")
             except (ValueError, RuntimeError) as refusal:
