@@ -7,7 +7,7 @@ never cuts. They have a part of the budget (preparation.py), so up and down are 
 of that rank in the metric of the block's inputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.example_run import run_example
-from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.folds import FoldBatch
 from hf_lgelu.refit.kinks import Placement
+from hf_lgelu.refit.map_weights import add_constant, oriented
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.widen import Block, oriented
+from hf_lgelu.refit.placement import GateUnit
+from hf_lgelu.refit.widen import Block
 
 ALWAYS_ON = 8.0
 """Standard deviations of its input by which a plain unit's bias keeps it on."""
@@ -28,35 +30,34 @@ _LEAST_VARIANCE = 1e-6  # of the mean one, added to the metric: directions that 
 
 
 @torch.no_grad()
-def gather_inputs(model: nn.Module, blocks: Sequence[Block], folds: Folds) -> dict[int, Moments]:
-    """Sums over the inputs of every block in the original, over one batch of each fold, by site."""
+def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable[FoldBatch]) -> dict[int, Moments]:
+    """Sums over the inputs of every unit's maps in the original, over the batches of all processes, by site."""
     sums: dict[int, Moments] = {}
-    for block in blocks:
-        weight = model.get_parameter(block.unit.before.weight_name)
-        sums[block.unit.site] = Moments.zeros(1, weight.shape[block.unit.before.input_axis or 0], 1, weight.device)
+    for unit in units:
+        weight = model.get_parameter(unit.before.weight_name)
+        sums[unit.site] = Moments.zeros(1, weight.shape[unit.before.input_axis or 0], 1, weight.device)
     mask: Tensor | None = None
 
-    def watch(block: Block) -> Any:
+    def watch(unit: GateUnit) -> Any:
         def see(module: nn.Module, inputs: tuple) -> None:
             rows = inputs[0].detach()
             rows = rows[mask.to(rows.device)] if mask is not None and mask.shape == rows.shape[:-1] else rows
             rows = rows.reshape(-1, 1, rows.shape[-1])
             nothing = rows.new_zeros(len(rows), 1, 1)
-            sums[block.unit.site].add(rows, nothing, nothing)
+            sums[unit.site].add(rows, nothing, nothing)
 
         return see
 
     with ExitStack() as hooks:
-        for block in blocks:
-            owner = model.get_submodule(block.unit.before.weight_name.rpartition(".")[0])
-            handle = owner.register_forward_pre_hook(watch(block))
+        for unit in units:
+            owner = model.get_submodule(unit.before.weight_name.rpartition(".")[0])
+            handle = owner.register_forward_pre_hook(watch(unit))
             hooks.callback(handle.remove)
-        for fold in folds.folds:
-            for batch in fold[:1]:
-                loaded = batch.load()
-                given = loaded.tensors.get("attention_mask")
-                mask = None if given is None else given.bool()
-                run_example(model, loaded.inputs)
+        for batch in batches if units else ():
+            loaded = batch.load()
+            given = loaded.tensors.get("attention_mask")
+            mask = None if given is None else given.bool()
+            run_example(model, loaded.inputs)
     return {site: total.reduce_over_processes() for site, total in sums.items()}
 
 
@@ -107,8 +108,9 @@ def linear_part(model: nn.Module, block: Block, placement: Placement, inputs: Mo
 
 @torch.no_grad()
 def write_always_on(
-    converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, count: int, size: float
-) -> None:
+    converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, count: int, size: float,
+    direction: Tensor | None = None,
+) -> None:  # fmt: skip
     """Give `count` units from `width` on what is linear in the block, before the slopes and kinks are written.
 
     `size` is the root mean square of what varies in such a unit. It says nothing about what is computed; about as much
@@ -121,10 +123,10 @@ def write_always_on(
     new = slice(width, width + len(up_rows))
     oriented(converted, carrier)[new] = up_rows.to(oriented(converted, carrier).dtype)
     oriented(converted, down)[:, new] = down_columns.to(oriented(converted, down).dtype)
-    bias = converted.get_parameter(unit.before.bias)
     if unit.other is not None:
-        bias[new] = 1.0
+        add_constant(converted, unit.before, new, up_rows.new_ones(len(up_rows)), direction)
         return
+    bias = converted.get_parameter(unit.before.bias)
     offsets = ALWAYS_ON * size - up_rows @ linear.mean
     bias[new] = offsets.to(bias.dtype)
     if down.bias is not None:

@@ -28,6 +28,7 @@ from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import Placement, PlacementSums
 from hf_lgelu.refit.layers import Layer
+from hf_lgelu.refit.map_weights import add_constant
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.target import BATCH_NORMS
 
@@ -145,10 +146,12 @@ class PlacementWriter:
     """
 
     def __init__(
-        self, units: Mapping[int, GateUnit], placements: "Mapping[int, Placement]", layers: Sequence[Layer]
-    ) -> None:
-        """`units` and their `placements` by site; `layers` are those that are refitted."""
-        self._units, self._placements = units, placements
+        self, units: Mapping[int, GateUnit], placements: "Mapping[int, Placement]", layers: Sequence[Layer],
+        directions: Mapping[int, Tensor],
+    ) -> None:  # fmt: skip
+        """`units` and their `placements` by site; `layers` are those that are refitted; `directions` are those of
+        constant_direction.py, of units without a bias."""
+        self._units, self._placements, self._directions = units, placements, directions
         self._waiting = dict(gates_behind(layers, units))
 
     def begin(self, converted: nn.Module) -> None:
@@ -164,7 +167,7 @@ class PlacementWriter:
             self._place(converted, site)
 
     def _place(self, converted: nn.Module, site: int) -> None:
-        write_placement(converted, self._units[site], self._placements[site])
+        write_placement(converted, self._units[site], self._placements[site], self._directions.get(site))
 
 
 @torch.no_grad()
@@ -235,15 +238,18 @@ def _rows(seen: Mapping[str, Tensor], unit: GateUnit, mask: Tensor | None, wante
 
 
 @torch.no_grad()
-def write_placement(converted: nn.Module, unit: GateUnit, placement: Placement) -> bool:
-    """Put slope and kink into the map before the gate of `converted`; whether that map has a bias to take them."""
-    if unit.before.bias is None:
-        return False
-    weight, bias = (converted.get_parameter(name) for name in (unit.before.weight, unit.before.bias))
+def write_placement(
+    converted: nn.Module, unit: GateUnit, placement: Placement, direction: Tensor | None = None
+) -> None:
+    """Put slope and kink into the map before the gate of `converted`; `direction` is that of `add_constant`."""
+    weight = converted.get_parameter(unit.before.weight_name)
     slope, kink = (part.to(weight.device) for part in (placement.slope, placement.kink))
     axis = unit.before.output_axis
     shape = [1] * weight.dim()
     shape[0 if axis is None else axis] = -1
     weight.copy_(weight.double() * slope.view(shape))
+    if unit.before.bias is None:
+        add_constant(converted, unit.before, slice(None), -kink * slope, direction)
+        return
+    bias = converted.get_parameter(unit.before.bias)
     bias.copy_((bias.double() - kink) * slope)
-    return True

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.always_on import gather_inputs, linear_part, write_always_on
+from hf_lgelu.refit.constant_direction import find_directions
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Kinks, Placement, PlacementSums, first_of, fit_kinks, fit_placement
 from hf_lgelu.refit.layers import Layers
+from hf_lgelu.refit.map_weights import add_constant, oriented
 from hf_lgelu.refit.placement import GateUnit, PlacementWriter, find_gate_units, gather_placements
 from hf_lgelu.refit.program import Program
-from hf_lgelu.refit.widen import Block, find_blocks, oriented
+from hf_lgelu.refit.verdict import ConversionRefusedError
+from hf_lgelu.refit.widen import Block, find_blocks
 
 
 class Copies(NamedTuple):
@@ -68,18 +71,24 @@ def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: in
 
 
 @torch.no_grad()
-def write_copies(converted: nn.Module, block: Block, copies: Copies, start: int) -> None:
+def write_copies(
+    converted: nn.Module, block: Block, copies: Copies, start: int, direction: Tensor | None = None
+) -> None:
     """Make the units from `start` on copies, before slopes and kinks are written into the units that they are of.
 
-    A copy has its slope's size in the rows before the gate and its sign in the column behind.
+    A copy has its slope's size in the rows before the gate and its sign in the column behind; `direction` is that of
+    `add_constant`.
     """
     before, other, down = block.unit.before, block.unit.other, block.down.operation
     new = slice(start, start + len(copies.sources))
     sources = copies.sources.to(oriented(converted, down).device)
     slopes, kinks = (part.to(sources.device) for part in (copies.slopes, copies.kinks))
-    rows, bias = oriented(converted, before), converted.get_parameter(before.bias)
+    rows = oriented(converted, before)
     rows[new] = (rows[sources].double() * slopes.abs()[:, None]).to(rows.dtype)
-    bias[new] = ((bias[sources].double() - kinks) * slopes.abs()).to(bias.dtype)
+    constants = -kinks
+    if before.bias is not None:
+        constants = converted.get_parameter(before.bias)[sources].double() - kinks
+    add_constant(converted, before, new, constants * slopes.abs(), direction)
     if other is not None:
         oriented(converted, other)[new] = oriented(converted, other)[sources]
         if other.bias is not None:
@@ -96,10 +105,20 @@ class Preparation(PlacementWriter):
         extra: int,
     ) -> None:  # fmt: skip
         """`original` has room for `extra` units in each block; `program` and `found` are of its trace."""
-        units = [unit for unit in find_gate_units(program) if unit.before.bias is not None]
+        every = find_gate_units(program)
+        directions = find_directions(original, every, folds)
+        units = [unit for unit in every if unit.before.bias is not None or unit.site in directions]
         blocks = find_blocks(program, found.layers, units) if extra else []
+        narrow = len(sites) - len(blocks)
+        if extra and narrow:
+            raise ConversionRefusedError(
+                f"at {narrow} of {len(sites)} gates, blocks cannot be widened: the map before the gate has no bias, no "
+                "key of the config gives it one, and its inputs have no direction that is the same for all. Use "
+                "width_budget=1"
+            )
         sums = gather_placements(original, sites, units, folds)
-        self._extra, self._inputs = extra, gather_inputs(original, blocks, folds)
+        once = [batch for fold in folds.folds for batch in fold[:1]]
+        self._extra, self._inputs = extra, gather_inputs(original, [block.unit for block in blocks], once)
         self._blocks = {block.unit.site: block for block in blocks}
         self._shares: dict[int, Shares] = {}
         self._sizes: dict[int, float] = {}
@@ -113,7 +132,7 @@ class Preparation(PlacementWriter):
                 placements[site] = first_of(fits, self._shares[site].counts)
             else:
                 placements[site] = fit_placement(sums[site], basis)
-        super().__init__({unit.site: unit for unit in units}, placements, found.layers)
+        super().__init__({unit.site: unit for unit in units}, placements, found.layers, directions)
 
     def _most_kinks(self, site: int) -> int:
         """More of one channel there hardly are: twice what the copies would be, were they spread evenly."""
@@ -131,8 +150,9 @@ class Preparation(PlacementWriter):
         if site in self._blocks:
             block, shares, width = self._blocks[site], self._shares[site], self._blocks[site].width - self._extra
             placement, inputs = self._placements[site], self._inputs[site]
-            write_always_on(converted, block, placement, inputs, width, shares.always_on, self._sizes[site])
-            write_copies(converted, block, shares.copies, width + shares.always_on)
+            count, size, direction = shares.always_on, self._sizes[site], self._directions.get(site)
+            write_always_on(converted, block, placement, inputs, width, count, size, direction)
+            write_copies(converted, block, shares.copies, width + count, direction)
         super()._place(converted, site)
 
 

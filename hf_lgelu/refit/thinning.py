@@ -17,6 +17,7 @@ from hf_lgelu.models.example_run import forward_hooks
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import compared_outputs
+from hf_lgelu.refit.constant_direction import find_directions
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import Placement
 from hf_lgelu.refit.layers import Layers
@@ -35,8 +36,10 @@ class Thinning(PlacementWriter):
         self, original: nn.Module, sites: Sequence[ActivationSite], folds: Folds, program: Program, found: Layers,
         share: float,
     ) -> None:  # fmt: skip
-        """Raises ConversionRefusedError for a gate without a bias of its own before it."""
-        units = {unit.site: unit for unit in find_gate_units(program) if unit.before.bias is not None}
+        """Raises ConversionRefusedError for a gate without a bias of its own before it, or what stands for one."""
+        every = find_gate_units(program)
+        directions = find_directions(original, every, folds)
+        units = {unit.site: unit for unit in every if unit.before.bias is not None or unit.site in directions}
         missing = [site.name for index, site in enumerate(sites) if index not in units]
         if missing:
             raise ConversionRefusedError(
@@ -44,7 +47,7 @@ class Thinning(PlacementWriter):
                 f"{', '.join(missing[:4])}{' and so on' if len(missing) > 4 else ''}"
             )
         kinks = _quantiles(original, sites, list(units.values()), folds, share)
-        super().__init__(units, {site: _kink_alone(kink) for site, kink in kinks.items()}, found.layers)
+        super().__init__(units, {site: _kink_alone(kink) for site, kink in kinks.items()}, found.layers, directions)
 
 
 def _kink_alone(kink: Tensor) -> Placement:

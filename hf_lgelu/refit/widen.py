@@ -91,8 +91,8 @@ class Room:
 def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites: int, width_budget: float) -> Room:
     """At most `width_budget` times the units, and a bias before every gate; `model` itself where nothing is missing.
 
-    `program` and `layers` are of the model's trace, `sites` is the number of its gates. Without a budget, a family
-    whose config has no key for the biases does without them.
+    `program` and `layers` are of the model's trace, `sites` is the number of its gates. A family whose config has no
+    key for the biases does without them (constant_direction.py), wider if all of its blocks are gated units.
 
     Raises UnsupportedConfigError where the budget cannot be used.
     """
@@ -113,14 +113,19 @@ def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites
     try:
         wide, changes = padded(model, blocks, extra)
     except UnsupportedConfigError:
-        if extra:
+        if not extra:
+            return Room(model)
+        if any(block.unit.other is None for block in blocks):
             raise
-        return Room(model)
+        wide, changes = padded(model, blocks, extra, biases=False)
     return Room(wide, extra, 1 + extra / blocks[0].width, changes)
 
 
-def padded(model: nn.Module, blocks: Sequence[Block], extra: int) -> tuple[nn.Module, tuple[ConfigChange, ...]]:
-    """The same function with `extra` more units in every block, all of their weights zero, and a bias before each gate.
+def padded(
+    model: nn.Module, blocks: Sequence[Block], extra: int, *, biases: bool = True
+) -> tuple[nn.Module, tuple[ConfigChange, ...]]:
+    """The same function with `extra` more units in every block, all of their weights zero, and, with `biases`, a bias
+    before each gate.
 
     `model` stays as it is; the config of the copy says its new shape, and what was changed of it is given back.
 
@@ -128,7 +133,7 @@ def padded(model: nn.Module, blocks: Sequence[Block], extra: int) -> tuple[nn.Mo
     """
     wide = copy.deepcopy(model)
     for block in blocks:
-        _pad_block(wide, block, extra)
+        _pad_block(wide, block, extra, biases)
     changes: tuple[ConfigChange, ...] = ()
     for name, root in pretrained_roots(wide):
         prefix = f"{name}." if name else ""
@@ -140,13 +145,13 @@ def padded(model: nn.Module, blocks: Sequence[Block], extra: int) -> tuple[nn.Mo
     return wide, changes
 
 
-def _pad_block(wide: nn.Module, block: Block, extra: int) -> None:
+def _pad_block(wide: nn.Module, block: Block, extra: int, biases: bool) -> None:
     unit = block.unit
     _pad(wide, unit.before, unit.before.output_axis, extra)
     if unit.other is not None:
         _pad(wide, unit.other, unit.other.output_axis, extra)
     _pad(wide, block.down.operation, block.down.operation.input_axis, extra)
-    if unit.before.bias is None:  # families have biases in all maps of a block, or in none
+    if biases and unit.before.bias is None:  # families have biases in all maps of a block, or in none
         for operation in block.maps:
             if operation.bias is None:
                 _add_bias(wide, operation)
@@ -214,8 +219,8 @@ def _plan(root: PreTrainedModel, widths: set[int], extra: int) -> list[ConfigCha
         if _built_shapes(root, [*size, *bias]) == shapes:
             return [*size, *bias]
     raise UnsupportedConfigError(
-        f"no key of {type(root.config).__name__} builds {type(root).__name__} with {extra} more units in each block "
-        "and a bias before the gates"
+        f"no key of {type(root.config).__name__} builds {type(root).__name__} with {extra} more units in each block, "
+        "with a bias before the gates or without"
     )
 
 
@@ -235,9 +240,3 @@ def _built_shapes(root: PreTrainedModel, changes: list[ConfigChange]) -> Mapping
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return None  # a key that is no part of this model's shape
     return {name: tuple(value.shape) for name, value in built.named_parameters()}
-
-
-def oriented(model: nn.Module, operation: AffineOperation) -> Tensor:
-    """A view of a map's weight as (outputs, inputs)."""
-    weight = model.get_parameter(operation.weight).detach()
-    return weight if operation.output_axis == 0 else weight.T

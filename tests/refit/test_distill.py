@@ -125,7 +125,7 @@ def test_steps_in_bfloat16_end_nearer_by_the_models_own_precision(monkeypatch):
     assert {(True, torch.bfloat16), (False, torch.float32)} == seen
     assert {parameter.dtype for parameter in converted.parameters()} == {torch.float32}
     assert after < 0.9 * before
-    assert after == pytest.approx(held_out_kl(model, converted, folds), rel=1e-4)
+    assert after == pytest.approx(held_out_kl(model, converted, folds), rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""Maps without a bias get one out of their inputs: against least squares, in a family whose config has no key."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import MistralConfig, MistralForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu.models.dataflow.affine_operations import AffineOperation
+from hf_lgelu.refit.constant_direction import constant_direction
+from hf_lgelu.refit.map_weights import add_constant
+from hf_lgelu.refit.moments import Moments
+
+
+def sums(rows: torch.Tensor) -> Moments:
+    nothing = rows.new_zeros(len(rows), 1, 1)
+    found = Moments.zeros(1, rows.shape[1], 1)
+    found.add(rows[:, None], nothing, nothing)
+    return found
+
+
+def drawn(mean: float, seed: int) -> torch.Tensor:
+    return torch.randn(4000, 6, generator=torch.Generator().manual_seed(seed)) * 0.1 + mean * torch.arange(1.0, 7.0)
+
+
+def test_the_direction_is_that_of_least_squares():
+    rows, others = drawn(0.5, seed=0), drawn(0.5, seed=1)
+    found = constant_direction(sums(rows), sums(others))
+    x = rows.double().numpy()
+    penalty = np.sqrt(1e-3 * np.trace(x.T @ x) / len(x) / 6 * len(x))
+    wanted = np.linalg.lstsq(np.vstack([x, penalty * np.eye(6)]), np.r_[np.ones(len(x)), np.zeros(6)], rcond=None)[0]
+    assert found.numpy() == pytest.approx(wanted, rel=1e-4)
+    assert (others.double() @ found).numpy() == pytest.approx(np.ones(4000), abs=0.1)
+
+
+@pytest.mark.parametrize(("mean", "of_others"), [(0.0, 0.0), (0.5, -0.5)])
+def test_inputs_without_one_have_none(mean, of_others):
+    assert constant_direction(sums(drawn(mean, seed=0)), sums(drawn(of_others, seed=1))) is None
+    assert constant_direction(sums(drawn(0.5, seed=0)), Moments.zeros(1, 6, 1)) is None
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv1d"])
+def test_a_constant_is_added_to_what_a_map_gives(kind):
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 4, bias=False) if kind == "linear" else Conv1D(4, 6)
+    network, axes = nn.ModuleDict({"map": layer}), ((0, 1) if kind == "linear" else (1, 0))
+    operation = AffineOperation(None, None, "map.weight", None, -1, *axes)
+    values, direction, x = torch.tensor([2.0, -3.0]), torch.rand(6).double(), torch.randn(5, 6)
+    before = layer(x).detach()
+    add_constant(network, operation, slice(1, 3), values.double(), direction)
+    wanted = before.clone()
+    wanted[:, 1:3] += (x.double() @ direction)[:, None].float() * values
+    assert torch.allclose(layer(x), wanted, atol=1e-5)
+
+
+def test_a_bias_takes_the_constant_where_there_is_one():
+    layer = nn.Linear(6, 4)
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    operation = AffineOperation(None, None, "map.weight", "map.bias", -1, 0, 1)
+    add_constant(nn.ModuleDict({"map": layer}), operation, slice(1, 3), torch.tensor([2.0, -3.0]), torch.rand(6))
+    assert torch.equal(layer.weight, weight)
+    assert torch.equal(layer.bias, bias + torch.tensor([0.0, 2.0, -3.0, 0.0]))
+
+
+def test_without_bias_and_direction_there_is_no_place_for_it():
+    network = nn.ModuleDict({"map": nn.Linear(6, 4, bias=False)})
+    with pytest.raises(ValueError, match=r"map\.weight has no bias, and its inputs no constant direction"):
+        add_constant(network, AffineOperation(None, None, "map.weight", None, -1, 0, 1), slice(1), torch.ones(1), None)
+
+
+def mistral(constant: float) -> MistralForCausalLM:
+    """2 x 16 with SwiGLU of 32; the first channel of the stream is `constant` throughout."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=None, tie_word_embeddings=False, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    model = MistralForCausalLM(config).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_(std=0.5)
+        model.lm_head.weight.normal_(std=0.4)
+        for layer in model.model.layers:
+            for weight in (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight, layer.mlp.down_proj.weight):
+                weight.normal_(std=0.4)
+            layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0
+        model.model.embed_tokens.weight[:, 0] = constant
+    return model
+
+
+def tokens() -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [{"input_ids": torch.randint(60, (16, 12), generator=generator)} for _ in range(24)]
+
+
+@pytest.fixture(scope="module")
+def conversions():
+    """The network, and what the refit and wider blocks make of it."""
+    model = mistral(3.0)
+    asked = {"refit": {}, "wider": {"effort": "place", "width_budget": 1.5}}
+    return model, {name: convert_to_relu(model, tokens(), max_kl=None, **options) for name, options in asked.items()}
+
+
+def mean_kl(model, network) -> float:
+    ids = torch.randint(60, (200, 12), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        wanted, found = (each(input_ids=ids).logits.double().log_softmax(-1) for each in (model, network))
+    return float((wanted.exp() * (wanted - found)).sum(-1).mean())
+
+
+def test_wider_blocks_are_nearer_without_a_bias(conversions):
+    model, made = conversions
+    kl = {name: mean_kl(model, conversion.model) for name, conversion in made.items()}
+    assert kl["wider"] < 0.1 * kl["refit"]
+    assert made["wider"].model.config.intermediate_size == 48
+    for conversion in made.values():
+        assert not [name for name, _ in conversion.model.named_parameters() if name.endswith("bias")]
+
+
+def test_plain_transformers_loads_the_wider_network(conversions, tmp_path):
+    network = conversions[1]["wider"].model
+    network.save_pretrained(tmp_path)
+    loaded = MistralForCausalLM.from_pretrained(tmp_path).eval()
+    assert loaded.config.hidden_act == "relu"
+    ids = tokens()[0]["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=ids).logits, network(input_ids=ids).logits)
+
+
+def test_where_no_direction_is_constant_blocks_stay_as_wide_as_they_are():
+    model = mistral(0.0)
+    weights = copy.deepcopy(model.state_dict())
+    with pytest.raises(ConversionRefusedError, match=r"at 2 of 2 gates, blocks cannot be widened: the map before"):
+        convert_to_relu(model, tokens(), effort="place", width_budget=1.5)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_zeros_are_reached_without_a_bias():
+    report = convert_to_relu(mistral(3.0), tokens(), zeros=0.8, max_kl=None).report
+    swapped, converted = report.zeros
+    assert abs(swapped - 0.8) > 0.2
+    assert converted == pytest.approx(0.8, abs=0.05)
