@@ -320,7 +320,7 @@ def replaced(model, inputs, granularity):
 def test_lambda_along_another_axis_than_the_layers_is_refused():
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
     replace_activations(model, granularity="channel", inputs=torch.ones(2, 4, 4), channel_axis=1)
-    assert_refused(model, torch.ones(2, 4, 4), {"1": "its 4 λ are not those of the channels of linear in "})
+    assert_refused(model, torch.ones(2, 4, 4), {"1": "its 4 factors are not those of the channels of linear in "})
 
 
 @pytest.mark.parametrize("axis", [1, -1])
@@ -328,7 +328,7 @@ def test_lambda_along_another_axis_than_the_layers_is_refused():
 def test_both_layers_must_have_their_channels_where_lambda_has_its_own(layers, axis):
     model = nn.Sequential(layers[0], nn.GELU(), layers[1])  # as many positions as channels
     replace_activations(model, granularity="channel", inputs=torch.ones(2, 4, 4), channel_axis=axis)
-    assert_refused(model, torch.ones(2, 4, 4), {"1": "its 4 λ are not those of the channels of"})
+    assert_refused(model, torch.ones(2, 4, 4), {"1": "its 4 factors are not those of the channels of"})
 
 
 class Tied(nn.Module):
@@ -439,7 +439,7 @@ REFUSED = {
     "last": (lambda: nn.Sequential(nn.Linear(3, 2), LambdaGELU()), {"1": "its output is the model's"}),
     "adjacent": (
         lambda: nn.Sequential(nn.Linear(3, 2), LambdaGELU(), LambdaGELU(), nn.Linear(2, 2)),
-        {"1": "is the input of a λ-GELU in 2", "2": "the output of a λ-GELU in 1"},
+        {"1": "is the input of an activation in 2", "2": "the output of an activation in 1"},
     ),
     "before-a-norm": (
         lambda: nn.Sequential(nn.Linear(3, 3), LambdaGELU(), nn.LayerNorm(3), nn.Linear(3, 2)),

@@ -38,7 +38,7 @@ def test_calls_are_listed_by_site_in_order():
     assert operation_name(first.args[0]) == "linear"
     assert operation_name(second.args[0]) == "mul"
     assert all(is_site(call) and shape_of(call) == (2, 4) for call in (first, second))
-    assert describe(first) == "a λ-GELU in one"
+    assert describe(first) == "an activation in one"
     assert describe(first.args[0]) == "linear in first"
 
 

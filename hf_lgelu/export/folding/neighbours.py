@@ -97,7 +97,7 @@ def _moved(move: Callable[[Node, Node, int], int | None], node: Node, source: No
         return None
     moved = move(node, source, axis)
     if moved is None:
-        raise NotFoldableError(f"its λ along channels do not get through {describe(node)}")
+        raise NotFoldableError(f"the factors of its channels do not get through {describe(node)}")
     return moved
 
 
@@ -120,4 +120,4 @@ def _why_not_after(user: Node) -> str:
         return f"its output is the input of {describe(user)}, with no layer between"
     if operation_name(user) in ("add", "sub"):
         return f"its output goes into a sum ({describe(user)})"
-    return f"its output goes into {describe(user)}, which is no layer that can be divided by λ"
+    return f"its output goes into {describe(user)}, which is no layer that can be divided by a factor"

@@ -227,4 +227,4 @@ def _laid(operation: AffineOperation, parameter: Tensor, hardness: Tensor, axis:
 
 
 def _misfit(operation: AffineOperation, hardness: Tensor) -> str:
-    return f"its {hardness.numel()} λ are not those of the channels of {describe(operation.node)}"
+    return f"its {hardness.numel()} factors are not those of the channels of {describe(operation.node)}"

@@ -219,5 +219,5 @@ def describe(node: Node) -> str:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     module = next((path for path, *_ in reversed(stack) if path), "")
     module = module.removeprefix(_WRAPPED).removesuffix(_WRAPPED.rstrip("."))
-    name = "a λ-GELU" if is_site(node) else operation_name(node) or node.name
+    name = "an activation" if is_site(node) else operation_name(node) or node.name
     return f"{name} in {module}" if module else name
