@@ -8,17 +8,24 @@ from fresh_process import LONGEST_SECONDS, start_fresh
 from torch.distributed import TCPStore
 
 
-def run_in_two_processes(script: Path, folder: Path) -> None:
-    """Run `script FOLDER` in two processes; modules beside the script can be imported. Fails with its last words."""
+def two_that_know_each_other() -> tuple[TCPStore, list[dict[str, str]]]:
+    """The environments of two processes, and the store where they meet, which must live as long as they do."""
     # What torchrun has its processes know, and its store, which has a port before they begin. accelerate's own
     # launcher starts one process on a CPU; ACCELERATE_USE_CPU lets two know each other.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
     shared |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "ACCELERATE_USE_CPU": "true"}
+    of_each = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(2)]
+    return store, [{name: str(value) for name, value in environment.items()} for environment in of_each]
+
+
+def run_in_two_processes(script: Path, folder: Path) -> None:
+    """Run `script FOLDER` in two processes; modules beside the script can be imported. Fails with its last words."""
+    store, environments = two_that_know_each_other()
     said = [folder / f"process-{rank}" for rank in range(2)]
     processes = [
-        start_fresh(script, (folder,), {name: str(value) for name, value in (shared | own).items()}, said[rank])
-        for rank, own in enumerate({"RANK": rank, "LOCAL_RANK": rank} for rank in range(2))
+        start_fresh(script, (folder,), environment, place)
+        for environment, place in zip(environments, said, strict=True)
     ]
     waiting, end = set(processes), time.monotonic() + LONGEST_SECONDS
     while waiting and time.monotonic() < end and not any(process.exitcode for process in processes):
@@ -27,5 +34,6 @@ def run_in_two_processes(script: Path, folder: Path) -> None:
     for process in waiting:  # the other one has failed, or both hang
         process.kill()
         process.join()
+    del store
     last = "\n".join(path.with_suffix(".err").read_text(encoding="utf-8")[-3000:] for path in said)
     assert [process.exitcode for process in processes] == [0, 0], last

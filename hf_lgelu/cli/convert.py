@@ -38,6 +38,7 @@ from hf_lgelu.refit.figure import draw_conversion, draw_keep_curve
 from hf_lgelu.refit.folds import known_processes
 from hf_lgelu.refit.keep_curve import KeepPoint, counts_to_keep, keep_curve
 from hf_lgelu.refit.page import render_markdown
+from hf_lgelu.refit.processes import main_process_first, wait_for_all
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, Provenance, summarize
 from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.verdict import ConversionRefusedError
@@ -69,7 +70,7 @@ def convert(arguments: Namespace) -> ConversionReport:
     # Entered first: a folder that cannot be written to must not be found out after the work.
     place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
     with _saying_what_is_kept(work), place as new:
-        with state.main_process_first():  # data sets are prepared once
+        with main_process_first():  # data sets are prepared once
             given = read_checkpoint(arguments.model, progress=progress)
             require_gates(given)
             if arguments.keep_curve is not None:  # told before the work
@@ -96,7 +97,7 @@ def convert(arguments: Namespace) -> ConversionReport:
     tell(f"Saved in {folder}, with {PAGE_FILE} and the model card README.md")
     if state.is_main_process:
         push(folder, repository(arguments.push_to_hub, folder), private=arguments.private, tell=tell)
-    state.wait_for_everyone()
+    wait_for_all()
     return report
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -16,6 +14,7 @@ from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.models.task_outputs import are_class_scores, task_outputs
 from hf_lgelu.refit.batches import DECODER_INPUTS, IGNORED_LABEL, Batch
+from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange
 
 _SLICE = 2**21  # numbers that are looked at together, in float64
@@ -67,8 +66,7 @@ def conversion_sums(
         if sums["rows"]:
             sums["logits"] = sums["rows"] * reference.are_logits
             found = [functools.reduce(add_sums, [*found, sums])]
-    if PartialState().num_processes > 1:
-        found = gather_object(found)
+    found = [sums for part in each_has(found) for sums in part]
     return functools.reduce(add_sums, found) if found else None
 
 

@@ -146,7 +146,8 @@ def convert_to_relu(
             and saved, in the model's own precision.
         checkpoint_dir: a folder for what is done layer by layer, and of "distill" for its last steps (not with
             `max_seconds`). A conversion that was killed, called again with the same model, data and arguments, goes on
-            from there, to the same result; the folder of another one is refused. Delete it when the model is saved.
+            from there, to the same result; the folder of another one, or of more or fewer processes, is refused. All
+            processes must see it. Delete it when the model is saved.
             `effort`, `tolerance`, `metric`, the steps and the bounds may differ.
         allow_unrefitted: where a map behind a gate cannot be refitted (shared or tied weights, no linear map), exchange
             the gate all the same and say so in the report.

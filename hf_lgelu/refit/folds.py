@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, parse_flag_from_env
+from accelerate.utils import parse_flag_from_env
 from torch import Tensor
 
 from hf_lgelu.refit.batches import BARE, IGNORED_LABEL, LABEL_KEYS, Batch
+from hf_lgelu.refit.processes import each_has
 
 FOLDS = 4
 LEAST_ROWS = 16
@@ -134,7 +135,7 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None) -> U
         units=found,
         at_once=min(map(_units_at_once, batches), default=_ROWS_AT_ONCE),
     )
-    parts = [own] if state is None or state.num_processes == 1 else gather_object([own])
+    parts = [own] if state is None else each_has(own)
     _require_alike(parts)
     # Of a unit that several processes have, with other padding, all of them must know the longest.
     everything: dict[bytes, tuple[int, Mapping[str, int]]] = {}

@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -16,6 +14,7 @@ from hf_lgelu.models.example_run import forward_hooks
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
 from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import LayerRefit
 
 _ROWS = 512  # tokens or rows, about, that it is measured on
@@ -103,9 +102,8 @@ def returned_by_layer(
             new = batch_sums([reference.tensors, reference.tensors, changed.tensors], batch, original)
             if new["rows"]:
                 sums.append(new | {"logits": new["rows"] * reference.are_logits})
-    if PartialState().num_processes > 1:
-        parts = gather_object([found])
-        found = [[entry for part in parts for entry in part[index]] for index in range(len(found))]
+    parts = each_has(found)
+    found = [[entry for part in parts for entry in part[index]] for index in range(len(found))]
     if not all(found):
         return None
     whole, *alone = [evaluation_of(functools.reduce(add_sums, sums)).refitted.distance for sums in found]

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import reduce
 from torch import Tensor
+
+from hf_lgelu.refit.processes import summed
 
 _BLOCK = 512
 _ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are float64
@@ -125,8 +126,8 @@ class Moments:
         if PartialState().num_processes == 1:
             return self
         count = torch.tensor(self.count, device=self.gram.device)
-        sums = (reduce(getattr(self, name), reduction="sum") for name in _SUMS)
-        return Moments(int(reduce(count, reduction="sum")), *sums)
+        sums = (summed(getattr(self, name)) for name in _SUMS)
+        return Moments(int(summed(count)), *sums)
 
 
 def _gram(rows: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """What the processes that share the work must have alike: sums over all of them, and what the main one decides.
 
-Every process must call. Of one process alone each of these gives what it was given.
+Every process must call. Of one process alone each of these gives what it was given. Where another one has ended in the
+meantime, each raises RuntimeError.
 """
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
@@ -16,7 +18,7 @@ Decided = TypeVar("Decided")
 
 def summed(value: Tensor) -> Tensor:
     """Over all processes, the same bits on each."""
-    return value if PartialState().num_processes == 1 else reduce(value, reduction="sum")
+    return value if PartialState().num_processes == 1 else _together(reduce, value, reduction="sum")
 
 
 def summed_numbers(value: float) -> float:
@@ -39,9 +41,37 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
 
 def each_has(value: Decided) -> list[Decided]:
     """What each process has, in their order."""
-    return [value] if PartialState().num_processes == 1 else gather_object([value])
+    return [value] if PartialState().num_processes == 1 else _together(gather_object, [value])
 
 
 def main_decides(value: Decided) -> Decided:
     """What the main process has: clocks and scores differ."""
-    return value if PartialState().num_processes == 1 else broadcast_object_list([value])[0]
+    return value if PartialState().num_processes == 1 else _together(broadcast_object_list, [value])[0]
+
+
+def wait_for_all() -> None:
+    """Until every process is here."""
+    _together(PartialState().wait_for_everyone)
+
+
+@contextmanager
+def main_process_first() -> Iterator[None]:
+    """The main process is through the block before the others enter it."""
+    is_main = PartialState().is_main_process
+    if not is_main:
+        wait_for_all()
+    yield
+    if is_main:
+        wait_for_all()
+
+
+def _together(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """A call that all processes make. What the backend says of one that is gone tells nobody what to do."""
+    try:
+        return call(*given, **options)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the {PartialState().num_processes} processes have lost each other, most often because one has ended, "
+            "which says why itself unless it was killed. Started again, as many go on from what a checkpoint_dir "
+            f"(--resume) kept. ({error})"
+        ) from error

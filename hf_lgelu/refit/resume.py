@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.whole_folder import hold
 from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.processes import each_has, main_decides
 from hf_lgelu.refit.report import LayerRefit
 from hf_lgelu.version import __version__
 
@@ -76,16 +77,31 @@ def work_in(folder: str | os.PathLike | None, mark: str) -> Iterator[Work]:
     if folder is None:
         yield Work()
         return
-    path, state = Path(folder), PartialState()
-    with state.main_process_first():
-        lock = _opened(path, mark) if state.is_main_process else None
-        if not (path / _MARK).is_file():
-            raise ValueError(f"checkpoint_dir: this process does not see {path}; all must share it")
+    path, lock, refusal = Path(folder), None, None
+    if PartialState().is_main_process:
+        try:
+            lock = _opened(path, mark)
+        except (ValueError, OSError) as error:
+            refusal = error
     try:
+        refusal = main_decides(refusal)  # the others would wait for a process that has left
+        if refusal is not None:
+            raise refusal
+        _require_shared(path, (path / _MARK).is_file())
         yield Work(path)
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _require_shared(folder: Path, seen: Any) -> None:
+    """Raise ValueError on every process where what they see of the folder differs: each would do another part."""
+    views = each_has(seen)
+    if any(view != views[0] for view in views):
+        raise ValueError(
+            f"checkpoint_dir: the processes do not see the same files in {folder}, and all must share it; give a "
+            "folder that they do, or try again where they get to see files late"
+        )
 
 
 def _opened(path: Path, mark: str) -> int | None:
@@ -101,7 +117,8 @@ def _opened(path: Path, mark: str) -> int | None:
         if _MARK in there and (path / _MARK).read_text(encoding="utf-8") != mine:
             raise ValueError(
                 f"checkpoint_dir: {path} has the work of a conversion of another model, on other inputs or with other "
-                "arguments; give another folder, or delete it"
+                f"arguments, or of another number of processes than {PartialState().num_processes}; give another "
+                "folder, or delete it"
             )
         _written(path / _MARK, lambda file: file.write_text(mine, encoding="utf-8"))
     except BaseException:
@@ -134,6 +151,8 @@ class RungWork:
         self.done = 0
         while folder is not None and self._file(self.done).is_file():
             self.done += 1
+        if folder is not None:
+            _require_shared(folder, self.done)
 
     @property
     def is_begun(self) -> bool:
@@ -180,9 +199,11 @@ class RungWork:
 
     def kept_steps(self) -> Steps | None:
         """Where a descent that was broken off had come to, on the CPU; None where there is none."""
-        if self._folder is None or not self._steps_file.is_file():
+        if self._folder is None:
             return None
-        return _load(self._steps_file)
+        steps = _load(self._steps_file) if self._steps_file.is_file() else None
+        _require_shared(self._folder, None if steps is None else steps.told)
+        return steps
 
     @property
     def _steps_file(self) -> Path:

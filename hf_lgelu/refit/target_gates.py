@@ -6,10 +6,9 @@ accelerators have, HardSwish is the cheaper twin of SiLU, squared ReLU leaves ze
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import reduce
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
@@ -26,6 +25,7 @@ from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import ActivationSite, find_sites, uncompiled_name
 from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.processes import each_has
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batch
         for batch in batches:
             run_example(model, batch.inputs)
     slope = slopes[left.argmin()]
-    return round(float(reduce(slope, reduction="mean") if PartialState().num_processes > 1 else slope), 4)
+    return round(fmean(each_has(float(slope))), 4)
 
 
 def substitute_gates(

@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object, reduce
 from torch import Tensor, nn
 
 from hf_lgelu.models.example_run import forward_hooks
@@ -22,6 +20,7 @@ from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import Placement
 from hf_lgelu.refit.layers import Layers
 from hf_lgelu.refit.placement import GateUnit, PlacementWriter, find_gate_units, gate_rows
+from hf_lgelu.refit.processes import each_has, mean_of_rows
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
@@ -71,9 +70,7 @@ def _quantiles(
         if some:
             z = torch.cat(some)
             kink = z.kthvalue(min(len(z), math.ceil(share * len(z))), dim=0).values.double()
-        if PartialState().num_processes > 1:
-            kink = reduce(kink, reduction="sum") / reduce(kink.new_tensor(float(bool(some))), reduction="sum")
-        found[unit.site] = kink.clamp(min=0)
+        found[unit.site] = mean_of_rows(kink, float(bool(some))).clamp(min=0)
     return found
 
 
@@ -94,8 +91,5 @@ def share_of_zeros(model: nn.Module, gates: Sequence[nn.Module], batches: Sequen
             given = batch.tensors.get("attention_mask")
             mask = None if given is None else given.bool()
             compared_outputs(model, batch.inputs)
-    counts = [(zeros, numbers)]
-    if PartialState().num_processes > 1:
-        counts = gather_object(counts)
-    zeros, numbers = (sum(part) for part in zip(*counts, strict=True))
+    zeros, numbers = (sum(part) for part in zip(*each_has((zeros, numbers)), strict=True))
     return zeros / numbers if numbers else None

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from hf_lgelu import convert_to_relu
+from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit import attempts, distill, resume
+from hf_lgelu.refit.program import Program
 
 
 def mlp():
@@ -49,6 +51,12 @@ CASES = {
 }
 
 
+def trace_once():
+    """The first trace of a process takes three times as long as the next; with one thread it can be inherited."""
+    assert torch.get_num_threads() == 1
+    Program(mlp(), find_sites(mlp()), rows()[:4])
+
+
 def counted(owner, name, at):
     """Have calls counted; the one of number `at` ends the process as nobody can see coming."""
     function, calls = getattr(owner, name), []
@@ -64,7 +72,7 @@ def counted(owner, name, at):
 
 
 def forked(function, *given):
-    """The exit status of a process that calls the function. This one computes nothing: torch's threads do not fork."""
+    """The exit status of a process that calls the function. This one descends nothing: torch's threads do not fork."""
     child = os.fork()
     if child == 0:
         function(*given)
@@ -103,6 +111,7 @@ def resumed(folder, network, data, options, _):
 
 
 if __name__ == "__main__":
+    trace_once()
     for name, case in CASES.items():
         print(name, end=" ", flush=True)
         place = Path(sys.argv[1], name)

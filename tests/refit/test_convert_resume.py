@@ -28,6 +28,24 @@ def test_a_killed_conversion_goes_on_to_the_same_bits(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("effort", "left"), [("refit", "1 0 True"), pytest.param("distill", "0 18 True", marks=pytest.mark.slow)]
+)
+def test_two_processes_of_which_one_is_killed_go_on_to_the_same_bits(effort, left, tmp_path):
+    result = run_fresh(Path(__file__).with_name("resume_two_run.py"), effort, tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+    lost = "RuntimeError: the 2 processes have lost each other"
+    differ = "ValueError: checkpoint_dir: the processes do not see the same files in"
+    for line, said in zip(
+        result.stdout.splitlines(),
+        # The second is killed; one alone goes on; a folder is not shared; the first is killed; they go on.
+        [lost, "SIGKILL", "ValueError: checkpoint_dir: ", differ, differ, "SIGKILL", lost, left, left],
+        strict=True,
+    ):
+        assert line.startswith(said)
+    assert "or of another number of processes than 1; give another folder" in result.stdout
+
+
 def net(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).eval()
