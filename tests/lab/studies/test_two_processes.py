@@ -57,7 +57,7 @@ def runs(tmp_path_factory):
     made = {
         "mlp": {**ARGUMENTS, "benchmark": "mlp-digits", **limits},
         "gpt2": {**ARGUMENTS, "benchmark": "gpt2-wikitext2", **of_text},
-        "recipe": {**ARGUMENTS, "benchmark": "mlp-digits"},
+        "recipe": {**ARGUMENTS, "benchmark": "mlp-digits", "num_train_epochs": 1, "hardening_strategy": "steps"},
     }
     lines = [_words({**arguments, "output_dir": folder / name}) for name, arguments in made.items()]
     run_in_two_processes(_train_each(folder, lines), folder)
