@@ -177,6 +177,28 @@ def test_what_cannot_be_rescaled_is_named():
     assert "act3 left as it is" in str(report)
 
 
+class Squeezing(nn.Module):
+    """A gate on one value a channel, as in squeeze and excitation, before a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.reduce, self.act, self.expand = nn.Conv2d(4, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1)
+        with torch.no_grad():
+            self.reduce.weight[0] *= 50.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.expand(self.act(self.reduce(x.mean((2, 3), keepdim=True)))).sigmoid()
+
+
+def test_units_with_a_single_place_are_rescaled():
+    model, inputs = Squeezing(), {"x": torch.randn(8, 4, 5, 5, generator=torch.Generator().manual_seed(1))}
+    before = output(model, inputs)
+    (layer,) = equalize_ranges(model, inputs).layers
+    assert torch.equal(output(model, inputs), before)
+    assert layer.error[1] < layer.error[0]
+
+
 class BehindSum(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -26,6 +26,7 @@ from hf_lgelu.analysis.pruning.zeros import checked_batches
 from hf_lgelu.export.folding.plan import plan_scaling
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import Inputs, run_example
+from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.sites import ActivationSite, find_relu_sites
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
@@ -111,7 +112,7 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
     batches = iter(checked_batches(data))
     first = next(batches)
     flow = trace_sites(model, sites, first)
-    found, left = _rescalable(model, sites, flow)
+    found, left = _rescalable(model, sites, flow, first)
     if not found:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left.items())
         raise ValueError(f"no units of {type(model).__name__} can be rescaled:{reasons}")
@@ -127,29 +128,28 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
 
 
 def _rescalable(
-    model: nn.Module, sites: Sequence[ActivationSite], flow: DataFlow
+    model: nn.Module, sites: Sequence[ActivationSite], flow: DataFlow, inputs: Inputs
 ) -> tuple[list["_Units"], dict[str, str]]:
     """The gates whose units each have a scale of their own to the layer behind, and why others have none."""
     found, left = [], {}
+    running = [site for index, site in enumerate(sites) if index in flow.calls]
+    shapes = site_input_shapes(model, running, inputs)
     for index, site in enumerate(sites):
-        calls = flow.calls.get(index)
-        if not calls:
+        if site.name not in shapes:
             left[site.name] = "no output depends on it"
             continue
-        shape = calls[0].meta["val"].shape
-        reason = ""
-        for axis in dict.fromkeys((len(shape) - 1, 1)):
-            ones = torch.ones([shape[axis], *[1] * (len(shape) - 1 - axis)], dtype=torch.float64)
-            plan = plan_scaling(model, flow, {index: ones})
-            if not plan.reasons:
-                name = plan.after[index][0].rpartition(".")[0]
-                if isinstance(model.get_submodule(name), _LAYERS):
-                    found.append(_Units(index, site.name, name, ones))
-                    break
-                reason = f"{name} is no linear layer or convolution"
-            reason = reason or plan.reasons[index]
+        shape, axis = shapes[site.name]
+        ones = torch.ones([shape[axis], *[1] * (len(shape) - 1 - axis % len(shape))], dtype=torch.float64)
+        plan = plan_scaling(model, flow, {index: ones})
+        name = plan.after[index][0].rpartition(".")[0] if plan.after[index] else ""
+        if shape[axis] == 1:
+            left[site.name] = "it is of one unit"
+        elif index in plan.reasons:
+            left[site.name] = plan.reasons[index]
+        elif not isinstance(model.get_submodule(name), _LAYERS):
+            left[site.name] = f"{name} is no linear layer or convolution"
         else:
-            left[site.name] = reason
+            found.append(_Units(index, site.name, name, ones))
     return found, left
 
 
