@@ -270,6 +270,16 @@ def test_a_wide_map_is_scored_on_its_first_fold_and_fitted_on_all(monkeypatch, i
     torch.testing.assert_close(wide.weight_change, solved_by_hand(x, r, wide.strength, intercept)[0])
 
 
+def test_a_wide_map_of_few_rows_is_scored_on_every_fold(monkeypatch):
+    monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 6)
+    for rows, places in ((28, range(4)), (44, [0])):
+        parts = list(zip(*(values.tensor_split(4) for values in drawn(rows, width=40, noise=4.0)), strict=True))
+        fit = fit_ridge([moments_of(*part) for part in parts], intercept=True)
+        expected, before, _ = chosen_by_hand(parts, True, places)
+        assert (fit.choice, fit.strength) == expected
+        assert fit.error_before == pytest.approx(before, rel=1e-9)
+
+
 def test_a_wide_map_tries_no_strength_behind_the_first_that_is_worse(monkeypatch):
     x, r, t = drawn(28, noise=0.1)
     parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
