@@ -228,3 +228,55 @@ def test_rows_that_are_no_rows_are_refused():
         equalize_ranges(loud_mlp(), torch.full((8, 12), torch.nan))
     with pytest.raises(ValueError, match="data is empty"):
         equalize_ranges(loud_mlp(), [])
+
+
+class OneLayerBothSides(nn.Module):
+    """A depthwise convolution before one call of a gate and behind the other: there a scale, here its inverse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1)
+        self.shared = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
+        with torch.no_grad():
+            self.last.weight[:, :2] *= 40.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shared(self.act(self.last(self.act(self.shared(self.first(x))))))
+
+
+def same_memory() -> nn.Module:
+    net = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12))
+    net[4].weight.data = net[0].weight.data
+    with torch.no_grad():
+        net[0].bias[:3] += 60.0
+    return net
+
+
+def expanded_bias() -> nn.Module:
+    net = loud_mlp()
+    net[2].bias = nn.Parameter(torch.ones(1).expand(32))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "said"),
+    [
+        (OneLayerBothSides(), torch.randn(4, 8, 6, 6), "used 2 times and would have to be scaled differently"),
+        (same_memory(), rows(), "gives other outputs, and it is as it was"),
+        (expanded_bias(), rows(), "2.bias is an expanded tensor"),
+    ],
+)
+def test_weights_that_do_two_things_are_refused_as_they_were(model, inputs, said):
+    weights = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=said):
+        equalize_ranges(model, inputs)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_a_compiled_model_is_rescaled_inside():
+    plain, compiled = loud_mlp(), torch.compile(loud_mlp(), backend="eager")
+    before = output(compiled, {"input": rows()})
+    assert equalize_ranges(compiled, rows()) == equalize_ranges(plain, rows())
+    assert torch.equal(output(compiled, {"input": rows()}), before)
+    assert torch.equal(compiled._orig_mod[0].weight, plain[0].weight)

@@ -24,10 +24,11 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.analysis.pruning.zeros import checked_batches
 from hf_lgelu.export.folding.plan import plan_scaling
+from hf_lgelu.models.comparison import allowed_rounding, outputs_of
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.input_shapes import site_input_shapes
-from hf_lgelu.models.sites import ActivationSite, find_relu_sites
+from hf_lgelu.models.sites import ActivationSite, checked_module, find_relu_sites
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
 _EXPONENTS = tuple(itertools.product((0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 0.25, 0.5)))
@@ -77,7 +78,8 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
 
     Changes `model` in place: weights before and behind ReLU gates, by powers of two. For a network that is about to be
     exported and quantized (`export_onnx`, `quantize_onnx`). Gates between which and a layer something else stands (a
-    residual sum, a concatenation) are left as they are.
+    residual sum, a concatenation) are left as they are. What the first batch does not run is not seen: a branch that
+    other inputs take, or a disabled adapter, must not share units or layers with what runs.
 
     Args:
         model: a ReLU network, e.g. of `convert_to_relu`; any module tree, in float32, float64 or bfloat16.
@@ -87,8 +89,8 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
     Raises:
         TypeError: no module, or `data` holds no batches.
         ValueError: no ReLU in the model, none whose units can be rescaled, weights in float16, whose range is too
-            small for it; no rows, NaN or infinity; or a model that torch.export cannot trace. The model is then as it
-            was.
+            small for it, or that share memory without being one parameter; no rows, NaN or infinity; or a model that
+            torch.export cannot trace. The model is then as it was.
 
     Example:
         >>> import torch
@@ -101,6 +103,7 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
         >>> torch.equal(net(rows), before), report.layers[0].error[1] < report.layers[0].error[0]
         (True, True)
     """
+    model = getattr(checked_module(model), "_orig_mod", model)  # torch.compile hides operations
     sites = find_relu_sites(model)
     if not sites:
         raise ValueError(
@@ -121,10 +124,43 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
         left[site.gate] = f"{site.layer} does not run as a module of its own"
     chosen = {site.index: site.best_scale(model, flow) for site in found if site.seen}
     layers = tuple(site.described(model, flow, chosen[site.index]) for site in found if site.seen)
-    for name, factor in plan_scaling(model, flow, chosen).factors.items():
-        parameter = model.get_parameter(name)
-        parameter.mul_(factor.to(parameter))
+    _multiply(model, plan_scaling(model, flow, chosen).factors, first)
     return EqualizationReport(layers, left)
+
+
+def _multiply(model: nn.Module, factors: Mapping[str, Tensor], inputs: Inputs) -> None:
+    """Multiply parameters by their factors; ValueError, and all as they were, where the outputs become others."""
+    parameters = {name: model.get_parameter(name) for name in factors}
+    overlapping = [name for name, parameter in parameters.items() if _overlaps_itself(parameter)]
+    if overlapping:
+        raise ValueError(
+            f"{overlapping[0]} is an expanded tensor, several of its values lie in one place of memory, and they "
+            "cannot be rescaled apart; give it a memory of its own (clone)"
+        )
+    before = outputs_of(model, inputs)
+    kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    for name, factor in factors.items():
+        parameters[name].mul_(factor.to(parameters[name]))
+    if _agree(before, outputs_of(model, inputs)):
+        return
+    for name, parameter in parameters.items():
+        parameter.copy_(kept[name])
+    raise ValueError(
+        f"with its units rescaled {type(model).__name__} gives other outputs, and it is as it was. Two of its weights "
+        "may lie in one memory (b.weight.data = a.weight.data): make them one parameter, or give each its own (clone)"
+    )
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _agree(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Up to rounding, since kernels of a GPU may sum in another order at each call."""
+    return all(
+        torch.allclose(one, other, rtol=0, atol=allowed_rounding(one), equal_nan=True)
+        for one, other in zip(before, after, strict=True)
+    )
 
 
 def _rescalable(
@@ -140,7 +176,8 @@ def _rescalable(
             continue
         shape, axis = shapes[site.name]
         ones = torch.ones([shape[axis], *[1] * (len(shape) - 1 - axis % len(shape))], dtype=torch.float64)
-        plan = plan_scaling(model, flow, {index: ones})
+        # Of scales that differ: a weight with several calls may want one scale in one and its inverse in the other.
+        plan = plan_scaling(model, flow, {index: 1 + ones.cumsum(0)})
         name = plan.after[index][0].rpartition(".")[0] if plan.after[index] else ""
         if shape[axis] == 1:
             left[site.name] = "it is of one unit"
