@@ -109,12 +109,13 @@ class Preparation(PlacementWriter):
         directions = find_directions(original, every, folds)
         units = [unit for unit in every if unit.before.bias is not None or unit.site in directions]
         blocks = find_blocks(program, found.layers, units) if extra else []
-        narrow = len(sites) - len(blocks)
-        if extra and narrow:
+        wide = {block.unit.site for block in blocks}
+        narrow = [site.name for index, site in enumerate(sites) if index not in wide] if extra else []
+        if narrow:
             raise ConversionRefusedError(
-                f"at {narrow} of {len(sites)} gates, blocks cannot be widened: the map before the gate has no bias, no "
-                "key of the config gives it one, and its inputs have no direction that is the same for all. Use "
-                "width_budget=1"
+                f"the blocks of {', '.join(narrow[:4])}{' and so on' if len(narrow) > 4 else ''} cannot be widened: "
+                "the map before the gate has no bias, no key of the config gives it one, and its inputs have no "
+                "direction that is the same for all. Use width_budget=1"
             )
         sums = gather_placements(original, sites, units, folds)
         once = [batch for fold in folds.folds for batch in fold[:1]]
