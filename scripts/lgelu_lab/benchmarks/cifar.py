@@ -50,15 +50,18 @@ def build_resnet18(
     return new_cifar_resnet(activation, data.label_names, data.preprocessing["mean"], data.preprocessing["deviation"])
 
 
-# Ours, for all 50,000 images in about an hour on two cores. The weight decay is 500 times the paper's, and the learning
-# rate falls to 0: with so few epochs both are what keeps the network from stopping short.
+# Ours, for all 50,000 images in an hour or two of one core. In so few epochs the optimizer decides: Muon's orthogonal
+# steps (Jordan et al., 2024) reach in one epoch what AdamW and SGD reach in two to three.
 _CPU_RECIPE = {
-    "num_train_epochs": 10,
-    "learning_rate": 3e-3,
-    "lr_scheduler_type": "cosine",
+    "timm_optimizer": "nmuon",  # Nesterov's momentum of 0.95; AdamW for biases, norms and the raw hardness
+    "learning_rate": 0.02,
+    "weight_decay": 0.05,
+    "lr_scheduler_type": "linear",
     "warmup_steps": 0.2,  # of all steps
-    "weight_decay": 0.1,
-    "adam_beta2": 0.99,
+    "per_device_train_batch_size": 128,  # more of them at once do not fit a processor's cache
+    "gradient_accumulation_steps": 4,
+    "label_smoothing_factor": 0.1,
+    "num_train_epochs": 6,
     "bf16": True,
     "channels_last": True,
 }

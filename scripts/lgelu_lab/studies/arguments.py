@@ -62,6 +62,10 @@ class RunArguments:
             "choices": list(RECIPES),
         },
     )
+    timm_optimizer: str | None = field(
+        default=None,
+        metadata={"help": "timm's name of an optimizer, such as muon or nmuon, in place of --optim."},
+    )
     data_dir: str | None = field(
         default=None,
         metadata={"help": "Folder with local copies of the data sets; default: LGELU_DATA_DIR, else the Hub."},
@@ -114,7 +118,7 @@ class OneLineParser(HfArgumentParser):
             self.error(str(error))
         if foreign:
             known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
-            self.error(f"there is no option {foreign[0]}{_meant(foreign[0].lstrip('-').partition('=')[0], known)}")
+            self.error(f"there is no option {foreign[0]}{meant(foreign[0].lstrip('-').partition('=')[0], known)}")
         return tuple(parsed)
 
 
@@ -147,7 +151,7 @@ def check_argument_names(names: Iterable[str]) -> None:
     known = [entry.name for kind in (RunArguments, LambdaGELUTrainingArguments) for entry in fields(kind) if entry.init]
     for name in names:
         if name not in known:
-            meant = _meant(name, known) or "; scripts/train.py --help lists them"
+            meant = meant(name, known) or "; scripts/train.py --help lists them"
             raise ValueError(f"scripts/train.py has no argument {name!r}{meant}")
 
 
@@ -207,7 +211,8 @@ class _Recipe:
     pretrained: str | None = None
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
+def meant(name: str, known: Iterable[str]) -> str:
+    """"; did you mean ...?" with the names of `known` that are like `name`, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=3)
     return f"; did you mean {', '.join(close)}?" if close else ""
 

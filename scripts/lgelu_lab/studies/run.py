@@ -38,6 +38,7 @@ from hf_lgelu import (
 from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
+from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.sites import find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
@@ -45,7 +46,7 @@ from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.images import AugmentationCallback
 from lgelu_lab.benchmarks.mlp import register_learnable_swish
 from lgelu_lab.benchmarks.table import check_benchmark
-from lgelu_lab.studies.arguments import RunArguments, data_options, model_options
+from lgelu_lab.studies.arguments import RunArguments, data_options, meant, model_options
 from lgelu_lab.studies.cards import card_facts
 from lgelu_lab.studies.experiments import experiment_name
 from lgelu_lab.studies.folder import sole_writer, sweep, whole_checkpoint
@@ -158,11 +159,43 @@ def _build_trainer(
         train_dataset=data.train,
         eval_dataset=data.eval,
         **benchmark.trainer_options(data),
+        optimizer_cls_and_kwargs=_timm_optimizer(run, training),
         callbacks=[_RunGuard(), *([AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else [])],
     )
     if training.disable_tqdm:
         trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
     return trainer
+
+
+def _timm_optimizer(
+    run: RunArguments, training: LambdaGELUTrainingArguments
+) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]] | None:
+    """Trainer's `optimizer_cls_and_kwargs`; None where `--optim` decides. Each group's weight decay is Trainer's."""
+    if run.timm_optimizer is None:
+        return None
+    require("timm", "timm")
+    from timm.optim import get_optimizer_info
+
+    found = get_optimizer_info(run.timm_optimizer)  # its class: Trainer would take a partial of it for a factory
+    return found.opt_class, {**(found.defaults or {}), "lr": training.learning_rate}
+
+
+def _check_timm_optimizer(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
+    if run.timm_optimizer is None:
+        return
+    require("timm", "timm")
+    from timm.optim import list_optimizers
+
+    if run.timm_optimizer not in list_optimizers():
+        raise ValueError(
+            f"timm has no optimizer {run.timm_optimizer!r}{meant(run.timm_optimizer, list_optimizers())}; "
+            "timm.optim.list_optimizers() names them"
+        )
+    if training.optim_args is not None:
+        raise ValueError(
+            f"optim_args ({training.optim_args!r}) are options of --optim, and --timm_optimizer {run.timm_optimizer} "
+            "takes its place; leave one of them out"
+        )
 
 
 def _save(
@@ -241,6 +274,7 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
         raise ValueError(
             f"only {', '.join(ACTIVATION_NAMES)} harden, got activation {run.activation!r} with harden=True"
         )
+    _check_timm_optimizer(run, training)
     if run.granularity != "layer" and run.activation not in ACTIVATION_NAMES:
         raise ValueError(
             f"granularity is of {', '.join(ACTIVATION_NAMES)}, got activation {run.activation!r} with granularity "
@@ -375,6 +409,8 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
         for name in ("validation_fraction", "max_train_samples", "max_eval_samples", "channels_last")
     }
     values |= asdict(model_options(run))
+    if run.timm_optimizer is not None:
+        values["optim"] = run.timm_optimizer
     if training.harden:
         tolerance = {} if training.tolerance is None else {"tolerance": training.tolerance}
         gate = {"gate": ACTIVATION_NAMES[run.activation][0]} if run.activation in ACTIVATION_NAMES else {}
