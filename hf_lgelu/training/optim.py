@@ -111,6 +111,8 @@ def _move_to_own_group(
         )
     options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
     options.update(lr=multiplier * group["lr"], weight_decay=0.0, group_name=HARDNESS_GROUP)
+    if "fallback_lr_scale" in group:  # timm's Muon would take an s of several dimensions for a matrix
+        options["use_fallback"] = True
     # An optimizer that was built from named_parameters() keeps the names beside the parameters.
     named = "param_names" in group
     entries = list(zip(group["param_names"], group["params"], strict=True)) if named else group["params"]

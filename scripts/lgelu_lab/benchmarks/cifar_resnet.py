@@ -111,8 +111,8 @@ def new_cifar_resnet(
     model = TimmWrapperForImageClassification(config)
     # The wrapper draws every convolution from a normal of std 0.02, whatever the architecture did: it is made for
     # checkpoints. He's initialization goes back in; the classifier keeps the wrapper's. timm would also begin with a
-    # zero scale at the end of each residual branch (He et al. and torchvision do not): over a few epochs that costs a
-    # third of the progress.
+    # zero scale at the end of each residual branch (He et al. and torchvision do not): SGD then takes half as many
+    # images again, or more, to the same loss (docs/reproduce.md).
     model.timm_model.init_weights(zero_init_last=False)
     return model
 

@@ -151,8 +151,8 @@ def check_argument_names(names: Iterable[str]) -> None:
     known = [entry.name for kind in (RunArguments, LambdaGELUTrainingArguments) for entry in fields(kind) if entry.init]
     for name in names:
         if name not in known:
-            meant = meant(name, known) or "; scripts/train.py --help lists them"
-            raise ValueError(f"scripts/train.py has no argument {name!r}{meant}")
+            remark = meant(name, known) or "; scripts/train.py --help lists them"
+            raise ValueError(f"scripts/train.py has no argument {name!r}{remark}")
 
 
 def recipe(benchmark: Benchmark, name: str = "paper", pretrained: bool = False) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class _Recipe:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """"; did you mean ...?" with the names of `known` that are like `name`, or nothing."""
+    """A question after the names of `known` that are like `name`, to end an error with; empty where none is."""
     close = difflib.get_close_matches(name, list(known), n=3)
     return f"; did you mean {', '.join(close)}?" if close else ""
 

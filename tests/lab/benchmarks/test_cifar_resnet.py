@@ -90,16 +90,16 @@ def test_every_site_has_its_own_hardness_and_runs_once_in_order_behind_the_sum_t
     assert outputs["act1"].shape == (2, 64, 32, 32)
 
 
-def test_weights_start_as_timm_means_them_to():
-    """transformers' wrapper would draw every convolution from a normal of std 0.02 and set every scale to 1."""
+def test_weights_start_as_he_et_al_say():
+    """transformers' wrapper would draw every convolution from a normal of std 0.02; timm would set scales to 0."""
     model = build("relu").timm_model
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             fan_out = module.out_channels * module.kernel_size[0] ** 2
             assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05), name
         elif isinstance(module, nn.BatchNorm2d):
-            last = name.endswith("bn2")
-            assert torch.equal(module.weight, torch.zeros_like(module.weight) + (not last)), name
+            assert (module.weight == 1).all(), name
+            assert not module.bias.any(), name
     assert 0.015 < model.fc.weight.std().item() < 0.03
     assert not model.fc.bias.any()
 

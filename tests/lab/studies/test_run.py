@@ -12,9 +12,10 @@ from lgelu_lab.measurements.networks import load_data
 from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recipe
 from lgelu_lab.studies.records import read_record, require_own_weights
 from lgelu_lab.studies.run import DivergedError, run_benchmark, run_config
+from timm.optim import Muon
 from transformers import AutoModel
 
-from hf_lgelu import hardness_profile
+from hf_lgelu import LambdaGELUTrainer, hardness_profile
 from hf_lgelu.models.mlp import MLPForClassification
 
 ROOT = Path(__file__).parents[3]
@@ -78,6 +79,32 @@ def test_the_saved_networks_score_what_the_record_says(hardened):
     assert scores == pytest.approx([record.last.score, record.last.relu_score], abs=1e-12)
     assert (before - after).abs().max().item() == pytest.approx(record.last.relu_max_logit_change, rel=1e-4)
     assert 0 < record.last.relu_max_logit_change < record.epochs[0].relu_max_logit_change
+
+
+def test_an_optimizer_of_timm_takes_the_place_of_the_recipes(tmp_path, monkeypatch):
+    made = []
+    create = LambdaGELUTrainer.create_optimizer
+    monkeypatch.setattr(LambdaGELUTrainer, "create_optimizer", lambda *a: made.append(create(*a)) or made[-1])
+    record = digits(tmp_path, timm_optimizer="nmuon", learning_rate=0.01, num_train_epochs=2)
+    optimizer = made[0]
+    assert type(optimizer) is Muon
+    assert record.config["optim"] == "nmuon"
+    assert all(group["nesterov"] for group in optimizer.param_groups)
+    decayed, _, learned = optimizer.param_groups
+    assert (decayed["initial_lr"], decayed["weight_decay"]) == (0.01, 1e-4)  # the benchmark's decay
+    assert (learned["initial_lr"], learned["weight_decay"]) == (pytest.approx(0.09), 0)
+    # Newton-Schulz is for matrices; s goes by AdamW.
+    assert [optimizer.state[s]["use_muon"] for s in learned["params"]] == [False] * 4
+    assert all(optimizer.state[weight]["use_muon"] for weight in decayed["params"][:-1])
+    assert list(record.last.hardness.values()) != pytest.approx(list(record.initial_hardness.values()), abs=1e-3)
+
+
+def test_an_optimizer_that_timm_has_not_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="timm has no optimizer 'nmuonn'; did you mean nmuon"):
+        digits(tmp_path, timm_optimizer="nmuonn")
+    with pytest.raises(ValueError, match=r"optim_args \('momentum=0.9'\) are options of --optim, and --timm_optimizer"):
+        digits(tmp_path, timm_optimizer="nmuon", optim_args="momentum=0.9")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_gelu_baseline_reports_the_direct_swap_and_no_hardness(tmp_path):
@@ -327,10 +354,11 @@ def test_a_record_says_what_was_read(hardened):
 def test_the_cpu_recipe_is_ours_and_only_where_there_is_one(tmp_path):
     line = ["--benchmark", "resnet18-cifar10", "--output_dir", str(tmp_path), "--use_cpu"]
     run, training = parse_command_line([*line, "--recipe", "cpu"])
-    assert (training.num_train_epochs, training.learning_rate, training.weight_decay) == (10, 3e-3, 0.1)
-    assert (training.bf16, run.channels_last, training.adam_beta2) == (True, True, 0.99)
-    assert training.lr_scheduler_type == "cosine"
-    assert run_config(run, training)["adam_beta2"] == 0.99
+    assert (training.num_train_epochs, training.learning_rate, training.weight_decay) == (6, 0.02, 0.05)
+    assert (training.bf16, run.channels_last, run.timm_optimizer) == (True, True, "nmuon")
+    assert training.lr_scheduler_type == "linear"
+    config = run_config(run, training)
+    assert (config["optim"], config["train_batch_size"], config["label_smoothing_factor"]) == ("nmuon", 512, 0.1)
     assert parse_command_line([*line, "--recipe", "cpu", "--num_train_epochs", "3"])[1].num_train_epochs == 3
     assert parse_command_line(line)[1].num_train_epochs == 75
     with pytest.raises(ValueError, match="mlp-digits has no recipe 'cpu'; every benchmark has 'paper', and resnet18"):
