@@ -173,7 +173,6 @@ def _timm_optimizer(
     """Trainer's `optimizer_cls_and_kwargs`; None where `--optim` decides. Each group's weight decay is Trainer's."""
     if run.timm_optimizer is None:
         return None
-    require("timm", "timm")
     from timm.optim import get_optimizer_info
 
     found = get_optimizer_info(run.timm_optimizer)  # its class: Trainer would take a partial of it for a factory
