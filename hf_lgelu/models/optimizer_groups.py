@@ -24,6 +24,13 @@ def hardness_group(optimizer: Any) -> dict[str, Any] | None:
     return next((group for group in optimizer.param_groups if group.get("group_name") == HARDNESS_GROUP), None)
 
 
+def hardness_options(group: dict[str, Any], multiplier: float) -> dict[str, Any]:
+    """What a hardness group has otherwise than the `group` that it comes from: c times its rate, and no decay."""
+    options = {"lr": multiplier * group["lr"], "weight_decay": 0.0, "group_name": HARDNESS_GROUP}
+    # timm's Muon would take an s of several dimensions for a matrix; other optimizers have no such option.
+    return {**options, "use_fallback": True}
+
+
 class OptimizerChange:
     """What an optimizer has to change when its model's modules do. Building it raises; carrying it out does not.
 
@@ -87,6 +94,6 @@ class OptimizerChange:
             return
         first = self._groups[0]
         options = {name: value for name, value in first.items() if name not in ("params", "param_names")}
-        options |= {"lr": self._multiplier * first["lr"], "weight_decay": 0.0, "group_name": HARDNESS_GROUP}
+        options |= hardness_options(first, self._multiplier)
         entries = list(zip(names, added, strict=True)) if "param_names" in first else list(added)
         self._optimizer.add_param_group({"params": entries, **options})

@@ -6,7 +6,13 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
-from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, HARDNESS_GROUP, check_rate, hardness_group
+from hf_lgelu.models.optimizer_groups import (
+    DEFAULT_LR_MULTIPLIER,
+    HARDNESS_GROUP,
+    check_rate,
+    hardness_group,
+    hardness_options,
+)
 from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters, require_lambda_gelu
 
 # Trainer's rule: biases and normalizations are not decayed.
@@ -53,12 +59,7 @@ def hardness_parameter_groups(
     return [
         {"params": decayed, "lr": learning_rate, "weight_decay": weight_decay},
         {"params": undecayed, "lr": learning_rate, "weight_decay": 0.0},
-        {
-            "params": list(hardness.values()),
-            "lr": hardness_lr_multiplier * learning_rate,
-            "weight_decay": 0.0,
-            "group_name": HARDNESS_GROUP,
-        },
+        {"params": list(hardness.values()), **hardness_options({"lr": learning_rate}, hardness_lr_multiplier)},
     ]
 
 
@@ -110,9 +111,7 @@ def _move_to_own_group(
             f"{type(optimizer).__name__} has no learning rate to multiply (relative step sizes); give it one"
         )
     options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-    options.update(lr=multiplier * group["lr"], weight_decay=0.0, group_name=HARDNESS_GROUP)
-    if "fallback_lr_scale" in group:  # timm's Muon would take an s of several dimensions for a matrix
-        options["use_fallback"] = True
+    options |= hardness_options(group, multiplier)
     # An optimizer that was built from named_parameters() keeps the names beside the parameters.
     named = "param_names" in group
     entries = list(zip(group["param_names"], group["params"], strict=True)) if named else group["params"]
