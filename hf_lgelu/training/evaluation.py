@@ -86,9 +86,13 @@ def _by_sample(values: Tensor, batch_size: int) -> Tensor:
     return whole
 
 
-def comparison_metrics(rows: np.ndarray, prefix: str) -> dict[str, float]:
-    """Trainer metrics of all rows of `compare_outputs`: both losses, the largest change of an output, and, if there
-    is a prediction, the share that substitution leaves unchanged."""
+def comparison_metrics(rows: np.ndarray, prefix: str, loss: float | None = None) -> dict[str, float]:
+    """Trainer metrics of all rows of `compare_outputs`: the substituted loss, the largest change of an output, and, if
+    there is a prediction, the share that substitution leaves unchanged.
+
+    `loss` is what Trainer reports of the same rows as they are. Where it is finite and some rows' is not, Trainer has
+    left those out (`logging_nan_inf_filter`; a batch without a label), and the substituted loss is of the same rows.
+    """
     rows = rows.astype(np.float64)
     metrics: dict[str, float] = {}
     change = rows[:, _LARGEST_CHANGE].max()
@@ -97,9 +101,9 @@ def comparison_metrics(rows: np.ndarray, prefix: str) -> dict[str, float]:
     predictions = rows[:, _PREDICTIONS].sum()
     if predictions > 0:
         metrics[f"{prefix}_relu_unchanged_predictions"] = float(rows[:, _UNCHANGED].sum() / predictions)
-    if not np.isnan(rows[:, _LOSS]).all():
-        metrics[f"{prefix}_loss"] = float(rows[:, _LOSS].mean())
-        metrics[f"{prefix}_relu_loss"] = float(rows[:, _RELU_LOSS].mean())
+    if loss is not None:
+        counted = np.isfinite(rows[:, _LOSS]) | (not np.isfinite(loss))
+        metrics[f"{prefix}_relu_loss"] = float(rows[counted, _RELU_LOSS].mean())
     return metrics
 
 

@@ -157,11 +157,10 @@ def test_rows_and_their_metrics_by_hand():
     rows = compare_outputs(torch.tensor(0.5), logits, torch.tensor(0.75), other, torch.tensor([1, 0, 1]), 3)
     expected = [[0.5, 0.75, 1.0, 0, 1], [0.5, 0.75, 0.25, 1, 1], [0.5, 0.75, 0, 1, 1]]
     assert rows.tolist() == expected
-    metrics = comparison_metrics(rows.numpy(), "eval")
+    metrics = comparison_metrics(rows.numpy(), "eval", loss=0.5)
     assert metrics == {
         "eval_relu_max_logit_change": 1.0,
         "eval_relu_unchanged_predictions": pytest.approx(2 / 3),
-        "eval_loss": 0.5,
         "eval_relu_loss": 0.75,
     }
 
@@ -219,7 +218,17 @@ def test_generated_tokens_are_compared_row_by_row_and_not_as_numbers():
 @pytest.mark.parametrize("output", [(), None, {}, ["text", None]])
 def test_without_a_tensor_there_is_nothing_to_compare_but_the_losses(output):
     rows = compare_outputs(torch.tensor(0.5), output, torch.tensor(0.75), output, None, 2)
-    assert comparison_metrics(rows.numpy(), "eval") == {"eval_loss": 0.5, "eval_relu_loss": 0.75}
+    assert comparison_metrics(rows.numpy(), "eval", loss=0.5) == {"eval_relu_loss": 0.75}
+
+
+def test_the_substituted_loss_is_of_the_rows_that_trainers_is_of():
+    """Trainer leaves out batches whose loss is no number, or reports none. A NaN of ReLU's own stays."""
+    losses = torch.tensor([[0.5, 0.75], [math.nan, math.nan], [1.5, 2.0]])
+    rows = torch.cat([compare_outputs(loss, (), relu_loss, (), None, 2) for loss, relu_loss in losses])
+    assert comparison_metrics(rows.numpy(), "eval", loss=1.0) == {"eval_relu_loss": 1.375}
+    assert math.isnan(comparison_metrics(rows.numpy(), "eval", loss=math.nan)["eval_relu_loss"])
+    rows[0, 1] = math.nan
+    assert math.isnan(comparison_metrics(rows.numpy(), "eval", loss=1.0)["eval_relu_loss"])
 
 
 def test_an_output_of_another_first_axis_counts_once():

@@ -1,6 +1,7 @@
 """The substitution report for logits of tokens, models with caches and models with several outputs."""
 
 import copy
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -137,6 +138,20 @@ def test_without_a_labelled_position_no_share_is_reported(tmp_path):
     metrics = tiny_trainer(tmp_path, bert_for_tokens(), eval_dataset=samples).evaluate()
     assert metrics["eval_relu_max_logit_change"] == 0
     assert "eval_relu_unchanged_predictions" not in metrics
+
+
+def test_a_batch_without_a_label_leaves_the_loss_as_trainer_reports_it(tmp_path):
+    labels = ([0, 1, 2, 0, 1, 2], [-100] * 6, [2, 2, -100, 1, 0, 0])
+    samples = [{"input_ids": torch.arange(6) + i, "labels": torch.tensor(row)} for i, row in enumerate(labels)]
+    options = {"eval_dataset": samples, "per_device_eval_batch_size": 1}
+    own = tiny_trainer(tmp_path, bert_for_tokens(), plain=True, **options).evaluate()["eval_loss"]
+    metrics = tiny_trainer(tmp_path, bert_for_tokens(), **options).evaluate()
+    assert metrics["eval_loss"] == pytest.approx(own, rel=1e-6, nan_ok=True)  # before 5.2x it left none out
+    relu = substituted(bert_for_tokens())
+    with torch.no_grad():
+        losses = [relu(**{name: value[None] for name, value in samples[i].items()}).loss.item() for i in (0, 2)]
+    expected = sum(losses) / 2 if math.isfinite(own) else math.nan
+    assert metrics["eval_relu_loss"] == pytest.approx(expected, rel=1e-5, nan_ok=True)
 
 
 class Plain(nn.Module):
