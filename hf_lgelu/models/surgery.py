@@ -205,14 +205,25 @@ def substitute_relu(
     """
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
-    kinds = check_kinds(kinds)
-    sites = _found(model, kinds, None)
-    modules = [nn.ReLU() for _ in sites]
+    sites, modules, plans = _plan_substitution(model, kinds, rewrite_config)
+    return _carry_out(model, sites, modules, plans, change)
+
+
+def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> None:
+    """Raise what `substitute_relu` would, and change nothing."""
+    _plan_substitution(operable_module(model), kinds, rewrite_config=True)
+
+
+def _plan_substitution(
+    model: nn.Module, kinds: Sequence[str], rewrite_config: bool
+) -> tuple[list[ActivationSite], list[nn.Module], list[tuple[PreTrainedModel, list[ConfigChange]]]]:
+    sites = _found(model, check_kinds(kinds), None)
+    modules: list[nn.Module] = [nn.ReLU() for _ in sites]
     plans = [
         (root, _plan_relu(root, _inside(name, sites, modules)))
         for name, root in (pretrained_roots(model) if rewrite_config else [])
     ]
-    return _carry_out(model, sites, modules, plans, change)
+    return sites, modules, plans
 
 
 @contextmanager

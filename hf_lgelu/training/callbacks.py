@@ -26,6 +26,7 @@ from hf_lgelu.training.adaptive import (
     measured_targets,
     noted,
 )
+from hf_lgelu.training.epoch_count import EpochCount
 from hf_lgelu.training.hardening import (
     HARDENED_FRACTION,
     Target,
@@ -146,6 +147,7 @@ class HardeningCallback(TrainerCallback):
         else:
             self.targets = target_hardnesses(target_hardness, tolerance)
         self._read: tuple[Any, Mapping[str, Target] | None] = (None, None)
+        self._epochs = EpochCount()
         self.rate = rate
         self.rate_tolerance = rate_tolerance
         self.data: list[Inputs] | None = None
@@ -167,6 +169,7 @@ class HardeningCallback(TrainerCallback):
         optimizer: Any = None,
         **kwargs: Any,
     ) -> None:
+        self._epochs.forget()
         _refuse_deepspeed(args)
         check_hardness_learns(model, optimizer)
         if self.strategy == "epoch" and state.num_train_epochs >= sys.maxsize:
@@ -185,12 +188,12 @@ class HardeningCallback(TrainerCallback):
             )
         if not self.selects_hardened_checkpoints:
             _refuse_best_checkpoints(args)
-        total = state.max_steps if self.strategy == "steps" else state.num_train_epochs
+        by_step = self.strategy == "steps" and self.switch == "fixed"  # a plateau is one of epochs
+        total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
         if self.switch_fraction > 0 and switch_position(total, self.switch_fraction) == 0:
-            unit = "epochs" if self.strategy == "epoch" else "steps"
             logger.warning(
                 f"With {total} {unit}, ⌊{self.switch_fraction}·{total}⌋ = 0: hardening begins at once and "
-                "λ is never learned. Train longer, or harden with strategy='steps'"
+                "λ is never learned. Train longer, or harden with strategy='steps' and switch='fixed'"
             )
 
     def on_epoch_begin(
@@ -202,8 +205,9 @@ class HardeningCallback(TrainerCallback):
         optimizer: Any,
         **kwargs: Any,
     ) -> None:
+        self._epochs.begin(state)
         if self.switch == "plateau":
-            decided_once(state, _MEAN, _epoch_position(state), lambda: fmean(hardness_profile(model).values()))
+            decided_once(state, _MEAN, self._epochs.number(state), lambda: fmean(hardness_profile(model).values()))
         if self.strategy == "epoch":
             self._set_hardness(model, optimizer, state)
 
@@ -225,10 +229,15 @@ class HardeningCallback(TrainerCallback):
         if self.progress(state) is not None:
             freeze_hardness(model)
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._epochs.forget()
+
     def progress(self, state: TrainerState) -> float | None:
         """How far hardening has come at the trainer's position, in [0, 1]; None while λ is learned."""
         if self.strategy == "epoch":
-            position, total = _epoch_position(state), int(state.num_train_epochs)
+            position, total = self._epochs.number(state), int(state.num_train_epochs)
         else:
             position, total = min(state.global_step + 1, state.max_steps), state.max_steps
         if self.switch == "fixed":
@@ -268,7 +277,7 @@ class HardeningCallback(TrainerCallback):
             if self.targets is None and not noted(state, _TARGETS):
                 release_hardness(model)
                 measure = partial(measured_targets, model, self.data or [], self.swap_tolerance)
-                decided_once(state, _TARGETS, _epoch_position(state), measure)
+                decided_once(state, _TARGETS, self._epochs.number(state), measure)
             if self.rate == "tolerance":
                 progress = self._bounded_progress(model, state, progress)
             self._anneal(model, state, progress)
@@ -289,17 +298,7 @@ class HardeningCallback(TrainerCallback):
             return largest_move(gap, before, self.rate_tolerance)
 
         move = partial(self._anneal, model, state)
-        return decided_once(state, _PROGRESS, _epoch_position(state), measure)
-
-
-def epoch_progress(state: TrainerState, switch_fraction: float) -> float | None:
-    """`hardening_progress` of the epoch that the trainer is in, or is about to begin."""
-    return hardening_progress(_epoch_position(state), int(state.num_train_epochs), switch_fraction)
-
-
-def _epoch_position(state: TrainerState) -> int:
-    # In the middle of an epoch, as after a resume, state.epoch has a fraction.
-    return min(int(state.epoch or 0) + 1, int(state.num_train_epochs))
+        return decided_once(state, _PROGRESS, self._epochs.number(state), measure)
 
 
 def _refuse_deepspeed(args: TrainingArguments) -> None:

@@ -1,14 +1,15 @@
 """Relufication, the rival of hardening: put ReLU in first, then train on."""
 
+import sys
 from typing import Any
 
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
-from hf_lgelu.models.surgery import substitute_relu
-from hf_lgelu.training.callbacks import epoch_progress
-from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, switch_position
+from hf_lgelu.models.surgery import require_substitutable, substitute_relu
+from hf_lgelu.training.epoch_count import EpochCount
+from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, hardening_progress, switch_position
 
 RELUFIED_KINDS = ("gelu", "silu", "mish")
 
@@ -17,7 +18,8 @@ class RelufyCallback(TrainerCallback):
     """Train e_s = ⌊switch_fraction·T⌋ epochs with a smooth gate, then with ReLU in its place, weights kept.
 
     The switch falls where hardening (Algorithm 1) begins, so the ReLU network trains for as many steps
-    as a hardened one takes to the target. Stateless, like HardeningCallback: a resumed run continues.
+    as a hardened one takes to the target. A resumed run continues, as with HardeningCallback. What could not be
+    swapped then is refused when training begins.
 
     Args:
         switch_fraction: share of training with the smooth gate, in [0, 1).
@@ -26,18 +28,28 @@ class RelufyCallback(TrainerCallback):
     def __init__(self, switch_fraction: float = DEFAULT_SWITCH_FRACTION) -> None:
         switch_position(1, switch_fraction)  # raises on a fraction out of range
         self.switch_fraction = switch_fraction
+        self._epochs = EpochCount()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
+        self._epochs.forget()
         if lambda_gelu_modules(model):
             raise ValueError("relufication swaps a plain smooth gate; a model with λ-GELU is hardened instead")
         # A run resumed from after the switch still builds the smooth model: its weights are the same.
         if not find_sites(model, RELUFIED_KINDS):
             raise ValueError(f"{type(model).__name__} has no activation of kind {', '.join(RELUFIED_KINDS)} to relufy")
+        if state.num_train_epochs >= sys.maxsize:
+            raise ValueError(
+                "the training data has no length, so epochs cannot be counted and ReLU would never be put in; give it "
+                "a length"
+            )
+        require_substitutable(model, kinds=RELUFIED_KINDS)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
-        if epoch_progress(state, self.switch_fraction) is not None and find_sites(model, RELUFIED_KINDS):
+        self._epochs.begin(state)
+        progress = hardening_progress(self._epochs.number(state), int(state.num_train_epochs), self.switch_fraction)
+        if progress is not None and find_sites(model, RELUFIED_KINDS):
             substitute_relu(model, kinds=RELUFIED_KINDS)

@@ -1,7 +1,5 @@
 """A Trainer that learns, hardens and reports λ-GELU."""
 
-import json
-import os
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
@@ -10,11 +8,10 @@ import torch
 from accelerate.utils import find_batch_size
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput, default_compute_objective
+from transformers.utils import logging
 
-from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.models.optimizer_groups import check_rate
 from hf_lgelu.models.sites import (
@@ -40,10 +37,24 @@ from hf_lgelu.training.hardening import HARDENED_FRACTION, Target, is_hardened
 from hf_lgelu.training.hardness_log import HardnessLogCallback
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
 from hf_lgelu.training.relufication import RELUFIED_KINDS, RelufyCallback
+from hf_lgelu.training.resume import check_checkpoint_activations
 
 logger = logging.get_logger(__name__)
 
 _MEASURED_BATCHES = 8
+
+# {parameter of HardeningCallback: the argument of training that says it}
+_HARDENING_OPTIONS = {
+    "target_hardness": "target_hardness",
+    "tolerance": "tolerance",
+    "switch_fraction": "switch_fraction",
+    "schedule": "hardening_schedule",
+    "strategy": "hardening_strategy",
+    "switch": "hardening_switch",
+    "plateau_tolerance": "plateau_tolerance",
+    "rate": "hardening_rate",
+    "rate_tolerance": "rate_tolerance",
+}
 
 
 class LambdaGELUTrainer(Trainer):
@@ -65,9 +76,10 @@ class LambdaGELUTrainer(Trainer):
     What differs from Trainer on purpose: `lr_scheduler_type="greedy"` and a floor of `reduce_lr_on_plateau` are
     refused where there is a λ-GELU, since they lose the ratio of the two learning rates; s has no weight decay,
     whatever `weight_decay` says; a HardnessLogCallback stands before the other callbacks; a best checkpoint of a
-    hardening run is a hardened one; and an evaluation takes a second forward pass a batch (with `batch_eval_metrics`
-    or without `eval_do_concat_batches`, a second loop over the data), in the random state of the first.
-    `report_substitution=False` does without it. With DeepSpeed, hardening is refused.
+    hardening run is a hardened one; a search without an objective of its own leaves `eval_relu_*` out of it; and an
+    evaluation takes a second forward pass a batch (with `batch_eval_metrics` or without `eval_do_concat_batches`, a
+    second loop over the data), in the random state of the first. `report_substitution=False` does without it. With
+    DeepSpeed, hardening is refused.
 
     Generation works by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, the arguments likewise.
 
@@ -102,18 +114,15 @@ class LambdaGELUTrainer(Trainer):
         args = LambdaGELUTrainingArguments(output_dir="tmp_trainer") if args is None else args  # Trainer's own default
         _check_arguments(args)
         super().__init__(model, args, *others, **options)
-        if lambda_gelu_modules(self.model):
-            _check_ratio_of_rates(self.args)
         self._compares_substitution = False
         self._substitution: TemporaryRelu | None = None
         self._keeps_logits = True
         self._told_soft = False
-        if self.args.require_lambda_gelu:
+        self._asked: list[Any] | None = None
+        self._of_arguments: list[TrainerCallback] = []
+        if self.args.require_lambda_gelu and not self.args.relufication:
             require_lambda_gelu(self.model)
-        if self.args.harden and self._hardening_callback() is None:
-            self.add_callback(_hardening_callback(self.args))
-        if self.args.relufication:
-            self.add_callback(RelufyCallback(self.args.switch_fraction))
+        self._follow_arguments()
         if self.args.log_hardness and lambda_gelu_modules(self.model):
             HardnessLogCallback.add_to(self)
         self._adopt_callbacks()
@@ -124,17 +133,21 @@ class LambdaGELUTrainer(Trainer):
 
     def train(self, *args: Any, **options: Any) -> TrainOutput:
         """As Trainer's."""
+        self._follow_arguments()
         hardening = self._hardening_callback()
-        if hardening is None:
-            return super().train(*args, **options)
-        given = hardening.data
-        if hardening.needs_data:
-            hardening.data = self._batches_to_measure_on()
-        hardening.selects_hardened_checkpoints = True  # by this trainer; another may use the callback after it
+        given = None if hardening is None else hardening.data
+        self._prepare_hardening()
         try:
             return super().train(*args, **options)
         finally:
-            hardening.selects_hardened_checkpoints, hardening.data = False, given
+            if hardening is not None:  # another trainer may use the callback after this one
+                hardening.selects_hardened_checkpoints, hardening.data = False, given
+
+    def hyperparameter_search(
+        self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any
+    ) -> Any:
+        """As Trainer's. Where no objective is given, what is reported of the ReLU substitution does not count."""
+        return super().hyperparameter_search(hp_space, compute_objective or _objective_as_it_is, *args, **options)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Trainer's optimizer, with the raw hardness moved to a group of its own.
@@ -212,7 +225,8 @@ class LambdaGELUTrainer(Trainer):
             self._compares_substitution, self._substitution = False, None
             self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess
         rows, *logits = output.predictions
-        metrics = {**output.metrics, **comparison_metrics(rows, metric_key_prefix)}
+        loss = output.metrics.get(f"{metric_key_prefix}_loss")
+        metrics = {**output.metrics, **comparison_metrics(rows, metric_key_prefix, loss)}
         return output._replace(predictions=logits[0] if logits else None, metrics=metrics)
 
     def _evaluate_twice(self, *args: Any) -> EvalLoopOutput:
@@ -240,8 +254,14 @@ class LambdaGELUTrainer(Trainer):
             )
         return False
 
+    def _hp_search_setup(self, trial: Any) -> None:
+        super()._hp_search_setup(trial)
+        if trial is not None:  # which has changed the arguments
+            self._follow_arguments()
+            self._prepare_hardening()
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        _check_checkpoint_activations(resume_from_checkpoint, self.model if model is None else model)
+        check_checkpoint_activations(resume_from_checkpoint, self.model if model is None else model)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _substituted_kinds(self) -> tuple[str, ...]:
@@ -266,6 +286,31 @@ class LambdaGELUTrainer(Trainer):
         with same_randomness():
             return list(islice(loader, _MEASURED_BATCHES))
 
+    def _follow_arguments(self) -> None:
+        """The callbacks that `args` ask for, as they are now: a search, or a hand, may have changed them since."""
+        _check_arguments(self.args)
+        if lambda_gelu_modules(self.model):
+            _check_ratio_of_rates(self.args)
+        asked = [getattr(self.args, name) for name in (*_HARDENING_OPTIONS.values(), "harden", "relufication")]
+        if asked == self._asked:
+            return
+        callbacks, old = self.callback_handler.callbacks, self._of_arguments
+        place = min((callbacks.index(callback) for callback in old if callback in callbacks), default=len(callbacks))
+        callbacks[:] = [callback for callback in callbacks if callback not in old]
+        self._asked, self._of_arguments = asked, []
+        if self.args.harden and self._hardening_callback() is None:
+            self._of_arguments.append(_hardening_callback(self.args))
+        if self.args.relufication:
+            self._of_arguments.append(RelufyCallback(self.args.switch_fraction))
+        callbacks[place:place] = self._of_arguments
+
+    def _prepare_hardening(self) -> None:
+        hardening = self._hardening_callback()
+        if hardening is not None:
+            if hardening.needs_data:
+                hardening.data = self._batches_to_measure_on()
+            hardening.selects_hardened_checkpoints = True
+
     def _hardening_callback(self) -> HardeningCallback | None:
         callbacks = self.callback_handler.callbacks
         return next((callback for callback in callbacks if isinstance(callback, HardeningCallback)), None)
@@ -276,18 +321,12 @@ class LambdaGELUTrainer(Trainer):
                 HardnessLogCallback.add_to(self)
 
 
+def _objective_as_it_is(metrics: dict[str, float]) -> float:
+    return default_compute_objective({name: value for name, value in metrics.items() if "eval_relu_" not in name})
+
+
 def _hardening_callback(args: LambdaGELUTrainingArguments) -> HardeningCallback:
-    return HardeningCallback(
-        target_hardness=args.target_hardness,
-        tolerance=args.tolerance,
-        switch_fraction=args.switch_fraction,
-        schedule=args.hardening_schedule,
-        strategy=args.hardening_strategy,
-        switch=args.hardening_switch,
-        plateau_tolerance=args.plateau_tolerance,
-        rate=args.hardening_rate,
-        rate_tolerance=args.rate_tolerance,
-    )
+    return HardeningCallback(**{option: getattr(args, name) for option, name in _HARDENING_OPTIONS.items()})
 
 
 def _check_arguments(args: Any) -> None:
@@ -311,49 +350,3 @@ def _check_ratio_of_rates(args: LambdaGELUTrainingArguments) -> None:
             "min_lr of reduce_lr_on_plateau would stop both learning rates at the same floor and lose the ratio "
             "hardness_lr_multiplier; leave min_lr at 0"
         )
-
-
-def _check_checkpoint_activations(folder: str, model: nn.Module) -> None:
-    """Refuse to resume a model from a checkpoint with other activations: transformers would load it silently."""
-    keys = _checkpoint_keys(folder)
-    if not keys:  # sharded or adapters only
-        return
-    saved = {name for name in keys if name.endswith("raw_hardness")}
-    present = {_unwrapped(f"{name}.raw_hardness".removeprefix(".")) for name, _ in lambda_gelu_modules(model)}
-    if saved != present:
-        raise ValueError(
-            f"the checkpoint {folder} holds the hardness of {len(saved)} λ-GELU activations and the model has "
-            f"{len(present)}: they are not the same network (was ReLU substituted in one of them?). Resume with the "
-            "model as it was when the checkpoint was written"
-        )
-    config = os.path.join(folder, CONFIG_NAME)
-    if not isinstance(model, PreTrainedModel) or not os.path.isfile(config):
-        return
-    with open(config, encoding="utf-8") as file:
-        written, built = gate_names(file.read()), gate_names(model.config.to_json_string())
-    if written and built and written != built:
-        raise ValueError(
-            f"the activations of the checkpoint {folder} are {', '.join(sorted(written))} and the model's "
-            f"{', '.join(sorted(built))}, which is another function of the same weights. Resume with the model as it "
-            "was when the checkpoint was written"
-        )
-
-
-def _unwrapped(name: str) -> str:
-    """The name as a checkpoint has it: without what torch.compile, FSDP and activation checkpointing add."""
-    for wrapper in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
-        name = name.replace(wrapper, "")
-    return name
-
-
-def _checkpoint_keys(folder: str) -> set[str]:
-    index, weights = os.path.join(folder, SAFE_WEIGHTS_INDEX_NAME), os.path.join(folder, SAFE_WEIGHTS_NAME)
-    if os.path.isfile(index):
-        with open(index, encoding="utf-8") as file:
-            return set(json.load(file)["weight_map"])
-    if os.path.isfile(weights):
-        from safetensors import safe_open
-
-        with safe_open(weights, framework="pt") as file:
-            return set(file.keys())
-    return set()

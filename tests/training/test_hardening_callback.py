@@ -49,6 +49,11 @@ def test_without_an_epoch_to_learn_in_hardening_begins_at_once_and_says_so(tmp_p
     assert caplog.text.count("hardening begins at once and λ is never learned") == 1
 
 
+def test_a_plateau_of_epochs_leaves_none_to_learn_in_however_often_hardness_moves(tmp_path, caplog):
+    run(tmp_path, num_train_epochs=3, hardening_switch="plateau", hardening_strategy="steps")
+    assert caplog.text.count("hardening begins at once and λ is never learned") == 1
+
+
 @pytest.mark.parametrize(
     ("option", "switch", "end"),
     [

@@ -128,6 +128,29 @@ def test_data_without_a_length_hardens_by_step_and_is_refused_by_epoch(tmp_path)
         run(tmp_path, train=Stream(), max_steps=9)
 
 
+class Short(IterableDataset):
+    """Says that it has five batches, and has four."""
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        return iter(rows(16))
+
+
+class Cut(TrainerCallback):
+    """Ends each epoch after two of its three steps."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_epoch_stop = state.global_step % 2 == 0
+
+
+@pytest.mark.parametrize(("options", "batches"), [({"train": Short()}, 4), ({"callbacks": [Cut()]}, 2)])
+def test_epochs_that_end_early_count(tmp_path, options, batches):
+    trainer, seen = run(tmp_path, num_train_epochs=4, **options)
+    check_path(trainer.model, seen, epochs(4, batches), 4)
+
+
 def test_a_second_training_begins_soft_again(tmp_path):
     trainer, _ = run(tmp_path, num_train_epochs=4)
     with watched(trainer.model) as seen:

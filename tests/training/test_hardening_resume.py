@@ -14,7 +14,7 @@ from tiny_training import (
 )
 
 from hf_lgelu import HardeningCallback, replace_activations, substitute_relu
-from hf_lgelu.training.trainer import _check_checkpoint_activations
+from hf_lgelu.training.resume import check_checkpoint_activations
 
 # 5 batches, 2 per update, 5 epochs: updates 1-3 are soft, 4-15 harden; of each epoch, two lie in its middle.
 RUN = {
@@ -161,15 +161,15 @@ def test_a_baseline_resumes_a_baseline(tmp_path):
 def test_checkpoints_of_several_files_are_looked_into(tmp_path):
     tiny_model().save_pretrained(tmp_path, max_shard_size=500)
     assert (tmp_path / "model.safetensors.index.json").exists()
-    _check_checkpoint_activations(str(tmp_path), tiny_model())
+    check_checkpoint_activations(str(tmp_path), tiny_model())
     with pytest.raises(ValueError, match="hardness of 2 λ-GELU activations and the model has 0"):
-        _check_checkpoint_activations(str(tmp_path), tiny_model("relu"))
+        check_checkpoint_activations(str(tmp_path), tiny_model("relu"))
 
 
 def test_wrappers_in_module_names_are_no_difference(checkpoint):
-    _check_checkpoint_activations(checkpoint, torch.compile(tiny_model(), backend="eager"))
+    check_checkpoint_activations(checkpoint, torch.compile(tiny_model(), backend="eager"))
     wrapped = tiny_model()
     wrapped.activations._fsdp_wrapped_module = torch.nn.ModuleList(wrapped.activations)
     for index in "01":
         del wrapped.activations._modules[index]
-    _check_checkpoint_activations(checkpoint, wrapped)
+    check_checkpoint_activations(checkpoint, wrapped)

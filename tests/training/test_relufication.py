@@ -1,12 +1,15 @@
 """Relufication against the same two phases done by hand."""
 
 import copy
+import itertools
 
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import IterableDataset
+from transformers import PreTrainedModel
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
@@ -29,7 +32,6 @@ def trained(model, folder, resume_from_checkpoint=None, **options):
         per_device_train_batch_size=8,
         optim="sgd", learning_rate=0.5, lr_scheduler_type="constant", max_grad_norm=0.0, eval_strategy="epoch",
         use_cpu=True, report_to="none", disable_tqdm=True, log_level="error", remove_unused_columns=False,
-        require_lambda_gelu=False,
     )  # fmt: skip
     trainer = LambdaGELUTrainer(
         model=model, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=collate_rows
@@ -76,6 +78,44 @@ def test_a_run_resumed_after_the_switch_equals_the_whole(tmp_path):
 def test_only_a_plain_smooth_gate_is_relufied(activation, tmp_path):
     with pytest.raises(ValueError, match=r"to relufy|swaps a plain smooth gate"):
         trained(small(activation), tmp_path)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return itertools.cycle([{"features": torch.zeros(3), "labels": torch.tensor(0)}])
+
+
+class FixedGelu(PreTrainedModel):
+    """Its config has no key for its activation."""
+
+    config: MLPConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
+
+    def forward(self, features, labels):
+        return {"loss": F.cross_entropy(self.body(features), labels)}
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "message"),
+    [
+        (small, Endless(), "has no length, so epochs cannot be counted and ReLU would never be put in"),
+        (lambda: FixedGelu(MLPConfig(num_features=3, hidden_act="relu")), None, "come back with other activations"),
+    ],
+)
+def test_what_could_not_be_swapped_later_is_refused_before_the_first_step(model, train, message, tmp_path):
+    rows = FeatureRows(torch.randn(8, 3), torch.randint(0, 2, (8,)))
+    arguments = LambdaGELUTrainingArguments(
+        str(tmp_path), max_steps=8, relufication=True, use_cpu=True, report_to="none", remove_unused_columns=False
+    )
+    trainer = LambdaGELUTrainer(
+        model=model(), args=arguments, train_dataset=train or rows, data_collator=None if train else collate_rows
+    )
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        trainer.train()
+    assert trainer.state.global_step == 0
 
 
 def test_it_excludes_hardening_and_wrong_fractions(tmp_path):

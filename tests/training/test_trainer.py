@@ -5,6 +5,8 @@ import warnings
 
 import pytest
 import torch
+import transformers.trainer_callback
+from hardening_runs import check_path, epochs
 from tiny_training import (
     assert_same_state,
     batch,
@@ -13,8 +15,10 @@ from tiny_training import (
     state_of,
     tiny_model,
     tiny_trainer,
+    watched,
 )
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers.trainer_utils import HPSearchBackend
 
 from hf_lgelu import (
     HardeningCallback,
@@ -214,6 +218,39 @@ def test_arguments_reach_the_callback(tmp_path):
     (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, HardeningCallback)]
     assert (callback.targets["lambda_gelu"], callback.switch_fraction) == (77.0, 0.5)
     assert (callback.schedule, callback.strategy) == ("cosine", "steps")
+
+
+def test_arguments_that_change_later_reach_the_callback_too(tmp_path):
+    trainer = tiny_trainer(tmp_path, harden=True, num_train_epochs=4)
+    trainer.args.switch_fraction = 0.5
+    with watched(trainer.model) as seen:
+        trainer.train()
+    check_path(trainer.model, seen, epochs(4, 3), 4, switch=2)
+    trainer.args.harden = False
+    trainer.train()
+    assert not any(isinstance(callback, HardeningCallback) for callback in trainer.callback_handler.callbacks)
+
+
+def test_a_trial_of_a_search_hardens_as_it_says(tmp_path, monkeypatch):
+    # It knows the trials of installed searches only.
+    monkeypatch.setattr(transformers.trainer_callback, "hp_params", lambda trial: trial)
+    trainer = tiny_trainer(tmp_path, harden=True, num_train_epochs=4, target_hardness="measured", eval_dataset=SAMPLES)
+    trainer.hp_search_backend, trainer.hp_space = HPSearchBackend.RAY, None
+    with watched(trainer.model) as seen:
+        trainer.train(trial={"switch_fraction": 0.75, "plateau_tolerance": 0.5})
+    assert trainer.args.plateau_tolerance == 0.5
+    assert seen.trained_raw[8] != seen.trained_raw[6]  # in its third epoch λ is learned
+    with pytest.raises(ValueError, match="switch_fraction must lie in"):
+        trainer.train(trial={"switch_fraction": 1.5})
+
+
+def test_a_search_without_an_objective_compares_what_trainer_would(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "hyperparameter_search", lambda self, space, objective, **options: objective)
+    objective = tiny_trainer(tmp_path).hyperparameter_search(direction="minimize")
+    of_relu = {"eval_relu_loss": 9.0, "eval_relu_max_logit_change": 7.0, "eval_relu_unchanged_predictions": 0.5}
+    assert objective({"eval_loss": 0.5, "eval_runtime": 3.0, "epoch": 1.0, **of_relu}) == 0.5
+    assert objective({"eval_loss": 0.5, "eval_accuracy": 0.75, "eval_relu_accuracy": 0.25, **of_relu}) == 0.75
+    assert tiny_trainer(tmp_path).hyperparameter_search(None, max) is max
 
 
 def test_without_harden_nothing_hardens(tmp_path):

@@ -1,0 +1,31 @@
+"""Which epoch a callback's trainer is in."""
+
+from transformers import TrainerState
+
+
+class EpochCount:
+    """The number of the epoch that a trainer is in, or is about to begin: from 1 to T.
+
+    Counted, since `state.epoch` is a share of the steps that an epoch was to have. One that ends early (a loader with
+    fewer batches than its length says, `control.should_epoch_stop`) leaves a fraction there, and the next epoch would
+    pass for the same.
+    """
+
+    def __init__(self) -> None:
+        self._begun: int | None = None
+
+    def forget(self) -> None:
+        """Before a training and after it: the state says where it is."""
+        self._begun = None
+
+    def begin(self, state: TrainerState) -> None:
+        """An epoch begins; the first may be one that a resumed run goes on with."""
+        self._begun = _of(state) if self._begun is None else self._begun + 1
+
+    def number(self, state: TrainerState) -> int:
+        """The epoch's, from 1 on."""
+        return min(_of(state) if self._begun is None else self._begun, int(state.num_train_epochs))
+
+
+def _of(state: TrainerState) -> int:
+    return int(state.epoch or 0) + 1  # in the middle of an epoch, as after a resume, it has a fraction
