@@ -90,13 +90,14 @@ def read_frames(
 ) -> ReportData:
     """The frames of some records.
 
-    Raises ValueError without any, and where a run or a measurement is there twice.
+    Raises ValueError without any, where a run or a measurement is there twice, and where the seeds of a configuration
+    were evaluated on different numbers of rows.
     """
     if not records:
         raise ValueError("a report needs at least one record")
     runs = run_frame(records)
     gone = [record.name for record in records if record.name not in set(runs["name"])]
-    scores = runs.groupby("name")["last_score"].first().to_dict() | dict.fromkeys(gone)
+    scores = {run.name: run.record.saved.score for run in runs.itertuples()} | dict.fromkeys(gone)
     stale = [record for record in measurements if not all(_is_of(model, scores) for model in record.models.values())]
     kept = [record for record in measurements if record not in stale]
     gone += [f"{record.measurement} of {record.benchmark}, seed {record.seed}" for record in stale]
@@ -120,21 +121,35 @@ def _is_of(model: Mapping, scores: Mapping[str, float | None]) -> bool:
 def run_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
     """A row a run, without those that `_without_superseded` leaves out.
 
-    Raises ValueError where two records are the same seed of the same configuration.
+    Raises ValueError where two records are the same seed of the same configuration, or its seeds were evaluated on
+    different numbers of rows.
     """
     frame = _without_superseded(pd.DataFrame([_run_row(record) for record in records]))
     frame["place"] = _places(frame["benchmark"], STUDIES["profiles"].benchmarks)
     frame = frame.sort_values(["place", "rank", "label", "seed"], kind="stable", ignore_index=True)
-    twice = frame[frame.duplicated(["part", "benchmark", "label", "seed"], keep=False)]
+    _check_seeds(frame)
+    return frame
+
+
+def _check_seeds(frame: pd.DataFrame) -> None:
+    """Raise where the mean over the seeds of a configuration would count one twice or be of different rows."""
+    of = ["part", "benchmark", "label"]
+    twice = frame[frame.duplicated([*of, "seed"], keep=False)]
     if len(twice):
         first = twice.iloc[0]
-        same = frame[(frame[["part", "benchmark", "label"]] == first[["part", "benchmark", "label"]]).all(axis=1)]
+        same = frame[(frame[of] == first[of]).all(axis=1)]
         raise ValueError(
             f"{first['benchmark']}, {first['label']}: more than one record of a seed "
             f"({', '.join(map(str, same['seed']))}). Their mean would count it twice; report on a folder that holds "
             "each run once"
         )
-    return frame
+    for (_, benchmark, label), seeds in frame.groupby(of, sort=False):
+        if seeds["eval_samples"].nunique() > 1:
+            told = ", ".join(f"seed {run.seed} on {run.eval_samples:,}" for run in seeds.itertuples())
+            raise ValueError(
+                f"{benchmark}, {label}: the seeds were not evaluated on the same number of rows ({told}), so their "
+                "mean says nothing; run them again with the same --max_eval_samples, or leave the others out"
+            )
 
 
 def _without_superseded(frame: pd.DataFrame) -> pd.DataFrame:

@@ -182,7 +182,8 @@ RESULTS = TableSpec(
     title="Every way to a ReLU network, score in the last epoch",
     caption=lambda data: (
         f"{metrics_in_words(data.part(''))} The columns behind the smooth network are networks with ReLU alone. Mean ± "
-        f"sample standard deviation over three seeds; fewer are counted in brackets. {ONE_SEED}"
+        f"sample standard deviation over three seeds; fewer are counted in brackets. {ONE_SEED} "
+        f"“{MISSING}”: a run that belongs here and has not been made; {NONE}: not measured, or not in the paper."
     ),
     rows=lambda data: (((), ways) for ways in benchmarks_with_results(data).values()),
     head=(),

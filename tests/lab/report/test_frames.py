@@ -82,6 +82,14 @@ def test_a_seed_that_is_there_twice_is_refused_unless_it_belongs_to_another_stud
     assert list(parts) == ["", "grid", "downstream"]
 
 
+def test_seeds_that_were_judged_on_different_rows_have_no_mean(record_of):
+    few, all_rows, of_another = record_of(seed=0), record_of(seed=1), record_of(activation="relu", seed=1)
+    few.data["eval_samples"], all_rows.data["eval_samples"], of_another.data["eval_samples"] = 300, 2509, 2509
+    assert len(run_frame([few, of_another])) == 2
+    with pytest.raises(ValueError, match=r"mlp-adult, GELU: .* \(seed 0 on 300, seed 1 on 2,509\)"):
+        run_frame([few, all_rows])
+
+
 def test_whole_runs_take_the_place_of_shortened_ones(record_of, data_of):
     def runs(part, samples, seeds, **fields):
         found = [record_of(seed=seed, name=f"{part}mlp-adult/{samples}-{seed}", **fields) for seed in seeds]
