@@ -49,9 +49,9 @@ def score(arguments: ScoreArguments) -> str:
     data = load_data(record, arguments.data_dir)
     scores = evaluate(model, check_benchmark(record.config["benchmark"]), data)
     shown = [f"{name} {scores[name]:.6g}" for name in (record.metric, f"relu_{record.metric}") if name in scores]
-    recorded = f"{record.metric} {record.last.score:.6g}"
-    if record.last.relu_score is not None:
-        recorded += f", relu_{record.metric} {record.last.relu_score:.6g}"
+    recorded = f"{record.metric} {record.saved.score:.6g}"
+    if record.saved.relu_score is not None:
+        recorded += f", relu_{record.metric} {record.saved.relu_score:.6g}"
     rows = f"{record.config['benchmark']}, {data.eval_split}, {len(data.eval):,} rows of {data.origin.source}"
     return f"{rows}: {', '.join(shown)}\nthe record's last evaluation: {recorded}"
 

@@ -54,12 +54,12 @@ class TrainedModel:
 
     def summary(self) -> dict[str, Any]:
         """What a measurement's record says of the network."""
-        last, config = self.record.last, self.record.config
+        saved, config = self.record.saved, self.record.config
         return {
             "run": self.record.name,
             "metric": self.record.metric,
-            "score": last.score,
-            "relu_score": last.relu_score,
+            "score": saved.score,
+            "relu_score": saved.relu_score,
             "target_hardness": config["target_hardness"] if config["harden"] else None,
         }
 

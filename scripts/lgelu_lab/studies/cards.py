@@ -73,7 +73,7 @@ COMMITTED_CARDS = {
 
 def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
     """What a card says of the network of a run."""
-    last, benchmark = record.last, record.config["benchmark"]
+    last, benchmark = record.saved, record.config["benchmark"]
     return CardFacts(
         hardness=last.hardness,
         gates=dict.fromkeys(last.hardness, ACTIVATION_NAMES.get(record.config["activation"], ("",))[0]),

@@ -12,7 +12,8 @@ records lack:
   rate_tolerance and hardening_progress (a number for each epoch that hardens), where they count; where targets were
   measured, measured_targets, a target_hardness of null and layer_targets ({site: target, the mean of several}), seed,
   and the training recipe (optimizer, learning_rate, weight_decay, train_batch_size over all processes,
-  num_train_epochs, lr_scheduler_type, ...)
+  num_train_epochs, lr_scheduler_type, ...); with load_best_model_at_end,
+  saved_epoch: whose weights came back
 - data: train_samples, eval_samples, eval_split (what the metric was measured on), classes (null for text; absent in
   the earliest records), and what was read: source (the Hub id only where the Hub's data was read), copy_of (the Hub
   id in whose place a local folder was read), folder (its name), files ({file: bytes}), readme (what the folder's
@@ -93,6 +94,12 @@ class RunRecord:
         return self.epochs[-1]
 
     @property
+    def saved(self) -> EpochRecord:
+        """The evaluation of the weights that were saved: the last, or that which load_best_model_at_end chose."""
+        epoch = self.config.get("saved_epoch")
+        return next((each for each in self.epochs if each.epoch == epoch), self.last)
+
+    @property
     def best(self) -> EpochRecord:
         """The evaluation with the best validation score as it is; the earliest of equals."""
         return self._best(self.epochs, lambda epoch: epoch.score)
@@ -108,6 +115,8 @@ class RunRecord:
         """The last evaluation before hardening began: λ as the loss made it; None where there is none."""
         if not self.config.get("harden") or self.config.get("hardening_switch", "fixed") != "fixed":
             return None  # when λ had settled is not recorded
+        if self.config.get("max_steps", -1) > 0:
+            return None  # of how many epochs these are is not recorded
         # What hf_lgelu.hardening_progress computes, and a test compares with: that package loads torch.
         total, fraction = math.ceil(self.config["num_train_epochs"]), self.config["switch_fraction"]
         switch = min(math.floor(fraction * total * (1 + 1e-12)), total - 1)

@@ -22,7 +22,8 @@ SETTINGS_FILE = "settings.json"
 _DEFAULTS = {"disable_tqdm": True, "log_level": "error", "save_strategy": "epoch", "save_total_limit": 1}
 # What a record from before an option existed was made with, where that is neither None nor False.
 _EARLIER = {
-    "adam_beta2": 0.999, "granularity": "layer", "hardening_switch": "fixed", "hardening_rate": "schedule",
+    "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
+    "granularity": "layer", "hardening_switch": "fixed", "hardening_rate": "schedule",
     "label_smoothing_factor": 0.0,
 }  # fmt: skip
 

@@ -210,7 +210,7 @@ def _save(
         if run.save_final_model:
             _save_relu(model_class, processor, folder, hardened=trainer.args.harden)
             record = replace(record, weights=weight_digests(folder))
-            if record.last.hardness:
+            if record.saved.hardness:
                 save_card_facts(replace(card_facts(record), checkpoint=None), folder)
         sweep(folder / RECORD_FILE)
         write_record(record, folder)
@@ -240,14 +240,15 @@ class _RunGuard(TrainerCallback):
     ) -> None:
         if not (args.harden and args.switch_fraction > 0):
             return
-        by_step = args.hardening_strategy == "steps"
+        # A plateau is looked for from epoch to epoch, however often λ moves then.
+        by_step = args.hardening_strategy == "steps" and args.hardening_switch == "fixed"
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
         if total >= 1 and hardening_progress(1, total, args.switch_fraction) is not None:
             raise ValueError(
                 f"of {total} {unit} a switch_fraction of {args.switch_fraction:g} is less than one: hardening would "
                 f"begin at once and λ never be learned. Train at least {math.ceil(1 / args.switch_fraction)} {unit}"
-                f"{'' if by_step else ', harden with --hardening_strategy steps'}, or ask for it with "
-                "--switch_fraction 0"
+                f"{'' if by_step else ', harden with --hardening_strategy steps --hardening_switch fixed'}, or ask for "
+                "it with --switch_fraction 0"
             )
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -355,8 +356,7 @@ def _record(
         config={
             **run_config(run, trainer.args, processes),
             **_measured(trainer.state.log_history),
-            # accelerate's configuration file may ask for it as well
-            "bf16": trainer.accelerator.mixed_precision == "bf16",
+            **_brought_back(trainer),
         },
         data={
             "train_samples": len(data.train),
@@ -386,6 +386,15 @@ def _measured(log: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _brought_back(trainer: LambdaGELUTrainer) -> dict[str, float]:
+    """Which epoch's weights the trainer holds, where they are not the last's."""
+    state = trainer.state
+    if not trainer.args.load_best_model_at_end or state.best_model_checkpoint is None:
+        return {}
+    found = [entry["epoch"] for entry in state.log_history if entry.get("step") == state.best_global_step]
+    return {"saved_epoch": found[-1]}
+
+
 def _evaluations(log: Iterable[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Those whose numbers are all finite."""
     return [entry for entry in log if f"eval_{metric}" in entry and not _not_finite(entry)]
@@ -397,11 +406,13 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     of_training = (
         *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
         *("hardening_schedule", "hardening_strategy", "seed", "optim", "optim_args", "learning_rate"),
-        *("weight_decay", "adam_beta2", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm"),
-        *("num_train_epochs", "max_steps", "gradient_accumulation_steps", "bf16", "relufication"),
-        "label_smoothing_factor",
+        *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type", "lr_scheduler_kwargs"),
+        *("warmup_steps", "max_grad_norm", "num_train_epochs", "max_steps", "gradient_accumulation_steps"),
+        *("relufication", "label_smoothing_factor", "load_best_model_at_end", "dataloader_drop_last"),
     )
     values = {name: getattr(run, name) for name in of_run} | {name: getattr(training, name) for name in of_training}
+    # accelerate's configuration file may ask for it as well
+    values |= {name: training.mixed_precision == name for name in ("bf16", "fp16")}
     values["train_batch_size"] = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
     values |= {
         name: getattr(run, name)

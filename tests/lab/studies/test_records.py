@@ -118,7 +118,8 @@ def test_as_learned_is_the_last_evaluation_before_hardening_begins(record_of, fr
     record = record_of(scores=scores, relu_scores=scores, config=config)
     found = record.as_learned
     assert (found.epoch if found else None) == learned
-    assert record_of(scores=scores, relu_scores=scores, config={**config, "harden": False}).as_learned is None
+    for other in ({"harden": False}, {"max_steps": 15}):
+        assert record_of(scores=scores, relu_scores=scores, config={**config, **other}).as_learned is None
 
 
 def test_as_learned_begins_where_the_library_hardens():

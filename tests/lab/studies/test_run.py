@@ -325,7 +325,13 @@ def test_a_diverged_run_ends_at_once_and_keeps_what_there_was(tmp_path):
     assert not (tmp_path / "failed.json").exists()
 
 
-@pytest.mark.parametrize("short", [{"num_train_epochs": 3}, {"max_steps": 8, "num_train_epochs": 9}])
+BY_STEPS = {"hardening_strategy": "steps", "hardening_switch": "plateau"}
+
+
+@pytest.mark.parametrize(
+    "short",
+    [{"num_train_epochs": 3}, {"max_steps": 8, "num_train_epochs": 9}, {"num_train_epochs": 3, **BY_STEPS}],
+)
 def test_hardening_from_the_first_epoch_is_refused_unless_asked_for(tmp_path, short):
     """256 rows are 4 batches of 64: 8 steps are 2 epochs."""
     with pytest.raises(ValueError, match=r"of [23] epochs a switch_fraction of 0\.25 is less than one: .* at least 4"):

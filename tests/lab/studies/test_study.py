@@ -140,7 +140,7 @@ def test_a_study_runs_its_own_benchmarks_only():
         choose_benchmarks(study, ["mlp-adult", "adult"])
 
 
-def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path):
+def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path, monkeypatch):
     experiment = Experiment("digits", {"benchmark": "mlp-digits", "seed": 0, "activation": "relu"})
     short = {"num_train_epochs": 1, "max_train_samples": 64, "use_cpu": True}
     assert run_study([experiment], tmp_path, overrides=short) == []
@@ -151,6 +151,12 @@ def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path):
         run_study([experiment], tmp_path, overrides={**short, "num_train_epochs": 2})
     with pytest.raises(ValueError, match="max_eval_samples was None and is now 7"):
         run_study([experiment], tmp_path, overrides={**short, "max_eval_samples": 7})
+    for name, was, now in (("adam_beta1", 0.9, 0.8), ("bf16", False, True), ("dataloader_drop_last", False, True)):
+        with pytest.raises(ValueError, match=f"{name} was {was} and is now {now}"):
+            run_study([experiment], tmp_path, overrides={**short, name: now})
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as accelerate launch sets it
+    with pytest.raises(ValueError, match="bf16 was False and is now True"):
+        run_study([experiment], tmp_path, overrides=short)
 
 
 def test_a_record_that_does_not_name_its_evaluation_samples_still_counts(tmp_path):
