@@ -2,10 +2,11 @@
 
 import dataclasses
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers.trainer_callback
+import transformers
 from hardening_runs import check_path, epochs
 from tiny_training import (
     assert_same_state,
@@ -233,15 +234,15 @@ def test_arguments_that_change_later_reach_the_callback_too(tmp_path):
 
 def test_a_trial_of_a_search_hardens_as_it_says(tmp_path, monkeypatch):
     # It knows the trials of installed searches only.
-    monkeypatch.setattr(transformers.trainer_callback, "hp_params", lambda trial: trial)
+    monkeypatch.setattr(transformers.integrations, "hp_params", lambda trial: trial)
     trainer = tiny_trainer(tmp_path, harden=True, num_train_epochs=4, target_hardness="measured", eval_dataset=SAMPLES)
-    trainer.hp_search_backend, trainer.hp_space = HPSearchBackend.RAY, None
+    trainer.hp_search_backend, trainer.hp_space = HPSearchBackend.OPTUNA, lambda trial: trial.params
     with watched(trainer.model) as seen:
-        trainer.train(trial={"switch_fraction": 0.75, "plateau_tolerance": 0.5})
+        trainer.train(trial=SimpleNamespace(number=0, params={"switch_fraction": 0.75, "plateau_tolerance": 0.5}))
     assert trainer.args.plateau_tolerance == 0.5
     assert seen.trained_raw[8] != seen.trained_raw[6]  # in its third epoch λ is learned
     with pytest.raises(ValueError, match="switch_fraction must lie in"):
-        trainer.train(trial={"switch_fraction": 1.5})
+        trainer.train(trial=SimpleNamespace(number=1, params={"switch_fraction": 1.5}))
 
 
 def test_a_search_without_an_objective_compares_what_trainer_would(tmp_path, monkeypatch):

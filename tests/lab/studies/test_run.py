@@ -325,13 +325,7 @@ def test_a_diverged_run_ends_at_once_and_keeps_what_there_was(tmp_path):
     assert not (tmp_path / "failed.json").exists()
 
 
-BY_STEPS = {"hardening_strategy": "steps", "hardening_switch": "plateau"}
-
-
-@pytest.mark.parametrize(
-    "short",
-    [{"num_train_epochs": 3}, {"max_steps": 8, "num_train_epochs": 9}, {"num_train_epochs": 3, **BY_STEPS}],
-)
+@pytest.mark.parametrize("short", [{"num_train_epochs": 3}, {"max_steps": 8, "num_train_epochs": 9}])
 def test_hardening_from_the_first_epoch_is_refused_unless_asked_for(tmp_path, short):
     """256 rows are 4 batches of 64: 8 steps are 2 epochs."""
     with pytest.raises(ValueError, match=r"of [23] epochs a switch_fraction of 0\.25 is less than one: .* at least 4"):
@@ -339,6 +333,11 @@ def test_hardening_from_the_first_epoch_is_refused_unless_asked_for(tmp_path, sh
     assert not (tmp_path / "record.json").exists()
     assert digits(tmp_path, harden=True, **short, switch_fraction=0.0).last.hardness
     assert digits(tmp_path, harden=True, **short, hardening_strategy="steps", overwrite=True).last.hardness
+
+
+def test_a_plateau_of_three_epochs_is_refused_like_them_however_often_hardness_moves(tmp_path):
+    with pytest.raises(ValueError, match=r"of 3 epochs .* --hardening_strategy steps --hardening_switch fixed"):
+        digits(tmp_path, harden=True, num_train_epochs=3, hardening_strategy="steps", hardening_switch="plateau")
 
 
 def test_no_file_of_a_run_holds_the_hub_token(tmp_path, monkeypatch):
