@@ -150,6 +150,14 @@ def test_classes_of_another_task_are_no_labels(tokenizer, bert):
     assert "labels" not in whole(inputs(plain, base, tokenizer[0]))
 
 
+def test_rows_without_a_class_are_no_labels(tokenizer, bert):
+    """-1 is how a ClassLabel says that a row has none, as in test splits whose classes are secret."""
+    names = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["yes", "no"])})
+    for labels in ([0, -1, 1], [-1, -1, -1], [0, None, 1]):
+        rows = datasets.Dataset.from_dict({"text": TEXTS[:3], "label": labels}, features=names)
+        assert "labels" not in whole(inputs(rows, bert, tokenizer[0]))
+
+
 def test_classes_by_their_names_in_a_file(tokenizer, bert):
     rows = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": ["yes", "no", "no", "yes"]})
     batch = whole(inputs(rows, bert, tokenizer[0]))

@@ -268,18 +268,21 @@ def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | No
 
 
 def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: PreTrainedModel) -> Tensor | None:
-    """By name where both sides have names, else by number; None where the classes are not the model's."""
+    """By name where both sides have names, else by number; None where a row has no class, or none of the model's."""
     own = model.config.label2id or {}
     generic = all(str(label).startswith("LABEL_") for label in own)
     if values.dtype.kind in "UOT":  # texts
         if not all(value in own for value in values.tolist()):
             return None
         values = np.array([own[value] for value in values.tolist()])
-    elif names and not generic:
+    # Before the names are looked up: a row without a class has -1, which as an index would be the last name.
+    if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
+        return None
+    if names and not generic:
         if set(names) != set(own):
             return None
         values = np.array([own[label] for label in names])[values]
-    if not np.issubdtype(values.dtype, np.integer) or values.min() < 0 or values.max() >= model.config.num_labels:
+    if values.max() >= model.config.num_labels:
         return None
     return torch.from_numpy(values.astype(np.int64))
 
