@@ -178,6 +178,22 @@ def test_tokens_that_are_there_already_are_taken(gpt2):
     assert batch["labels"].tolist() == [[[-100, 6, 7], [-100, 9, -100]][i] for i in order]
 
 
+@pytest.mark.parametrize(("asked", "taken"), [(None, 16), (8, 8)])
+def test_tokens_that_are_there_already_are_cut(asked, taken, gpt2):
+    sequences = [[start + i for i in range(40)] for start in (5, 50)] + [[7, 8, 9]]
+    made = inputs(datasets.Dataset.from_dict({"input_ids": sequences}), gpt2, sequence_length=asked)
+    batch = whole(made)
+    order = sample_numbers(3, None, 0).tolist()
+    for row, (ids, mask) in enumerate(zip(batch["input_ids"].tolist(), batch["attention_mask"].tolist(), strict=True)):
+        whole_row = sequences[order[row]][:taken]
+        rest = [0] * (taken - len(whole_row))
+        assert ids == whole_row + rest
+        assert mask == [1] * len(whole_row) + rest
+    assert gpt2(**made.first(3)).logits.shape[1] == taken
+    with pytest.raises(ValueError, match="--sequence_length must be from 2 to 16, got 17"):
+        inputs(datasets.Dataset.from_dict({"input_ids": sequences}), gpt2, sequence_length=17)
+
+
 def test_which_column(tokenizer, gpt2):
     source = tokenizer[0]
     two = datasets.Dataset.from_dict({"a": TEXTS, "b": [text.upper() for text in TEXTS]})

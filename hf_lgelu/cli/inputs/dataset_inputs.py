@@ -147,11 +147,12 @@ def why_not_read(model: PreTrainedModel) -> str | None:
 def _token_rows(
     name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
 ) -> Any:
+    longest = context_length(model.config, length)
     if "input_ids" in rows.column_names and name.column in (None, "input_ids"):
-        return encoded_sequences(rows, model, wanted, seed, _labels(name, rows, model))
+        return encoded_sequences(rows, model, longest, wanted, seed, _labels(name, rows, model))
     column = _column(name, rows, "text")
     tokenizer = tokenizer_of(source)
-    longest = min(context_length(model.config, length), tokenizer.model_max_length)
+    longest = min(longest, tokenizer.model_max_length)
     if is_language_model(model):
         return text_blocks(rows[column], tokenizer, longest, wanted, seed)
     return text_sequences(rows[column], tokenizer, longest, wanted, seed, _labels(name, rows, model))

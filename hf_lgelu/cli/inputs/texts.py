@@ -108,16 +108,16 @@ def text_sequences(
 
 
 def encoded_sequences(
-    rows: Any, model: PreTrainedModel, wanted: int | None, seed: int, labels: Tensor | None = None
+    rows: Any, model: PreTrainedModel, length: int, wanted: int | None, seed: int, labels: Tensor | None = None
 ) -> TensorRows:
-    """The columns input_ids and attention_mask of a tokenized data set, padded on the right.
+    """The columns input_ids and attention_mask of a tokenized data set, cut at `length` and padded on the right.
 
     A language model's labels are its tokens, -100 where they are padding; another model's are `labels`, (len(rows),).
     """
     chosen = sample_numbers(len(rows), wanted, seed).tolist()
-    ids = [torch.tensor(sequence, dtype=torch.int64) for sequence in rows[chosen]["input_ids"]]
+    ids = [torch.tensor(sequence[:length], dtype=torch.int64) for sequence in rows[chosen]["input_ids"]]
     if "attention_mask" in rows.column_names:
-        masks = [torch.tensor(mask, dtype=torch.int64) for mask in rows[chosen]["attention_mask"]]
+        masks = [torch.tensor(mask[:length], dtype=torch.int64) for mask in rows[chosen]["attention_mask"]]
     else:
         masks = [torch.ones_like(sequence) for sequence in ids]
     pad = torch.nn.utils.rnn.pad_sequence
