@@ -289,6 +289,8 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
             "has no column 'lable' (did you mean label?); it has a, b, c, d, e, label",
         ),
         ("gelu", ("--evaluation", "DATA"), "must be other rows than --data, split 'train'"),
+        ("gelu", ("--evaluation", "./linked.csv"), "must be other rows than --data, split 'train'"),
+        ("gelu", ("--evaluation", "~/gelu/../rows.csv"), "must be other rows than --data, split 'train'"),
         (
             "gelu",
             ("--evaluation", "EMPTY"),
@@ -308,6 +310,8 @@ def test_what_cannot_be_done_is_said_in_one_line(model, words, reason, place, tm
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     (tmp_path / "gelu").symlink_to(place / "gelu")
+    (tmp_path / "linked.csv").symlink_to(place / "rows.csv")
+    monkeypatch.setenv("HOME", str(place))
     MLPForClassification(MLPConfig(num_features=5, hidden_act="relu", num_hidden_layers=2)).save_pretrained(
         tmp_path / "relu"
     )

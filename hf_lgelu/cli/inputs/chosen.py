@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.cli.inputs.texts import context_length
+from hf_lgelu.cli.named_places import local
 from hf_lgelu.cli.near_names import did_you_mean
 
 _SECOND_SPLITS = ("validation", "valid", "test")
@@ -39,7 +40,7 @@ def evaluation_set(arguments: Namespace, model: PreTrainedModel, processors: str
     if name is None:
         name, config = data, config or arguments.data_config
     splits = _splits(arguments, name, config)
-    same = data is not None and (name, config) == (data, arguments.data_config)
+    same = data is not None and config == arguments.data_config and _is_one_place(name, data)
     split = arguments.evaluation_split or _usual_split(splits, taken if same else None)
     if split is None and arguments.evaluation is None:
         _refuse_unused(arguments, data)
@@ -52,6 +53,12 @@ def evaluation_set(arguments: Namespace, model: PreTrainedModel, processors: str
     rows = _split(splits, split, name, "--evaluation_split")
     chosen = _dataset_name(arguments, name, config, split)
     return _rows(arguments, chosen, rows, model, processors, arguments.max_eval_samples)
+
+
+def _is_one_place(name: str, other: str) -> bool:
+    """Whether two names are of one file or folder, however they are spelled, or of one data set of the Hub."""
+    here, there = local(name), local(other)
+    return name == other if here is None or there is None else here.samefile(there)
 
 
 def _refuse_unused(arguments: Namespace, data: str | None) -> None:
