@@ -107,7 +107,10 @@ _BATCH_SIZE = Option(
 _OVERWRITE = _switch("--overwrite", "Replace an output folder that holds a model. Left out: it is refused.")
 _COLUMNS = (
     Option("--column", "Column of texts, images or features. Left out: the one that fits."),
-    Option("--label_column", "Column of classes, for scores alone. Left out: label or labels, if there is one."),
+    Option(
+        "--label_column",
+        "Column of a classifier's classes, for scores alone. Left out: label or labels, if there is one.",
+    ),
     Option(
         "--sequence_length",
         "Tokens of a sequence. Left out: what the model takes, at most 1,024.",
@@ -151,9 +154,18 @@ _FACTS = Option(
 )
 
 
-def _onnx_is_not_pushed(arguments: argparse.Namespace) -> str | None:
-    if arguments.to == "onnx" and arguments.push_to_hub is not None:
+def _onnx_has_no_card(arguments: argparse.Namespace) -> str | None:
+    if arguments.to != "onnx":
+        return None
+    if arguments.push_to_hub is not None:
         return "--push_to_hub: only checkpoints are pushed with a card; push an ONNX file with `hf upload`"
+    given = [f"--{name}" for name in ("license", "facts") if getattr(arguments, name) is not None]
+    return f"{' and '.join(given)}: for a card, and --to onnx writes none; leave that out" if given else None
+
+
+def _privacy_is_of_a_push(arguments: argparse.Namespace) -> str | None:
+    if arguments.private and arguments.push_to_hub is None:
+        return "--private: of a push, and nothing is pushed without --push_to_hub; add that, or leave --private out"
     return None
 
 
@@ -173,11 +185,14 @@ def _convert_fits(arguments: argparse.Namespace) -> str | None:
     if arguments.equalize and arguments.target.partition(":")[0] not in ("relu", "leaky_relu"):
         return f"--equalize: units of {arguments.target} cannot be rescaled, those of relu and leaky_relu can"
     # Left out, --evaluation may be another split of --data.
-    return None if arguments.evaluation is None else _evaluation_is_named(arguments, _OF_EVALUATION)
+    unused = None if arguments.evaluation is None else _evaluation_is_named(arguments, _OF_EVALUATION)
+    return unused or _privacy_is_of_a_push(arguments)
 
 
 def _harden_fits(arguments: argparse.Namespace) -> str | None:
-    return _onnx_is_not_pushed(arguments) or _evaluation_is_used(arguments)
+    if arguments.allow_soft and arguments.to != "relu":
+        return f"--allow_soft: --to {arguments.to} takes soft gates as they are, --to relu alone asks; leave it out"
+    return _onnx_has_no_card(arguments) or _privacy_is_of_a_push(arguments) or _evaluation_is_used(arguments)
 
 
 def _evaluation_is_used(arguments: argparse.Namespace) -> str | None:

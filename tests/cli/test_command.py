@@ -63,6 +63,18 @@ def test_one_name_for_one_thing():
         (("harden", "m", "--output_dir", "y", "--to", "tflite"), "--to: 'tflite' is none of relu, gelu, onnx;"),
         (("harden", "m", "--output_dir", "y", "--to=geul"), "is none of relu, gelu, onnx (did you mean gelu?)"),
         (("harden", "m", "--output_dir", "y", "--to", "onnx", "--push_to_hub"), "an ONNX file with `hf upload`"),
+        (
+            ("harden", "m", "--output_dir", "y", "--to", "onnx", "--license", "mit", "--facts", "f"),
+            "--license and --facts: for a card, and --to onnx writes none",
+        ),
+        (("harden", "m", "--output_dir", "y", "--to", "onnx", "--facts", "f"), "harden: --facts: for a card"),
+        (("harden", "m", "--output_dir", "y", "--to", "gelu", "--allow_soft"), "--allow_soft: --to gelu takes soft"),
+        (("harden", "m", "--output_dir", "y", "--to", "onnx", "--allow_soft"), "--allow_soft: --to onnx takes soft"),
+        (("harden", "m", "--output_dir", "y", "--private"), "--private: of a push, and nothing is pushed without"),
+        (
+            ("convert", "m", "--data", "x", "--output_dir", "y", "--private"),
+            "--private: of a push, and nothing is pushed without --push_to_hub",
+        ),
         (("convert", "m", "--data", "x", "--output_dir", "y", "--max_kl", "0"), "--max_kl: must be a number above 0"),
         (("convert", "m", "--data", "", "--output_dir", "y"), "convert: one of its arguments is empty"),
         (("convert", "m", "--data", "x", "--output_dir", "y", "--keep", ","), "--keep: must be names or numbers"),

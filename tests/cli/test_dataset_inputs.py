@@ -170,6 +170,15 @@ def test_classes_by_their_names_in_a_file(tokenizer, bert):
         inputs(other, bert, tokenizer[0], label_column="label")
 
 
+def test_a_label_column_of_what_is_no_classifier_is_refused(tokenizer, gpt2):
+    base = BertModel(BertConfig(vocab_size=300, max_position_embeddings=16, **SMALL))
+    texts = datasets.Dataset.from_dict({"text": TEXTS[:4], "kind": [0, 1, 0, 1]})
+    tokens = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7]], "kind": [0]})
+    for rows, model in ((texts, gpt2), (texts, base), (tokens, gpt2)):
+        with pytest.raises(ValueError, match=rf"--label_column kind: .*, and {type(model).__name__} gives none"):
+            inputs(rows, model, tokenizer[0], label_column="kind")
+
+
 def test_tokens_that_are_there_already_are_taken(gpt2):
     rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7], [8, 9]], "attention_mask": [[1, 1, 1], [1, 1]]})
     batch = whole(inputs(rows, gpt2))

@@ -126,6 +126,11 @@ def dataset_rows(
             f"inputs for {reason} are not read from a data set here; call hf_lgelu.convert_to_relu(model, data) with "
             "batches as the model takes them"
         )
+    if name.label_column is not None and not _is_classifier(model):
+        raise ValueError(
+            f"--label_column {name.label_column}: scored are a classifier's classes, and {type(model).__name__} gives "
+            "none; leave it out"
+        )
     if not len(rows):
         raise ValueError(f"{name.description} has no rows")
     made = _READERS[model.main_input_name](name, rows, model, source, wanted, seed, sequence_length)
@@ -244,12 +249,17 @@ def _kind(feature: Any) -> str | None:
     return "list" if inner is not None and _kind(inner) == "number" else None
 
 
+def _is_classifier(model: PreTrainedModel) -> bool:
+    """Whether it gives one class a row."""
+    return type(model).__name__.endswith(("ForImageClassification", "ForSequenceClassification", "ForClassification"))
+
+
 def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | None:
     """(N,) int64 classes of the model; None where the data set has none, or those of another task.
 
     Raises ValueError for a column that was asked for by name and holds none.
     """
-    if not type(model).__name__.endswith(("ForImageClassification", "ForSequenceClassification", "ForClassification")):
+    if not _is_classifier(model):
         return None
     column = name.label_column or next((usual for usual in _LABELS if usual in rows.column_names), None)
     if column is None:
