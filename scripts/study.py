@@ -2,11 +2,13 @@
 
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.experiments import SEEDS, STUDIES
 from lgelu_lab.studies.folder import stop_on_signals
 from lgelu_lab.studies.study import (
+    ERROR_FILE,
     check_settings,
     check_study,
     choose_benchmarks,
@@ -50,7 +52,9 @@ def main() -> int:
         print(f"ValueError: {error}", file=sys.stderr)
         return 1
     for name in failed:
-        print(f"failed: {name} (see {arguments.output_dir}/{name}/error.txt)", file=sys.stderr)
+        report = Path(arguments.output_dir) / name / ERROR_FILE
+        # None is there of a run that another process trains, or where the disk is full: stderr has said so.
+        print(f"failed: {name}{f' (see {report})' if report.is_file() else ''}", file=sys.stderr)
     return 1 if failed else 0
 
 

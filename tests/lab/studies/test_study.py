@@ -1,6 +1,8 @@
 import json
+import sys
 
 import pytest
+import study as script
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.studies import experiments
 from lgelu_lab.studies.arguments import parse_mapping
@@ -215,6 +217,18 @@ def test_a_full_disk_fails_the_run_and_not_the_study(record_of, tmp_path, monkey
     monkeypatch.setattr("pathlib.Path.write_text", full)
     assert run_study(EXPERIMENTS[2:3], tmp_path, run=lambda arguments: 1 / 0) == ["b/c"]
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_failures_file_is_named_where_there_is_one(tmp_path, monkeypatch, capsys):
+    """Of a run that another process trains there is none."""
+    (tmp_path / "b/a").mkdir(parents=True)
+    (tmp_path / "b/a/error.txt").write_text("Traceback")
+    monkeypatch.setattr(script, "stop_on_signals", lambda: None)
+    monkeypatch.setattr(script, "run_study", lambda *given, **options: ["b/a", "b/b"])
+    words = ["--study", "profiles", "--benchmarks", "mlp-adult", "--seeds", "0", "--output_dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["study.py", *words])
+    assert script.main() == 1
+    assert capsys.readouterr().err == f"failed: b/a (see {tmp_path / 'b/a/error.txt'})\nfailed: b/b\n"
 
 
 def test_progress_counts_the_runs_of_all_workers(record_of, tmp_path, capsys):
