@@ -10,7 +10,7 @@ from hf_lgelu.activation.kernels import KERNELS
 from hf_lgelu.activation.kernels.kernel import Kernel
 
 KERNEL_VARIABLE = "LGELU_KERNEL"
-"""Environment variable with the kernel to use, read when the package is imported."""
+"""Environment variable with the kernel to use, read once, when this module is imported."""
 
 
 def check_kernel(name: str | None, origin: str = "kernel") -> str | None:
