@@ -41,6 +41,7 @@ from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.processes import main_process_first, wait_for_all
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, Provenance, summarize
 from hf_lgelu.refit.resume import forget_work
+from hf_lgelu.refit.target_gates import check_target
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
 PAGE_FILE, FIGURE_FILE = "report.md", "refit.png"
@@ -75,11 +76,8 @@ def convert(arguments: Namespace) -> ConversionReport:
             require_gates(given)
             if arguments.keep_curve is not None:  # told before the work
                 tell(_points_of(arguments.keep_curve, len(find_sites(given.network))))
-            if arguments.keep and given.sentences is not None:
-                raise ValueError(
-                    "--keep: sentence-transformers builds all gates by one key of the config, and could not load the "
-                    "folder; convert it in Python (hf_lgelu.convert_to_relu)"
-                )
+            if given.sentences is not None:
+                _require_one_key_says_it(arguments)
             given.network.to(state.device)
             data = data_set(arguments, given.model, given.processors)
             evaluation = evaluation_set(arguments, given.model, given.processors)
@@ -122,6 +120,20 @@ def _points_of(counts: Sequence[int], gates: int) -> str:
     if left_out:
         said += f", and not {', '.join(map(str, left_out))}: of {gates} gates at most {gates - 1} can stay"
     return said
+
+
+def _require_one_key_says_it(arguments: Namespace) -> None:
+    """Raise ValueError for gates that a folder of sentence-transformers cannot have."""
+    if check_target(arguments.target).slope is not None:
+        option, otherwise = f"--target {arguments.target}", "take leaky_relu, whose slope is 0.01,"
+    elif arguments.keep:
+        option, otherwise = "--keep", "leave it out"
+    else:
+        return
+    raise ValueError(
+        f"{option}: sentence-transformers builds all gates by one key of the config, and could not load the folder; "
+        f"{otherwise} or convert it in Python (hf_lgelu.convert_to_relu)"
+    )
 
 
 def _processes() -> PartialState:

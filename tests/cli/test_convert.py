@@ -466,6 +466,20 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
     assert report_of(tmp_path / "relu")["report"]["held_out"]["rows"] <= 20  # an embedding a text, not a token
 
 
+@pytest.mark.parametrize("option", [("--keep", "1"), ("--target", "leaky_relu:0.1"), ("--target", "leaky_relu:fitted")])
+def test_gates_that_sentence_transformers_cannot_build_are_refused_before_the_work(
+    option, sentence_folder, tmp_path, monkeypatch, call
+):
+    monkeypatch.setattr(module, "_converted", lambda *_, **__: pytest.fail("work before the check"))
+    model, texts = sentence_folder
+    words = ("convert", model, "--data", texts, *option, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    status, _, errors = call(*words)
+    assert status == 1
+    named = "--keep" if option[0] == "--keep" else " ".join(option)
+    assert f"{named}: sentence-transformers builds all gates by one key of the config" in errors
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_two_processes_write_one_folder_with_the_same_network(place, converted, tmp_path):
     command = [
