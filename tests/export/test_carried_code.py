@@ -10,6 +10,9 @@ from transformers import GPT2Config
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.export.hub.loading import attach_model_code
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.models.surgery import replace_activations
+from hf_lgelu.refit.target_gates import check_target, substitute_gates
 
 
 @pytest.fixture
@@ -41,3 +44,21 @@ def test_other_models_and_lambda_gelu_are_refused(tmp_path):
         with pytest.raises(ValueError, match="export the model with export_relu or export_gelu first"):
             attach_model_code(tmp_path / "soft")
     assert [path.name for path in Path(tmp_path / "soft").iterdir()] == ["config.json"]
+
+
+def test_gates_that_the_config_alone_does_not_build_are_refused(tmp_path):
+    """The file would fail on them, or with a slope build other gates."""
+    for name in ("several", "kept", "slope"):
+        model = MLPForClassification(MLPConfig(num_features=2, hidden_size=3, num_hidden_layers=2, hidden_act="gelu"))
+        if name == "several":
+            replace_activations(model, granularity="channel", inputs=torch.zeros(1, 2))
+        elif name == "kept":
+            substitute_gates(model, check_target("relu"), kinds=SMOOTH_KINDS, keep=["layers.0.activation"])
+        else:
+            substitute_gates(model, check_target("leaky_relu:0.1"), kinds=SMOOTH_KINDS)
+        model.save_pretrained(tmp_path / name)
+        before = (tmp_path / name / "config.json").read_bytes()
+        with pytest.raises(ValueError, match=f"{name} has gates that its config alone does not build"):
+            attach_model_code(tmp_path / name)
+        assert (tmp_path / name / "config.json").read_bytes() == before
+        assert not (tmp_path / name / "mlp.py").exists()

@@ -132,7 +132,7 @@ def attach_model_code(folder: str | os.PathLike) -> Path:
         The path of the copied file.
 
     Raises:
-        ValueError: another model, or one with λ-GELU, which the file alone cannot build.
+        ValueError: another model, or one with λ-GELU, kept gates or a slope, which the file alone cannot build.
         FileNotFoundError: there is no config.json.
 
     Example:
@@ -155,6 +155,12 @@ def attach_model_code(folder: str | os.PathLike) -> Path:
         raise ValueError(
             f"{folder} has hidden_act {config['hidden_act']!r}, which is built by hf_lgelu; export the model with "
             "export_relu or export_gelu first"
+        )
+    if RECORD_KEY in config:
+        raise ValueError(
+            f"{folder} has gates that its config alone does not build (several λ a layer, gates that a conversion "
+            "kept, a slope): that takes hf_lgelu.from_pretrained. Export λ-GELU with export_relu or export_gelu first, "
+            "convert all gates, or take a target without a slope of its own"
         )
     config["auto_map"] = _AUTO_MAP
     with whole_file(folder / CODE_FILE, overwrite=True) as new:
