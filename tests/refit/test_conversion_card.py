@@ -10,7 +10,9 @@ from report_by_hand import REPORT, SMALL
 from hf_lgelu.export.hub.conversion_card import original_licence, render_conversion_card, write_conversion_card
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.report import Provenance, StepTaken
+from hf_lgelu.refit.target_gates import TARGETS
 
 PROVENANCE = Provenance(
     model="someone/gpt2-small", model_is_on_hub=True, data="someone/texts, split train", samples=66, seed=3,
@@ -135,6 +137,30 @@ def test_the_code_on_the_card_loads_the_folder(tmp_path, monkeypatch):
     exec(code, found)
     rows = torch.randn(6, 5)
     torch.testing.assert_close(found["model"](rows), model(rows).logits)
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "leaky_relu:0.1"])
+def test_code_tag_and_limits_are_those_of_the_target(target, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = MLPForClassification(MLPConfig(num_features=5, hidden_size=8, num_hidden_layers=2, hidden_act="gelu"))
+    converted, report = convert_to_relu(model, torch.randn(64, 5), target=target)
+    converted.save_pretrained(tmp_path)
+    local = dataclasses.replace(PROVENANCE, model="ours", model_is_on_hub=False)
+    card = ModelCard.load(write_conversion_card(tmp_path, report, local))
+    tag = {"leaky_relu": "leaky-relu", "leaky_relu:0.1": "leaky-relu", "relu2": "squared-relu"}.get(target, target)
+    assert card.data.tags == [tag, *(["relufication"] if target == "relu" else []), "lambda-gelu"]
+    assert card.text.startswith(f"\n# ours-{tag}\n")
+    limits = section(card, "## Limits")
+    assert f"- Only the gates are {report.target}: " in limits
+    assert (f"Zeros of {report.target} are" in limits) == (target in ("relu", "relu6", "relu2"))
+    if target in ("relu2", "leaky_relu:0.1"):  # not in torch, and a slope that no config says
+        assert "Without hf_lgelu" not in card.text
+        return
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(card.text.split("Without hf_lgelu:\n\n```python\n")[1].split("```")[0], found)
+    rows = 4 * torch.randn(64, 5)
+    torch.testing.assert_close(found["model"](rows), MLPForClassification.from_pretrained(tmp_path)(rows).logits)
 
 
 def licence_of(folder, header, encoding="utf-8"):

@@ -34,6 +34,14 @@ from hf_lgelu.refit.report import (
 )
 
 _LONGEST_HEADER = 65536  # characters
+# What a report calls its target, without a slope → its tag on the Hub, and whether it leaves zeros behind the gates.
+_TARGETS = {
+    "ReLU": ("relu", True),
+    "ReLU6": ("relu6", True),
+    "LeakyReLU": ("leaky-relu", False),
+    "HardSwish": ("hardswish", False),
+    "squared ReLU": ("squared-relu", True),
+}
 TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
 
 
@@ -50,18 +58,19 @@ def conversion_card_data(
     They are a result on a data set of the Hub only where the second set is a whole split of it.
     """
     task = pipeline_tag(model_class)
+    tag, _ = _target(report)
     data = ModelCardData(
         license=license,
         library_name=CheckpointFacts(model_class).library,
         pipeline_tag=task,
-        tags=["relu", "relufication", "lambda-gelu"],
+        tags=[tag, *(["relufication"] if tag == "relu" else []), "lambda-gelu"],
         base_model=provenance.model if provenance.model_is_on_hub else None,
     )
     metrics = report.evaluation.refitted.metrics if report.evaluation else {}
     if metrics:
         data.metrics = list(metrics)
     if metrics and provenance.evaluation_is_whole and is_hub_id(provenance.evaluation_source):
-        data.model_name = _title(provenance, repo_id)
+        data.model_name = _title(report, provenance, repo_id)
         data.eval_results = [
             EvalResult(
                 task_type=task or "other", dataset_type=provenance.evaluation_source,
@@ -101,7 +110,7 @@ def render_conversion_card(
     card = ModelCard.from_template(
         conversion_card_data(report, provenance, model_class=name, repo_id=repo_id, license=license),
         template_path=str(TEMPLATE),
-        title=plain(_title(provenance, repo_id)),
+        title=plain(_title(report, provenance, repo_id)),
         summary=_summary(report, provenance, checkpoint),
         results=_results(report, provenance),
         figure=figure,
@@ -109,7 +118,7 @@ def render_conversion_card(
         warnings=bullets(report.warnings),
         layers=layer_table(report.layers),
         layer_note=LAYER_NOTE,
-        plain_code="" if needs_package else loading.without_hf_lgelu(checkpoint, where, activation="relu"),
+        plain_code="" if needs_package else loading.without_hf_lgelu(checkpoint, where, activation=report.target),
         carried_code=loading.with_carried_code(where) if checkpoint.own_code and not needs_package else "",
         lgelu_code=loading.with_hf_lgelu(name, where),
         limits=_limits(report),
@@ -138,8 +147,12 @@ def write_conversion_card(
     return path
 
 
-def _title(provenance: Provenance, repo_id: str | None) -> str:
-    return repo_id.rpartition("/")[2] if repo_id else f"{provenance.model.rpartition('/')[2]}-relu"
+def _target(report: ConversionReport) -> tuple[str, bool]:
+    return _TARGETS[report.target.partition("(")[0]]
+
+
+def _title(report: ConversionReport, provenance: Provenance, repo_id: str | None) -> str:
+    return repo_id.rpartition("/")[2] if repo_id else f"{provenance.model.rpartition('/')[2]}-{_target(report)[0]}"
 
 
 def _original(provenance: Provenance) -> str:
@@ -199,9 +212,10 @@ def _limits(report: ConversionReport) -> str:
         "- Measured on the inputs named above and on no others. On inputs unlike the calibration set the network may "
         "be further from the original, and nothing on this card would show it.",
         "- What the original cannot do, or does wrong, this one does not do better.",
-        "- Only the gates are ReLU: softmax, normalization and other parts are what they were.",
-        "- Zeros of ReLU are no speed-up by themselves; none is claimed.",
+        f"- Only the gates are {report.target}: softmax, normalization and other parts are what they were.",
     ]
+    if _target(report)[1]:
+        lines.append(f"- Zeros of {report.target} are no speed-up by themselves; none is claimed.")
     if report.evaluation is None:
         lines.insert(1, "- It was not measured on a second set, independent of the calibration inputs.")
     if report.smooth_calls:

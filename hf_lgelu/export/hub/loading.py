@@ -29,6 +29,13 @@ for name in [*(f"layers.{{i}}.linear" for i in range({layers})), "classifier"]:
     modules += [linear, torch.nn.{activation}]
 model = torch.nn.Sequential(*modules[:-1]).eval()"""
 
+# What gates were exchanged for, as an export and as a conversion's report call it → the module of torch. It has no
+# squared ReLU.
+_EXCHANGED = {
+    **dict.fromkeys(("relu", "ReLU"), "ReLU()"),
+    **{"ReLU6": "ReLU6()", "LeakyReLU": "LeakyReLU()", "HardSwish": "Hardswish()"},
+}
+
 # Row of GATES → the module of torch that λ = 1 is.
 _PLAIN = {"lambda_gelu": "GELU()", "lambda_gelu_tanh": 'GELU(approximate="tanh")', "lambda_silu": "SiLU()"}
 
@@ -101,12 +108,17 @@ def with_hf_lgelu(model_class: str, where: str) -> str:
 
 
 def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str, gate: str = DEFAULT_GATE) -> str:
-    """How a ReLU checkpoint, or one with λ folded ("gelu") into a `gate`'s plain form, is loaded without this package.
+    """How a checkpoint is loaded without this package; "" for an MLP whose gates torch does not have.
 
-    `where` is a folder or Hub id.
+    Args:
+        checkpoint: what it is.
+        where: folder or Hub id.
+        activation: "relu", or the target that a conversion's report names; "gelu" with λ folded into the weights.
+        gate: of the latter the row of GATES, whose plain form its gates are.
     """
     if checkpoint.model_class == _MLP_CLASS:
-        return _MLP.format(layers=checkpoint.layers, activation="ReLU()" if activation == "relu" else _PLAIN[gate])
+        module = _PLAIN[gate] if activation == "gelu" else _EXCHANGED.get(activation)
+        return "" if module is None else _MLP.format(layers=checkpoint.layers, activation=module)
     if checkpoint.model_class == _SENTENCES:
         return _SENTENCE_TRANSFORMERS.format(where=where)
     return _TRANSFORMERS.format(model_class=checkpoint.model_class, where=where)
