@@ -10,9 +10,6 @@ from torch import nn
 from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.module import ACTIVATION_CLASSES, GATE_MODULES, LambdaGate
 
-ACTIVATION_NAME = DEFAULT_GATE
-"""The paper's gate."""
-
 NEEDS_THE_PACKAGE = "hf_lgelu.from_pretrained"
 """What surgery writes in an activation key where the config alone cannot rebuild the model: a process that has not
 imported this package refuses such a checkpoint, and its error names what is missing."""

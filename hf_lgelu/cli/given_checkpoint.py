@@ -13,6 +13,7 @@ from transformers.utils import logging
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.cli.named_places import CONFIG_FILE, local, require_model_there
 from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
+from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.sentence_embedder import SentenceEmbedder
@@ -92,7 +93,7 @@ def _refuse_other_folders(name: str) -> None:
             "base. Merge it first (PeftModel.merge_and_unload(), then save_pretrained) and give the merged folder"
         )
     inside = sorted(entry.parent.name for entry in path.glob(f"*/{CONFIG_FILE}"))
-    if not (path / CONFIG_FILE).is_file() and not (path / "modules.json").is_file() and inside:
+    if not (path / CONFIG_FILE).is_file() and not (path / MODULES_FILE).is_file() and inside:
         raise FileNotFoundError(
             f"{name} has no {CONFIG_FILE}; checkpoints in it are {', '.join(inside[:8])}: give one of these folders"
         )

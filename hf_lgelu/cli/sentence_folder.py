@@ -14,12 +14,11 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import PreTrainedModel
 
 from hf_lgelu.cli.named_places import CARD_FILE, local
+from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.links import require_inside
 from hf_lgelu.models.sentence_embedder import SentenceEmbedder, embedder_of
-
-MODULES_FILE = "modules.json"
 
 # Of the encoder, written anew; and other forms of the whole network, which would still be the smooth one.
 _ENCODERS_OWN = ("config.json", "model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
