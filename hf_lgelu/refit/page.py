@@ -28,14 +28,14 @@ LAYER_NOTE = (
 )
 
 NET_NOTE = (
-    "The direct swap has ReLU gates and the original weights. KL and relative error are distances from the original "
+    "The direct swap has the new gates and the original weights. KL and relative error are distances from the original "
     "network, not from the truth; 0 is the same."
 )
 
 
 def render_markdown(report: ConversionReport, *, figure: str | None = None) -> str:
     """The whole report as one Markdown page; `figure` is the picture's path, relative to the page."""
-    parts = [f"# {report.model}: ReLU without training", how_far(report), what_was_done(report)]
+    parts = [f"# {report.model}: {report.target} without training", how_far(report), what_was_done(report)]
     if report.warnings:
         parts += ["## Warnings", bullets(report.warnings)]
     parts += ["## The whole network", whole_network(report), "## The refitted layers"]
@@ -68,7 +68,7 @@ def whole_network(report: ConversionReport) -> str:
 
 
 def still_smooth(report: ConversionReport) -> str:
-    """What the ReLU network still computes smoothly."""
+    """What the converted network still computes smoothly."""
     return bullets(report.smooth_calls) if report.smooth_calls else "No gate on the path of the inputs is smooth."
 
 

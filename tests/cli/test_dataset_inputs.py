@@ -187,6 +187,16 @@ def test_tokens_that_are_there_already_are_taken(gpt2):
     assert batch["labels"].tolist() == [[[-100, 6, 7], [-100, 9, -100]][i] for i in order]
 
 
+def test_padding_on_the_left_goes_before_a_row_is_cut(gpt2):
+    rows = {"input_ids": [[0] * 30 + [5, 6, 7], [8] * 33], "attention_mask": [[0] * 30 + [1] * 3, [1] * 33]}
+    batch = whole(inputs(datasets.Dataset.from_dict(rows), gpt2, sequence_length=4))
+    found = {
+        tuple(ids): mask
+        for ids, mask in zip(*(batch[n].tolist() for n in ("input_ids", "attention_mask")), strict=True)
+    }
+    assert found == {(5, 6, 7, 0): [1, 1, 1, 0], (8, 8, 8, 8): [1, 1, 1, 1]}
+
+
 @pytest.mark.parametrize(("asked", "taken"), [(None, 16), (8, 8)])
 def test_tokens_that_are_there_already_are_cut(asked, taken, gpt2):
     sequences = [[start + i for i in range(40)] for start in (5, 50)] + [[7, 8, 9]]

@@ -112,16 +112,20 @@ def encoded_sequences(
 ) -> TensorRows:
     """The columns input_ids and attention_mask of a tokenized data set, cut at `length` and padded on the right.
 
+    Of rows that are padded on the left that goes first: cut, they would be padding for the most part.
     A language model's labels are its tokens, -100 where they are padding; another model's are `labels`, (len(rows),).
     """
     chosen = sample_numbers(len(rows), wanted, seed).tolist()
-    ids = [torch.tensor(sequence[:length], dtype=torch.int64) for sequence in rows[chosen]["input_ids"]]
-    if "attention_mask" in rows.column_names:
-        masks = [torch.tensor(mask[:length], dtype=torch.int64) for mask in rows[chosen]["attention_mask"]]
-    else:
-        masks = [torch.ones_like(sequence) for sequence in ids]
-    pad = torch.nn.utils.rnn.pad_sequence
-    tensors = {"input_ids": pad(ids, batch_first=True), "attention_mask": pad(masks, batch_first=True)}
+    found = rows[chosen]
+    sequences = found["input_ids"]
+    masks = found["attention_mask"] if "attention_mask" in rows.column_names else [[1] * len(ids) for ids in sequences]
+    begins = [mask.index(1) if 1 in mask else 0 for mask in masks]
+
+    def padded(column: list[list[int]]) -> Tensor:
+        cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
+        return torch.nn.utils.rnn.pad_sequence(cut, batch_first=True).to(torch.int64)
+
+    tensors = {"input_ids": padded(sequences), "attention_mask": padded(masks)}
     if is_language_model(model):
         tensors["labels"] = _predicted(tensors["input_ids"]).masked_fill(tensors["attention_mask"] == 0, IGNORED)
     elif labels is not None:
