@@ -18,6 +18,8 @@ _FUSED_KERNEL = "activation_relu_or_gelu"
 
 _TIMM_LAYERS = "timm.layers"
 _ACTIVATION_FILES = ("torch.nn.modules.activation", "transformers.activations", "timm.layers.activations")
+# torch keeps these beside its activations.
+_OTHER_CLASSES = (nn.MultiheadAttention, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
 
 _HOOKS = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -114,8 +116,11 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Whether the module's class stands where torch, transformers and timm keep their activations, of any kind."""
-    return type(module).__module__.startswith(_ACTIVATION_FILES)
+    """Whether the module's class stands where torch, transformers and timm keep their activations, of any kind.
+
+    Attention and softmax, which stand there too, are none.
+    """
+    return type(module).__module__.startswith(_ACTIVATION_FILES) and not isinstance(module, _OTHER_CLASSES)
 
 
 def function_of(module: Any) -> tuple[type, str | None, float | None]:
