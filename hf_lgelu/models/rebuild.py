@@ -30,7 +30,7 @@ from hf_lgelu.models.config_keys import (
     combined,
     write_changes,
 )
-from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, is_activation, kind_of, uncompiled_name
+from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, is_activation, kind_of, place, uncompiled_name
 from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 logger = logging.get_logger(__name__)
@@ -288,19 +288,19 @@ def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
         _require_activation(model, entry["site"], getattr(parent, attribute))
         placed += 1
         if "activation" in entry:
-            setattr(parent, attribute, _plain_module(entry))
+            place(parent, attribute, _plain_module(entry))
             continue
         first = str(entry.get("shared_with", entry["site"]))
         gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
         if first in owners:
-            setattr(parent, attribute, SharedLambdaGate(owners[first], gate))
+            place(parent, attribute, SharedLambdaGate(owners[first], gate))
             continue
         owners[first] = GATE_MODULES[gate](
             granularity=entry.get("granularity", "network"),
             raw_shape=entry.get("raw_shape", (1,)),
             forward=entry.get("forward", "gate"),
         )
-        setattr(parent, attribute, owners[first])
+        place(parent, attribute, owners[first])
     if not placed:
         raise ValueError(
             f"the checkpoint has gates of its own at {', '.join(entry['site'] for entry in record)}, and "

@@ -73,15 +73,15 @@ class ActivationSite:
     attribute: str
     module: nn.Module
     kind: str
+    fused_kernel: int | None = None
+    """What the parent said of its fused kernel when the site was found (`place`); None of a parent that has none."""
 
     def put(self, module: nn.Module) -> None:
-        """Place `module` at this site, in the training mode of what was there."""
-        setattr(self.parent, self.attribute, module.train(self.module.training))
+        """Place `module` at this site, in the training mode of what was there; `self.module` puts all back."""
+        place(self.parent, self.attribute, module.train(self.module.training))
         _keep_hooks(self.module, module)
-        # torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). It runs in eval mode
-        # without looking at the module, so the code it goes by has to follow; 0 keeps it off.
-        if getattr(self.parent, _FUSED_KERNEL, 0):
-            setattr(self.parent, _FUSED_KERNEL, {nn.ReLU: 1, nn.GELU: 2}.get(type(module), 0))
+        if module is self.module and self.fused_kernel is not None:
+            setattr(self.parent, _FUSED_KERNEL, self.fused_kernel)
 
     def is_in_place(self, model: nn.Module) -> bool:
         """Whether `model`, in which the site was found, still holds `module` where its name says."""
@@ -92,6 +92,18 @@ class ActivationSite:
                 return False
             place = child
         return place is self.module
+
+
+def place(parent: nn.Module, attribute: str, module: nn.Module) -> None:
+    """Set `parent.<attribute>` to an activation, and have the parent run it.
+
+    torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). It runs in eval mode without looking
+    at the module, so the code it goes by has to follow; 0 keeps it off.
+    """
+    setattr(parent, attribute, module)
+    if getattr(parent, _FUSED_KERNEL, 0):
+        is_erf = type(module) is nn.GELU and module.approximate == "none"
+        setattr(parent, _FUSED_KERNEL, 1 if type(module) is nn.ReLU else 2 if is_erf else 0)
 
 
 def _plain_classes(kind: str) -> tuple[type, ...]:
@@ -201,7 +213,7 @@ def _walk(
         if kind is None:
             yield from _walk(child, f"{name}.", seen, kind_of)
         else:
-            yield ActivationSite(name, parent, attribute, child, kind)
+            yield ActivationSite(name, parent, attribute, child, kind, getattr(parent, _FUSED_KERNEL, None))
 
 
 def _live_children(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
