@@ -24,8 +24,11 @@ from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
 from hf_lgelu.models.sites import find_sites, function_of, is_activation, plain_gate_of, uncompiled_name
 from hf_lgelu.registry import timm_activation_classes
 
-# How a model or config says that it knows no such activation or no such argument.
-_REFUSALS = (AssertionError, AttributeError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError)
+CONFIG_REFUSALS = (
+    *(AssertionError, AttributeError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError),
+    ZeroDivisionError,
+)
+"""How a model or config says that it knows no such activation, argument or width."""
 
 _GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
 
@@ -95,7 +98,7 @@ def plan_config_changes(
         """The wanted sites that these changes reach; none if they change another site."""
         try:
             skeleton = _build(model, apply_changes(config, changes))
-        except _REFUSALS as refusal:
+        except CONFIG_REFUSALS as refusal:
             refusals.append(refusal)
             return set()
         if not changes:
@@ -125,7 +128,7 @@ def built_otherwise(model: PreTrainedModel, config: PreTrainedConfig) -> list[st
     """Names of the activations of a model that this config alone would not build."""
     try:
         skeleton = _build(model, config)
-    except _REFUSALS:
+    except CONFIG_REFUSALS:
         return []
     there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
     return [name for name, module in there.items()
@@ -144,7 +147,7 @@ def changes_at(
     for change in candidates:
         try:
             skeleton = _build(model, apply_changes(config, [change]))
-        except _REFUSALS:
+        except CONFIG_REFUSALS:
             continue
         if any(_is_activation(_at(skeleton, name), activation) for name in sites):
             chosen.append(change)

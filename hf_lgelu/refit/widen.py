@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.config_keys import (
+    CONFIG_REFUSALS,
     ConfigChange,
     UnsupportedConfigError,
     apply_changes,
@@ -237,6 +238,6 @@ def _built_shapes(root: PreTrainedModel, changes: list[ConfigChange]) -> Mapping
         config: PreTrainedConfig = apply_changes(root.config, changes)
         with torch.device("meta"):
             built = type(root)(config)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+    except CONFIG_REFUSALS:
         return None  # a key that is no part of this model's shape
     return {name: tuple(value.shape) for name, value in built.named_parameters()}

@@ -8,6 +8,8 @@ import torch
 from loud_nets import VOCABULARY, bert, gpt2, llama, loud, tokens, traced
 from torch.nn import functional as F
 from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
 )
@@ -83,6 +85,18 @@ def test_room_changes_no_output(build):
     assert any("→" in str(change) for change in room.config_changes)
     with torch.no_grad():
         torch.testing.assert_close(room.model(**inputs).logits, model(**inputs).logits, rtol=0, atol=1e-5)
+
+
+def test_a_width_that_is_another_key_too_is_found_where_the_config_checks_its_sizes():
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=24, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    model, inputs = loud(LlamaForCausalLM(config), 1.0), tokens(4)
+    sites, program, layers, _ = traced(model, inputs)
+    room = make_room(model, program, layers, len(sites), 1.25)  # no hidden size of 30 is shared by 4 heads
+    assert room.extra == 6
+    assert sorted(map(str, room.config_changes)) == ["intermediate_size: 24 → 30", "mlp_bias: False → True"]
 
 
 def test_a_family_without_a_key_for_the_biases_does_without_or_is_refused():

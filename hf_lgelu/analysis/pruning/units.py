@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.analysis.pruning.prunable import HiddenLayer, Pruner
 from hf_lgelu.analysis.pruning.zeros import RELU, GateZeros, checked_batches, measure_zeros
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
+from hf_lgelu.models.config_keys import CONFIG_REFUSALS
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.mlp import MLPConfig
 from hf_lgelu.models.sites import checked_module
@@ -253,7 +254,7 @@ def _write_widths(model: nn.Module, widths: list[int]) -> str | None:
                 setattr(changed, key, value)
                 with torch.device("meta"):
                     built = type(model)(changed)
-            except (TypeError, ValueError, RuntimeError, ZeroDivisionError):  # a width that this family cannot take
+            except CONFIG_REFUSALS:  # a width that this family cannot take
                 continue
             if {name: tensor.shape for name, tensor in built.state_dict().items()} == shapes:
                 setattr(config, key, value)
