@@ -17,7 +17,7 @@ class OutputChange:
     """How far the first output of one model (not the loss) is from another's.
 
     `rows` is the number of predictions (all axes but the last; each is an argmax over the last), `largest_output` the
-    largest absolute value of the first model's.
+    largest finite absolute value of the first model's. An infinity that both have at one place is no change.
     """
 
     max_change: float
@@ -54,6 +54,11 @@ def allowed_rounding(output: Tensor) -> float:
     return _ROUNDING.get(output.dtype, _ROUNDING[torch.float32]) * _largest(output)
 
 
+def difference(output: Tensor, other: Tensor) -> Tensor:
+    """`output - other`; of the infinity that models give for classes that cannot be, 0 where both have the same."""
+    return torch.where(output == other, 0.0, output - other)
+
+
 def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> OutputChange:
     """How `other`'s first output differs from `model`'s; the loss is none (`outputs_of`).
 
@@ -75,8 +80,8 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
         raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
     agreement = ((first.argmax(-1) == second.argmax(-1)) & ~second.isnan().any(-1)).double()
     return OutputChange(
-        max_change=(first - second).abs().max().item(),
-        largest_output=first.abs().max().item(),
+        max_change=difference(first, second).abs().max().item(),
+        largest_output=_largest(first),
         unchanged_predictions=agreement.mean().item(),
         rows=agreement.numel(),
     )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from hf_lgelu.models.comparison import difference
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.models.task_outputs import are_class_scores, task_outputs
@@ -171,7 +172,7 @@ def batch_sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn
             reference, *others = map(_double, part)
             new = _spread_sums(name, reference)
             for network, other in zip(_NETWORKS[1:], others, strict=True):
-                new[network, "error", name] = _difference(other, reference).square().sum().item()
+                new[network, "error", name] = difference(other, reference).square().sum().item()
                 if name == first:
                     changes = change_sums(reference, other, owners.to(reference.device), len(values[0]))
                     new |= {(network, what): change for what, change in changes.items()}
@@ -186,11 +187,6 @@ def _unit_of_rows(output: Tensor, counted: Tensor | None) -> Tensor:
     numbers = torch.arange(len(output), device=output.device)
     numbers = numbers.reshape(-1, *[1] * (len(leading) - 1)).expand(leading)
     return numbers.reshape(-1) if counted is None else numbers[counted]
-
-
-def _difference(output: Tensor, reference: Tensor) -> Tensor:
-    """Of the infinity that models give for classes that cannot be, none where both have the same."""
-    return torch.where(output == reference, 0.0, output - reference)
 
 
 def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
@@ -216,7 +212,7 @@ def change_sums(reference: Tensor, output: Tensor, units: Tensor | None = None, 
     Two of them also over the rows of each unit, (count,): `units` (rows,) says of which one each row is, None of one.
     """
     kl = kl_terms(reference, output)
-    change = _difference(output, reference).abs()
+    change = difference(output, reference).abs()
     units = torch.zeros(len(output), dtype=torch.long, device=output.device) if units is None else units
     by_unit = (value.new_zeros(count).index_add(0, units, value.sum(-1)).cpu() for value in (kl, change.square()))
     return {

@@ -120,6 +120,25 @@ def test_what_is_not_zero_behind_a_dead_unit_is_noticed_and_the_model_left_alone
     assert model[0].weight.shape == (4, 3)
 
 
+def test_classes_that_cannot_be_stay_impossible_without_the_dead_units():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+            self.register_buffer("impossible", torch.tensor([False, True]))
+
+        def forward(self, x):
+            return self.net(x).masked_fill(self.impossible, -torch.inf)
+
+    torch.manual_seed(0)
+    model = Masked()
+    with torch.no_grad():
+        model.net[0].bias[2] = -100.0
+    pruned = remove_dead_units(model, [torch.randn(9, 3)])
+    assert pruned.removed == {"net.0": [2]}
+    assert pruned.max_change < 1e-5
+
+
 @pytest.mark.parametrize("criterion", ["apoz", "magnitude"])
 def test_a_fraction_takes_the_units_a_loop_would_take(criterion):
     model, data = mlp(), batches()

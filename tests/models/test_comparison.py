@@ -88,6 +88,22 @@ def test_nan_is_a_change_and_no_measure():
         compare_models(Broken(), nn.Identity(), rows)
 
 
+def test_an_infinity_that_both_give_is_no_change():
+    class Masked(nn.Module):
+        def __init__(self, shift, mask=-torch.inf):
+            super().__init__()
+            self.shift, self.mask = shift, mask
+
+        def forward(self, x):
+            return torch.cat([x + self.shift, torch.full_like(x[:, :1], self.mask)], 1)
+
+    rows = torch.tensor([[2.0, 1.0]])
+    change = compare_models(Masked(0.0), Masked(0.25), rows)
+    assert (change.max_change, change.largest_output, change.unchanged_predictions) == (0.25, 2.0, 1.0)
+    for mask in (torch.inf, 0.0):
+        assert compare_models(Masked(0.0), Masked(0.0, mask), rows).max_change == torch.inf
+
+
 @pytest.mark.parametrize(("error", "accepted"), [(2e-6, True), (5e-5, False), (torch.nan, False)])
 def test_rounding_is_relative_to_the_largest_output(error, accepted):
     class Plus(nn.Module):

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.analysis.pruning.prunable import HiddenLayer, Pruner
 from hf_lgelu.analysis.pruning.zeros import RELU, GateZeros, checked_batches, measure_zeros
-from hf_lgelu.models.comparison import allowed_rounding, outputs_of
+from hf_lgelu.models.comparison import allowed_rounding, difference, outputs_of
 from hf_lgelu.models.config_keys import CONFIG_REFUSALS
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.mlp import MLPConfig
@@ -225,7 +225,7 @@ def _verified(model: nn.Module, pruned: PrunedModel, data: Inputs | Iterable[Inp
     for batch in checked_batches(data):
         # Every output: the first one alone is the loss where a batch has labels.
         for first, second in zip(outputs_of(model, batch), outputs_of(pruned.model, batch), strict=True):
-            change = (first.double() - second.double()).abs().max().item()
+            change = difference(first.double(), second.double()).abs().max().item()
             # What is added up inside is about 1, also where the outputs are small.
             allowed = max(allowed_rounding(first), allowed_rounding(torch.ones_like(first)))
             if not change <= allowed:
