@@ -11,7 +11,7 @@ from scipy.special import softmax
 from scipy.stats import entropy
 from transformers import BertConfig, BertForSequenceClassification
 
-from hf_lgelu.analysis.int8.compare import compare_onnx
+from hf_lgelu.analysis.int8.compare import compare_files, compare_onnx
 from hf_lgelu.analysis.int8.quantize import count_optimized, quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_activations, strip_metadata
@@ -362,3 +362,12 @@ def test_metadata_is_removed_at_every_depth():
     assert not any(word in raw for word in (b"inner\x32", b"/home/me", b"stack", b"\x12\x01v"))
     assert model.graph.node[0].attribute[0].g.node[0].doc_string == ""
     assert model.graph.node[0].attribute[0].g.node[0].op_type == "Relu"
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_nan_in_any_output_makes_the_error_nan(broken):
+    right = [np.arange(6.0).reshape(2, 3), np.ones((2, 1))]
+    wrong = [np.full_like(output, np.nan) if index == broken else output for index, output in enumerate(right)]
+    change, error = compare_files(lambda batch: right, lambda batch: wrong, [{}])
+    assert np.isnan(error)
+    assert np.isnan(change.max_change) == (broken == 0)

@@ -105,13 +105,13 @@ def compare_files(
             new = [np.square(difference).sum(), len(rows), rows.sum(0), np.square(rows).sum(0)]
             sums[index] = [a + b for a, b in zip(sums[index], new, strict=True)] if index in sums else new
             if index == min(sums):
-                largest = max(largest, float(difference.max(initial=0.0)))
+                largest = float(np.maximum(largest, difference.max(initial=0.0)))  # max would lose NaN
                 size = max(size, float(np.abs(rows).max(initial=0.0)))
                 same += int((found.reshape(rows.shape).argmax(-1) == rows.argmax(-1)).sum())
                 predictions += len(rows)
     if not predictions:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
-    error = max(_relative_error(*values) for values in sums.values())
+    error = float(np.max([_relative_error(*values) for values in sums.values()]))
     return OutputChange(largest, size, same / predictions, predictions), error
 
 
