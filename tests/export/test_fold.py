@@ -474,6 +474,25 @@ def test_what_cannot_be_folded_is_named_with_its_reason(name):
     assert_refused(harden(build()), torch.randn(5, 3), reasons)
 
 
+@pytest.mark.parametrize("of", ["weight", "bias"])
+def test_two_parameters_in_one_memory_are_not_folded(of):
+    model = harden(nn.Sequential(nn.Linear(3, 3), LambdaGELU(), nn.Linear(3, 3), LambdaGELU(), nn.Linear(3, 3))).eval()
+    model[4].get_parameter(of).data = model[0].get_parameter(of).data
+    state, modules = copy.deepcopy(model.state_dict()), dict(model.named_modules())
+    with pytest.raises(ValueError, match=rf"(0|4)\.{of} and (0|4)\.{of} lie in one memory"):
+        fold_hardness(model, torch.randn(5, 3))
+    assert dict(model.named_modules()) == modules
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_parameters_beside_each_other_in_one_memory_are_folded():
+    model = nn.Sequential(nn.Linear(3, 3), LambdaGELU(), nn.Linear(3, 3)).double()
+    whole = torch.cat([layer.weight.data.flatten() for layer in (model[0], model[2])])
+    for layer, part in zip((model[0], model[2]), whole.split(9), strict=True):
+        layer.weight.data = part.view(3, 3)
+    assert_folds(harden(model), torch.randn(5, 3), 1)
+
+
 def test_sites_that_fold_are_not_named():
     good = nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 3))
     model = nn.Sequential(good, Residual(nn.Linear(3, 3)), LambdaGELU(), nn.Linear(3, 2))

@@ -23,6 +23,7 @@ from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.analysis.pruning.zeros import checked_batches
+from hf_lgelu.export.folding.own_memory import require_own_memory
 from hf_lgelu.export.folding.plan import plan_scaling
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
@@ -130,13 +131,9 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
 
 def _multiply(model: nn.Module, factors: Mapping[str, Tensor], inputs: Inputs) -> None:
     """Multiply parameters by their factors; ValueError, and all as they were, where the outputs become others."""
+    factors = {name: factor for name, factor in factors.items() if bool((factor != 1).any())}
     parameters = {name: model.get_parameter(name) for name in factors}
-    overlapping = [name for name, parameter in parameters.items() if _overlaps_itself(parameter)]
-    if overlapping:
-        raise ValueError(
-            f"{overlapping[0]} is an expanded tensor, several of its values lie in one place of memory, and they "
-            "cannot be rescaled apart; give it a memory of its own (clone)"
-        )
+    require_own_memory(model, factors)
     before = outputs_of(model, inputs)
     kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     for name, factor in factors.items():
@@ -146,13 +143,9 @@ def _multiply(model: nn.Module, factors: Mapping[str, Tensor], inputs: Inputs) -
     for name, parameter in parameters.items():
         parameter.copy_(kept[name])
     raise ValueError(
-        f"with its units rescaled {type(model).__name__} gives other outputs, and it is as it was. Two of its weights "
-        "may lie in one memory (b.weight.data = a.weight.data): make them one parameter, or give each its own (clone)"
+        f"with its units rescaled {type(model).__name__} gives other outputs, and it is as it was. What it computes "
+        "with may lie in the memory of one of its weights without being registered: make it a parameter or a buffer"
     )
-
-
-def _overlaps_itself(tensor: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _agree(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_lgelu.activation.gates import GATES, Gate
+from hf_lgelu.export.folding.own_memory import require_own_memory
 from hf_lgelu.export.folding.plan import FoldPlan, plan_fold
 from hf_lgelu.models.config_keys import (
     ConfigChange,
@@ -87,8 +88,8 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
 
     Raises:
         ValueError: no λ-GELU; the model cannot be traced; or sites whose λ cannot be folded, each with the reason
-            (behind a residual sum, feeding several layers, between tied weights). The model is then
-            unchanged.
+            (behind a residual sum, feeding several layers, between tied weights); or two parameters in one memory.
+            The model is then unchanged.
         RuntimeError: (UnsupportedConfigError) no config key says GELU in its erf form at these sites. The model is
             then unchanged.
 
@@ -109,6 +110,7 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
     if not sites:
         raise ValueError("the model is a single λ-GELU with no layer to fold λ into; give the model that contains it")
     plan = plan_fold(model, sites, trace_sites(model, sites, inputs))
+    require_own_memory(model, plan.factors)
     changes = [
         (root, _plan_plain(root, _inside(name, sites)))
         for name, root in (pretrained_roots(model) if rewrite_config else [])
