@@ -1,6 +1,7 @@
 """What shape reaches each activation, and which of its axes counts channels."""
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ def site_input_shapes(
     producers: dict[int, tuple[Tensor, nn.Module]] = {}
     seen: dict[str, tuple[tuple[int, ...], int]] = {}
 
-    with _one_module_per_site(sites) as names:
+    with one_module_per_site(model, sites) as names:
 
         def look(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if id(module) in names and args and isinstance(args[0], Tensor):
@@ -47,14 +48,18 @@ def site_input_shapes(
 
 
 @contextmanager
-def _one_module_per_site(sites: Sequence[ActivationSite]) -> Iterator[dict[int, str]]:
-    """{id(module): site name}, with a copy at every further site of a module that sits at several."""
+def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> Iterator[dict[int, str]]:
+    """{id(module): site name}, with copies at those of `sites` whose module sits at several places of the model.
+
+    Inside, a hook on the module in place at a site (`site.parent.<attribute>`) sees that site's calls alone.
+    """
+    places = Counter(id(child) for module in model.modules() for child in module._modules.values())
     names: dict[int, str] = {}
     copies: list[nn.Module] = []
     try:
         for site in sites:
             module = site.module
-            if id(module) in names:
+            if places[id(module)] > 1:
                 module = copy.deepcopy(module)
                 copies.append(module)
                 site.put(module)

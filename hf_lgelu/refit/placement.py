@@ -24,6 +24,7 @@ from torch.fx import Node
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
 from hf_lgelu.models.dataflow.trace import operation_name, shape_of, users
 from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.input_shapes import one_module_per_site
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import Placement, PlacementSums
@@ -190,7 +191,7 @@ def gate_rows(
 ) -> Iterator[tuple[GateUnit, tuple[Tensor, ...]]]:
     """(unit, (z, φ(z)) or (z, φ(z), u²)), float64 rows of channels, about `wanted` of a unit, batch by batch."""
     batches = [batch for fold in folds.folds for batch in fold[:1]]  # none, perhaps, on one of several processes
-    with ExitStack() as hooks:
+    with one_module_per_site(model, sites), ExitStack() as hooks:
         seen: dict[str, Tensor] = {}
         for unit in units:
             _watch(hooks, model, sites[unit.site], unit, seen)
@@ -213,10 +214,11 @@ def _watch(hooks: ExitStack, model: nn.Module, site: ActivationSite, unit: GateU
     def other(module: nn.Module, inputs: tuple, output: Tensor) -> None:
         seen[f"{unit.site}.other"] = output.detach()
 
-    if getattr(site.module, "inplace", False):
-        handle = site.module.register_forward_pre_hook(before)
+    placed = getattr(site.parent, site.attribute)
+    if getattr(placed, "inplace", False):
+        handle = placed.register_forward_pre_hook(before)
         hooks.callback(handle.remove)
-    handle = site.module.register_forward_hook(gate)
+    handle = placed.register_forward_hook(gate)
     hooks.callback(handle.remove)
     if unit.other is not None:
         owner = model.get_submodule(unit.other.weight_name.rpartition(".")[0])

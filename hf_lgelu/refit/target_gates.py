@@ -115,8 +115,8 @@ def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batch
         explained = (with_value.square() / own.clamp(min=1e-30)).sum(-1)
         left = left + (c[2, 2].sum() - explained) / c[2, 2].sum().clamp(min=1e-30)
 
-    gates = [site.module for site in find_sites(model, kinds) if site.name not in keep]
-    with forward_hooks(gates, see):
+    gates = dict.fromkeys(site.module for site in find_sites(model, kinds) if site.name not in keep)
+    with forward_hooks(list(gates), see):
         for batch in batches:
             run_example(model, batch.inputs)
     slope = slopes[left.argmin()]

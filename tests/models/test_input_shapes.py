@@ -73,6 +73,14 @@ def test_one_module_at_several_places_is_seen_at_each_and_stays_one():
     assert [model[i] for i in (1, 3, 5)] == [gelu] * 3
 
 
+def test_a_place_that_is_not_asked_for_is_not_seen():
+    gelu = nn.GELU()
+    model = nn.Sequential(nn.Linear(6, 7), gelu, nn.Linear(7, 8), gelu, nn.Linear(8, 9), gelu)
+    sites = [site for site in find_sites(model) if site.name == "3"]
+    assert site_input_shapes(model, sites, ROWS) == {"3": ((2, 8), -1)}
+    assert [model[i] for i in (1, 3, 5)] == [gelu] * 3
+
+
 def test_one_module_at_several_places_is_put_back_after_an_error():
     gelu = nn.GELU()
     model = nn.Sequential(nn.Linear(6, 7), gelu, nn.Linear(3, 3), gelu)

@@ -157,6 +157,24 @@ def test_a_gate_that_works_in_place():
     assert torch.equal(converted[2].weight, expected[2].weight)
 
 
+@pytest.mark.parametrize("width", [9, 12])
+@pytest.mark.parametrize("options", [{"zeros": 0.8}, {"effort": "place"}, {"zeros": 0.8, "keep": ["3"]}], ids=str)
+def test_one_gate_at_two_places_is_placed_as_two(options, width):
+    def build(act, other):
+        torch.manual_seed(0)
+        return drawn(nn.Sequential(nn.Linear(6, 9), act, nn.Linear(9, width), other, nn.Linear(width, 4)))
+
+    gelu = nn.GELU()
+    shared, inputs = build(gelu, gelu), rows(400, 6)
+    one, two = (
+        convert_to_relu(model, inputs, max_kl=None, **options)[0] for model in (shared, build(nn.GELU(), nn.GELU()))
+    )
+    for name, value in two.state_dict().items():
+        assert torch.equal(one.state_dict()[name], value), name
+    assert shared[1] is shared[3] is gelu
+    assert not gelu._forward_hooks
+
+
 def test_a_bias_that_two_maps_hold_stays():
     model = wired(lambda net, x: net.inner(x), other=nn.Linear(9, 6))
     model.other.bias = model.down.bias
