@@ -83,30 +83,46 @@ def _is_of_another_activation(model: PreTrainedModel, loading_info: Any, owned: 
     """Whether a checkpoint without any hardness is one that was trained with a plain activation.
 
     It is not where nothing of it fits the model, nor where its own config says that it has λ-GELU: then ReLU was in its
-    place while it was saved, or its weights are of another run.
+    place while it was saved, or its weights are of another run. Where its config cannot be asked, nobody knows.
     """
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     others = set(model.state_dict()) - owned - tied
     if others and others <= set(loading_info.missing_keys):
         return False
-    if not _config_says_lambda_gelu(model):
+    says = _config_says_lambda_gelu(model)
+    if says is False:
         return True
-    logger.warning(
-        f"The checkpoint's config says that it has λ-GELU, and it holds no hardness: every λ starts at "
-        f"{lambda_gelu_modules(model)[0][1].init_hardness}, whatever it was. Was it saved while ReLU was substituted?"
-    )
+    start = f"every λ starts at {lambda_gelu_modules(model)[0][1].init_hardness}, whatever it was"
+    if says:
+        logger.warning(
+            f"The checkpoint's config says that it has λ-GELU, and it holds no hardness: {start}. Was it saved while "
+            "ReLU was substituted?"
+        )
+    else:
+        logger.warning(
+            "The checkpoint holds no hardness, and its config was not found again (subfolder, cache_dir), which would "
+            f"say whether it had λ-GELU: {start}. That is right for a checkpoint that was trained with a plain "
+            "activation, and for no other"
+        )
     return False
 
 
-def _config_says_lambda_gelu(model: PreTrainedModel) -> bool:
-    """Whether the config file of the checkpoint being loaded names a λ-gate; a config given by hand is no file."""
-    source = str(getattr(model.config, "name_or_path", "") or "")
-    commit = getattr(model.config, "_commit_hash", None)
-    file = os.path.join(source, CONFIG_NAME) if os.path.isdir(source) else None
-    if file is None and source:
-        file = try_to_load_from_cache(source, CONFIG_NAME, revision=commit)
-    if not isinstance(file, str) or not os.path.isfile(file):
+def _config_says_lambda_gelu(model: PreTrainedModel) -> bool | None:
+    """Whether the config of the checkpoint being loaded says λ-GELU; None where there is none to ask.
+
+    A record of gates is a checkpoint's own: nobody writes one by hand. Names of gates count in the config's file only,
+    since the config that the model is built from may have been given by hand.
+    """
+    if any("activation" not in entry for _, record in recorded_models(model) for entry in record):
+        return True
+    source = getattr(model.config, "name_or_path", None) or "None"  # transformers writes str(None) for weights by hand
+    if source == "None":
         return False
+    file: Any = os.path.join(source, CONFIG_NAME)
+    if not os.path.exists(source):
+        file = try_to_load_from_cache(source, CONFIG_NAME, revision=getattr(model.config, "_commit_hash", None))
+    if not isinstance(file, str) or not os.path.isfile(file):
+        return None
     with open(file, encoding="utf-8") as text:
         return bool(gate_names(text.read()))
 

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_lgelu import LambdaGELU, replace_activations, temporary_relu
+from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, temporary_relu
 from hf_lgelu.models import loading
 from hf_lgelu.models.checkpoint import load_checkpoint
 
@@ -130,6 +130,33 @@ def test_a_checkpoint_that_lacks_the_hardness_that_its_config_names_is_reported(
     assert "MISSING" in host_log.text
     with pytest.raises(ValueError, match=r"missing .*raw_hardness"):
         load_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_that_lacks_the_hardness_that_its_record_describes_is_reported(tmp_path, caplog):
+    model = BERT.build()
+    replace_activations(model, granularity="channel", inputs=BERT.inputs())
+    with temporary_relu(model):
+        model.save_pretrained(tmp_path)
+    _, info = from_pretrained(BertForMaskedLM, tmp_path, output_loading_info=True)
+    assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
+    assert "says that it has λ-GELU, and it holds no hardness" in caplog.text
+    with pytest.raises(ValueError, match=r"missing .*raw_hardness"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_lost_hardness_is_reported_where_the_config_cannot_be_asked(tmp_path, caplog):
+    without_hardness(tmp_path / "inner")
+    _, info = BertForMaskedLM.from_pretrained(tmp_path, subfolder="inner", output_loading_info=True)
+    assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
+    assert "holds no hardness, and its config was not found again" in caplog.text
+
+
+def test_weights_given_by_hand_have_no_config_to_ask(caplog):
+    state = BERT.build().state_dict()
+    config = _bert(hidden_act="lambda_gelu")
+    _, info = BertForMaskedLM.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
+    assert set(info["missing_keys"]) == set()
+    assert "hardness" not in caplog.text
 
 
 def test_a_checkpoint_that_fits_nothing_is_not_made_to_look_as_if_it_did(tmp_path):
