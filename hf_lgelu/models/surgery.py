@@ -125,7 +125,7 @@ def replace_activations(
 
     Raises:
         TypeError: the model is no module, or an argument has the wrong type.
-        ValueError: nothing to replace, or an argument is wrong.
+        ValueError: nothing to replace, an argument is wrong, or a λ of a gate that goes is also that of one that stays.
         RuntimeError: the model is wrapped for distributed training or by PEFT, or scripted; or the optimizer cannot
             take up a hardness. After every error model and optimizer are unchanged.
 
@@ -145,6 +145,7 @@ def replace_activations(
     kinds = check_kinds(kinds)
     check_gate(DEFAULT_GATE if gate is None else gate)
     sites = _found(model, kinds, include)
+    require_whole_hardness(model, sites)
     shapes = _raw_shapes(model, sites, granularity, inputs, channel_axis)
     modules: list[nn.Module] = []
     for site in sites:
@@ -190,7 +191,8 @@ def substitute_relu(
 
     Raises:
         TypeError: the model is no module.
-        ValueError: nothing to replace, or an optimizer of another model.
+        ValueError: nothing to replace, an optimizer of another model, or a λ of a gate that goes is also that of one
+            that stays.
         RuntimeError: a model wrapped for distributed training or by PEFT (merge_and_unload it first), or scripted;
             or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every error
             model and optimizer are unchanged.
@@ -218,6 +220,7 @@ def _plan_substitution(
     model: nn.Module, kinds: Sequence[str], rewrite_config: bool
 ) -> tuple[list[ActivationSite], list[nn.Module], list[tuple[PreTrainedModel, list[ConfigChange]]]]:
     sites = _found(model, check_kinds(kinds), None)
+    require_whole_hardness(model, sites)
     modules: list[nn.Module] = [nn.ReLU() for _ in sites]
     plans = [
         (root, _plan_relu(root, _inside(name, sites, modules)))
@@ -315,6 +318,25 @@ def _found(model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool
             "find_smooth_calls(model, inputs) lists them"
         )
     return sites
+
+
+def require_whole_hardness(model: nn.Module, sites: Sequence[ActivationSite]) -> None:
+    """Raise ValueError where a gate that stays uses the hardness of one at `sites`, which would leave the model."""
+    going = {site.name for site in sites}
+    staying = [site for site in find_sites(model, LEARNED_KINDS) if site.name not in going]
+    held = {id(site.module) for site in staying}
+    gone = {id(site.module): site.name for site in sites if id(site.module) not in held}
+    shared: dict[str, list[str]] = {}
+    for site in staying:
+        if isinstance(site.module, SharedLambdaGate) and id(site.module.owner) in gone:
+            shared.setdefault(gone[id(site.module.owner)], []).append(site.name)
+    if shared:
+        owner, others = next(iter(shared.items()))
+        raise ValueError(
+            f"the λ of {owner}, which is to be exchanged, is also that of {', '.join(others[:4])}"
+            f"{' and so on' if len(others) > 4 else ''} (granularity 'network'), which would stay without a λ of their "
+            f"own. Exchange them all, or keep {owner} too"
+        )
 
 
 def _raw_shapes(

@@ -23,7 +23,7 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.example_run import forward_hooks, run_example
 from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import ActivationSite, find_sites, uncompiled_name
-from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.models.surgery import require_whole_hardness, substitute_relu
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.processes import each_has
 
@@ -135,8 +135,8 @@ def substitute_gates(
 
     Changes `model` in place. Where no key tells the kept gates from the others, the config remembers them: plain
     transformers then refuses the checkpoint, and `hf_lgelu.from_pretrained` rebuilds it. Raises ValueError where there
-    is no gate to exchange, and UnsupportedConfigError where no config key puts the target there; if there is one for
-    the other gates, the error says which ones to keep.
+    is no gate to exchange, or one that is kept uses the λ of another, and UnsupportedConfigError where no config key
+    puts the target there; if there is one for the other gates, the error says which ones to keep.
     """
     sites = find_sites(model, kinds)
     try:
@@ -156,6 +156,7 @@ def substitute_gates(
 def _substitute(
     model: nn.Module, target: TargetGate, sites: Sequence[ActivationSite], rewrite_config: bool, keep: Sequence[str]
 ) -> tuple[ConfigChange, ...]:
+    require_whole_hardness(model, [site for site in sites if site.name not in keep])
     gates = {site.name: target.make() for site in sites if site.name not in keep}
     planned = []
     for name, root in pretrained_roots(model) if rewrite_config else []:

@@ -16,7 +16,9 @@ from hf_lgelu import LambdaGELU, LambdaGELUTanh, LambdaSiLU, replace_activations
 from hf_lgelu.activation.module import SharedLambdaGate
 from hf_lgelu.models import surgery
 from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.dataflow.trace import trace_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, is_activation
+from hf_lgelu.refit.target_gates import TARGETS, substitute_gates
 
 BERT = BY_NAME["bert"]
 
@@ -330,6 +332,22 @@ def test_a_copy_has_its_own_hardness():
     assert isinstance(twin.blocks[1][0], SharedLambdaGate)
 
 
+def test_a_hardness_that_others_use_stays_with_them():
+    model = Chain(nn.GELU(), nn.SiLU(), nn.GELU())
+    replace_activations(model, granularity="network")
+    before = snapshot(model)
+    said = r"the λ of blocks\.0\.0, .*that of blocks\.1\.0.* Exchange them all, or keep blocks\.0\.0 too"
+    with pytest.raises(ValueError, match=said):
+        replace_activations(model, kinds=("lambda_gelu", "lambda_silu"), include=lambda name: name == "blocks.0.0")
+    with pytest.raises(ValueError, match=said):
+        substitute_relu(model, kinds=("lambda_gelu",))
+    with pytest.raises(ValueError, match=said):
+        substitute_gates(model, TARGETS["relu"], kinds=LEARNED_KINDS, keep=["blocks.1.0", "blocks.2.0"])
+    assert_unchanged(model, before)
+    assert len(substitute_relu(model, kinds=("lambda_silu",))) == 1  # it only uses the first one's
+    assert len(substitute_relu(model)) == 2
+
+
 def test_torchs_encoder_layer_computes_what_its_sites_hold():
     # In eval mode it runs a fused GELU or ReLU kernel that never looks at the module.
     layer = nn.TransformerEncoderLayer(8, 2, 16, activation=nn.GELU(), batch_first=True).eval()
@@ -366,6 +384,19 @@ def test_torchs_encoder_layer_is_given_back_as_it_was():
     assert not torch.allclose(inside, before, rtol=0, atol=1e-3)
 
 
+def test_the_fused_kernel_of_torchs_encoder_layer_is_back_with_the_module_it_was_for():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=nn.GELU(), batch_first=True).eval()
+    (site,) = find_sites(layer)
+    fused = []
+    for module in (nn.Identity(), nn.GELU(), site.module, nn.GELU("tanh"), nn.ReLU(), site.module, nn.ReLU()):
+        site.put(module)
+        fused.append(layer.activation_relu_or_gelu)
+    assert fused == [0, 0, 2, 0, 0, 2, 1]  # off until the original is back: nobody knows what else turned it off
+    site.put(site.module)
+    trace_sites(layer, [site], torch.randn(2, 3, 8))
+    assert layer.activation_relu_or_gelu == 2
+
+
 def test_hardness_is_made_where_the_neighbours_live():
     with torch.device("meta"):
         model = Chain(nn.GELU(), nn.GELU())
@@ -373,6 +404,13 @@ def test_hardness_is_made_where_the_neighbours_live():
     model.blocks[1] = nn.Sequential(nn.GELU(), nn.Linear(8, 8))
     replace_activations(model)
     assert [block[0].raw_hardness.device.type for block in model.blocks] == ["meta", "cpu"]
+
+
+def test_attention_and_softmax_are_no_activations():
+    for module in (nn.MultiheadAttention(4, 1), nn.Softmax(-1), nn.Softmax2d(), nn.LogSoftmax(-1), nn.Softmin(-1)):
+        assert not is_activation(module)
+    for module in (nn.Tanh(), nn.PReLU(), nn.GELU(), activations.ACT2FN["relu2"], timm.layers.Swish()):
+        assert is_activation(module)
 
 
 def test_sites_are_found_in_registration_order_below_containers():
