@@ -5,12 +5,18 @@ feed_forward_proj, ff_activation, a boolean gelu_activation, timm's model_args["
 each sub-config ...), and setting the wrong one is silent. So no list of families is kept: each key
 that holds an activation's name is tried, by building the model without memory from a config that
 went through save and load, and looking at what then sits at the sites in question.
+
+Some modules keep the name besides, and look the activation up when they run: a key that changes it would have the
+network saved and loaded run another activation there than the one in memory.
 """
 
 import copy
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -91,6 +97,8 @@ def plan_config_changes(
     plain = {uncompiled_name(name): function_of(module)
              for name, module in model.named_modules(remove_duplicate=False) if is_activation(module)}  # fmt: skip
     plain = {name: function for name, function in plain.items() if name not in site_names | others.keys()}
+    looked_up = _looked_up_names({uncompiled_name(name): module for name, module in model.named_modules()})
+    renamed: set[str] = set()
     refusals: list[Exception] = []
     unchanged: dict[str, nn.Module] = {}
 
@@ -109,7 +117,11 @@ def plan_config_changes(
         for name, function in plain.items():
             if function_of(_at(skeleton, name)) not in (function, function_of(_at(unchanged, name))):
                 return set()
-        return {name for name in site_names if _is_activation(_at(skeleton, name), activation)}
+        found = {name for name in site_names if _is_activation(_at(skeleton, name), activation)}
+        built = _looked_up_names(skeleton) if found else {}
+        other_names = {name for name, value in looked_up.items() if built.get(name, value) != value}
+        renamed.update(other_names)
+        return set() if other_names else found
 
     candidates = _candidates(config, activation)
     at_no_key = reached([])  # GELU whatever the config says, or said already
@@ -118,7 +130,8 @@ def plan_config_changes(
     if missed:
         raise UnsupportedConfigError(
             f"no activation key of {type(model.config).__name__} puts {activation!r} at {', '.join(sorted(missed))} "
-            "and leaves the other activations as they are",
+            "and leaves the other activations as they are"
+            + (f": {', '.join(sorted(renamed)[:4])} would name another one, to be looked up there" if renamed else ""),
             sorted(missed),
         ) from (refusals[-1] if refusals else None)
     return [change for change in chosen + _coupled(candidates, chosen) if change.old != change.new]
@@ -210,6 +223,40 @@ def _at(modules: Mapping[str, nn.Module], name: str) -> Any:
     return getattr(modules.get(parent_name), attribute, None)
 
 
+def _looked_up_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """{attribute: the activation's name that it holds}, of modules that look it up there when they run."""
+    names = _activation_names()
+    return {
+        f"{name}.{attribute}" if name else attribute: value
+        for name, module in modules.items()
+        for attribute, value in vars(module).items()
+        if isinstance(value, str) and value.lower() in names and _is_read_in_a_call(type(module), attribute)
+    }
+
+
+@cache
+def _is_read_in_a_call(module_class: type[nn.Module], attribute: str) -> bool:
+    """Whether a method other than __init__ reads an attribute of this name: where none does, it only describes."""
+    methods = (
+        inspect.unwrap(method.fget if isinstance(method, property) else method)
+        for base in module_class.__mro__
+        if base not in (nn.Module, object)
+        for name, method in vars(base).items()
+        if name != "__init__" and (inspect.isfunction(method) or isinstance(method, property))
+    )
+    return any(attribute in _names_in(method.__code__) for method in methods if inspect.isfunction(method))
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _activation_names() -> set[str]:
+    """What transformers' and timm's tables, as far as they are imported, know."""
+    return set(ACT2FN) | set(timm_activation_classes() or ())
+
+
 def _is_activation(found: Any, activation: str) -> bool:
     plain = [gate.name for gate in GATES.values() if activation in gate.plain_names]
     if plain:
@@ -219,7 +266,7 @@ def _is_activation(found: Any, activation: str) -> bool:
 
 
 def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]:
-    names = set(ACT2FN) | set(timm_activation_classes() or ())
+    names = _activation_names()
     changes = []
     for path, value in _leaves(config, ()):
         if isinstance(value, str) and value.removeprefix(_GATED).lower() in names:

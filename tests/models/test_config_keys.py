@@ -9,10 +9,18 @@ from families import BY_NAME
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, GemmaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GemmaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 from transformers.activations import ACT2FN
 
-from hf_lgelu import replace_activations, substitute_relu
+from hf_lgelu import from_pretrained, replace_activations, substitute_relu
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -117,6 +125,53 @@ def test_a_key_that_is_typed_too_narrowly_is_none():
     with pytest.raises(UnsupportedConfigError, match="at inner") as caught:
         plan_config_changes(model, {"inner"}, "lambda_gelu")
     assert isinstance(caught.value.__cause__, StrictDataclassError)
+
+
+class Noted(TwoKeys):
+    """Keeps the name of an activation and never looks it up."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.activation = config.inner_act
+
+
+class LookedUp(Noted):
+    """Runs a gate by that name, too, as the convolutions of Qwen3-Next and of Mamba's kin do."""
+
+    def forward(self, x):
+        return super().forward(ACT2FN[self.activation](x))
+
+
+def test_a_key_whose_name_a_module_looks_up_when_it_runs_is_none(tmp_path):
+    model, x = LookedUp(TwoKeysConfig()).eval(), torch.randn(3, 4)
+    config = model.config.to_dict()
+    with pytest.raises(UnsupportedConfigError, match=r"'relu' at inner .*: activation would name another one"):
+        plan_config_changes(model, {"inner"}, "relu")
+    assert plan_config_changes(model, {"outer"}, "relu") == [ConfigChange(("outer_act",), "gelu", "relu")]
+    with pytest.raises(UnsupportedConfigError, match="rewrite_config=False"):
+        substitute_relu(model, kinds=("gelu",))
+    assert model.config.to_dict() == config
+    replace_activations(model)  # the config then remembers the sites
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(LookedUp, tmp_path).eval()
+    assert (loaded.activation, len(find_sites(loaded, ("lambda_gelu",)))) == ("gelu", 3)
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_a_name_that_nothing_looks_up_hinders_no_key():
+    model = Noted(TwoKeysConfig())
+    assert plan_config_changes(model, {"inner"}, "relu") == [ConfigChange(("inner_act",), "gelu", "relu")]
+
+
+def test_the_convolution_of_qwen3_next_is_not_changed_by_the_key_of_its_gates():
+    config = Qwen3NextConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=1,
+        linear_num_value_heads=2, mlp_only_layers=[0, 1], layer_types=["linear_attention", "full_attention"],
+    )  # fmt: skip
+    model = Qwen3NextForCausalLM(config)
+    with pytest.raises(UnsupportedConfigError, match=r"model\.layers\.0\.linear_attn\.activation would name another"):
+        plan(model, "relu")
 
 
 def test_a_key_that_reaches_too_much_is_not_chosen():
