@@ -15,7 +15,6 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -234,17 +233,17 @@ def _looked_up_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     }
 
 
-@cache
-def _is_read_in_a_call(module_class: type[nn.Module], attribute: str) -> bool:
+def _is_read_in_a_call(module_class: type, attribute: str) -> bool:
     """Whether a method other than __init__ reads an attribute of this name: where none does, it only describes."""
-    methods = (
-        inspect.unwrap(method.fget if isinstance(method, property) else method)
+    held = [
+        value.fget if isinstance(value, property) else value
         for base in module_class.__mro__
         if base not in (nn.Module, object)
-        for name, method in vars(base).items()
-        if name != "__init__" and (inspect.isfunction(method) or isinstance(method, property))
-    )
-    return any(attribute in _names_in(method.__code__) for method in methods if inspect.isfunction(method))
+        for name, value in vars(base).items()
+        if name != "__init__"
+    ]
+    functions = (inspect.unwrap(value) for value in held if inspect.isfunction(value))
+    return any(attribute in _names_in(function.__code__) for function in functions if inspect.isfunction(function))
 
 
 def _names_in(code: CodeType) -> set[str]:
