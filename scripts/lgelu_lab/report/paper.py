@@ -81,9 +81,13 @@ _READ_EARLIER = {"gpt2-wikitext2": "wikitext2_small", "deit-tiny-imagenet": "tin
 
 
 def data_folder(record: RunRecord) -> str | None:
-    """The name of the folder that a run's data was read from; None for the Hub's, or where the record does not say."""
+    """The name of the folder that a run's data was read from; None for the Hub's, or where the record does not say.
+
+    A shortened copy keeps the name that its README has, whatever its folder is called.
+    """
     if "copy_of" in record.data:
-        return record.data.get("folder")
+        heading = str(record.data.get("readme") or "").partition("\n")[0].removeprefix("# ").strip()
+        return heading if heading in DATA_READ else record.data.get("folder")
     return _READ_EARLIER.get(record.config["benchmark"])
 
 

@@ -96,10 +96,11 @@ def test_a_benchmark_of_our_own_differs_from_nothing(record_of):
     ],
 )
 def test_shortened_copies_of_data_are_named_also_in_records_that_do_not_say(record_of, benchmark, folder, words):
-    early, late, whole = (record_of(benchmark=benchmark) for _ in range(3))
+    early, late, renamed, whole = (record_of(benchmark=benchmark) for _ in range(4))
     late.data.update({"source": "local folder", "copy_of": "hub/id", "folder": folder})
+    renamed.data.update({"copy_of": "hub/id", "folder": "data", "readme": f"# {folder}\n\nA local copy."})
     whole.data["copy_of"] = None
-    for run in (early, late):
+    for run in (early, late, renamed):
         assert [text for text in differences(run) if text.startswith(words)]
     assert not [text for text in differences(whole) if text.startswith(words)]
     assert data_read(early) == f"{folder}, a local copy of x"
