@@ -53,7 +53,7 @@ def score(arguments: ScoreArguments) -> str:
     if record.saved.relu_score is not None:
         recorded += f", relu_{record.metric} {record.saved.relu_score:.6g}"
     rows = f"{record.config['benchmark']}, {data.eval_split}, {len(data.eval):,} rows of {data.origin.source}"
-    return f"{rows}: {', '.join(shown)}\nthe record's last evaluation: {recorded}"
+    return f"{rows}: {', '.join(shown)}\nthe record's evaluation of the saved weights: {recorded}"
 
 
 if __name__ == "__main__":

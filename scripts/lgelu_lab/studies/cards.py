@@ -73,18 +73,18 @@ COMMITTED_CARDS = {
 
 def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
     """What a card says of the network of a run."""
-    last, benchmark = record.saved, record.config["benchmark"]
+    saved, benchmark = record.saved, record.config["benchmark"]
     return CardFacts(
-        hardness=last.hardness,
-        gates=dict.fromkeys(last.hardness, ACTIVATION_NAMES.get(record.config["activation"], ("",))[0]),
+        hardness=saved.hardness,
+        gates=dict.fromkeys(saved.hardness, ACTIVATION_NAMES.get(record.config["activation"], ("",))[0]),
         name=benchmark,
         trained_on=f"the benchmark {benchmark} of hf_lgelu",
         hardened=bool(record.config["harden"]),
         earlier_hardness=_earlier_hardness(record),
         scores=CardScores(
-            metric=record.metric, score=last.score, greater_is_better=record.greater_is_better, loss=last.loss,
-            relu_score=last.relu_score, relu_loss=last.relu_loss, relu_max_logit_change=last.relu_max_logit_change,
-            relu_unchanged_predictions=last.relu_unchanged_predictions, epoch=last.epoch, seed=record.config["seed"],
+            metric=record.metric, score=saved.score, greater_is_better=record.greater_is_better, loss=saved.loss,
+            relu_score=saved.relu_score, relu_loss=saved.relu_loss, relu_max_logit_change=saved.relu_max_logit_change,
+            relu_unchanged_predictions=saved.relu_unchanged_predictions, epoch=saved.epoch, seed=record.config["seed"],
             whole_split=_whole_split(record),
         ),
         data=_data(record),

@@ -12,8 +12,7 @@ records lack:
   rate_tolerance and hardening_progress (a number for each epoch that hardens), where they count; where targets were
   measured, measured_targets, a target_hardness of null and layer_targets ({site: target, the mean of several}), seed,
   and the training recipe (optimizer, learning_rate, weight_decay, train_batch_size over all processes,
-  num_train_epochs, lr_scheduler_type, ...); with load_best_model_at_end,
-  saved_epoch: whose weights came back
+  num_train_epochs, lr_scheduler_type, ...); saved_epoch: whose weights load_best_model_at_end brought back
 - data: train_samples, eval_samples, eval_split (what the metric was measured on), classes (null for text; absent in
   the earliest records), and what was read: source (the Hub id only where the Hub's data was read), copy_of (the Hub
   id in whose place a local folder was read), folder (its name), files ({file: bytes}), readme (what the folder's

@@ -387,7 +387,7 @@ def _measured(log: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _brought_back(trainer: LambdaGELUTrainer) -> dict[str, float]:
-    """Which epoch's weights the trainer holds, where they are not the last's."""
+    """Which epoch's weights load_best_model_at_end brought back; nothing where the trainer holds the last's."""
     state = trainer.state
     if not trainer.args.load_best_model_at_end or state.best_model_checkpoint is None:
         return {}
