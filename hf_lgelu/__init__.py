@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from hf_lgelu.models.surgery import SurgeryReport as SurgeryReport
     from hf_lgelu.models.surgery import replace_activations as replace_activations
     from hf_lgelu.models.surgery import substitute_relu as substitute_relu
-    from hf_lgelu.models.surgery import temporary_relu as temporary_relu
+    from hf_lgelu.models.temporary_relu import temporary_relu as temporary_relu
     from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
     from hf_lgelu.refit.gate_costs import gate_costs as gate_costs
@@ -151,7 +151,7 @@ _HOME = {
     "separate_hardness_group": "training.optim",
     "substitute_relu": "models.surgery",
     "swap_error_bound": "activation.hardness",
-    "temporary_relu": "models.surgery",
+    "temporary_relu": "models.temporary_relu",
     "use_kernel": "activation.kernels.choice",
     "verify_robustness": "analysis.verification.robustness",
     "write_card": "export.hub.card",

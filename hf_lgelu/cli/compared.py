@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.models.sites import SMOOTH_KINDS
-from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.report import Evaluation, NetChange

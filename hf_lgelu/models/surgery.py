@@ -1,12 +1,10 @@
 """Replacing the activations of a model that exists: plain ones by λ-gates, those by ReLU."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, FORWARDS, check_gate
@@ -19,11 +17,11 @@ from hf_lgelu.models.config_keys import (
     built_otherwise,
     combined,
     plan_config_changes,
-    pretrained_roots,
-    write_config_changes,
 )
+from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
+from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.rebuild import (
     describe_sites,
@@ -37,10 +35,8 @@ from hf_lgelu.models.sites import (
     SELF_GATE_KINDS,
     ActivationSite,
     check_kinds,
-    checked_module,
     find_sites,
     gate_of,
-    uncompiled_name,
 )
 
 
@@ -144,7 +140,7 @@ def replace_activations(
     granularity = check_granularity(granularity).name
     kinds = check_kinds(kinds)
     check_gate(DEFAULT_GATE if gate is None else gate)
-    sites = _found(model, kinds, include)
+    sites = found_sites(model, kinds, include)
     require_whole_hardness(model, sites)
     shapes = _raw_shapes(model, sites, granularity, inputs, channel_axis)
     modules: list[nn.Module] = []
@@ -162,10 +158,7 @@ def replace_activations(
         )
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
-    plans = [
-        (root, _plan_gates(root, _inside(name, sites, modules)))
-        for name, root in (pretrained_roots(model) if rewrite_config else [])
-    ]
+    plans = _config_plans(model, sites, modules, _plan_gates) if rewrite_config else ConfigPlans()
     return _carry_out(model, sites, modules, plans, change)
 
 
@@ -218,95 +211,18 @@ def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KI
 
 def _plan_substitution(
     model: nn.Module, kinds: Sequence[str], rewrite_config: bool
-) -> tuple[list[ActivationSite], list[nn.Module], list[tuple[PreTrainedModel, list[ConfigChange]]]]:
-    sites = _found(model, check_kinds(kinds), None)
+) -> tuple[list[ActivationSite], list[nn.Module], ConfigPlans]:
+    sites = found_sites(model, check_kinds(kinds))
     require_whole_hardness(model, sites)
     modules: list[nn.Module] = [nn.ReLU() for _ in sites]
-    plans = [
-        (root, _plan_relu(root, _inside(name, sites, modules)))
-        for name, root in (pretrained_roots(model) if rewrite_config else [])
-    ]
+    plans = _config_plans(model, sites, modules, _plan_relu) if rewrite_config else ConfigPlans()
     return sites, modules, plans
 
 
-@contextmanager
-def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> Iterator[SurgeryReport]:
-    """`substitute_relu` for the length of a block; after it, also after an error, the model as it was.
-
-    Changes `model` in place. Weights and config are untouched. Of a model wrapped for distributed training, pass
-    the inner module, and call that one too: DistributedDataParallel broadcasts buffers at each forward and fails
-    where all that the model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
-
-    >>> import torch, hf_lgelu
-    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
-    >>> with hf_lgelu.temporary_relu(model):
-    ...     print(type(model.layers[0].activation).__name__)
-    ReLU
-    >>> print(type(model.layers[0].activation).__name__)
-    LambdaGELU
-    """
-    with TemporaryRelu(model, kinds=kinds).applied() as report:
-        yield report
-
-
-class TemporaryRelu:
-    """`temporary_relu` for a model that goes to and fro, batch by batch: sites are looked for once."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        kinds: Sequence[str] = LEARNED_KINDS,
-        make: Callable[[], nn.Module] = nn.ReLU,
-        include: Callable[[str], bool] | None = None,
-    ) -> None:
-        """`make` gives another gate than ReLU; `include` says by name which sites, by default all."""
-        self._model, self._inside = model, operable_module(model, temporarily=True)
-        self._sites = _found(self._inside, check_kinds(kinds), include)
-        self._relus = [make() for _ in self._sites]
-
-    @contextmanager
-    def applied(self) -> Iterator[SurgeryReport]:
-        """ReLU inside the block; after it, also after an error, what was there."""
-        try:
-            yield SurgeryReport(_exchange(self._sites, self._relus))
-        finally:
-            for site in self._sites:
-                site.put(site.module)
-
-    def fits(self, model: nn.Module) -> bool:
-        """Whether `model` is the one that was given, with every site as it was then."""
-        return self._model is model and all(site.is_in_place(self._inside) for site in self._sites)
-
-
-def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
-    """The module to operate on, or a RuntimeError with the reason why it must not be touched (TypeError: no module)."""
-    if isinstance(checked_module(model), torch._dynamo.OptimizedModule):
-        model = model._orig_mod  # the compiled wrapper guards on the modules inside and compiles again
-    for name, module in model.named_modules():
-        where = f"its module {name!r}" if name else "it"
-        # A shard of FSDP can be left out for one evaluation, if all ranks do it; Trainer has no unwrapped model then.
-        sharded = "fsdp" in type(module).__module__.lower() and not temporarily
-        if isinstance(module, DistributedDataParallel | DataParallel) or sharded:
-            raise RuntimeError(
-                f"the model cannot be changed: {where} is wrapped by {type(module).__name__}, which has already taken "
-                "stock of the parameters. Do the surgery before wrapping, or on the unwrapped model "
-                "(accelerator.unwrap_model(model))"
-            )
-        if type(module).__module__.startswith("peft.") and not temporarily:
-            raise RuntimeError(
-                f"the model cannot be changed: {where} is {type(module).__name__} of PEFT, and a saved adapter says "
-                "nothing of the activations that it was trained with. Replace activations before get_peft_model, and "
-                "substitute after merging: model = model.merge_and_unload()"
-            )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise RuntimeError(
-                f"the model cannot be changed: {where} is a TorchScript module. Operate before scripting"
-            )
-    return model
-
-
-def _found(model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None) -> list[ActivationSite]:
+def found_sites(
+    model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None
+) -> list[ActivationSite]:
+    """The activations of these kinds whose names `include` accepts; ValueError, with those there are, if it is none."""
     sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
     if not sites:
         present = sorted({f"{site.kind} at {site.name}" for site in find_sites(model)})[:4]
@@ -359,19 +275,17 @@ def _raw_shapes(
     }
 
 
-def _inside(root_name: str, sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> dict[str, nn.Module]:
-    """{site name relative to the root: module that will be there} of the sites below a root."""
-    prefix = f"{root_name}." if root_name else ""
-    return {
-        uncompiled_name(site.name.removeprefix(prefix)): module
-        for site, module in zip(sites, modules, strict=True)
-        if site.name.startswith(prefix)
-    }
+def _config_plans(
+    model: nn.Module,
+    sites: Iterable[ActivationSite],
+    modules: Iterable[nn.Module],
+    plan: Callable[[PreTrainedModel, dict[str, nn.Module]], list[ConfigChange]],
+) -> ConfigPlans:
+    names = (site.name for site in sites)
+    return ConfigPlans.of(model, dict(zip(names, modules, strict=True)), plan)
 
 
 def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-    if not planned:
-        return []
     plain = without_guard(root.config)
     others = built_otherwise(root, apply_changes(root.config, plain))
     record = describe_sites(root, planned, dict.fromkeys([*recorded_plain_sites(root.config), *others]))
@@ -387,8 +301,6 @@ def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Co
 
 
 def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-    if not planned:
-        return []
     try:
         return plan_config_changes(root, set(planned), "relu") + forget_sites(root.config)
     except UnsupportedConfigError as error:
@@ -403,23 +315,22 @@ def _carry_out(
     model: nn.Module,
     sites: Sequence[ActivationSite],
     modules: Sequence[nn.Module],
-    plans: Sequence[tuple[PreTrainedModel, list[ConfigChange]]],
+    plans: ConfigPlans,
     change: OptimizerChange | None,
 ) -> SurgeryReport:
     before = {id(parameter): parameter for parameter in model.parameters()}
-    replaced = _exchange(sites, modules)
+    replaced = exchange(sites, modules)
     if change is not None:
         after = {id(parameter): parameter for parameter in model.parameters()}
         change.carry_out(
             [parameter for key, parameter in before.items() if key not in after],
             [parameter for key, parameter in after.items() if key not in before],
         )
-    for root, changes in plans:
-        write_config_changes(root, changes)
-    return SurgeryReport(replaced, tuple(change for _, changes in plans for change in changes))
+    return SurgeryReport(replaced, plans.carry_out())
 
 
-def _exchange(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
+def exchange(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
+    """Put each module at its site."""
     for site, module in zip(sites, modules, strict=True):
         site.put(module)
     return tuple(

@@ -16,8 +16,8 @@ from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
-from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.models.task_outputs import task_outputs
+from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import conversion_sums, evaluation_of, unit_gaps

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
-from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.moments import Moments, widened
 from hf_lgelu.refit.processes import each_has, mean_of_rows, sum_gradients, summed_numbers
 from hf_lgelu.refit.widen import Block
 
@@ -47,7 +47,7 @@ class BlockRows:
     def none(cls, model: nn.Module, block: Block) -> "BlockRows":
         """No row, of a block's sizes."""
         before, down = block.maps[0], block.maps[-1]
-        inputs, targets = (_wide(model.get_parameter(operation.weight_name).detach()) for operation in (before, down))
+        inputs, targets = (widened(model.get_parameter(operation.weight_name).detach()) for operation in (before, down))
         inputs = inputs if before.output_axis == 0 else inputs.T
         return cls(inputs[:0], (targets.T if down.output_axis == 0 else targets)[:0])
 
@@ -72,7 +72,7 @@ class BlockFunction:
         self._gate, self._model = gate, model
         self._maps = block.maps
         self.parameters = {
-            name: _wide(model.get_parameter(name).detach().clone())
+            name: widened(model.get_parameter(name).detach().clone())
             for operation in self._maps
             for name in (operation.weight, operation.bias)
             if name is not None
@@ -125,10 +125,6 @@ class BlockFunction:
         """Σ‖output - target‖² over the rows of all processes."""
         parts = zip(rows.inputs.split(_ROWS_AT_ONCE), rows.targets.split(_ROWS_AT_ONCE), strict=True)
         return summed_numbers(sum((self(inputs) - targets).double().square().sum().item() for inputs, targets in parts))
-
-
-def _wide(value: Tensor) -> Tensor:
-    return value.float() if value.dtype.itemsize < 4 else value
 
 
 def reconstruct_block(

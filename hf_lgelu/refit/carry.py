@@ -24,7 +24,7 @@ from hf_lgelu.refit.blocks import BlockRows
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
-from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.moments import Moments, widened
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.program import Gate, Program, Stage, Stop, differing_nodes, plan_stages, upstream
 from hf_lgelu.refit.widen import Block, find_blocks
@@ -230,7 +230,7 @@ class Carrier:
     def _rows(self, trace: Trace, batch: FoldBatch, index: int, values: Values, behind: Mapping[Node, Any]) -> Rows:
         layer = trace.layers.layers[index]
         first, positions = layer.maps[0], self._positions(layer, batch, index)
-        original, converted = _wide(values.original[layer.target]), _wide(behind[layer.target])
+        original, converted = widened(values.original[layer.target]), widened(behind[layer.target])
         residuals, targets = (
             first.geometry.output_rows(first.target.in_output_layout(value), positions)
             for value in (original - converted, original)
@@ -274,8 +274,8 @@ def _blocks(program: Program, layers: Layers) -> dict[int, Block]:
 def _block_rows(block: Block, rows: Rows, values: Values, behind: Mapping[Node, Any]) -> BlockRows:
     """Of one batch: the block's inputs in the converted network, and the outputs that would reach the target."""
     inputs = block.down.geometry.feature_rows(_known(block.unit.before.data, values.converted, values.same), None)[:, 0]
-    outputs = rows.residuals + block.down.geometry.output_rows(_wide(behind[block.down.node]), None)
-    parts = (_wide(inputs), outputs[:, 0])
+    outputs = rows.residuals + block.down.geometry.output_rows(widened(behind[block.down.node]), None)
+    parts = (widened(inputs), outputs[:, 0])
     return BlockRows(*(part if rows.counted is None else part[rows.counted] for part in parts))
 
 
@@ -323,10 +323,6 @@ def _mask(program: Program, layer: Layer) -> Node | None:
     text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]
     # The image tower of a model with two has as many rows as the text's mask only by chance.
     return inputs.get("attention_mask") if not text or any(node in sources for node in text) else None
-
-
-def _wide(value: Tensor) -> Tensor:
-    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 def _loaded(trace: Trace, state: Mapping[str, Mapping[str, Any]]) -> Values:

@@ -12,8 +12,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hf_lgelu.models.comparison import difference
 from hf_lgelu.models.example_run import run_example
-from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.models.task_outputs import are_class_scores, task_outputs
+from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import DECODER_INPUTS, IGNORED_LABEL, Batch
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange

@@ -18,10 +18,11 @@ from torch import nn
 
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.surgery import TemporaryRelu, operable_module
+from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.attempts import Attempt, Attempts, converted_sites
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion

@@ -7,8 +7,9 @@ from typing import Any
 from torch import nn
 
 from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
-from hf_lgelu.models.surgery import TemporaryRelu, operable_module
+from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.folds import cut_batches

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
-from hf_lgelu.models.surgery import operable_module
 from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.report import Evaluation, evaluations

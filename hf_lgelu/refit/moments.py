@@ -67,7 +67,7 @@ class Moments:
             return
         with _full_precision(features.device):
             for rows in zip(*(rows.split(_ROWS) for rows in (features, residuals, targets)), strict=True):
-                self._add(*(rows.float() if rows.dtype.itemsize < 4 else rows for rows in rows))
+                self._add(*map(widened, rows))
 
     def _add(self, features: Tensor, residuals: Tensor, targets: Tensor) -> None:
         # Centred before the product: a mean that is large beside the spread would drown it in float32.
@@ -166,3 +166,8 @@ def _full_precision(device: torch.device) -> Iterator[None]:
 
 def _square(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dtype=torch.float64) ** 2
+
+
+def widened(value: Tensor) -> Tensor:
+    """Half precision as float32, anything wider as it is."""
+    return value.float() if value.dtype.itemsize < 4 else value

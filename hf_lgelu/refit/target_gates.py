@@ -6,6 +6,7 @@ accelerators have, HardSwish is the cheaper twin of SiLU, squared ReLU leaves ze
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -17,12 +18,11 @@ from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
     plan_config_changes,
-    pretrained_roots,
-    write_config_changes,
 )
+from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.example_run import forward_hooks, run_example
 from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
-from hf_lgelu.models.sites import ActivationSite, find_sites, uncompiled_name
+from hf_lgelu.models.sites import ActivationSite, find_sites
 from hf_lgelu.models.surgery import require_whole_hardness, substitute_relu
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.processes import each_has
@@ -157,25 +157,20 @@ def _substitute(
     model: nn.Module, target: TargetGate, sites: Sequence[ActivationSite], rewrite_config: bool, keep: Sequence[str]
 ) -> tuple[ConfigChange, ...]:
     require_whole_hardness(model, [site for site in sites if site.name not in keep])
-    gates = {site.name: target.make() for site in sites if site.name not in keep}
-    planned = []
-    for name, root in pretrained_roots(model) if rewrite_config else []:
-        prefix = f"{name}." if name else ""
-        inside = {uncompiled_name(site.removeprefix(prefix)): gates.get(site) for site in (s.name for s in sites)
-                  if site.startswith(prefix)}  # fmt: skip
-        if any(inside.values()):
-            planned.append((root, _plan(root, inside, target)))
+    gates = {site.name: None if site.name in keep else target.make() for site in sites}
+    plans = ConfigPlans.of(model, gates, partial(_plan, target=target)) if rewrite_config else ConfigPlans()
     for site in sites:
-        if site.name in gates:
-            site.put(gates[site.name])
-    for root, changes in planned:
-        write_config_changes(root, changes)
-    return tuple(change for _, changes in planned for change in changes)
+        gate = gates[site.name]
+        if gate is not None:
+            site.put(gate)
+    return plans.carry_out()
 
 
 def _plan(root: PreTrainedModel, planned: Mapping[str, nn.Module | None], target: TargetGate) -> list[ConfigChange]:
     """The config changes for the gates of one model, by name; None stands for one that is kept."""
     gates = {name: gate for name, gate in planned.items() if gate is not None}
+    if not gates:
+        return []
     kept = [name for name, gate in planned.items() if gate is None]
     if target.slope is None:
         try:

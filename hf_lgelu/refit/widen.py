@@ -20,9 +20,8 @@ from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
     apply_changes,
-    pretrained_roots,
-    write_config_changes,
 )
+from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.dataflow.trace import operation_name
 from hf_lgelu.refit.kinks import MOST_KINKS
@@ -135,15 +134,9 @@ def padded(
     wide = copy.deepcopy(model)
     for block in blocks:
         _pad_block(wide, block, extra, biases)
-    changes: tuple[ConfigChange, ...] = ()
-    for name, root in pretrained_roots(wide):
-        prefix = f"{name}." if name else ""
-        inside = [block for block in blocks if block.unit.before.weight_name.startswith(prefix)]
-        if inside:
-            planned = _plan(root, {block.width for block in inside}, extra)
-            write_config_changes(root, planned)
-            changes += tuple(planned)
-    return wide, changes
+    widths = {block.unit.before.weight_name: block.width for block in blocks}
+    plans = ConfigPlans.of(wide, widths, lambda root, inside: _plan(root, set(inside.values()), extra))
+    return wide, plans.carry_out()
 
 
 def _pad_block(wide: nn.Module, block: Block, extra: int, biases: bool) -> None:

@@ -4,7 +4,6 @@ What it does follows from the trainer's position, the model, and what it has lef
 (`adaptive`), so a run resumed from any checkpoint goes on as if it had never stopped.
 """
 
-import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from statistics import fmean
@@ -26,7 +25,7 @@ from hf_lgelu.training.adaptive import (
     measured_targets,
     noted,
 )
-from hf_lgelu.training.epoch_count import EpochCount
+from hf_lgelu.training.epoch_count import EpochCount, require_epochs
 from hf_lgelu.training.hardening import (
     HARDENED_FRACTION,
     Target,
@@ -172,15 +171,10 @@ class HardeningCallback(TrainerCallback):
         self._epochs.forget()
         _refuse_deepspeed(args)
         check_hardness_learns(model, optimizer)
-        if self.strategy == "epoch" and state.num_train_epochs >= sys.maxsize:
-            raise ValueError(
-                "the training data has no length, so epochs cannot be counted; harden with strategy='steps'"
-            )
-        if self.switch == "plateau" and state.num_train_epochs >= sys.maxsize:
-            raise ValueError(
-                "the training data has no length, and a plateau is looked for from epoch to epoch; harden with "
-                "switch='fixed'"
-            )
+        if self.strategy == "epoch":
+            require_epochs(state, "so epochs cannot be counted; harden with strategy='steps'")
+        if self.switch == "plateau":
+            require_epochs(state, "and a plateau is looked for from epoch to epoch; harden with switch='fixed'")
         if self.needs_data:
             raise ValueError(
                 "target_hardness='measured' and rate='tolerance' measure the network on data that it is not trained "

@@ -1,5 +1,7 @@
 """Which epoch a callback's trainer is in."""
 
+import sys
+
 from transformers import TrainerState
 
 
@@ -25,6 +27,12 @@ class EpochCount:
     def number(self, state: TrainerState) -> int:
         """The epoch's, from 1 on."""
         return min(_of(state) if self._begun is None else self._begun, int(state.num_train_epochs))
+
+
+def require_epochs(state: TrainerState, consequence: str) -> None:
+    """Raise ValueError where the data has no length and Trainer counts steps alone; `consequence` and what to do."""
+    if state.num_train_epochs >= sys.maxsize:
+        raise ValueError(f"the training data has no length, {consequence}")
 
 
 def _of(state: TrainerState) -> int:

@@ -1,6 +1,5 @@
 """Relufication, the rival of hardening: put ReLU in first, then train on."""
 
-import sys
 from typing import Any
 
 from torch import nn
@@ -8,7 +7,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
 from hf_lgelu.models.surgery import require_substitutable, substitute_relu
-from hf_lgelu.training.epoch_count import EpochCount
+from hf_lgelu.training.epoch_count import EpochCount, require_epochs
 from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, hardening_progress, switch_position
 
 RELUFIED_KINDS = ("gelu", "silu", "mish")
@@ -39,11 +38,7 @@ class RelufyCallback(TrainerCallback):
         # A run resumed from after the switch still builds the smooth model: its weights are the same.
         if not find_sites(model, RELUFIED_KINDS):
             raise ValueError(f"{type(model).__name__} has no activation of kind {', '.join(RELUFIED_KINDS)} to relufy")
-        if state.num_train_epochs >= sys.maxsize:
-            raise ValueError(
-                "the training data has no length, so epochs cannot be counted and ReLU would never be put in; give it "
-                "a length"
-            )
+        require_epochs(state, "so epochs cannot be counted and ReLU would never be put in; give it a length")
         require_substitutable(model, kinds=RELUFIED_KINDS)
 
     def on_epoch_begin(

@@ -22,7 +22,7 @@ from hf_lgelu.models.sites import (
     raw_parameters,
     require_lambda_gelu,
 )
-from hf_lgelu.models.surgery import TemporaryRelu, temporary_relu
+from hf_lgelu.models.temporary_relu import TemporaryRelu, temporary_relu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback
 from hf_lgelu.training.evaluation import (

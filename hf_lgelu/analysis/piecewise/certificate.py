@@ -14,7 +14,7 @@ from hf_lgelu.models.comparison import outputs_of
 from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain
 from hf_lgelu.models.profile import hardness_profile, swap_errors
 from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites
-from hf_lgelu.models.surgery import temporary_relu
+from hf_lgelu.models.temporary_relu import temporary_relu
 
 
 @dataclass(frozen=True)

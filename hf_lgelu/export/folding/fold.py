@@ -19,9 +19,8 @@ from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
     plan_config_changes,
-    pretrained_roots,
-    write_config_changes,
 )
+from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.rebuild import forget_sites
@@ -31,7 +30,6 @@ from hf_lgelu.models.sites import (
     checked_module,
     find_sites,
     require_lambda_gelu,
-    uncompiled_name,
 )
 
 
@@ -111,21 +109,17 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
         raise ValueError("the model is a single λ-GELU with no layer to fold λ into; give the model that contains it")
     plan = plan_fold(model, sites, trace_sites(model, sites, inputs))
     require_own_memory(model, plan.factors)
-    changes = [
-        (root, _plan_plain(root, _inside(name, sites)))
-        for name, root in (pretrained_roots(model) if rewrite_config else [])
-    ]
+    gates = {site.name: site.kind for site in sites}
+    plans = ConfigPlans.of(model, gates, _plan_plain) if rewrite_config else ConfigPlans()
     _write(_folded_parameters(model, plan))
     for site in sites:
         site.put(_PLAIN_MODULES[site.kind]())
-    for root, root_changes in changes:
-        write_config_changes(root, root_changes)
     return FoldReport(
         tuple(
             FoldedSite(site.name, tuple(hardness.flatten().tolist()), multiplied, divided)
             for site, hardness, multiplied, divided in zip(sites, plan.hardness, plan.before, plan.after, strict=True)
         ),
-        tuple(change for _, root_changes in changes for change in root_changes),
+        plans.carry_out(),
     )
 
 
@@ -154,7 +148,7 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
     changes: list[ConfigChange] = []
     for gate in dict.fromkeys(gates.values()):
         changes += _plan_one(root, {name for name in gates if gates[name] == gate}, GATES[gate])
-    return changes + forget_sites(root.config) if gates else []
+    return changes + forget_sites(root.config)
 
 
 def _plan_one(root: PreTrainedModel, names: set[str], gate: Gate) -> list[ConfigChange]:
@@ -168,14 +162,6 @@ def _plan_one(root: PreTrainedModel, names: set[str], gate: Gate) -> list[Config
         f"{refusal}. Saved and loaded, the model would come back with other activations than {gate.plain_label}, such "
         "as the tanh form of GELU for the erf form. To fold in memory only, pass rewrite_config=False"
     ) from refusal
-
-
-def _inside(root_name: str, sites: Sequence[ActivationSite]) -> dict[str, str]:
-    """{site name relative to the root: its row of GATES} of the sites below a root."""
-    prefix = f"{root_name}." if root_name else ""
-    return {
-        uncompiled_name(site.name.removeprefix(prefix)): site.kind for site in sites if site.name.startswith(prefix)
-    }
 
 
 @torch.no_grad()

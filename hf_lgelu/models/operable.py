@@ -1,0 +1,34 @@
+"""What of a model may be operated on: the module inside torch.compile, and nothing that somebody has wrapped."""
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from hf_lgelu.models.sites import checked_module
+
+
+def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
+    """The module to operate on, or a RuntimeError with the reason why it must not be touched (TypeError: no module)."""
+    if isinstance(checked_module(model), torch._dynamo.OptimizedModule):
+        model = model._orig_mod  # the compiled wrapper guards on the modules inside and compiles again
+    for name, module in model.named_modules():
+        where = f"its module {name!r}" if name else "it"
+        # A shard of FSDP can be left out for one evaluation, if all ranks do it; Trainer has no unwrapped model then.
+        sharded = "fsdp" in type(module).__module__.lower() and not temporarily
+        if isinstance(module, DistributedDataParallel | DataParallel) or sharded:
+            raise RuntimeError(
+                f"the model cannot be changed: {where} is wrapped by {type(module).__name__}, which has already taken "
+                "stock of the parameters. Do the surgery before wrapping, or on the unwrapped model "
+                "(accelerator.unwrap_model(model))"
+            )
+        if type(module).__module__.startswith("peft.") and not temporarily:
+            raise RuntimeError(
+                f"the model cannot be changed: {where} is {type(module).__name__} of PEFT, and a saved adapter says "
+                "nothing of the activations that it was trained with. Replace activations before get_peft_model, and "
+                "substitute after merging: model = model.merge_and_unload()"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise RuntimeError(
+                f"the model cannot be changed: {where} is a TorchScript module. Operate before scripting"
+            )
+    return model
