@@ -7,7 +7,7 @@ is not there.
     python scripts/bench_convert.py --csv bench.csv --sweep      rows and widths, for the figure
     python scripts/bench_convert.py --csv bench.csv --table
     python scripts/bench_convert.py --csv bench.csv --figure bench.png
-    python scripts/bench_convert.py --csv docs/convert/gated.csv --gated silu gelu --seeds 0 1 2
+    python scripts/bench_convert.py --csv docs/convert/gated.csv --gated silu --max_eval_samples 300
                                                                  trained networks with gated units, and how good
     python scripts/bench_convert.py --csv docs/convert/detector.csv --detector --seeds 0
                                                                  a trained detector, in float and int8, and how good
@@ -16,17 +16,18 @@ is not there.
 import json
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import product
 
 from lgelu_lab.conversion_bench import (
     CASES,
     NAMED,
-    append_row,
+    TIME_COLUMNS,
+    TIME_KEY,
+    RowsFile,
     draw_figure,
     markdown_table,
     measure_apart,
     measure_here,
-    read_rows,
 )
 from transformers import HfArgumentParser
 
@@ -47,6 +48,9 @@ class BenchArguments:
         default_factory=lambda: [0, 1, 2], metadata={"help": "Of --gated and --detector, one network each."}
     )
     data_dir: str | None = field(default=None, metadata={"help": "Of --gated: local copies of the data sets."})
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Of --gated: judge on at most so many validation sequences; default all."}
+    )
     measure_here: str | None = field(default=None, metadata={"help": "One case in this process, as JSON on stdout."})
 
 
@@ -57,9 +61,9 @@ def main() -> int:
         if arguments.measure_here:
             print(json.dumps(measure_here(arguments.measure_here, arguments.threads)))
         elif arguments.table:
-            print(markdown_table(read_rows(Path(arguments.csv))))
+            print(markdown_table(_times(arguments).frame()))
         elif arguments.figure:
-            draw_figure(read_rows(Path(arguments.csv)), arguments.figure)
+            draw_figure(_times(arguments).frame(), arguments.figure)
         elif arguments.gated:
             _measure_gated(arguments)
         elif arguments.detector:
@@ -77,38 +81,42 @@ def _measure(arguments: BenchArguments) -> None:
     unknown = [name for name in chosen if name not in CASES]
     if unknown:
         raise ValueError(f"unknown case {', '.join(unknown)}; accepted: {', '.join(CASES)}")
-    path = Path(arguments.csv)
-    there = read_rows(path)
-    there = set(zip(there["case"], there["threads"], strict=True))
+    rows = _times(arguments)
     for name in chosen:
-        if (name, arguments.threads) in there:
+        if {"case": name, "threads": arguments.threads} in rows:
             continue
         row = measure_apart(name, arguments.threads)
-        append_row(path, row)
+        rows.append(row)
         print(f"{name}: {row['seconds']} s, {row['peak_gib']} GiB, {row['outcome']}", flush=True)
 
 
-def _measure_gated(arguments: BenchArguments) -> None:
-    from lgelu_lab.gated_conversion import load_texts, measure_gated  # which needs the data sets' libraries
+def _times(arguments: BenchArguments) -> RowsFile:
+    return RowsFile(arguments.csv, TIME_COLUMNS, TIME_KEY)
 
-    benchmark, data = load_texts(arguments.data_dir)
-    there = read_rows(Path(arguments.csv))
-    there = set(zip(there["activation"], there["seed"], strict=True))
+
+def _measure_gated(arguments: BenchArguments) -> None:
+    from lgelu_lab import gated_conversion  # which needs the data sets' libraries
+
+    rows = RowsFile(arguments.csv, gated_conversion.COLUMNS, gated_conversion.KEY)
+    benchmark, data = gated_conversion.load_texts(arguments.data_dir, arguments.max_eval_samples)
     for seed in arguments.seeds:
         for activation in arguments.gated:
-            if (activation, seed) not in there:
-                row = measure_gated(activation, seed, benchmark, data)
-                append_row(Path(arguments.csv), row)
+            if {"activation": activation, "seed": seed, "eval_sequences": len(data.eval)} not in rows:
+                row = gated_conversion.measure_gated(activation, seed, benchmark, data)
+                rows.append(row)
                 print(row, flush=True)
 
 
 def _measure_detector(arguments: BenchArguments) -> None:
-    from lgelu_lab.detector_conversion import measure_detector  # which needs pycocotools
+    from lgelu_lab import detector_conversion  # which needs pycocotools
+    from lgelu_lab.measurements.int8 import PRECISIONS
 
-    there = set(read_rows(Path(arguments.csv))["seed"])
+    rows = RowsFile(arguments.csv, detector_conversion.COLUMNS, detector_conversion.KEY)
     for seed in arguments.seeds:
-        for row in measure_detector(seed) if seed not in there else ():
-            append_row(Path(arguments.csv), row)
+        pairs = product(detector_conversion.methods(), PRECISIONS)
+        there = [pair for pair in pairs if {"method": pair[0], "precision": pair[1], "seed": seed} in rows]
+        for row in detector_conversion.measure_detector(seed, there=there):
+            rows.append(row)
             print(row, flush=True)
 
 

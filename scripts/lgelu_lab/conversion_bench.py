@@ -10,7 +10,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import hf_lgelu
 from hf_lgelu import MLPConfig, MLPForClassification
 from hf_lgelu.environment import hardware, package_versions
 from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, register_cifar_resnet
+from lgelu_lab.kernel_bench.results import read_rows
 
 Inputs = Tensor | Mapping[str, Tensor]
 
@@ -109,6 +110,13 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 NAMED = tuple(case.name for case in CASES.values() if not case.sweep)
 
+TIME_COLUMNS = (
+    *("case", "units", "rows", "width", "threads", "seconds", "peak_gib", "outcome", "cpu", "torch", "hf_lgelu"),
+)
+"""Of the rows of `measure_here`."""
+TIME_KEY = ("case", "threads")
+"""Of these, what says which row was asked for."""
+
 
 def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
     """Convert in this process; the second of two conversions of a small network is timed, as imports take longer."""
@@ -160,15 +168,39 @@ def measure_apart(name: str, threads: int) -> dict[str, str | float | int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def append_row(path: Path, row: Mapping[str, str | float | int]) -> None:
-    """Add a row to a CSV file; a new file gets its header first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
+class RowsFile:
+    """A CSV file that rows of one kind are appended to as they are measured.
 
+    Args:
+        path: of the file, which need not be there.
+        columns: of a row, in their order.
+        key: of these, what says which row was asked for; the others are what came out, and on what.
 
-def read_rows(path: Path) -> pd.DataFrame:
-    """All rows; none where there is no file."""
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["case", "threads", "activation", "seed"])
+    Raises ValueError where the file has other columns, or a line that is cut off.
+    """
+
+    def __init__(self, path: str | os.PathLike, columns: Sequence[str], key: Sequence[str]) -> None:
+        self.path, self.columns, self.key = Path(path), tuple(columns), tuple(key)
+        there = read_rows(self.path, self.columns)[list(self.key)] if self.path.exists() else pd.DataFrame()
+        self._keys = set(there.itertuples(index=False, name=None))
+
+    def __contains__(self, asked: Mapping[str, object]) -> bool:
+        """Whether there is a row of this key; it may be a whole row."""
+        return tuple(str(asked[name]) for name in self.key) in self._keys
+
+    def append(self, row: Mapping[str, object]) -> None:
+        """Write it at once, so that an interruption loses nothing. Raises ValueError for other columns."""
+        if tuple(row) != self.columns:
+            raise ValueError(f"the rows of {self.path} have {', '.join(self.columns)}, got {', '.join(row)}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not self.path.exists() or self.path.stat().st_size == 0
+        pd.DataFrame([row]).to_csv(self.path, mode="a", header=is_new, index=False, lineterminator="\n")
+        self._keys.add(tuple(str(row[name]) for name in self.key))
+
+    def frame(self) -> pd.DataFrame:
+        """All rows, numbers as numbers; none where there is no file."""
+        there = self.path.exists() and self.path.stat().st_size
+        return pd.read_csv(self.path) if there else pd.DataFrame(columns=list(self.columns))
 
 
 def markdown_table(rows: pd.DataFrame) -> str:

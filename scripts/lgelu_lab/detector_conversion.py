@@ -6,7 +6,7 @@ Average precision is that on other pictures, against what is drawn and against w
 import copy
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,37 +29,62 @@ CONVERSIONS: dict[str, dict[str, Any]] = {
 }
 """What they are called, and options of `convert_to_relu`; the rung "blocks" is none for convolutions."""
 
+COLUMNS = (
+    *("method", "precision", "ap", "ap50", "ap_of_original", "ap50_of_original", "distance", "seconds"),
+    *("seed", "pictures", "judged", "cpu", "torch", "transformers"),
+)
+"""Of a row: average precisions, the relative error on pictures held out, seconds of one processor."""
+KEY = ("method", "precision", "seed")
+"""Of these, what says which row was asked for."""
+
 PICTURES, JUDGED = 1024, 500
 _FOUND_FROM = 0.3  # score from which the original's boxes count as found
 _CALIBRATED_ON = 256
 _AT_ONCE = 100
 
 
-def measure_detector(seed: int, model: Detector | None = None, pictures: int = PICTURES) -> Iterator[dict[str, Any]]:
-    """A row per network and precision. `model` is the one trained with this seed, where it is there already."""
+def measure_detector(
+    seed: int,
+    model: Detector | None = None,
+    pictures: int = PICTURES,
+    there: Collection[tuple[str, str]] = (),
+) -> Iterator[dict[str, Any]]:
+    """A row per network and precision, but those (method, precision) that are `there`; nothing is made for them.
+
+    `model` is the one trained with this seed, where it is there already.
+    """
+    missing = {method: [p for p in PRECISIONS if (method, p) not in there] for method in methods()}
+    if not any(missing.values()):
+        return
     model = train_detector(seed) if model is None else model
     # Of the training pictures, without their boxes; judged on others.
     data, _ = draw_pictures(pictures, seed)
     judge = _Judge(model, seed)
     facts = {"seed": seed, "pictures": pictures, "judged": JUDGED, "cpu": hardware(1)["cpu"]}
     facts |= {name: package_versions()[name] for name in ("torch", "transformers")}
-    for method, network, told in _networks(model, data):
-        for precision in PRECISIONS:
+    for method, network, told in _networks(model, data, [method for method in missing if missing[method]]):
+        for precision in missing[method]:
             yield {"method": method, "precision": precision, **judge(network, precision, data), **told, **facts}
 
 
-def _networks(model: Detector, data: Tensor) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
+def methods() -> tuple[str, ...]:
+    """What the networks are called that are judged."""
+    return ("original", "direct swap", *CONVERSIONS)
+
+
+def _networks(model: Detector, data: Tensor, wanted: Sequence[str]) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
     """(method, network, {"distance": relative error on pictures held out, "seconds": of one processor})."""
-    nothing = {"distance": None, "seconds": None}
-    yield "original", model, nothing
-    swapped = copy.deepcopy(model)
-    substitute_relu(swapped, kinds=SMOOTH_KINDS)
-    yield "direct swap", swapped, nothing
-    for name, options in CONVERSIONS.items():
-        began = time.process_time()
-        converted, report = convert_to_relu(Counted(model), data, max_kl=None, **options)
-        seconds = round(time.process_time() - began, 1)
-        yield name, converted.detector, {"distance": report.held_out.refitted.distance, "seconds": seconds}
+    for method in wanted:
+        if method in CONVERSIONS:
+            began = time.process_time()
+            converted, report = convert_to_relu(Counted(model), data, max_kl=None, **CONVERSIONS[method])
+            seconds = round(time.process_time() - began, 1)
+            yield method, converted.detector, {"distance": report.held_out.refitted.distance, "seconds": seconds}
+            continue
+        network = copy.deepcopy(model)
+        if method == "direct swap":
+            substitute_relu(network, kinds=SMOOTH_KINDS)
+        yield method, network, {"distance": None, "seconds": None}
 
 
 class _Judge:

@@ -12,14 +12,23 @@ from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.networks import draw_calibration, evaluate, tune
 
+COLUMNS = (
+    *("activation", "seed", "epochs", "tokens", "original", "direct", "refit", "kl_direct", "kl_refit"),
+    *("eval_sequences", "cpu", "torch", "transformers"),
+)
+"""Of a row; original, direct and refit are perplexities."""
+KEY = ("activation", "seed", "eval_sequences")
+"""Of these, what says which row was asked for: rows judged on other sequences are others."""
+
 _TOKENS = 8192
 _EPOCHS = 6
 
 
-def load_texts(data_dir: str | None = None) -> tuple[Benchmark, BenchmarkData]:
-    """The benchmark, and its data."""
+def load_texts(data_dir: str | None = None, max_eval_samples: int | None = None) -> tuple[Benchmark, BenchmarkData]:
+    """The benchmark, and its data: of the validation sequences at most so many, the first of a seeded permutation."""
     benchmark = BENCHMARKS["llama-wikitext2"]
-    return benchmark, benchmark.load(DataOptions(data_dir=data_dir), benchmark.model_options({}))
+    options = DataOptions(data_dir=data_dir, max_eval_samples=max_eval_samples)
+    return benchmark, benchmark.load(options, benchmark.model_options({}))
 
 
 def measure_gated(

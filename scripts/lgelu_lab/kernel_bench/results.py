@@ -5,7 +5,7 @@ import importlib.metadata
 import io
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas
@@ -68,16 +68,18 @@ class ResultsFile:
         return tuple({**row, **self.provenance}[name] for name in _KEY)
 
 
-def read_rows(path: str | os.PathLike) -> pandas.DataFrame:
-    """The file's rows, all cells as texts; raise ValueError where it is no file of this script."""
+def read_rows(path: str | os.PathLike, columns: Sequence[str] = COLUMNS) -> pandas.DataFrame:
+    """The file's rows, all cells as texts; raise ValueError where it has other columns or a line that is cut off."""
     text = Path(path).read_text(encoding="utf-8")
-    header, *body = list(csv.reader(io.StringIO(text))) or [list(COLUMNS)]
-    if tuple(header) != COLUMNS:
-        raise ValueError(f"{path} has other columns than {', '.join(COLUMNS)}; name another file with --csv")
+    header, *body = list(csv.reader(io.StringIO(text))) or [list(columns)]
+    if header != list(columns):
+        raise ValueError(
+            f"{path} has other columns ({', '.join(header)}) than {', '.join(columns)}; name another file with --csv"
+        )
     # Without its end a line may lack part of its last cell, and the next row would be written behind it.
-    if (text and not text.endswith("\n")) or any(len(cells) != len(COLUMNS) for cells in body):
+    if (text and not text.endswith("\n")) or any(len(cells) != len(columns) for cells in body):
         raise ValueError(f"{path} holds a line that is cut off or too long; remove it and run again")
-    return pandas.DataFrame(body, columns=list(COLUMNS), dtype=str)
+    return pandas.DataFrame(body, columns=list(columns), dtype=str)
 
 
 def latest_rows(path: str | os.PathLike) -> pandas.DataFrame:

@@ -80,5 +80,17 @@ def test_every_network_is_judged_in_both_precisions(monkeypatch):
     assert [(row["method"], row["precision"]) for row in rows] == [
         (method, precision) for method in ("original", "direct swap", "refit, named") for precision in PRECISIONS
     ]
-    assert len({tuple(row) for row in rows}) == 1
+    assert {tuple(row) for row in rows} == {detector_conversion.COLUMNS}
     assert rows[-1]["distance"] < 1
+
+
+def test_nothing_is_trained_or_converted_for_rows_that_are_there(monkeypatch):
+    monkeypatch.setattr(detector_conversion, "JUDGED", 4)
+    monkeypatch.setattr(detector_conversion, "train_detector", lambda seed: pytest.fail("trained"))
+    monkeypatch.setattr(detector_conversion, "convert_to_relu", lambda *_, **__: pytest.fail("converted"))
+    pairs = [(method, precision) for method in detector_conversion.methods() for precision in PRECISIONS]
+    assert list(detector_conversion.measure_detector(0, there=pairs)) == []
+    torch.manual_seed(0)
+    pairs.remove(("direct swap", "float32"))
+    (row,) = detector_conversion.measure_detector(0, Detector().eval(), pictures=2, there=pairs)
+    assert (row["method"], row["precision"], row["seed"]) == ("direct swap", "float32", 0)
