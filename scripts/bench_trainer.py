@@ -1,8 +1,9 @@
 """How fast a benchmark trains through LambdaGELUTrainer, against a bare loop on the same model and batch.
 
-The bare loop runs forward, backward and the optimizer's step on one batch that it holds already, so all
-that Trainer, its callbacks, the data and their augmentation cost is in the ratio. Both are timed in turn,
-without the first steps; the figures are medians over the rounds. With --overhead, also against
+The bare loop runs forward, backward and the optimizer's step on one batch that it holds already, as often
+a step as the gradients of batches are added up, so all that Trainer, its callbacks, the data and their
+augmentation cost is in the ratio. Network and optimizer are those of a run with the same settings. Both are
+timed in turn, without the first steps; the figures are medians over the rounds. With --overhead, also against
 transformers' own Trainer on the same network with GELU: while λ is learned, and while it hardens.
 
     python scripts/bench_trainer.py --benchmarks mlp-digits resnet18-cifar10 gpt2-wikitext2
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -24,11 +25,13 @@ from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.studies.arguments import OneLineParser, RunArguments, data_options, model_options, parse_mapping
+from lgelu_lab.studies.run import build_model, timm_optimizer
 from lgelu_lab.studies.study import parse_settings
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers import TrainingArguments as HFTrainingArguments
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
+from hf_lgelu.activation.gates import ACTIVATION_NAMES
 
 
 @dataclass
@@ -46,17 +49,40 @@ class BenchArguments:
     )
 
 
-class _Clock(TrainerCallback):
-    """When each optimizer step ended."""
+class Steps(NamedTuple):
+    """Of each optimizer step that was timed: the rows that the network was given for it, and the seconds it took."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.ends: list[float] = []
+    rows: list[int]
+    seconds: list[float]
+
+    @property
+    def rows_per_second(self) -> float:
+        """Over all of them."""
+        return sum(self.rows) / sum(self.seconds)
+
+
+class _Clock(TrainerCallback):
+    """When each optimizer step ended, and how many rows the network had been given by then."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._device = trainer.args.device
+        self._rows = 0
+        self._ends: list[tuple[int, float]] = []
+        trainer.model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    @property
+    def steps(self) -> Steps:
+        """Without those of the warm-up; the last of an epoch may have fewer rows than the others."""
+        pairs = list(pairwise(self._ends[WARMUP_STEPS - 1 :]))
+        return Steps([b[0] - a[0] for a, b in pairs], [b[1] - a[1] for a, b in pairs])
+
+    def _count(self, model: torch.nn.Module, positional: tuple[Any, ...], inputs: Mapping[str, Any]) -> None:
+        self._rows += len(next(iter(inputs.values()))) if model.training else 0
 
     def on_step_end(
         self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.ends.append(_now(self.device))
+        self._ends.append((self._rows, _now(self._device)))
 
 
 WARMUP_STEPS = 2
@@ -96,14 +122,12 @@ def _compare(name: str, arguments: BenchArguments, settings: Mapping[str, Any]) 
         benchmark = BENCHMARKS[name]
         data = benchmark.load(data_options(run), model_options(run)).to(training.device)
         training.dataloader_pin_memory = False
-        batch_size = training.per_device_train_batch_size
+        training.require_lambda_gelu = run.activation in ACTIVATION_NAMES
         rates: dict[str, list[float]] = {"trainer": [], "bare": []}
         for _ in range(arguments.rounds):
-            rates["trainer"].append(
-                batch_size / statistics.mean(_step_seconds(_new_trainer(benchmark, run, training, data)))
-            )
-            rates["bare"].append(batch_size / _bare_step_seconds(_new_trainer(benchmark, run, training, data)))
-        _print_rates(name, batch_size, rates)
+            for kind, timed in (("trainer", trainer_steps), ("bare", bare_steps)):
+                rates[kind].append(timed(new_trainer(benchmark, run, training, data)).rows_per_second)
+        _print_rates(name, training.per_device_train_batch_size * training.gradient_accumulation_steps, rates)
         if arguments.overhead:
             _print_overhead(benchmark, run, training, data, arguments.rounds)
 
@@ -145,8 +169,8 @@ def _print_overhead(
             arguments = copy.copy(training)
             for option, value in mode.options.items():
                 setattr(arguments, option, value)
-            trainer = _new_trainer(benchmark, run, arguments, data, mode.trainer, mode.activation)
-            seconds[name].append(statistics.median(_step_seconds(trainer)))
+            trainer = new_trainer(benchmark, run, arguments, data, mode.trainer, mode.activation)
+            seconds[name].append(statistics.median(trainer_steps(trainer).seconds))
     base = next(iter(seconds.values()))
     for name, values in seconds.items():
         ratios = [a / b for a, b in zip(values, base, strict=True)]
@@ -157,7 +181,7 @@ def _print_overhead(
         )
 
 
-def _new_trainer(
+def new_trainer(
     benchmark: Benchmark,
     run: RunArguments,
     training: LambdaGELUTrainingArguments,
@@ -165,37 +189,48 @@ def _new_trainer(
     kind: type[Trainer] = LambdaGELUTrainer,
     activation: str | None = None,
 ) -> Trainer:
+    """Of a run's network and optimizer, with another `activation` where one is given."""
     torch.manual_seed(0)
-    model = benchmark.build_model(activation or run.activation, data, model_options(run))
-    if run.channels_last:
-        model.to(memory_format=torch.channels_last)
-    trainer = kind(model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate)
+    if activation is not None:
+        granularity = run.granularity if activation in ACTIVATION_NAMES else "layer"
+        run = replace(run, activation=activation, granularity=granularity)
+    trainer = kind(
+        model=build_model(run, benchmark, data, model_options(run)),
+        args=training,
+        train_dataset=data.train,
+        data_collator=benchmark.collate,
+        optimizer_cls_and_kwargs=timm_optimizer(run, training),
+    )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def _step_seconds(trainer: Trainer) -> list[float]:
-    clock = _Clock(trainer.args.device)
+def trainer_steps(trainer: Trainer) -> Steps:
+    """Train, and time the steps."""
+    clock = _Clock(trainer)
     trainer.add_callback(clock)
     trainer.train()
-    return [end - start for start, end in pairwise(clock.ends[WARMUP_STEPS - 1 :])]
+    return clock.steps
 
 
-def _bare_step_seconds(trainer: Trainer) -> float:
-    """The same model, optimizer and autocast, on one batch."""
+def bare_steps(trainer: Trainer) -> Steps:
+    """The same model, optimizer, accumulation of gradients and autocast, on one batch."""
     model, optimizer, args = trainer.model.train(), trainer.create_optimizer(), trainer.args
-    batch = next(iter(trainer.get_train_dataloader()))
-    for step in range(args.max_steps):
-        if step == WARMUP_STEPS:
-            started = _now(args.device)
-        with torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
-            loss = model(**batch).loss
-        loss.backward()
+    batch, parts = next(iter(trainer.get_train_dataloader())), args.gradient_accumulation_steps
+    seconds = []
+    for _ in range(args.max_steps):
+        started = _now(args.device)
+        for _ in range(parts):
+            with torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
+                loss = model(**batch).loss / parts
+            loss.backward()
         if args.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-    return (_now(args.device) - started) / (args.max_steps - WARMUP_STEPS)
+        seconds.append(_now(args.device) - started)
+    timed = seconds[WARMUP_STEPS:]
+    return Steps([parts * len(next(iter(batch.values())))] * len(timed), timed)
 
 
 def _now(device: torch.device) -> float:

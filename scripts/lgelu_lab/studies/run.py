@@ -159,7 +159,7 @@ def _build_trainer(
         train_dataset=data.train,
         eval_dataset=data.eval,
         **benchmark.trainer_options(data),
-        optimizer_cls_and_kwargs=_timm_optimizer(run, training),
+        optimizer_cls_and_kwargs=timm_optimizer(run, training),
         callbacks=[_RunGuard(), *([AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else [])],
     )
     if training.disable_tqdm:
@@ -167,7 +167,7 @@ def _build_trainer(
     return trainer
 
 
-def _timm_optimizer(
+def timm_optimizer(
     run: RunArguments, training: LambdaGELUTrainingArguments
 ) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]] | None:
     """Trainer's `optimizer_cls_and_kwargs`; None where `--optim` decides. Each group's weight decay is Trainer's."""
