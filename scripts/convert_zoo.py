@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from lgelu_lab.measurements.real import RealSettings, record_real
+from lgelu_lab.measurements.real import RealSettings, find_real, record_real
 from lgelu_lab.measurements.real_networks import REAL, install
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.studies.arguments import OneLineParser
@@ -71,12 +71,11 @@ def settings_of(arguments: ZooArguments) -> RealSettings:
 
 
 def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> bool:
-    path = measurement_path(arguments.output_dir, name, "real", settings.seed)
-    if path.exists():
-        print(f"{name}: there already, {path}")
-        return True
     packages = Path(arguments.packages) if arguments.packages is not None else None
     try:
+        if find_real(REAL[name], settings, arguments.output_dir) is not None:
+            print(f"{name}: there already, {measurement_path(arguments.output_dir, name, 'real', settings.seed)}")
+            return True
         if arguments.install and REAL[name].load is not None:
             install(REAL[name], packages)
         record = record_real(REAL[name], settings, arguments.output_dir, data_dir=arguments.data_dir, packages=packages)

@@ -17,7 +17,7 @@ class Origin:
 
     Args:
         source: the Hub id where the Hub's data was read, else the folder or the package in words.
-        copy_of: of a folder, the Hub id in whose place it was read; None elsewhere.
+        copy_of: of a folder, the Hub id in whose place it was read; None elsewhere, and of data that the Hub lacks.
         folder: the folder's name, without the path to it.
         files: {file of the folder: its size in bytes}.
         readme: what the folder's README.md says, its front matter left out; None without one.
@@ -30,7 +30,7 @@ class Origin:
     readme: str | None = None
 
     @classmethod
-    def of_folder(cls, path: Path, hub_id: str) -> "Origin":
+    def of_folder(cls, path: Path, hub_id: str | None) -> "Origin":
         """Of a local copy."""
         files = {file.relative_to(path).as_posix(): file.stat().st_size for file in path.rglob("*") if file.is_file()}
         return cls(f"local folder {path.name}", hub_id, path.name, dict(sorted(files.items())), _read_readme(path))
@@ -46,39 +46,50 @@ class Found:
 
 def load_splits(
     folder: str | Sequence[str],
-    hub_id: str,
+    hub_id: str | None,
     data_dir: str | os.PathLike[str] | None,
     *,
     splits: Sequence[str],
     columns: Sequence[str],
     optional_splits: Sequence[str] = (),
     hub_config: str | None = None,
+    off_hub: str = "",
 ) -> Found:
     """The splits of one data set, each with the columns asked for.
 
     Args:
         folder: name of the data set's folder inside the data directory, or several, of which the first that
             is there counts.
-        hub_id: what is loaded from the Hub when there is no data directory.
+        hub_id: what is loaded from the Hub when there is no data directory; None where the Hub has no such data set.
         data_dir: the data directory; None takes the environment variable LGELU_DATA_DIR. Where either
             is set the Hub is never asked.
         splits: splits that must be there.
         columns: columns that each split must have; others may be.
         optional_splits: splits that are returned if they are there.
         hub_config: which of the data sets under `hub_id`, where there are several.
+        off_hub: of a data set that the Hub lacks, what its folder holds and where that is from: ends an error.
 
     Raises:
-        ValueError: the folder, a split or a column is missing, a split has no rows, or the files cannot be read.
+        ValueError: the folder, a split or a column is missing, a split has no rows, or the files cannot be read; or
+            there is no data directory for a data set that the Hub lacks.
         RuntimeError: the Hub has no such data set or cannot be reached.
     """
     import datasets  # takes a second, and many who import this file read no data
 
     directory = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE) or None
+    names = (folder,) if isinstance(folder, str) else folder
+    if directory is None and hub_id is None:
+        raise ValueError(
+            f"the Hub has no data set {names[0]}: point data_dir or {DATA_DIR_VARIABLE} to a directory with a folder "
+            f"{names[0]}, which holds {off_hub}"
+        )
     if directory is None:
         found, source, origin = _load_from_hub(datasets, hub_id, hub_config), f"{hub_id} on the Hub", Origin(hub_id)
     else:
-        path = _first_folder(Path(directory).expanduser(), (folder,) if isinstance(folder, str) else folder)
-        found, source, origin = _load_from_folder(datasets, path, hub_id), str(path), Origin.of_folder(path, hub_id)
+        path = _first_folder(Path(directory).expanduser(), names)
+        holds = off_hub if hub_id is None else f"a copy of {hub_id}"
+        found, source = _load_from_folder(datasets, path, holds, hub_id is not None), str(path)
+        origin = Origin.of_folder(path, hub_id)
     absent = [split for split in splits if split not in found]
     if absent:
         raise ValueError(f"{source} has no split {_listed(absent)}; it has {_listed(found)}")
@@ -110,12 +121,11 @@ def _first_folder(directory: Path, names: Sequence[str]) -> Path:
     return next((directory / name for name in names if (directory / name).is_dir()), directory / names[0])
 
 
-def _load_from_folder(datasets: ModuleType, path: Path, hub_id: str) -> Any:
+def _load_from_folder(datasets: ModuleType, path: Path, holds: str, on_hub: bool) -> Any:
     if not path.is_dir():
-        raise ValueError(
-            f"there is no folder {path}, which should hold a copy of {hub_id}. Put one there, point data_dir or "
-            f"{DATA_DIR_VARIABLE} elsewhere, or set neither to load it from the Hub"
-        )
+        elsewhere = f"point data_dir or {DATA_DIR_VARIABLE} elsewhere"
+        others = f", {elsewhere}, or set neither to load it from the Hub" if on_hub else f", or {elsewhere}"
+        raise ValueError(f"there is no folder {path}, which should hold {holds}. Put one there{others}")
     try:
         return datasets.load_dataset(str(path))
     except FileNotFoundError as error:  # datasets' own "no data files" errors are of this kind

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,11 +30,17 @@ from hf_lgelu import (
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.sites import SMOOTH_KINDS
-from lgelu_lab.benchmarks.source import load_splits
+from lgelu_lab.benchmarks.source import Origin, load_splits
 from lgelu_lab.measurements.conversion import kept_rung
 from lgelu_lab.measurements.real_networks import RealNetwork, load_network
 from lgelu_lab.measurements.real_tasks import TASKS, Batch, in_batches, joined, paragraphs
-from lgelu_lab.measurements.records import MeasurementRecord, write_measurement
+from lgelu_lab.measurements.records import (
+    MeasurementRecord,
+    measurement_path,
+    plain_settings,
+    read_same,
+    write_measurement,
+)
 
 REAL_COLUMNS: dict[str, str] = {
     "model": "network, a key of REAL",
@@ -50,6 +57,7 @@ REAL_COLUMNS: dict[str, str] = {
     "metric": "accuracy, perplexity (of a predicted token) or same_neighbour (share of units whose nearest neighbour, "
     "by cosine, is the original's)",
     "score": "the metric on the evaluation units",
+    "judged": "sequences or images judged on: as many as asked for, or as there are; null where there is no network",
     "kl": "mean KL(original ‖ network) in nats per prediction; null for embeddings",
     "agreement": "share of predictions with the original's argmax; for embeddings as same_neighbour",
     "cosine": "mean cosine of an embedding to the original's; null elsewhere",
@@ -79,7 +87,7 @@ class RealSettings:
         distill_steps: of the effort "distill", as `convert_to_relu` takes them.
         bf16: take these steps under autocast in bfloat16; everything is judged without.
         max_seconds: of each conversion, as `convert_to_relu` takes them.
-        evaluation_units: what is judged on, other units than those.
+        evaluation_units: what is judged on, other units than those; as many as there are where there are fewer.
         finetune_steps: optimizer steps of 8 units, for rows of what was swapped, converted or hardened and trained;
             without them, or without labels, there are no such rows.
         onnx: also judge and time the original and the last conversion in onnxruntime, in float32 and int8.
@@ -117,6 +125,15 @@ class RealSettings:
 
 
 @dataclass(frozen=True)
+class _Units:
+    """Units to fit on and units to judge on, each in a seeded order, and where they are from."""
+
+    fitted: list[Batch]
+    judged: list[Batch]
+    origin: Origin
+
+
+@dataclass(frozen=True)
 class _Measured:
     """One network from elsewhere, what it is fitted on and judged on."""
 
@@ -124,14 +141,19 @@ class _Measured:
     settings: RealSettings
     model: PreTrainedModel
     pad: int
-    fitted: list[Batch]
-    judged: list[Batch]
+    units: _Units
+
+    @cached_property
+    def judged(self) -> list[Batch]:
+        return in_batches(self.units.judged, self.pad, TASKS[self.network.task].judged_at_once)
 
     def row(self, method: str, changed: nn.Module | None, **values: Any) -> Row:
         """A row of REAL_COLUMNS; judged where there is a network."""
         task = TASKS[self.network.task]
         asked = {"model": self.network.name, "method": method, "steps": 0, "metric": task.metric}
-        scores = {} if changed is None else task.judge(self.model, changed, self.judged)
+        scores: Row = {}
+        if changed is not None:
+            scores = {**task.judge(self.model, changed, self.judged), "judged": len(self.units.judged)}
         return dict.fromkeys(REAL_COLUMNS) | asked | {"precision": "float32"} | scores | values
 
 
@@ -139,11 +161,17 @@ def measure_real(
     network: RealNetwork, settings: RealSettings, *, data_dir: str | None = None, packages: Path | None = None
 ) -> list[Row]:
     """A row of the original, one of the direct swap, one per conversion, then those in onnxruntime and those tuned."""
+    return _rows(_load(network, settings, data_dir, packages))
+
+
+def _load(network: RealNetwork, settings: RealSettings, data_dir: str | None, packages: Path | None) -> _Measured:
     model, processor = load_network(network, packages)
-    fitted, judged = _units(network, processor, settings, data_dir)
     pad = getattr(processor, "pad_token_id", None) or 0
-    judged = in_batches(judged, pad, TASKS[network.task].judged_at_once)
-    measured = _Measured(network, settings, model, pad, fitted, judged)
+    return _Measured(network, settings, model, pad, _units(network, processor, settings, data_dir))
+
+
+def _rows(measured: _Measured) -> list[Row]:
+    network, settings, model = measured.network, measured.settings, measured.model
     swapped = copy.deepcopy(model)
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
     rows, starts = [measured.row("original", model), measured.row("direct", swapped)], {"direct": swapped}
@@ -154,7 +182,7 @@ def measure_real(
     if settings.onnx:
         networks = {"original": model, **({"converted": starts["converted"]} if "converted" in starts else {})}
         rows = _in_onnxruntime(measured, rows, networks)
-    if settings.finetune_steps and (network.task == "text" or "labels" in fitted[0]):
+    if settings.finetune_steps and (network.task == "text" or "labels" in measured.units.fitted[0]):
         rows += _tuned(measured, {**starts, "hardened": copy.deepcopy(model)})
     return rows
 
@@ -162,11 +190,11 @@ def measure_real(
 def _conversions(measured: _Measured) -> Iterator[tuple[Row, nn.Module | None]]:
     settings, counts = (
         measured.settings,
-        sorted({min(count, len(measured.fitted)) for count in measured.settings.units}),
+        sorted({min(count, len(measured.units.fitted)) for count in measured.settings.units}),
     )
     asked = [(count, settings.efforts[0]) for count in counts[:-1]]
     for count, effort in [*asked, *((counts[-1], effort) for effort in settings.efforts)]:
-        data = in_batches(measured.fitted[:count], measured.pad, _FITTED_AT_ONCE, labelled=False)
+        data = in_batches(measured.units.fitted[:count], measured.pad, _FITTED_AT_ONCE, labelled=False)
         wall, processor = time.perf_counter(), time.process_time()
         told = {"units": count, "effort": effort}
         try:
@@ -213,7 +241,7 @@ class _Session(nn.Module):
 
 def _in_onnxruntime(measured: _Measured, rows: list[Row], networks: dict[str, nn.Module]) -> list[Row]:
     """The rows with the latency of these networks, each with its int8 row behind the others."""
-    pad, fitted = measured.pad, measured.fitted
+    pad, fitted = measured.pad, measured.units.fitted
     calibration = in_batches(fitted[:_CALIBRATED_ON], pad, _TIMED_AT_ONCE, labelled=False)
     timed = joined(fitted[:_TIMED_AT_ONCE], pad)
     added: list[Row] = []
@@ -243,7 +271,7 @@ def _tuned(measured: _Measured, starts: dict[str, nn.Module]) -> Iterator[Row]:
         _tune(start, measured, harden=method == "hardened")
         seconds = round(time.perf_counter() - began, 1)
         steps = measured.settings.finetune_steps
-        yield measured.row(method, start, units=len(measured.fitted), steps=steps, seconds=seconds)
+        yield measured.row(method, start, units=len(measured.units.fitted), steps=steps, seconds=seconds)
 
 
 def _tune(model: nn.Module, measured: _Measured, *, harden: bool) -> None:
@@ -261,7 +289,7 @@ def _tune(model: nn.Module, measured: _Measured, *, harden: bool) -> None:
         trainer = LambdaGELUTrainer(
             model=model,
             args=arguments,
-            train_dataset=measured.fitted,
+            train_dataset=measured.units.fitted,
             data_collator=lambda part: _labelled(joined(part, measured.pad)),
         )
         trainer.remove_callback(PrinterCallback)
@@ -275,6 +303,15 @@ def _labelled(batch: Batch) -> Batch:
     return batch if "labels" in batch else {**batch, "labels": batch["input_ids"]}
 
 
+def find_real(network: RealNetwork, settings: RealSettings, output_dir: str | Path) -> MeasurementRecord | None:
+    """The record that `record_real` wrote with these settings; None where there is none.
+
+    Raises ValueError that names the settings in which the one that is there differs.
+    """
+    path = measurement_path(output_dir, network.name, "real", settings.seed)
+    return read_same(path, settings, unnamed=plain_settings(RealSettings())) if path.exists() else None
+
+
 def record_real(
     network: RealNetwork,
     settings: RealSettings,
@@ -285,7 +322,8 @@ def record_real(
 ) -> MeasurementRecord:
     """Measure, and write the record to `output_dir`/<name>/real-seed<seed>.json."""
     began = time.perf_counter()
-    rows = measure_real(network, settings, data_dir=data_dir, packages=packages)
+    measured = _load(network, settings, data_dir, packages)
+    rows = _rows(measured)
     told = {"run": network.source, "licence": network.licence, "metric": rows[0]["metric"], "score": rows[0]["score"]}
     record = MeasurementRecord(
         measurement="real",
@@ -293,31 +331,36 @@ def record_real(
         seed=settings.seed,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(time.perf_counter() - began, 3),
-        settings={name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()},
+        settings=plain_settings(settings),
         models={network.name: told},
         rows=tuple(rows),
         versions=package_versions(),
         hardware=hardware(1),
+        data={
+            "train_samples": len(measured.units.fitted),
+            "eval_samples": len(measured.units.judged),
+            "eval_split": network.corpus.eval_split,
+            "classes": measured.model.config.num_labels if network.corpus.label else None,
+            **asdict(measured.units.origin),
+        },
     )
     write_measurement(record, output_dir)
     return record
 
 
-def _units(
-    network: RealNetwork, processor: Any, settings: RealSettings, data_dir: str | None
-) -> tuple[list[Batch], list[Batch]]:
-    """Units to fit on and units to judge on, each in a seeded order."""
+def _units(network: RealNetwork, processor: Any, settings: RealSettings, data_dir: str | None) -> _Units:
     corpus, wanted = network.corpus, {network.corpus.fit_split, network.corpus.eval_split}
     columns = [name for name in (corpus.column, corpus.label) if name]
-    splits = load_splits(
-        corpus.folders, corpus.hub_id, data_dir, splits=sorted(wanted), columns=columns, hub_config=corpus.config
-    ).splits
-    most = max(settings.units)
-    fitted = _read(network, splits[corpus.fit_split], processor, settings, most + settings.evaluation_units)
+    found = load_splits(
+        corpus.folders, corpus.hub_id, data_dir, splits=sorted(wanted), columns=columns, hub_config=corpus.config,
+        off_hub=corpus.off_hub,
+    )  # fmt: skip
+    splits, most, judged_on = found.splits, max(settings.units), settings.evaluation_units
+    fitted = _read(network, splits[corpus.fit_split], processor, settings, most + judged_on)
     if len(wanted) == 1:
-        return fitted[settings.evaluation_units :], fitted[: settings.evaluation_units]
-    judged = _read(network, splits[corpus.eval_split], processor, settings, settings.evaluation_units)
-    return fitted[:most], judged
+        return _Units(fitted[judged_on:], fitted[:judged_on], found.origin)
+    judged = _read(network, splits[corpus.eval_split], processor, settings, judged_on)
+    return _Units(fitted[:most], judged, found.origin)
 
 
 def _read(network: RealNetwork, split: Any, processor: Any, settings: RealSettings, wanted: int) -> list[Batch]:
@@ -333,5 +376,5 @@ def _read(network: RealNetwork, split: Any, processor: Any, settings: RealSettin
         order = torch.randperm(len(units), generator=torch.Generator().manual_seed(settings.seed)).tolist()
         units = [units[index] for index in order]
     if not units:
-        raise ValueError(f"{corpus.hub_id} holds nothing that {network.name} could be judged on")
+        raise ValueError(f"{corpus.hub_id or corpus.folders[0]} holds nothing that {network.name} could be judged on")
     return units[:wanted]

@@ -24,15 +24,19 @@ from lgelu_lab.measurements.real_tasks import TASKS, Batch
 
 @dataclass(frozen=True)
 class Corpus:
-    """A data set of the Hub, or a local copy of it: the first of `folders` that a data directory has."""
+    """A data set of the Hub, or a local copy of it: the first of `folders` that a data directory has.
 
-    hub_id: str
+    Where the Hub lacks it, `hub_id` is None, and `off_hub` says what the folder holds and where that is from.
+    """
+
+    hub_id: str | None
     folders: tuple[str, ...]
     column: str
     label: str | None = None
     config: str | None = None
     fit_split: str = "train"
     eval_split: str = "validation"
+    off_hub: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,16 @@ def _reaction_classifier(packages: Path) -> tuple[PreTrainedModel, Any]:
 _WIKITEXT = Corpus(wikitext.HUB_ID, wikitext.FOLDERS, wikitext.COLUMN, config=wikitext.HUB_CONFIG)
 _SST2 = Corpus("stanfordnlp/sst2", ("sst2",), "sentence", "label")
 _IMAGENET = Corpus("ILSVRC/imagenet-1k", ("imagenet",), "image", "label", None, "validation", "validation")
-_REACTIONS = Corpus("reactions", ("reactions",), "text", "label")
+_REACTIONS = Corpus(
+    None,
+    ("reactions",),
+    "text",
+    "label",
+    off_hub="data/train-00000.parquet and data/validation-00000.parquet (or what else datasets reads as the splits "
+    "train and validation) with the columns text (a reaction as SMILES) and label (its class, an integer from 0 to 49 "
+    "as rxnfp's classifier numbers its outputs), made of notebooks/drfp-schneider-errors.csv of reymond-group/drfp on "
+    "GitHub (MIT); docs/reproduce.md says how",
+)
 
 REAL: dict[str, RealNetwork] = {
     network.name: network

@@ -9,11 +9,14 @@ Schema, version 1 (`SCHEMA_VERSION`); every key is present:
 - rows: a list of flat objects with the same keys in each, null where one does not apply; "model" says
   which network. Every measurement describes its columns where it is defined
 - versions: {package: version}; hardware as in a run's record
+- data: what was read, as in a run's record, where a network was not trained here; {} elsewhere (the run's record says
+  it), and in earlier records
 """
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from lgelu_lab.studies.records import COUNT, LIST, MAPPING, NUMBER, SCHEMA_VERSI
 
 _FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("measurement", "benchmark", "created"), TEXT),
-    **dict.fromkeys(("settings", "models", "hardware"), MAPPING),
+    **dict.fromkeys(("settings", "models", "hardware", "data"), MAPPING),
     **{"seed": COUNT, "seconds": NUMBER, "rows": LIST, "versions": TEXTS},
 }
 
@@ -41,6 +44,7 @@ class MeasurementRecord:
     rows: tuple[dict[str, Any], ...]
     versions: dict[str, str]
     hardware: dict[str, Any]
+    data: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
 
@@ -74,6 +78,30 @@ def read_measurement(path: str | os.PathLike) -> MeasurementRecord:
         if not isinstance(row, dict) or row.keys() != rows[0].keys():
             raise ValueError(f"{path} is not a measurement's record: rows[{index}] must have the keys of rows[0]")
     return MeasurementRecord(rows=tuple(rows), **raw)
+
+
+def plain_settings(settings: Any) -> dict[str, Any]:
+    """A dataclass of settings as a record has it: JSON has lists where the settings have tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
+
+
+def read_same(path: str | os.PathLike, settings: Any, unnamed: Mapping[str, Any] | None = None) -> MeasurementRecord:
+    """The record at `path`, which must have been measured with these settings.
+
+    Args:
+        path: of the record.
+        settings: a dataclass, as the measurement takes it.
+        unnamed: what a setting was in records that do not name it yet.
+
+    Raises ValueError that names the settings that differ, and as `read_measurement`.
+    """
+    record = read_measurement(path)
+    had = {**(unnamed or {}), **record.settings}
+    differing = [name for name, value in plain_settings(settings).items() if had.get(name) != value]
+    if differing:
+        told = ", ".join(f"{name}={had.get(name)!r}" for name in differing)
+        raise ValueError(f"{path} was measured with {told}; remove it, or give another output folder")
+    return record
 
 
 def read_measurements(folder: str | os.PathLike) -> list[MeasurementRecord]:

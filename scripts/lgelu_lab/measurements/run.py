@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +20,13 @@ from lgelu_lab.measurements.linear_pieces import LINEAR_PIECES
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import find_models, load_data
 from lgelu_lab.measurements.pruning import PRUNING
-from lgelu_lab.measurements.records import MeasurementRecord, measurement_path, read_measurement, write_measurement
+from lgelu_lab.measurements.records import (
+    MeasurementRecord,
+    measurement_path,
+    plain_settings,
+    read_same,
+    write_measurement,
+)
 from lgelu_lab.measurements.verification import VERIFICATION
 from lgelu_lab.measurements.zeros import ZEROS
 
@@ -68,10 +74,9 @@ def run_measurement(
     """
     if benchmark not in measurement.benchmarks:
         raise ValueError(f"{measurement.name} is measured on {', '.join(measurement.benchmarks)}, not on {benchmark!r}")
-    asked = asdict(settings)
     path = measurement_path(output_dir, benchmark, measurement.name, seed)
     if path.exists():
-        return _there(path, asked)
+        return read_same(path, settings)
     models = find_models(runs, benchmark, seed, measurement.models)
     data = load_data(next(iter(models.values())).record, data_dir)
     started = time.perf_counter()
@@ -82,7 +87,7 @@ def run_measurement(
         seed=seed,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(time.perf_counter() - started, 3),
-        settings=_plain(asked),
+        settings=plain_settings(settings),
         models={name: model.summary() for name, model in models.items()},
         rows=tuple(rows),
         versions=package_versions() | _tool_versions(),
@@ -129,19 +134,6 @@ def choose_settings(measurement: Measurement, given: Mapping[str, Any]) -> Any:
 
 def _example(default: Any) -> str:
     return json.dumps(list(default) if isinstance(default, tuple) else default)
-
-
-def _there(path: os.PathLike, asked: Mapping[str, Any]) -> MeasurementRecord:
-    record = read_measurement(path)
-    differing = [name for name, value in _plain(asked).items() if record.settings.get(name) != value]
-    if differing:
-        had = ", ".join(f"{name}={record.settings.get(name)!r}" for name in differing)
-        raise ValueError(f"{path} was measured with {had}; remove it, or give another output folder")
-    return record
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
 
 def _tool_versions() -> dict[str, str]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from lgelu_lab.benchmarks.wikitext import train_tokenizer
 from lgelu_lab.measurements import real, real_networks, real_tasks
-from lgelu_lab.measurements.real import REAL_COLUMNS, RealSettings, measure_real
+from lgelu_lab.measurements.real import REAL_COLUMNS, RealSettings, find_real, measure_real
 from lgelu_lab.measurements.real_networks import REAL, install
 from lgelu_lab.measurements.real_tasks import TASKS, paragraphs
-from lgelu_lab.measurements.records import read_measurement
+from lgelu_lab.measurements.records import MeasurementRecord, plain_settings, read_measurement, write_measurement
 from PIL import Image
 from transformers import (
     BertConfig,
@@ -92,6 +92,14 @@ def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeyp
     rows = record.rows
     assert all(row.keys() == REAL_COLUMNS.keys() and row["metric"] == TASKS[task].metric for row in rows)
     original, direct, converted, *tuned = rows
+    assert {row["judged"] for row in rows} == {12}
+    folder = {"classification": "sst2", "image": "imagenet"}.get(task, "wikitext2")
+    told = {"source": f"local folder {folder}", "copy_of": network.corpus.hub_id, "folder": folder, "readme": None}
+    assert told.items() <= record.data.items()
+    assert record.data["files"]
+    counts = {"train_samples": converted["units"], "eval_samples": 12, "eval_split": "validation"}
+    assert counts.items() <= record.data.items()
+    assert record.data["classes"] == (3 if network.corpus.label else None)
     assert [row["method"] for row in rows[:3]] == ["original", "direct", "converted"]
     of_the_labelled = [] if task == "embedding" else [("direct", 4), ("converted", 4), ("hardened", 4)]
     assert [(row["method"], row["steps"]) for row in tuned] == of_the_labelled
@@ -212,3 +220,61 @@ def test_every_row_of_the_table_is_complete(network):
     assert network.task in TASKS
     assert ("==" in network.source) == (network.load is not None)
     assert network.licence
+
+
+def test_as_many_are_judged_as_there_are(monkeypatch):
+    """418 reactions were judged where 1,000 had been asked for, and the record said 1,000."""
+    rows = datasets.Dataset.from_dict({"text": [sentence(i) for i in range(7)], "label": [0] * 7})
+    found = dataclasses.make_dataclass("Found", ["splits", "origin"])
+    monkeypatch.setattr(real, "load_splits", lambda *_, **__: found({"train": rows, "validation": rows}, "origin"))
+    encoded = {"input_ids": torch.ones(1, 3, dtype=torch.long), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    monkeypatch.setattr(real, "load_network", lambda *_: (None, lambda text, **options: encoded))
+    measured = real._load(REAL["reactions"], RealSettings(units=(3,), evaluation_units=1000), None, None)
+    judged = {"score": 0.5, "kl": 0.0, "agreement": 1.0}
+    monkeypatch.setitem(TASKS, "classification", dataclasses.replace(TASKS["classification"], judge=lambda *_: judged))
+    assert measured.row("direct", torch.nn.Identity())["judged"] == 7
+    assert measured.row("converted", None)["judged"] is None
+
+
+def test_the_hub_has_no_reactions_and_the_error_says_what_to_put_where(monkeypatch, tmp_path):
+    monkeypatch.delenv("LGELU_DATA_DIR", raising=False)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked the Hub"))
+    monkeypatch.setattr(real, "load_network", lambda *_: (None, None))
+    with pytest.raises(ValueError, match=r"the Hub has no data set reactions: .* a folder reactions, .* text .* label"):
+        measure_real(REAL["reactions"], SETTINGS)
+    with pytest.raises(ValueError, match=r"no folder .*reactions, which should hold data/train.*elsewhere$") as told:
+        measure_real(REAL["reactions"], SETTINGS, data_dir=str(tmp_path))
+    assert "drfp-schneider-errors.csv" in str(told.value)
+    assert "to load it from the Hub" not in str(told.value)
+
+
+def zoo(monkeypatch, tmp_path, *arguments):
+    monkeypatch.setattr("sys.argv", ["convert_zoo.py", "--networks", "gpt2", "--output_dir", str(tmp_path), *arguments])
+    return convert_zoo.main()
+
+
+def test_a_record_of_other_settings_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(convert_zoo, "record_real", lambda *_, **__: pytest.fail("measured"))
+    row = dict.fromkeys(REAL_COLUMNS) | {"model": "gpt2"}
+    settings = plain_settings(RealSettings())
+    for later in ("distill_steps", "bf16", "max_seconds"):  # what an early record does not name
+        del settings[later]
+    record = MeasurementRecord(
+        "real", "gpt2", 0, "2026-01-01T00:00:00+00:00", 1.0, settings, {"gpt2": {}}, (row,), {"torch": "2"}, {}
+    )
+    path = write_measurement(record, tmp_path)
+    assert zoo(monkeypatch, tmp_path) == 0
+    assert f"gpt2: there already, {path}" in capsys.readouterr().out
+    assert zoo(monkeypatch, tmp_path, "--width_budget", "2", "--efforts", "place") == 1
+    told = capsys.readouterr().err
+    assert f"{path} was measured with efforts=['refit'], width_budget=1.0; remove it, or give another output" in told
+    assert zoo(monkeypatch, tmp_path, "--max_seconds", "60") == 1
+    assert "max_seconds=None" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["minilm", "reactions", "smollm2"])
+def test_the_committed_records_are_read(name):
+    record = read_measurement(f"model_cards/downstream/{name}/real-seed0.json")
+    assert record.rows[0]["method"] == "original"
+    asked = {key: tuple(value) if isinstance(value, list) else value for key, value in record.settings.items()}
+    assert find_real(REAL[name], RealSettings(**asked), "model_cards/downstream") == record
