@@ -1,7 +1,7 @@
 """Where a benchmark's data comes from: a folder the user names, or the Hugging Face Hub."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,32 @@ class Origin:
         """Of a local copy."""
         files = {file.relative_to(path).as_posix(): file.stat().st_size for file in path.rglob("*") if file.is_file()}
         return cls(f"local folder {path.name}", hub_id, path.name, dict(sorted(files.items())), _read_readme(path))
+
+    def require_same(self, recorded: Mapping[str, Any], whose: str) -> None:
+        """Raise ValueError where what was read now is not what was `recorded`, the `data` of a run's record.
+
+        A copy counts by its files' names and sizes and what its README says, wherever it lies and whatever its folder
+        is called. A record from before copies were told from the Hub says nothing, and passes.
+        """
+        if "copy_of" not in recorded:
+            return
+        told = self._difference(recorded)
+        if told:
+            raise ValueError(
+                f"{whose} read other data: {told}. Point data_dir or {DATA_DIR_VARIABLE} at what was read then"
+            )
+
+    def _difference(self, recorded: Mapping[str, Any]) -> str | None:
+        if recorded["copy_of"] is None or self.copy_of is None:  # the Hub's rows, or a package's
+            return None if recorded["source"] == self.source else f"{recorded['source']}, and now {self.source}"
+        if recorded["copy_of"] != self.copy_of:
+            return f"a copy of {recorded['copy_of']}, and now of {self.copy_of}"
+        before, now = (_without_readme(files) for files in (recorded.get("files") or {}, self.files))
+        differing = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        if differing:
+            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+            return ", ".join(_told(name, before, now) for name in differing[:3]) + more
+        return None if recorded.get("readme") == self.readme else f"{_README} said another thing"
 
 
 @dataclass(frozen=True)
@@ -103,6 +129,31 @@ def load_splits(
         if not len(rows):
             raise ValueError(f"split {split!r} of {source} has no rows")
     return Found(wanted, origin)
+
+
+def require_recorded_copy(recorded: Mapping[str, Any], data_dir: str | os.PathLike[str] | None, whose: str) -> None:
+    """As `Origin.require_same`, of the copy that a record names and without reading its rows.
+
+    Says nothing where the data directory has no folder of that name, and of what was no copy.
+    """
+    directory = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE) or None
+    hub_id, folder = recorded.get("copy_of"), recorded.get("folder")
+    if hub_id is None or folder is None:
+        return
+    if directory is None:
+        Origin(hub_id).require_same(recorded, whose)
+    elif (path := Path(directory).expanduser() / folder).is_dir():
+        Origin.of_folder(path, hub_id).require_same(recorded, whose)
+
+
+def _without_readme(files: Mapping[str, int]) -> dict[str, int]:
+    """What the README says is compared, not how long its front matter is."""
+    return {name: size for name, size in files.items() if name != _README}
+
+
+def _told(name: str, before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    had, has = (f"{files[name]:,} bytes" if name in files else "not there" for files in (before, now))
+    return f"{name} was {had} and is now {has}"
 
 
 def _read_readme(path: Path) -> str | None:

@@ -3,16 +3,18 @@
 Schema, version 1 (`SCHEMA_VERSION`); every key is present, null where it does not apply, but for those that earlier
 records lack:
 
-- schema_version, name, created (UTC, ISO 8601), seconds (training and
-  evaluation; of a resumed run since it was resumed)
-- config: benchmark, recipe (absent earlier: "paper"), activation, init_mode, init_hardness, high_hardness,
+- schema_version, name, created (UTC, ISO 8601), seconds (training and evaluation; of a resumed run with what came
+  before its checkpoint), timed_from_step (the step that `seconds` are counted from: 0, or where a run went on from a
+  checkpoint that kept no time; absent earlier, when a resumed run's were those since it was resumed)
+- config: benchmark, activation, init_mode, init_hardness, high_hardness,
   temperature, granularity (absent earlier: "layer"), hardness_lr_multiplier, harden, target_hardness, switch_fraction,
   hardening_schedule, hardening_strategy (hardening_granularity in records before 0.2.0), of a hardened run
   hardening_switch and hardening_rate (absent earlier: "fixed" and "schedule") with plateau_tolerance, or
   rate_tolerance and hardening_progress (a number for each epoch that hardens), where they count; where targets were
   measured, measured_targets, a target_hardness of null and layer_targets ({site: target, the mean of several}), seed,
   and the training recipe (optimizer, learning_rate, weight_decay, train_batch_size over all processes,
-  num_train_epochs, lr_scheduler_type, ...); saved_epoch: whose weights load_best_model_at_end brought back
+  num_train_epochs, lr_scheduler_type, eval_strategy, ...); saved_epoch: whose weights load_best_model_at_end brought
+  back
 - data: train_samples, eval_samples, eval_split (what the metric was measured on), classes (null for text; absent in
   the earliest records), and what was read: source (the Hub id only where the Hub's data was read), copy_of (the Hub
   id in whose place a local folder was read), folder (its name), files ({file: bytes}), readme (what the folder's
@@ -44,6 +46,7 @@ from lgelu_lab.studies.folder import write_whole
 SCHEMA_VERSION = 1
 RECORD_FILE = "record.json"
 FAILED_FILE = "failed.json"
+ERROR_FILE = "error.txt"
 RELU_FOLDER = "relu"
 """Inside a run's folder: the ReLU network of a hardened run."""
 
@@ -86,6 +89,7 @@ class RunRecord:
     schema_version: int = SCHEMA_VERSION
     weights: dict[str, str] = field(default_factory=dict)
     failure: str | None = None
+    timed_from_step: int | None = None
 
     @property
     def last(self) -> EpochRecord:
@@ -231,11 +235,11 @@ _FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("name", "created", "metric"), TEXT),
     **{"seconds": NUMBER, "greater_is_better": FLAG, "epochs": LIST, "initial_hardness": NUMBERS},
     **dict.fromkeys(("config", "data", "model", "hardware"), MAPPING),
-    **{"versions": TEXTS, "weights": TEXTS, "failure": optional(TEXT)},
+    **{"versions": TEXTS, "weights": TEXTS, "failure": optional(TEXT), "timed_from_step": optional(COUNT)},
 }
 _HARDENING = ("num_train_epochs", "switch_fraction")
 _CONFIG: dict[str, Kind] = {
-    **dict.fromkeys(("benchmark", "activation", "recipe", "init_mode", "hardening_switch", "hardening_rate"), TEXT),
+    **dict.fromkeys(("benchmark", "activation", "init_mode", "hardening_switch", "hardening_rate"), TEXT),
     **dict.fromkeys(("plateau_tolerance", "rate_tolerance"), NUMBER),
     **{"measured_targets": FLAG, "layer_targets": NUMBERS, "hardening_progress": LIST},
     **{"seed": COUNT, "harden": FLAG, "target_hardness": optional(NUMBER)},

@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -39,18 +38,20 @@ from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
 from hf_lgelu.extras import require
-from hf_lgelu.models.checkpoint import save_checkpoint
+from hf_lgelu.models.checkpoint import PROCESSOR_FILES, save_checkpoint
 from hf_lgelu.models.sites import find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.images import AugmentationCallback
 from lgelu_lab.benchmarks.mlp import register_learnable_swish
 from lgelu_lab.benchmarks.table import check_benchmark
-from lgelu_lab.studies.arguments import RunArguments, data_options, meant, model_options
+from lgelu_lab.studies.arguments import RunArguments, data_options, meant, model_options, refuse_data_parallel
 from lgelu_lab.studies.cards import card_facts
+from lgelu_lab.studies.clock import RunClock
 from lgelu_lab.studies.experiments import experiment_name
 from lgelu_lab.studies.folder import sole_writer, sweep, whole_checkpoint
 from lgelu_lab.studies.records import (
+    ERROR_FILE,
     FAILED_FILE,
     RECORD_FILE,
     RELU_FOLDER,
@@ -59,6 +60,7 @@ from lgelu_lab.studies.records import (
     weight_digests,
     write_record,
 )
+from lgelu_lab.studies.settings import SETTINGS_FILE, require_same_run, write_settings
 
 _HARDENING = ("hardening_switch", "hardening_rate", "target_hardness")
 
@@ -76,7 +78,7 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
     to `output_dir`/relu. Resumes with `training.resume_from_checkpoint`.
 
     Raises:
-        ValueError: an argument is wrong, or the data are not there.
+        ValueError: an argument is wrong, the data are not there, or the run to resume had other settings or data.
         FileExistsError: `output_dir` holds a run or a model, and `run.overwrite` is False.
         FolderBusyError: another process trains into `output_dir`.
         DivergedError: an evaluation gave a number that is not finite; what there was until then is in failed.json.
@@ -106,6 +108,7 @@ def train_and_record(
     data = (load or benchmark.load)(data_options(run), options)
     if run.overwrite and training.should_save:
         _remove_run(Path(training.output_dir))
+    _keep_settings(run, training, data)
     if training.device.type != "cpu" and training.dataloader_num_workers == 0:
         data = data.to(training.device)
         training.dataloader_pin_memory = False  # the rows are there already
@@ -113,17 +116,17 @@ def train_and_record(
     model = build_model(run, benchmark, data, options)
     initial_hardness = hardness_profile(model) if run.activation in ACTIVATION_NAMES else {}
     trainer = _build_trainer(run, training, benchmark, data, model)
-    started = time.perf_counter()
+    clock = RunClock()
+    trainer.add_callback(clock)
     try:
         trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     except DivergedError as error:
         if trainer.is_world_process_zero():
-            seconds = time.perf_counter() - started
             write_record(
-                _record(benchmark, run, trainer, data, initial_hardness, seconds, str(error)), training.output_dir
+                _record(benchmark, run, trainer, data, initial_hardness, clock, str(error)), training.output_dir
             )
         raise
-    record = _record(benchmark, run, trainer, data, initial_hardness, time.perf_counter() - started)
+    record = _record(benchmark, run, trainer, data, initial_hardness, clock)
     return _save(record, run, trainer, type(model), data.processor)
 
 
@@ -233,22 +236,25 @@ def _save_relu(model_class: type[PreTrainedModel], processor: Any, folder: Path,
 
 
 class _RunGuard(TrainerCallback):
-    """Stops a run that would not be what its record says: hardening from the start, or scores that are no numbers."""
+    """Stops a run that would not be what its record says: hard gates or ReLU from the start, scores that are none."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if not (args.harden and args.switch_fraction > 0):
+        if not (args.harden or args.relufication) or args.switch_fraction == 0:
             return
-        # A plateau is looked for from epoch to epoch, however often λ moves then.
-        by_step = args.hardening_strategy == "steps" and args.hardening_switch == "fixed"
+        # A plateau is looked for from epoch to epoch, however often λ moves then; relufication swaps between epochs.
+        by_step = args.harden and args.hardening_strategy == "steps" and args.hardening_switch == "fixed"
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
         if total >= 1 and hardening_progress(1, total, args.switch_fraction) is not None:
+            happens, way_out = "ReLU would be put in at once and the smooth network never be trained", ""
+            if args.harden:
+                happens = "hardening would begin at once and λ never be learned"
+                way_out = "" if by_step else ", harden with --hardening_strategy steps --hardening_switch fixed"
             raise ValueError(
-                f"of {total} {unit} a switch_fraction of {args.switch_fraction:g} is less than one: hardening would "
-                f"begin at once and λ never be learned. Train at least {math.ceil(1 / args.switch_fraction)} {unit}"
-                f"{'' if by_step else ', harden with --hardening_strategy steps --hardening_switch fixed'}, or ask for "
-                "it with --switch_fraction 0"
+                f"of {total} {unit} a switch_fraction of {args.switch_fraction:g} is less than one: {happens}. Train "
+                f"at least {math.ceil(1 / args.switch_fraction)} {unit}{way_out}, or ask for it with --switch_fraction "
+                "0"
             )
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -275,6 +281,7 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
             f"only {', '.join(ACTIVATION_NAMES)} harden, got activation {run.activation!r} with harden=True"
         )
     _check_timm_optimizer(run, training)
+    refuse_data_parallel(training)
     if run.granularity != "layer" and run.activation not in ACTIVATION_NAMES:
         raise ValueError(
             f"granularity is of {', '.join(ACTIVATION_NAMES)}, got activation {run.activation!r} with granularity "
@@ -291,6 +298,16 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
         raise ValueError(f"settings must be finite numbers, and {told}")
 
 
+def _keep_settings(run: RunArguments, training: LambdaGELUTrainingArguments, data: BenchmarkData) -> None:
+    """Compare a run that goes on with what it was begun with, and write that down where there will be checkpoints."""
+    settings = run_config(run, training, training.world_size)
+    if training.resume_from_checkpoint is not None:
+        checkpoint = Path(training.resume_from_checkpoint)
+        require_same_run(checkpoint, settings, data.origin, warns=training.should_save)
+    if training.should_save and training.save_strategy != "no":
+        write_settings(Path(training.output_dir), settings, data.origin)
+
+
 def _refuse_finished(folder: Path) -> None:
     for name, what in ((RECORD_FILE, "a finished run"), ("config.json", "a model")):
         if (folder / name).exists():
@@ -301,9 +318,10 @@ def _refuse_finished(folder: Path) -> None:
 
 def _remove_run(folder: Path) -> None:
     """Everything of an earlier run, so that none of it ever lies beside the new one's files; the record goes first."""
-    _remove(folder / RECORD_FILE, folder / FAILED_FILE, folder / CARD_FACTS_FILE)
-    _remove(folder / RELU_FOLDER, *folder.glob("*.safetensors*"), *folder.glob("checkpoint-*"))
-    _remove(folder / "config.json", folder / "training_args.bin", folder / "README.md")
+    _remove(folder / RECORD_FILE, folder / FAILED_FILE, folder / CARD_FACTS_FILE, folder / ERROR_FILE)
+    _remove(folder / RELU_FOLDER, *folder.glob("*.safetensors*"), *folder.glob("checkpoint-*"), folder / SETTINGS_FILE)
+    _remove(folder / "config.json", folder / "generation_config.json", folder / "training_args.bin")
+    _remove(folder / "README.md", *(path for pattern in PROCESSOR_FILES for path in folder.glob(pattern)))
 
 
 def _remove(*paths: Path) -> None:
@@ -339,7 +357,7 @@ def _record(
     trainer: LambdaGELUTrainer,
     data: BenchmarkData,
     initial_hardness: dict[str, float],
-    seconds: float,
+    clock: RunClock,
     failure: str | None = None,
 ) -> RunRecord:
     processes = trainer.accelerator.num_processes
@@ -352,7 +370,8 @@ def _record(
     return RunRecord(
         name=trainer.args.run_name or run_name(run, trainer.args),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=round(seconds, 3),
+        seconds=round(clock.seconds, 3),
+        timed_from_step=clock.since_step,
         config={
             **run_config(run, trainer.args, processes),
             **_measured(trainer.state.log_history),
@@ -409,6 +428,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
         *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type", "lr_scheduler_kwargs"),
         *("warmup_steps", "max_grad_norm", "num_train_epochs", "max_steps", "gradient_accumulation_steps"),
         *("relufication", "label_smoothing_factor", "load_best_model_at_end", "dataloader_drop_last"),
+        *("data_seed", "eval_strategy", "eval_steps", "eval_delay"),
     )
     values = {name: getattr(run, name) for name in of_run} | {name: getattr(training, name) for name in of_training}
     # accelerate's configuration file may ask for it as well

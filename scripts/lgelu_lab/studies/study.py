@@ -14,10 +14,8 @@ from tqdm.auto import tqdm
 from lgelu_lab.studies.arguments import check_argument_names
 from lgelu_lab.studies.experiments import STUDIES, Experiment, Study
 from lgelu_lab.studies.folder import FolderBusyError
-from lgelu_lab.studies.records import RECORD_FILE
+from lgelu_lab.studies.records import ERROR_FILE, RECORD_FILE
 from lgelu_lab.studies.resume import check_same_run, has_leftovers, train_resumably
-
-ERROR_FILE = "error.txt"
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,17 @@ def leave_process_group(environment: dict[str, str] | None = None) -> Worker:
     """Become a worker of its own: runs of a study are not distributed, the study is.
 
     Reads RANK and WORLD_SIZE as `torchrun` and `accelerate launch` set them, and removes them so that
-    no run joins a process group. Call it before anything of accelerate exists.
+    no run joins a process group. Of the GPUs that are visible one stays so: that of LOCAL_RANK, from the start again
+    where there are fewer GPUs than workers. Call it before anything of accelerate exists.
     """
     environment = os.environ if environment is None else environment
     worker = Worker(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
     local_rank = environment.get("LOCAL_RANK")
-    if worker.count > 1 and local_rank is not None and "CUDA_VISIBLE_DEVICES" not in environment:
-        environment["CUDA_VISIBLE_DEVICES"] = local_rank
+    if worker.count > 1 and local_rank is not None:
+        visible = environment.get("CUDA_VISIBLE_DEVICES", local_rank)
+        devices = [name.strip() for name in visible.split(",") if name.strip()]
+        if devices:  # "" hides all of them
+            environment["CUDA_VISIBLE_DEVICES"] = devices[int(local_rank) % len(devices)]
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     return worker

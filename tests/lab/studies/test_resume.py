@@ -1,18 +1,24 @@
 """A run of a study that is interrupted, and goes on."""
 
+import dataclasses
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from lgelu_lab.studies import resume
-from lgelu_lab.studies.experiments import Experiment
+from lgelu_lab.studies.arguments import parse_mapping
+from lgelu_lab.studies.experiments import STUDIES, Experiment
 from lgelu_lab.studies.folder import FolderBusyError, checkpoints, last_whole_checkpoint, sole_writer, whole_checkpoint
-from lgelu_lab.studies.records import read_record
+from lgelu_lab.studies.records import read_record, read_records, write_record
+from lgelu_lab.studies.run import run_config
+from lgelu_lab.studies.settings import refuse_differing
 from lgelu_lab.studies.study import run_study
 from transformers import TrainerCallback
 
 from hf_lgelu.training.trainer import LambdaGELUTrainer
 
+RECORDS = Path(__file__).parents[3] / "model_cards" / "records"
 ARGUMENTS = {
     "benchmark": "mlp-digits", "num_train_epochs": 4, "max_train_samples": 128, "use_cpu": True, "harden": True,
     "save_final_model": False, "seed": 1,
@@ -74,7 +80,7 @@ def test_an_interrupted_run_of_other_settings_is_refused(cut_off):
     assert last_whole_checkpoint(cut_off) is not None
 
 
-@pytest.mark.parametrize("settings", [None, "", "{"])
+@pytest.mark.parametrize("settings", [None, "", "{", "[]"])
 def test_checkpoints_of_an_unknown_run_are_not_gone_on_from(cut_off, settings):
     (cut_off / "settings.json").unlink()
     if settings is not None:
@@ -144,3 +150,63 @@ def test_a_record_made_while_this_process_waited_is_taken_and_not_made_again(tmp
     assert resume.train_resumably(arguments) == record
     with pytest.raises(ValueError, match="the record of another run: seed was 1 and is now 2"):
         resume.train_resumably({**arguments, "seed": 2})
+
+
+GATES = {
+    **{"num_train_epochs": 16.0, "eval_strategy": "steps", "eval_steps": 0.25, "max_train_samples": 8192},
+    "per_device_train_batch_size": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("study", "benchmark", "given"),
+    [
+        ("substitution", "mlp-adult", {}),
+        ("grid", "mlp-fmnist", {"num_train_epochs": 10.0}),
+        ("gates", "mlp-adult", GATES),
+    ],
+)
+def test_committed_records_are_those_of_their_study(study, benchmark, given, tmp_path):
+    for experiment in STUDIES[study].build([benchmark], [0])[:2]:
+        arguments = {**experiment.arguments, **given, "data_dir": str(tmp_path), "output_dir": str(tmp_path)}
+        resume.check_same_run(RECORDS / experiment.name, arguments)
+        with pytest.raises(ValueError, match="data_seed was None and is now 3"):
+            resume.check_same_run(RECORDS / experiment.name, {**arguments, "data_seed": 3})
+
+
+def test_no_committed_record_differs_from_itself_with_the_options_that_it_is_older_than():
+    records = read_records(RECORDS) + read_records(RECORDS.parent / "downstream" / "runs")
+    assert len(records) > 400
+    later = {"data_seed": None, "eval_strategy": "steps", "eval_steps": 0.25, "eval_delay": 0}
+    for record in records:
+        refuse_differing(Path(record.name), "a run", later | record.config, record.config)
+
+
+def test_a_finished_run_on_another_copy_of_the_data_is_not_taken(record_of, tmp_path):
+    arguments = {"benchmark": "mlp-digits", "output_dir": str(tmp_path), "data_dir": str(tmp_path)}
+    copy = tmp_path / "digits"
+    copy.mkdir()
+    (copy / "train.csv").write_text("0,1")
+    read = {"source": "local folder digits", "copy_of": "a/digits", "folder": "digits", "files": {"train.csv": 3}}
+    record = record_of(config=run_config(*parse_mapping(arguments)))
+    write_record(dataclasses.replace(record, data={**record.data, **read}), tmp_path)
+    resume.check_same_run(tmp_path, arguments)
+    (copy / "train.csv").write_text("0,1,2")
+    message = r"the finished run in .* read other data: train.csv was 3 bytes and is now 5 bytes\. Point data_dir"
+    with pytest.raises(ValueError, match=message):
+        resume.check_same_run(tmp_path, arguments)
+    with pytest.raises(ValueError, match="read other data: local folder digits, and now a/digits"):
+        resume.check_same_run(tmp_path, {**arguments, "data_dir": None})
+
+
+def test_an_interrupted_run_on_another_copy_of_the_data_does_not_go_on(cut_off):
+    settings = json.loads((cut_off / "settings.json").read_text())
+    assert settings["data"]["source"] == "scikit-learn"
+    settings["data"]["source"] = "a/digits"
+    (cut_off / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"the interrupted run in .* read other data: a/digits, and now scikit-learn"):
+        resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
+    for name in ("data", "data_seed", "eval_strategy", "eval_steps", "eval_delay"):  # as versions before wrote it
+        del settings[name]
+    (cut_off / "settings.json").write_text(json.dumps(settings))
+    assert resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)}).last.epoch == 4

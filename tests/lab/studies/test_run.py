@@ -1,6 +1,8 @@
 import hashlib
+import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recip
 from lgelu_lab.studies.records import read_record, require_own_weights
 from lgelu_lab.studies.run import DivergedError, run_benchmark, run_config
 from timm.optim import Muon
-from transformers import AutoModel
+from transformers import AutoModel, TrainingArguments
 
 from hf_lgelu import LambdaGELUTrainer, hardness_profile
 from hf_lgelu.models.mlp import MLPForClassification
@@ -252,9 +254,82 @@ def test_a_finished_run_is_only_replaced_when_asked_for(tmp_path):
     (tmp_path / "checkpoint-4").mkdir()
     with pytest.raises(ValueError, match="give one of them"):
         digits(tmp_path, overwrite=True, resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    for name in ("tokenizer.json", "preprocessor_config.json", "generation_config.json", "settings.json", "error.txt"):
+        (tmp_path / name).write_text("{}")
     replaced = digits(tmp_path, overwrite=True, save_final_model=False, num_train_epochs=1)
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
     assert read_record(tmp_path) == replaced
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run of two epochs that kept the checkpoint of each."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, digits(folder, **TWO_EPOCHS)
+
+
+TWO_EPOCHS = {"num_train_epochs": 2, "save_strategy": "epoch", "save_final_model": False}
+
+
+@pytest.fixture
+def first_epoch(saved, tmp_path):
+    """The folder of that run as it was when it had made its first epoch."""
+    folder = Path(shutil.copytree(saved[0], tmp_path / "run"))
+    (folder / "record.json").unlink()
+    shutil.rmtree(folder / "checkpoint-8")
+    return folder
+
+
+def test_a_resumed_run_counts_the_seconds_before_its_checkpoint(saved, first_epoch):
+    state = json.loads((first_epoch / "checkpoint-4" / "trainer_state.json").read_text())
+    kept = state["stateful_callbacks"]["RunClock"]["args"]
+    assert 0 < kept["seconds"] < saved[1].seconds
+    kept["seconds"] = 5000.0
+    (first_epoch / "checkpoint-4" / "trainer_state.json").write_text(json.dumps(state))
+    record = digits(first_epoch, **TWO_EPOCHS, resume_from_checkpoint=str(first_epoch / "checkpoint-4"))
+    assert record.epochs == saved[1].epochs
+    assert 5000 < record.seconds < 5000 + 600
+    assert record.timed_from_step == saved[1].timed_from_step == 0
+
+
+def test_a_run_that_versions_without_settings_began_goes_on_with_a_warning(saved, first_epoch, capsys):
+    (first_epoch / "settings.json").unlink()
+    state = json.loads((first_epoch / "checkpoint-4" / "trainer_state.json").read_text())
+    del state["stateful_callbacks"]["RunClock"]
+    (first_epoch / "checkpoint-4" / "trainer_state.json").write_text(json.dumps(state))
+    record = digits(first_epoch, **TWO_EPOCHS, resume_from_checkpoint=str(first_epoch))
+    assert "has no settings.json, so nothing says whether checkpoint-4 is of these" in capsys.readouterr().err
+    assert record.epochs == saved[1].epochs
+    assert (record.timed_from_step, read_record(first_epoch)) == (4, record)
+    later = json.loads((first_epoch / "checkpoint-8" / "trainer_state.json").read_text())
+    assert later["stateful_callbacks"]["RunClock"]["args"]["since_step"] == 4
+    assert (first_epoch / "settings.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"learning_rate": 0.01}, r"has an interrupted run: learning_rate was 0\.05 and is now 0\.01\. Give what"),
+        ({"data_seed": 7}, "data_seed was None and is now 7"),
+        ({"eval_delay": 1}, "eval_delay was 0 and is now 1"),
+        ({"eval_strategy": "steps", "eval_steps": 4}, "eval_strategy was 'epoch' and is now 'steps', eval_steps was"),
+        ({"max_train_samples": 255}, "max_train_samples was 256 and is now 255"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused(first_epoch, tmp_path, changed, message):
+    for folder in (first_epoch, tmp_path / "elsewhere"):
+        with pytest.raises(ValueError, match=message):
+            digits(folder, **TWO_EPOCHS | changed, resume_from_checkpoint=str(first_epoch / "checkpoint-4"))
+        assert not (folder / "record.json").exists()
+
+
+def test_a_checkpoint_that_other_data_made_is_refused(first_epoch):
+    settings = json.loads((first_epoch / "settings.json").read_text())
+    settings["data"] |= {"source": "local folder digits", "copy_of": "someone/digits", "files": {"train.csv": 3}}
+    (first_epoch / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="read other data: local folder digits, and now scikit-learn"):
+        digits(first_epoch, **TWO_EPOCHS, resume_from_checkpoint=str(first_epoch / "checkpoint-4"))
+    assert not (first_epoch / "record.json").exists()
 
 
 def test_weights_are_tied_to_their_record(hardened, tmp_path):
@@ -333,6 +408,23 @@ def test_hardening_from_the_first_epoch_is_refused_unless_asked_for(tmp_path, sh
     assert not (tmp_path / "record.json").exists()
     assert digits(tmp_path, harden=True, **short, switch_fraction=0.0).last.hardness
     assert digits(tmp_path, harden=True, **short, hardening_strategy="steps", overwrite=True).last.hardness
+
+
+def test_relufication_in_the_first_epoch_is_refused_unless_asked_for(tmp_path):
+    rival = {"activation": "gelu", "relufication": True, "num_train_epochs": 3}
+    with pytest.raises(ValueError, match=r"of 3 epochs .*: ReLU would be put in at once .* at least 4 epochs, or ask"):
+        digits(tmp_path, **rival)
+    assert not (tmp_path / "record.json").exists()
+    assert [epoch.relu_score for epoch in digits(tmp_path, **rival, switch_fraction=0.0).epochs] == [None] * 3
+
+
+def test_several_gpus_in_one_process_are_refused(tmp_path, monkeypatch):
+    """Trainer would wrap the model in DataParallel, and the batch be four times what the record says."""
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda training: 4))
+    with pytest.raises(
+        ValueError, match=r"^4 GPUs .* accelerate launch --num_processes 4, or .*CUDA_VISIBLE_DEVICES=0"
+    ):
+        digits(tmp_path, num_train_epochs=1)
 
 
 def test_a_plateau_of_three_epochs_is_refused_like_them_however_often_hardness_moves(tmp_path):

@@ -129,6 +129,16 @@ def test_a_worker_leaves_the_process_group():
     assert leave_process_group({}) == Worker(0, 1)
 
 
+@pytest.mark.parametrize(("visible", "own"), [("4,5, 6", "5"), ("GPU-a", "GPU-a"), ("", "")])
+def test_a_worker_takes_its_own_of_the_gpus_that_are_visible(visible, own):
+    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": visible}
+    assert leave_process_group(environment) == Worker(5, 8)
+    assert environment == {"CUDA_VISIBLE_DEVICES": own}
+    alone = {"CUDA_VISIBLE_DEVICES": visible}
+    leave_process_group(alone)
+    assert alone == {"CUDA_VISIBLE_DEVICES": visible}
+
+
 def test_unknown_study_names_the_accepted():
     with pytest.raises(ValueError, match="accepted: quickstart, grid, profiles, substitution, related"):
         check_study("everything")
