@@ -5,6 +5,7 @@ import traceback
 from dataclasses import dataclass, field
 
 from lgelu_lab.measurements.measurement import Measurement
+from lgelu_lab.measurements.networks import missing_studies
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, choose_settings, run_measurement
 from lgelu_lab.studies.arguments import OneLineParser
@@ -16,9 +17,11 @@ from lgelu_lab.studies.study import parse_settings
 class MeasureArguments:
     """Which measurements, on which networks."""
 
-    runs: str = field(metadata={"help": "Output folder of: scripts/study.py --study downstream."})
+    runs: str = field(metadata={"help": "Output folder of: scripts/study.py --study downstream, or gates."})
     output_dir: str = field(metadata={"help": "Folder of the records; measurements that have one are skipped."})
-    measurements: list[str] = field(default_factory=list, metadata={"help": f"Of {', '.join(MEASUREMENTS)}."})
+    measurements: list[str] = field(
+        default_factory=list, metadata={"help": f"Of {', '.join(MEASUREMENTS)}; default: all whose study is there."}
+    )
     benchmarks: list[str] = field(default_factory=lambda: ["mlp-digits"], metadata={"help": "On these benchmarks."})
     seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "Seeds of the runs."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
@@ -41,13 +44,25 @@ def main() -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     failed = 0
-    for measurement in measurements:
-        for benchmark in arguments.benchmarks:
-            if benchmark not in measurement.benchmarks and len(measurements) > 1:
-                continue
+    for benchmark in arguments.benchmarks:
+        for measurement in _possible(measurements, benchmark, arguments):
             for seed in arguments.seeds:
                 failed += not _measure(measurement, benchmark, seed, settings[measurement.name], arguments)
     return int(failed > 0)
+
+
+def _possible(measurements: list[Measurement], benchmark: str, arguments: MeasureArguments) -> list[Measurement]:
+    """Those of the benchmark; where none was named, only those whose study has a run of it, or all if none has."""
+    known = [each for each in measurements if benchmark in each.benchmarks or len(measurements) == 1]
+    absent = {each.name: missing_studies(arguments.runs, benchmark, each.models) for each in known}
+    there = [each for each in known if not absent[each.name]]
+    if arguments.measurements or not there:
+        return known
+    for name, studies in absent.items():
+        if studies:
+            told = f"{arguments.runs} has no run of the study {', '.join(studies)} on it"
+            print(f"left out: {benchmark}/{name}: {told}", flush=True)
+    return there
 
 
 def _measure(

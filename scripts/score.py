@@ -1,6 +1,7 @@
 """Score a checkpoint on a run's rows, exactly as the run was: `python scripts/score.py --run runs/digits`.
 
-The rows are divided and prepared as the run's record tells. What is scored is the run's own network, or another that
+The rows are divided and prepared as the run's record tells, and other data is refused; the arithmetic is the run's,
+bfloat16 autocast where it had --bf16. What is scored is the run's own network, or another that
 was made of it, such as an export or a conversion: --model out/relu.
 """
 
@@ -25,6 +26,9 @@ class ScoreArguments:
         default=None, metadata={"help": "Folder or Hub id of the checkpoint; default: the run's own."}
     )
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
+    bf16: bool | None = field(
+        default=None, metadata={"help": "Under bfloat16 autocast (true) or in float32 (false); default: as the run."}
+    )
 
 
 def main() -> int:
@@ -47,12 +51,14 @@ def score(arguments: ScoreArguments) -> str:
         require_own_weights(record, arguments.run)
     model = load_checkpoint(arguments.model or Path(arguments.run)).float()
     data = load_data(record, arguments.data_dir)
-    scores = evaluate(model, check_benchmark(record.config["benchmark"]), data)
+    bf16 = bool(record.config.get("bf16")) if arguments.bf16 is None else arguments.bf16
+    scores = evaluate(model, check_benchmark(record.config["benchmark"]), data, bf16=bf16)
     shown = [f"{name} {scores[name]:.6g}" for name in (record.metric, f"relu_{record.metric}") if name in scores]
     recorded = f"{record.metric} {record.saved.score:.6g}"
     if record.saved.relu_score is not None:
         recorded += f", relu_{record.metric} {record.saved.relu_score:.6g}"
     rows = f"{record.config['benchmark']}, {data.eval_split}, {len(data.eval):,} rows of {data.origin.source}"
+    rows += f", in {'bfloat16' if bf16 else 'float32'}"
     return f"{rows}: {', '.join(shown)}\nthe record's evaluation of the saved weights: {recorded}"
 
 

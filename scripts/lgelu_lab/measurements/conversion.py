@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -51,20 +50,22 @@ class ConversionSettings:
             fold and the efforts above "refit" take the most.
         seed: of the draw from the training rows.
         bf16: score and compare the networks under bfloat16 autocast, in which some runs train and are evaluated; what
-            is fitted is fitted without.
+            is fitted is fitted without. None as the run of the GELU network, and float32 where none is known.
         efforts: rungs of `convert_to_relu`, each a conversion of its own that climbs from the lowest.
         width_budget: of a second conversion with effort "place"; 1 for none.
 
-    Raises ValueError for an effort, or a width budget, that is none.
+    Raises ValueError for an effort, or a width budget, that is none, and TypeError for another kind of bf16.
     """
 
     rows: tuple[int, ...] = (64, 256, 1024, 8192)
     seed: int = 0
-    bf16: bool = False
+    bf16: bool | None = None
     efforts: tuple[str, ...] = EFFORTS
     width_budget: float = 1.25
 
     def __post_init__(self) -> None:
+        if not isinstance(self.bf16, bool | None):
+            raise TypeError(f"bf16 must be true, false or null for what the run had, got {self.bf16!r}")
         for effort in self.efforts:
             check_effort(effort, self.width_budget)
 
@@ -83,8 +84,7 @@ class _Original:
     @classmethod
     def of(cls, trained: TrainedModel, benchmark: Benchmark, data: BenchmarkData, bf16: bool) -> "_Original":
         model = trained.load()
-        with _rounded(PartialState().device, bf16):
-            scores = evaluate(model, benchmark, data)
+        scores = evaluate(model, benchmark, data, bf16=bf16)
         return cls(model.cpu(), benchmark, data, bf16, scores[benchmark.metric], scores[f"relu_{benchmark.metric}"])
 
     def row(self, model: str, method: str, rows: int | None = None, **values: Any) -> dict[str, Any]:
@@ -94,21 +94,16 @@ class _Original:
 
     def compared(self, network: PreTrainedModel) -> dict[str, float]:
         batches = DataLoader(self.data.eval, batch_size=_COMPARED_ROWS, collate_fn=self.benchmark.collate)
-        with _rounded(PartialState().device, self.bf16):
-            score = evaluate(network, self.benchmark, self.data)[self.benchmark.metric]
-        with _rounded(torch.device("cpu"), self.bf16):
+        score = evaluate(network, self.benchmark, self.data, bf16=self.bf16)[self.benchmark.metric]
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             return {"score": score, **change_of_outputs(self.model, network.cpu(), batches)}
-
-
-def _rounded(device: torch.device, bf16: bool) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
 
 
 def measure_conversion(
     models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: ConversionSettings
 ) -> list[dict[str, Any]]:
     """A row per way from the GELU network to a ReLU one, and one of the GELU network itself."""
-    original = _Original.of(models["gelu"], benchmark, data, settings.bf16)
+    original = _Original.of(models["gelu"], benchmark, data, bool(settings.bf16))
     swapped = models["gelu"].load()
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
     direct = original.compared(swapped) | {"score": original.direct_score}
@@ -186,5 +181,6 @@ CONVERSION = Measurement(
     models=("gelu", "hardened_relu"),
     settings=ConversionSettings,
     measure=measure_conversion,
+    of_run=("bf16",),
 )
 """The row of MEASUREMENTS."""

@@ -1,6 +1,5 @@
 """Float32 and int8 of the benchmarks' networks in onnxruntime: score, size, agreement, latency, what stays float."""
 
-import copy
 import math
 import statistics
 import tempfile
@@ -20,9 +19,8 @@ from hf_lgelu.analysis.int8.quantize import QUANTIZED_OPERATIONS, count_optimize
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, Rows
-from lgelu_lab.benchmarks.images import ImageRows
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import TrainedModel
+from lgelu_lab.measurements.networks import TrainedModel, without_augmentation
 
 FLOAT32 = "float32"
 
@@ -125,9 +123,7 @@ def measure_int8(
 
 def calibration_batches(train: Rows, benchmark: Benchmark, settings: Int8Settings) -> list[dict[str, np.ndarray]]:
     """Training rows drawn without replacement, as they are before augmentation, in batches of at most 16."""
-    if isinstance(train, ImageRows):
-        train = copy.copy(train)
-        train.augmentation = None
+    train = without_augmentation(train)
     generator = torch.Generator().manual_seed(settings.seed)
     chosen = torch.randperm(len(train), generator=generator)[: settings.calibration_rows].tolist()
     return [_inputs(_take(train, benchmark, chosen[i : i + 16])) for i in range(0, len(chosen), 16)]

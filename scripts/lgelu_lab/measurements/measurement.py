@@ -23,6 +23,7 @@ class Measurement:
         models: keys of `networks.MODELS` that it needs.
         settings: a dataclass with a default in every field.
         measure: makes the rows.
+        of_run: settings that are taken from the config of the run that trained the networks where they are None.
     """
 
     name: str
@@ -31,3 +32,4 @@ class Measurement:
     models: tuple[str, ...]
     settings: type
     measure: Measure
+    of_run: tuple[str, ...] = ()

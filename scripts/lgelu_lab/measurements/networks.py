@@ -1,5 +1,6 @@
 """The trained networks that a measurement compares, on the rows of their runs: found, scored and tuned."""
 
+import copy
 import os
 import tempfile
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ from transformers import PreTrainedModel, PrinterCallback, set_seed
 from hf_lgelu import LambdaGELUTrainer
 from hf_lgelu.models.checkpoint import load_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
-from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.benchmarks.data import BenchmarkData, Rows
 from lgelu_lab.benchmarks.images import ImageRows
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
-from lgelu_lab.studies.arguments import parse_mapping, recorded_options
+from lgelu_lab.studies.arguments import parse_mapping, recorded_options, refuse_data_parallel
 from lgelu_lab.studies.experiments import STUDIES, experiment_name
 from lgelu_lab.studies.records import RELU_FOLDER, RunRecord, read_record, require_own_weights
 
@@ -87,16 +88,29 @@ def find_models(runs: str | os.PathLike, benchmark: str, seed: int, names: tuple
     return found
 
 
+def missing_studies(runs: str | os.PathLike, benchmark: str, names: tuple[str, ...]) -> list[str]:
+    """The studies of these networks that have no run of the benchmark below their output folder."""
+    studies = [STUDIES[study] for study in dict.fromkeys(_RUNS[name][0] for name in names)]
+    return [study.name for study in studies if not (Path(runs) / study.folder / benchmark).is_dir()]
+
+
 def load_data(record: RunRecord, data_dir: str | None = None) -> BenchmarkData:
-    """The rows that a run was trained and evaluated on, divided and prepared as its record tells."""
-    return check_benchmark(record.config["benchmark"]).load(*recorded_options(record.config, data_dir))
+    """The rows that a run was trained and evaluated on, divided and prepared as its record tells.
+
+    Raises ValueError where other data is read than the record says.
+    """
+    data = check_benchmark(record.config["benchmark"]).load(*recorded_options(record.config, data_dir))
+    data.origin.require_same(record.data, f"the run {record.name}")
+    return data
 
 
-def evaluate(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData) -> dict[str, float]:
+def evaluate(
+    model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData, *, bf16: bool = False
+) -> dict[str, float]:
     """{"accuracy": …, "relu_accuracy": …, "relu_max_logit_change": …, "loss": …} on the evaluation rows.
 
-    The relu_* are there where the model has smooth gates. In the model's dtype, on the device that accelerate
-    chooses: the model is moved there.
+    The relu_* are there where the model has smooth gates. In the model's dtype, or with `bf16` under bfloat16 autocast
+    as runs with --bf16 are evaluated; on the device that accelerate chooses: the model is moved there.
     """
     with tempfile.TemporaryDirectory() as folder:
         _, training = parse_mapping({"benchmark": benchmark.name, "output_dir": folder, "disable_tqdm": True})
@@ -107,8 +121,9 @@ def evaluate(model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData) 
             eval_dataset=data.eval,
             **benchmark.trainer_options(data),
         )
-        metrics = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", metric_key_prefix="eval").metrics
-    return {name.removeprefix("eval_"): float(value) for name, value in metrics.items()}
+        with torch.autocast(training.device.type, torch.bfloat16, enabled=bf16):
+            loop = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", metric_key_prefix="eval")
+    return {name.removeprefix("eval_"): float(value) for name, value in loop.metrics.items()}
 
 
 def tune(
@@ -129,6 +144,7 @@ def tune(
         _, training = parse_mapping(
             {"benchmark": benchmark.name, "output_dir": folder, "seed": seed, **quiet, **arguments}
         )
+        refuse_data_parallel(training)
         training.require_lambda_gelu = False
         trainer = LambdaGELUTrainer(
             model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate
@@ -141,6 +157,15 @@ def tune(
 def available_rows(data: BenchmarkData) -> int:
     """How many rows of features, images, or tokens there are to draw from."""
     return data.train.tokens.numel() if isinstance(data.train, TokenBlocks) else len(data.train)
+
+
+def without_augmentation(rows: Rows) -> Rows:
+    """Those rows; images neither cropped nor flipped."""
+    if not isinstance(rows, ImageRows):
+        return rows
+    plain = copy.copy(rows)
+    plain.augmentation = None
+    return plain
 
 
 def draw_calibration(data: BenchmarkData, rows: int, seed: int) -> Dataset[Any]:
@@ -158,17 +183,14 @@ def draw_calibration(data: BenchmarkData, rows: int, seed: int) -> Dataset[Any]:
         tokens = data.train.tokens
         length = min(tokens.shape[1], rows // FEWEST_SEQUENCES)
         return TokenBlocks(tokens[order[: rows // length], :length])
-    if isinstance(data.train, ImageRows):
-        train = data.train
-        plain = ImageRows(train.images, train.labels, train.mean, train.deviation, train.image_size)
-        return Subset(plain, order[:rows].tolist())
-    return Subset(data.train, order[:rows].tolist())
+    return Subset(without_augmentation(data.train), order[:rows].tolist())
 
 
 def training_batches(
     benchmark: Benchmark, data: BenchmarkData, samples: int, batch_size: int, seed: int
 ) -> DataLoader[Any]:
-    """Batches of a seeded draw of training rows, the same rows in the same order at every pass."""
+    """Batches of a seeded draw of training rows, the same rows in the same order at every pass, none augmented."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(data.train), generator=generator)[:samples].tolist()
-    return DataLoader(Subset(data.train, chosen), batch_size=batch_size, collate_fn=benchmark.collate)
+    rows = Subset(without_augmentation(data.train), chosen)
+    return DataLoader(rows, batch_size=batch_size, collate_fn=benchmark.collate)

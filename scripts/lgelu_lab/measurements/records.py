@@ -3,7 +3,8 @@
 Schema, version 1 (`SCHEMA_VERSION`); every key is present:
 
 - schema_version, measurement (a key of MEASUREMENTS), benchmark, seed, created (UTC, ISO 8601), seconds
-- settings: what was asked for (sample counts, tolerances, repeats, ...)
+- settings: what was asked for (sample counts, tolerances, repeats, ...); of a conversion also bf16, whether its
+  networks were judged under bfloat16 autocast (absent earlier: float32)
 - models: {model: {run, metric, score, relu_score, target_hardness}} of the networks measured, from the record of the
   run that trained each: the last epoch's score on the evaluation split
 - rows: a list of flat objects with the same keys in each, null where one does not apply; "model" says
@@ -15,7 +16,7 @@ Schema, version 1 (`SCHEMA_VERSION`); every key is present:
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,19 +86,23 @@ def plain_settings(settings: Any) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
 
 
-def read_same(path: str | os.PathLike, settings: Any, unnamed: Mapping[str, Any] | None = None) -> MeasurementRecord:
+def read_same(
+    path: str | os.PathLike, settings: Any, unnamed: Mapping[str, Any] | None = None, left: Collection[str] = ()
+) -> MeasurementRecord:
     """The record at `path`, which must have been measured with these settings.
 
     Args:
         path: of the record.
         settings: a dataclass, as the measurement takes it.
         unnamed: what a setting was in records that do not name it yet.
+        left: settings that may be what they were.
 
     Raises ValueError that names the settings that differ, and as `read_measurement`.
     """
     record = read_measurement(path)
     had = {**(unnamed or {}), **record.settings}
-    differing = [name for name, value in plain_settings(settings).items() if had.get(name) != value]
+    asked = {name: value for name, value in plain_settings(settings).items() if name not in left}
+    differing = [name for name, value in asked.items() if had.get(name) != value]
     if differing:
         told = ", ".join(f"{name}={had.get(name)!r}" for name in differing)
         raise ValueError(f"{path} was measured with {told}; remove it, or give another output folder")

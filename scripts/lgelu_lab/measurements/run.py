@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -65,23 +65,30 @@ def run_measurement(
         seed: of the runs that trained the networks.
         runs: output folder of the study "downstream", or "gates".
         output_dir: of the records.
-        settings: an instance of `measurement.settings`.
+        settings: an instance of `measurement.settings`. A None of `measurement.of_run` becomes what the run had, and a
+            record that is there may say either.
         data_dir: folder with local copies of the data sets, as for training.
 
     Raises:
-        ValueError: the measurement cannot be made on this benchmark, or the record that is there has other settings.
+        ValueError: the measurement cannot be made on this benchmark, the record that is there has other settings, or
+            the networks were trained on other data than is read.
         FileNotFoundError: the networks are not trained yet.
     """
     if benchmark not in measurement.benchmarks:
         raise ValueError(f"{measurement.name} is measured on {', '.join(measurement.benchmarks)}, not on {benchmark!r}")
+    left = [name for name in measurement.of_run if getattr(settings, name) is None]
     path = measurement_path(output_dir, benchmark, measurement.name, seed)
     if path.exists():
-        return read_same(path, settings)
+        return read_same(path, settings, unnamed={"bf16": False}, left=left)
     models = find_models(runs, benchmark, seed, measurement.models)
-    data = load_data(next(iter(models.values())).record, data_dir)
+    record = next(iter(models.values())).record
+    data = load_data(record, data_dir)
+    for model in models.values():
+        data.origin.require_same(model.record.data, f"the run {model.record.name}")
+    settings = replace(settings, **{name: record.config.get(name) for name in left})
     started = time.perf_counter()
     rows = [dict(row) for row in measurement.measure(models, check_benchmark(benchmark), data, settings)]
-    record = MeasurementRecord(
+    measured = MeasurementRecord(
         measurement=measurement.name,
         benchmark=benchmark,
         seed=seed,
@@ -93,8 +100,8 @@ def run_measurement(
         versions=package_versions() | _tool_versions(),
         hardware=hardware(1),
     )
-    write_measurement(record, output_dir)
-    return record
+    write_measurement(measured, output_dir)
+    return measured
 
 
 def check_measurements(names: Sequence[str]) -> list[Measurement]:

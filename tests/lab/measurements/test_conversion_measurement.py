@@ -164,6 +164,8 @@ def test_an_effort_that_is_none_is_no_setting():
         choose_settings(CONVERSION, {"width_budget": 0.5})
     with pytest.raises(TypeError, match=r'conversion takes efforts as tuple, e\.g\. efforts=\["refit"'):
         choose_settings(CONVERSION, {"efforts": "place"})
+    with pytest.raises(TypeError, match="bf16 must be true, false or null for what the run had, got 'yes'"):
+        choose_settings(CONVERSION, {"bf16": "yes"})
 
 
 def test_the_bias_fold_makes_up_for_the_mean_error_of_each_layer_in_turn():

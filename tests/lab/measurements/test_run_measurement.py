@@ -3,16 +3,20 @@
 import dataclasses
 import json
 import re
+import shutil
+import sys
 
+import measure as script
 import pytest
 import torch
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import MODELS, evaluate, find_models, load_data
+from lgelu_lab.measurements.networks import MODELS, evaluate, find_models, load_data, tune
 from lgelu_lab.measurements.records import read_measurement
 from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, choose_settings, run_measurement
 from lgelu_lab.studies.experiments import STUDIES
 from lgelu_lab.studies.study import run_study
+from transformers import TrainingArguments
 
 DIGITS = BENCHMARKS["mlp-digits"]
 
@@ -104,6 +108,82 @@ def test_missing_networks_are_named_with_the_command_that_trains_them(runs, tmp_
         run_measurement(COUNT, "mlp-digits", 1, runs, tmp_path, CountSettings())
     with pytest.raises(ValueError, match="count is measured on mlp-digits, not on 'mlp-adult'"):
         run_measurement(COUNT, "mlp-adult", 0, runs, tmp_path, CountSettings())
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundedSettings:
+    bf16: bool | None = None
+
+
+ROUNDED = dataclasses.replace(COUNT, settings=RoundedSettings, of_run=("bf16",))
+
+
+@pytest.fixture
+def rewritten(runs, tmp_path):
+    """(a copy of the runs, a function that changes the record of one of its networks)"""
+    copy = shutil.copytree(runs, tmp_path / "runs")
+
+    def rewrite(name, part, **values):
+        path = copy / "downstream" / "mlp-digits" / f"{name}-seed0" / "record.json"
+        raw = json.loads(path.read_text())
+        raw[part] |= values
+        path.write_text(json.dumps(raw))
+
+    return copy, rewrite
+
+
+def test_a_record_says_the_arithmetic_of_the_run_where_none_was_asked_for(rewritten, tmp_path):
+    runs, rewrite = rewritten
+    rewrite("gelu", "config", bf16=True)
+    measured = [
+        run_measurement(ROUNDED, "mlp-digits", 0, runs, tmp_path / str(bf16), RoundedSettings(bf16)).settings
+        for bf16 in (None, True, False)
+    ]
+    assert measured == [{"bf16": True}, {"bf16": True}, {"bf16": False}]
+    again = run_measurement(ROUNDED, "mlp-digits", 0, runs, tmp_path / "False", RoundedSettings())
+    assert again.settings == {"bf16": False}
+    path = tmp_path / "False" / "mlp-digits" / "count-seed0.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": {}}))  # as versions before wrote it
+    for same in (None, False):
+        run_measurement(ROUNDED, "mlp-digits", 0, runs, tmp_path / "False", RoundedSettings(same))
+    with pytest.raises(ValueError, match="was measured with bf16=False"):
+        run_measurement(ROUNDED, "mlp-digits", 0, runs, tmp_path / "False", RoundedSettings(True))
+
+
+def test_networks_that_were_trained_on_other_data_are_not_measured(rewritten, tmp_path):
+    runs, rewrite = rewritten
+    copy = {"source": "local folder digits", "copy_of": "a/digits", "folder": "digits", "files": {"train.csv": 3}}
+    rewrite("lambda_gelu-uniform-hardened", "data", **copy)
+    message = r"run downstream/mlp-digits/\S+-hardened-seed0 read other data: local folder digits, and now scikit-learn"
+    with pytest.raises(ValueError, match=message):
+        run_measurement(COUNT, "mlp-digits", 0, runs, tmp_path, CountSettings())
+    with pytest.raises(ValueError, match=message):
+        load_data(find_models(runs, "mlp-digits", 0, ("hardened",))["hardened"].record)
+
+
+def test_without_a_name_what_has_no_study_is_left_out_with_a_word(runs, tmp_path, monkeypatch, capsys):
+    of_gates = dataclasses.replace(COUNT, name="of-gates", models=("smooth",))
+    monkeypatch.setattr("lgelu_lab.measurements.run.MEASUREMENTS", {"count": COUNT, "of-gates": of_gates})
+    line = ["measure.py", "--runs", str(runs), "--output_dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", line)
+    assert script.main() == 0
+    told = capsys.readouterr().out
+    assert f"left out: mlp-digits/of-gates: {runs} has no run of the study gates on it\n" in told
+    assert "mlp-digits/count-seed0: 2 rows" in told
+    monkeypatch.setattr(sys, "argv", [*line, "--measurements", "of-gates"])
+    assert script.main() == 1
+    monkeypatch.setattr(
+        sys, "argv", [*line, "--runs", str(tmp_path / "nowhere"), "--output_dir", str(tmp_path / "new")]
+    )
+    assert script.main() == 1
+    assert capsys.readouterr().err.count("no trained network in") == 3
+
+
+def test_several_gpus_in_one_process_are_refused_where_a_network_is_tuned(runs, monkeypatch):
+    model = find_models(runs, "mlp-digits", 0, ("gelu",))["gelu"]
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda training: 2))
+    with pytest.raises(ValueError, match="accelerate launch --num_processes 2"):
+        tune(model.load(), DIGITS, load_data(model.record), {"max_steps": 1}, 0)
 
 
 def test_settings_are_checked():

@@ -10,7 +10,7 @@ import score
 import torch
 from lgelu_lab.benchmarks.data import DataOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements.networks import load_data
+from lgelu_lab.measurements.networks import evaluate, load_data
 from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recipe
 from lgelu_lab.studies.records import read_record, require_own_weights
 from lgelu_lab.studies.run import DivergedError, run_benchmark, run_config
@@ -499,3 +499,21 @@ def test_a_checkpoint_is_scored_on_the_rows_of_its_run_as_they_were(tmp_path, di
     assert scored == recorded == f"accuracy {record.last.score:.6g}, relu_accuracy {record.last.relu_score:.6g}"
     others = BENCHMARKS["mlp-digits"].load(DataOptions())
     assert not torch.equal(load_data(record).eval.features[:5], others.eval.features[:5])
+
+
+def test_a_checkpoint_is_scored_in_the_arithmetic_of_its_run(tmp_path):
+    record = digits(tmp_path, activation="gelu", learning_rate=0.5, bf16=True, max_train_samples=None)
+    data = load_data(record)
+    losses = [
+        evaluate(AutoModel.from_pretrained(tmp_path), BENCHMARKS["mlp-digits"], data, bf16=bf16)["loss"]
+        for bf16 in (True, False)
+    ]
+    assert losses[0] == pytest.approx(record.last.loss, rel=1e-6)
+    assert losses[1] != pytest.approx(record.last.loss, rel=1e-5)
+    assert record.last.score > 0.5
+    told = {bf16: score.score(score.ScoreArguments(str(tmp_path), bf16=bf16)) for bf16 in (None, True, False)}
+    assert told[None] == told[True]
+    assert ", in bfloat16: " in told[True]
+    assert ", in float32: " in told[False]
+    scored, recorded = (line.rpartition(": ")[2] for line in told[None].splitlines())
+    assert scored == recorded
