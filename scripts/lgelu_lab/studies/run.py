@@ -116,17 +116,13 @@ def train_and_record(
     model = build_model(run, benchmark, data, options)
     initial_hardness = hardness_profile(model) if run.activation in ACTIVATION_NAMES else {}
     trainer = _build_trainer(run, training, benchmark, data, model)
-    clock = RunClock()
-    trainer.add_callback(clock)
     try:
         trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     except DivergedError as error:
         if trainer.is_world_process_zero():
-            write_record(
-                _record(benchmark, run, trainer, data, initial_hardness, clock, str(error)), training.output_dir
-            )
+            write_record(_record(benchmark, run, trainer, data, initial_hardness, str(error)), training.output_dir)
         raise
-    record = _record(benchmark, run, trainer, data, initial_hardness, clock)
+    record = _record(benchmark, run, trainer, data, initial_hardness)
     return _save(record, run, trainer, type(model), data.processor)
 
 
@@ -156,6 +152,7 @@ def _build_trainer(
     model: PreTrainedModel,
 ) -> LambdaGELUTrainer:
     training.require_lambda_gelu = run.activation in ACTIVATION_NAMES
+    augmentation = [AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else []
     trainer = LambdaGELUTrainer(
         model=model,
         args=training,
@@ -163,7 +160,7 @@ def _build_trainer(
         eval_dataset=data.eval,
         **benchmark.trainer_options(data),
         optimizer_cls_and_kwargs=timm_optimizer(run, training),
-        callbacks=[_RunGuard(), *([AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else [])],
+        callbacks=[RunClock(), _RunGuard(), *augmentation],
     )
     if training.disable_tqdm:
         trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
@@ -357,10 +354,10 @@ def _record(
     trainer: LambdaGELUTrainer,
     data: BenchmarkData,
     initial_hardness: dict[str, float],
-    clock: RunClock,
     failure: str | None = None,
 ) -> RunRecord:
     processes = trainer.accelerator.num_processes
+    clock = next(each for each in trainer.callback_handler.callbacks if isinstance(each, RunClock))
     evaluations = _evaluations(trainer.state.log_history, benchmark.metric)
     if not evaluations and failure is None:
         raise RuntimeError(

@@ -280,13 +280,15 @@ def first_epoch(saved, tmp_path):
     return folder
 
 
-def test_a_resumed_run_counts_the_seconds_before_its_checkpoint(saved, first_epoch):
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_resumed_run_counts_the_seconds_before_its_checkpoint(saved, first_epoch, restored):
     state = json.loads((first_epoch / "checkpoint-4" / "trainer_state.json").read_text())
     kept = state["stateful_callbacks"]["RunClock"]["args"]
     assert 0 < kept["seconds"] < saved[1].seconds
     kept["seconds"] = 5000.0
     (first_epoch / "checkpoint-4" / "trainer_state.json").write_text(json.dumps(state))
-    record = digits(first_epoch, **TWO_EPOCHS, resume_from_checkpoint=str(first_epoch / "checkpoint-4"))
+    resumed = {"resume_from_checkpoint": str(first_epoch / "checkpoint-4")}
+    record = digits(first_epoch, **TWO_EPOCHS, **resumed, restore_callback_states_from_checkpoint=restored)
     assert record.epochs == saved[1].epochs
     assert 5000 < record.seconds < 5000 + 600
     assert record.timed_from_step == saved[1].timed_from_step == 0
