@@ -276,9 +276,11 @@ def _recipe(facts: CardFacts) -> str:
 def _data_note(data: CardData) -> str:
     """How much of the data set the training and its evaluation saw."""
     text = f"Trained on {data.train_rows:,} samples of {plain(shown(data.name))}, evaluated on {data.eval_rows:,}"
-    if not data.limits:
-        return f"{text}; no limit was set on either."
-    return f"{text}. This is not all of the data: {'; '.join(plain(limit) for limit in data.limits)}."
+    if data.limits:
+        text += f". This is not all of the data: {'; '.join(plain(limit) for limit in data.limits)}."
+    else:
+        text += "." if data.remarks else "; no limit was set on either."
+    return " ".join([text, *(plain(remark) for remark in data.remarks)])
 
 
 def _provenance(facts: CardFacts) -> str:

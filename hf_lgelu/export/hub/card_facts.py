@@ -64,6 +64,7 @@ class CardData:
         train_rows: rows that training saw.
         hub_id: of the data set, if it was the Hub's own that was read.
         limits: each way in which this is not all of the data, in words.
+        remarks: sentences on what else sets it apart from the data set of that name.
 
     Example:
         >>> from hf_lgelu import CardData
@@ -78,6 +79,7 @@ class CardData:
     train_rows: int | None = None
     hub_id: str | None = None
     limits: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
 from lgelu_lab.measurements.records import MeasurementRecord
-from lgelu_lab.report.paper import PAPER_LR_MULTIPLIER, PAPER_TARGET_HARDNESS, PaperValues
+from lgelu_lab.report.paper import PAPER_LR_MULTIPLIER, PAPER_TARGET_HARDNESS, PaperValues, data_read
 from lgelu_lab.studies.experiments import GATE_OPTIONS, PAPER_TEMPERATURE, SEEDS, STUDIES, experiment_name
-from lgelu_lab.studies.records import RunRecord
+from lgelu_lab.studies.records import EARLIER_DEFAULTS, RunRecord
 
 _ACTIVATION_LABELS = {
     "gelu": "GELU",
@@ -46,10 +47,13 @@ MODEL_LABELS = {
 """What the tables call the networks that were measured."""
 
 _RECIPE = (
-    *("optim", "learning_rate", "weight_decay", "lr_scheduler_type", "train_batch_size", "num_train_epochs"),
-    *("max_steps", "bf16", "validation_fraction", "pretrained", "image_size", "patch_size", "num_layers", "width"),
-    *("num_heads", "context_length", "vocabulary_size", "recipe"),
+    *("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "learning_rate", "weight_decay"),
+    *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm", "label_smoothing_factor"),
+    *("train_batch_size", "dataloader_drop_last", "num_train_epochs", "max_steps", "bf16", "fp16"),
+    *("validation_fraction", "pretrained", "image_size", "patch_size", "num_layers", "width"),
+    *("num_heads", "context_length", "vocabulary_size"),
 )
+"""What two runs have in common that differ in their activation alone."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,6 @@ def _run_row(record: RunRecord) -> dict:
     config, last = record.config, record.last
     label = configuration_label(record)
     part = next((part for prefix, part in _PARTS.items() if record.name.startswith(prefix)), "")
-    recipe = [config.get(name) for name in _RECIPE]
     return {
         **{name: config.get(name) for name in ("benchmark", "activation", "init_mode", "seed")},
         **{"record": record, "name": record.name, "part": part, "label": label, "key": configuration_key(record)},
@@ -186,15 +189,29 @@ def _run_row(record: RunRecord) -> dict:
         "shortened": config.get("max_train_samples") is not None,
         "train_samples": record.data["train_samples"],
         "eval_samples": record.data["eval_samples"],
-        "recipe": json.dumps([*recipe, record.data["train_samples"]]),
+        "recipe": json.dumps(recipe_of(record)),
         "best_score": record.best.score,
         "best_epoch": record.best.epoch,
         "last_score": last.score,
         "last_epoch": last.epoch,
         "mean_hardness": last.mean_hardness,
         "drift": record.drift,
-        "hours": record.seconds / 3600,
+        "hours": None if record.timed_from_step else record.seconds / 3600,
     }
+
+
+def recipe_of(record: RunRecord) -> dict[str, Any]:
+    """{setting: value} of what decides a run's score beside activation and seed, the rows it was judged on too."""
+    config = EARLIER_DEFAULTS | record.config
+    rows = {name: record.data[name] for name in ("train_samples", "eval_samples", "eval_split")}
+    return {name: _normal(config.get(name)) for name in _RECIPE} | rows | {"data": data_read(record)}
+
+
+def _normal(value: Any) -> Any:
+    """6.0 as 6; and what an earlier record does not have, as what it was then: nothing."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value or None
 
 
 def epoch_frame(runs: pd.DataFrame) -> pd.DataFrame:
@@ -325,7 +342,7 @@ def of_label(runs: pd.DataFrame, benchmark: str) -> dict[str, pd.DataFrame]:
 
 
 def paired(runs: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
-    """Each run beside the baseline with the same seed and recipe (columns …_base); those without one are left out."""
+    """Each run beside the baseline with the same seed and `recipe_of` (columns …_base); those without are left out."""
     on = ["benchmark", "seed", "recipe"]
     return runs.merge(baselines, on=on, suffixes=("", "_base"), how="inner")
 

@@ -19,7 +19,7 @@ from lgelu_lab.report.numbers import (
     tone,
 )
 from lgelu_lab.report.paper import DATA_READ, PAPER_RECIPES, Notes, data_folder, trained_on
-from lgelu_lab.report.run_tables import ONE_SEED, score_text
+from lgelu_lab.report.run_tables import ONE_SEED, seeds_text
 from lgelu_lab.studies.experiments import STUDIES, experiment_name
 
 _STUDY = STUDIES["gates"]
@@ -133,8 +133,8 @@ GATES_TABLE = TableSpec(
     rows=_rows,
     head=("Benchmark", "Way"),
     columns=(
-        Column("As is", lambda seeds, notes: score_text(seeds, "score")),
-        Column("ReLU", lambda seeds, notes: score_text(seeds, "relu")),
+        Column("As is", lambda seeds, notes: seeds_text(seeds, "score")),
+        Column("ReLU", lambda seeds, notes: seeds_text(seeds, "relu")),
         Column("Against the paper's", _against_paper),
         Column("Largest logit change", lambda seeds, notes: largest(list(seeds["logit_change"]))),
         Column("λ, last epoch", _hardness),

@@ -26,7 +26,6 @@ from lgelu_lab.report.numbers import (
     count,
     digits_of,
     either,
-    interval,
     largest,
     listed,
     mean_and_deviation,
@@ -34,6 +33,7 @@ from lgelu_lab.report.numbers import (
     number,
     percentage,
     present,
+    score_text,
 )
 from lgelu_lab.report.paper import Notes
 from lgelu_lab.report.run_tables import machine_of
@@ -165,17 +165,16 @@ def _constant(heading: str, key: str, show: Callable[[Any], str] = str) -> Colum
     return Column(heading, lambda seeds, notes: either([NONE if v is None else show(v) for v in seeds[key]]))
 
 
-def score_text(seeds: pd.DataFrame | None, key: str = "score") -> str:
-    """Mean ± deviation of a score with the digits of its metric, and the interval of a single seed."""
+def seeds_text(seeds: pd.DataFrame | None, key: str = "score") -> str:
+    """`score_text` of a column of measurements; a dash where there are none."""
     if seeds is None or not len(seeds):
         return NONE
     first, values = seeds.iloc[0], list(seeds[key])
-    brackets = interval(first["metric"], values, first.get("evaluated_rows") or first["samples"])
-    return mean_and_deviation(values, digits_of(first["metric"])) + (f" ({brackets})" if brackets else "")
+    return score_text(first["metric"], values, first.get("evaluated_rows") or first["samples"])
 
 
 def _score(heading: str, key: str) -> Column:
-    return Column(heading, lambda seeds, notes: score_text(seeds, key))
+    return Column(heading, lambda seeds, notes: seeds_text(seeds, key))
 
 
 _SEEDS = Column("Seeds", lambda seeds, notes: seed_count(seeds))
@@ -289,7 +288,7 @@ def _tunings(data: ReportData) -> Iterator[Group]:
 
 
 def _start(start: str) -> Column:
-    return Column(STARTS[start], lambda row, notes: score_text(row[start]))
+    return Column(STARTS[start], lambda row, notes: seeds_text(row[start]))
 
 
 # All networks, and what each measurement came to

@@ -79,6 +79,12 @@ def interval(metric: str, scores: Sequence[float | None], samples: float | None)
     return " to ".join(f"{end:.{3 if samples < 20_000 else 4}f}" for end in ends) if ends else ""
 
 
+def score_text(metric: str, scores: Sequence[float | None], samples: float | None, otherwise: str = "") -> str:
+    """`mean_and_deviation` of scores with their metric's digits, then in brackets their `interval`, or `otherwise`."""
+    brackets = interval(metric, scores, samples) or otherwise
+    return mean_and_deviation(scores, digits_of(metric)) + (f" ({brackets})" if brackets else "")
+
+
 def tone(changes: Sequence[float], digits: int, greater_is_better: bool) -> str:
     """ "better", "worse", or "" for changes whose mean rounds to nothing, and for none."""
     mean = round(statistics.fmean(changes), digits) if len(changes) else 0

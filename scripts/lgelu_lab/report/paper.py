@@ -71,12 +71,19 @@ _HARDENING = {
 }
 
 DATA_READ: dict[str, str] = {
-    "wikitext2_small": "WikiText-2's test split served as training split, its validation split for evaluation",
+    "wikitext2_small": (
+        "WikiText-2's test split served as training split, its validation split for evaluation, both of the "
+        "word-level form (wikitext-2-v1)"
+    ),
     "tiny_imagenet_40": "40 of 200 classes",
+    "cifar10": "images re-encoded as WebP at quality 95",
+    "cifar100": "images re-encoded as WebP at quality 95",
 }
-"""{folder that was read: how it differs from the Hub's data set}, of shortened copies."""
+"""{folder that was read: how it differs from the Hub's data set}, of copies that differ."""
 
-_READ_EARLIER = {"gpt2-wikitext2": "wikitext2_small", "deit-tiny-imagenet": "tiny_imagenet_40"}
+_READ_EARLIER = {
+    "gpt2-wikitext2": "wikitext2_small", "deit-tiny-imagenet": "tiny_imagenet_40", "resnet18-cifar100": "cifar100",
+}  # fmt: skip
 """{benchmark: the folder read} of records from before 0.2.0, which name the Hub id whatever was read."""
 
 

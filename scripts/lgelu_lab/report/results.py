@@ -9,18 +9,20 @@ import pandas as pd
 
 from lgelu_lab.measurements.records import MeasurementRecord
 from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, plain, style
-from lgelu_lab.report.frames import ReportData, evaluations, of_label, of_measurement, rows_by, seed_count
+from lgelu_lab.report.frames import ReportData, evaluations, of_label, of_measurement, recipe_of, rows_by, seed_count
 from lgelu_lab.report.markup import Cell, Column, Row, TableSpec
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     MISSING,
     NONE,
+    count,
     digits_of,
-    interval,
+    either,
     listed,
     mean_and_deviation,
     metrics_in_words,
     number,
+    score_text,
 )
 from lgelu_lab.report.paper import Notes, marked
 from lgelu_lab.report.run_tables import HARDENED, ONE_SEED, expected_benchmarks
@@ -35,7 +37,7 @@ HARD, EARLY, FROM_START = "λ-GELU hardened, swapped", "Swapped early, trained o
 WAYS = (DIRECT, CONVERTED, HARD, EARLY, FROM_START)
 """The ways to a ReLU network."""
 
-_OTHER_NETWORKS = "‡"
+_OTHER_NETWORKS, _UNLIKE = "‡", "†"
 
 
 def results_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
@@ -84,7 +86,9 @@ def _real_records(data: ReportData, benchmark: str) -> list[MeasurementRecord]:
 def _real_results(frame: pd.DataFrame, samples: int | None) -> dict[str, pd.DataFrame]:
     """The same of a network that nobody here trained: as it is, swapped, converted with the most units and effort."""
     frame = frame[(frame["precision"] == "float32") & (frame["steps"] == 0)]
-    frame = frame.rename(columns={"score": "value"}).assign(eval_samples=samples)
+    # Early records name what was asked for alone.
+    judged = frame["judged"].where(frame["judged"].notna(), samples) if "judged" in frame else samples
+    frame = frame.rename(columns={"score": "value"}).assign(eval_samples=judged)
     original = frame[frame["method"] == "original"]
     frame = frame.merge(original[["seed", "value"]].rename(columns={"value": "before"}), on="seed")
     converted = frame[(frame["method"] == "converted") & frame["value"].notna()]
@@ -105,8 +109,7 @@ def way_text(seeds: pd.DataFrame) -> str:
     first, values = seeds.iloc[0], list(seeds["value"])
     elsewhere = first.get("measurement") == "real"
     few = f"{seed_count(seeds)} seeds" if len(seeds) < len(SEEDS) and not elsewhere else ""
-    brackets = interval(first["metric"], values, first["eval_samples"]) or few
-    return mean_and_deviation(values, digits_of(first["metric"])) + (f" ({brackets})" if brackets else "")
+    return score_text(first["metric"], values, first["eval_samples"], otherwise=few)
 
 
 def _cell(way: str) -> Column:
@@ -136,7 +139,40 @@ def _benchmark(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
     if not _is_trained_here(ways):
         return "{}, {}".format(*ways[SMOOTH][["benchmark", "metric"]].iloc[0])
     trained = pd.concat([seeds for way, seeds in ways.items() if way != CONVERTED and len(seeds)])
-    return trained["benchmark"].iloc[0] + marked(trained, notes)
+    unlike = f" {_UNLIKE}" if _unlike(ways) else ""
+    return trained["benchmark"].iloc[0] + unlike + marked(trained, notes)
+
+
+def _unlike(ways: dict[str, pd.DataFrame]) -> str:
+    """What a row's networks differ in beside the way: "num_train_epochs 8 (GELU, smooth), 6 (ReLU from the start)"."""
+    recipes = {
+        way: [recipe_of(record) for record in seeds["record"]]
+        for way, seeds in ways.items()
+        if way not in (DIRECT, CONVERTED) and "record" in seeds and len(seeds)
+    }
+    told = []
+    for setting in next(iter(recipes.values()), [{}])[0]:
+        values = {way: either(dict.fromkeys(str(recipe[setting]) for recipe in of)) for way, of in recipes.items()}
+        if len(set(values.values())) > 1:
+            told.append(f"{setting} {listed(f'{value} ({way})' for way, value in values.items())}")
+    return "; ".join(told)
+
+
+def _other_arithmetic(data: ReportData, name: str, ways: dict[str, pd.DataFrame]) -> str:
+    """What the column of converted networks has to be compared with, where it was judged in other arithmetic."""
+    records = [record for record in data.measurements if (record.measurement, record.benchmark) == ("conversion", name)]
+    runs = [record for way in (SMOOTH, HARD) if "record" in ways[way] for record in ways[way]["record"]]
+    if not len(ways[CONVERTED]) or not any(run.config.get("bf16") for run in runs):
+        return ""
+    if all(record.settings.get("bf16") for record in records):
+        return ""
+    rows = of_measurement(data, "conversion")[name].dropna(subset="score")
+    parts = [
+        f"{words} {mean_and_deviation(list(scores), digits_of(rows['metric'].iloc[0]))}"
+        for method, words in (("original", "the smooth network has"), ("direct", "its plain swap"))
+        if len(scores := rows.loc[rows["method"] == method, "score"])
+    ]
+    return f"{name}: “{CONVERTED}” is judged in float32, where {listed(parts)}; the other columns under bfloat16."
 
 
 def _columns(data: ReportData) -> tuple[Column, ...]:
@@ -166,14 +202,20 @@ def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
             others.append(f"{name} {score}")
     if others:
         yield f"{_OTHER_NETWORKS} Converted from GELU networks of the same recipe that score, smooth: {listed(others)}."
+    for name, ways in benchmarks_with_results(data).items():
+        if unlike := _unlike(ways):
+            yield f"{_UNLIKE} {name}: the networks differ in more than the way: {unlike}."
+        if arithmetic := _other_arithmetic(data, name, ways):
+            yield arithmetic
     for name in of_measurement(data, "real"):
         record, ways = _real_records(data, name)[0], results_of(data, name)
-        told, judged = record.models[name], record.settings.get("evaluation_units")
+        told, judged = record.models[name], ways[SMOOTH]["eval_samples"].iloc[0]
         how = "".join(
             f"; converted with {row.units:,.0f} units, effort {row.effort}, {row.width:g} times as wide"
             for row in ways[CONVERTED][:1].itertuples()
         )
-        yield f"{name}: {told['run']} ({told['licence']}), trained elsewhere; judged on {judged} units{how}."
+        of = f" of {read}" if (read := record.data.get("copy_of") or record.data.get("source")) else ""
+        yield f"{name}: {told['run']} ({told['licence']}), trained elsewhere; judged on {count(judged)} units{of}{how}."
     if _is_beside_paper(data):
         yield f"Paper: {data.paper.citation}, at its best epochs; ours are of the last epoch."
 
@@ -182,7 +224,8 @@ RESULTS = TableSpec(
     title="Every way to a ReLU network, score in the last epoch",
     caption=lambda data: (
         f"{metrics_in_words(data.part(''))} The columns behind the smooth network are networks with ReLU alone. Mean ± "
-        f"sample standard deviation over three seeds; fewer are counted in brackets. {ONE_SEED} "
+        f"sample standard deviation over three seeds; fewer are counted in brackets. {ONE_SEED} “{CONVERTED}”: the "
+        "linear maps behind the gates are refitted on unlabelled rows; where more was done, a note says it. "
         f"“{MISSING}”: a run that belongs here and has not been made; {NONE}: not measured, or not in the paper."
     ),
     rows=lambda data: (((), ways) for ways in benchmarks_with_results(data).values()),
@@ -205,21 +248,25 @@ def conclusions(data: ReportData) -> list[str]:
 
 
 def _conclusion(data: ReportData, way: str, words: str) -> str:
-    """ "... changes accuracy by up to 4.43 points (mlp-adult) and perplexity from 105.31 to 212.63 (gpt2)." """
-    means = {
-        name: (ways[way]["metric"].iloc[0], *(statistics.fmean(ways[way][key]) for key in ("before", "value")))
-        for name, ways in benchmarks_with_results(data).items()
-        if len(ways[way])
+    """ "... changes accuracy by up to 4.43 points (mlp-adult) and perplexity from 105.31 to 212.63 (gpt2)."
+
+    The points are the most that one network changes by, up or down; a perplexity is the mean over the seeds.
+    """
+    there = {name: ways[way] for name, ways in benchmarks_with_results(data).items() if len(ways[way])}
+    of_metric = {name: seeds["metric"].iloc[0] for name, seeds in there.items()}
+    points = {
+        name: 100 * abs(seeds["value"] - seeds["before"]).max()
+        for name, seeds in there.items()
+        if of_metric[name] == "accuracy"
     }
-    points = {name: 100 * (last - first) for name, (metric, first, last) in means.items() if metric == "accuracy"}
     parts = []
     if points:
-        worst = max(points, key=lambda name: abs(points[name]))
-        parts.append(f"accuracy by up to {number(abs(points[worst]), 2)} points ({worst})")
-    for name, (metric, first, last) in means.items():
-        if name not in points:
-            digits = digits_of(metric)
-            parts.append(f"{metric} from {number(first, digits)} to {number(last, digits)} ({name})")
+        worst = max(points, key=points.__getitem__)
+        parts.append(f"accuracy by up to {number(points[worst], 2)} points ({worst})")
+    for name in (name for name in there if name not in points):
+        first, last = (statistics.fmean(there[name][key]) for key in ("before", "value"))
+        digits = digits_of(of_metric[name])
+        parts.append(f"{of_metric[name]} from {number(first, digits)} to {number(last, digits)} ({name})")
     return f"{words} changes {' and '.join(parts)}." if parts else ""
 
 

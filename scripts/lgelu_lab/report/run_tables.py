@@ -23,7 +23,6 @@ from lgelu_lab.report.numbers import (
     count,
     digits_of,
     either,
-    interval,
     largest,
     listed,
     mean_and_deviation,
@@ -31,6 +30,7 @@ from lgelu_lab.report.numbers import (
     metrics_in_words,
     number,
     present,
+    score_text,
     tone,
 )
 from lgelu_lab.report.paper import (
@@ -112,15 +112,14 @@ def _digits(seeds: pd.DataFrame) -> int:
     return digits_of(seeds["metric"].iloc[0])
 
 
-def score_text(seeds: pd.DataFrame, key: str) -> str:
-    """Mean ± deviation of a score over the seeds; of a single seed its interval, where it has one."""
+def seeds_text(seeds: pd.DataFrame, key: str) -> str:
+    """`score_text` of a column of runs."""
     first = seeds.iloc[0]
-    brackets = interval(first["metric"], list(seeds[key]), first["eval_samples"])
-    return mean_and_deviation(list(seeds[key]), _digits(seeds)) + (f" ({brackets})" if brackets else "")
+    return score_text(first["metric"], list(seeds[key]), first["eval_samples"])
 
 
 def _score(heading: str, key: str) -> Column:
-    return Column(heading, lambda seeds, notes: score_text(seeds, key))
+    return Column(heading, lambda seeds, notes: seeds_text(seeds, key))
 
 
 def _mean(heading: str, key: str, digits: int) -> Column:
@@ -429,6 +428,8 @@ def _recipe_of(config: dict[str, Any]) -> str:
     if "lr_scheduler_type" in config:
         parts.append(f"schedule {config['lr_scheduler_type']}")
     parts.append(f"batch {config['train_batch_size']}")
+    if config.get("label_smoothing_factor"):
+        parts.append(f"label smoothing {config['label_smoothing_factor']:g}")
     parts += ["bf16"] * bool(config.get("bf16"))
     if config.get("pretrained"):
         parts.append(f"fine-tuned from {config['pretrained']}")

@@ -20,6 +20,7 @@ _RECIPE = {
     "weight_decay": "weight decay",
     "lr_scheduler_type": "learning-rate schedule",
     "warmup_steps": "warm-up (steps, or below 1 a fraction)",
+    "label_smoothing_factor": "label smoothing",
     "max_grad_norm": "largest gradient norm (0: not clipped)",
     "train_batch_size": "batch size",
     "gradient_accumulation_steps": "gradient accumulation steps",
@@ -74,6 +75,9 @@ COMMITTED_CARDS = {
 def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
     """What a card says of the network of a run."""
     saved, benchmark = record.saved, record.config["benchmark"]
+    loss, relu_loss = saved.loss, saved.relu_loss
+    if record.config.get("label_smoothing_factor"):  # Trainer smooths the labels of an evaluation too: no loss of these
+        loss = relu_loss = None
     return CardFacts(
         hardness=saved.hardness,
         gates=dict.fromkeys(saved.hardness, ACTIVATION_NAMES.get(record.config["activation"], ("",))[0]),
@@ -82,14 +86,14 @@ def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
         hardened=bool(record.config["harden"]),
         earlier_hardness=_earlier_hardness(record),
         scores=CardScores(
-            metric=record.metric, score=saved.score, greater_is_better=record.greater_is_better, loss=saved.loss,
-            relu_score=saved.relu_score, relu_loss=saved.relu_loss, relu_max_logit_change=saved.relu_max_logit_change,
+            metric=record.metric, score=saved.score, greater_is_better=record.greater_is_better, loss=loss,
+            relu_score=saved.relu_score, relu_loss=relu_loss, relu_max_logit_change=saved.relu_max_logit_change,
             relu_unchanged_predictions=saved.relu_unchanged_predictions, epoch=saved.epoch, seed=record.config["seed"],
             whole_split=_whole_split(record),
         ),
         data=_data(record),
         recipe=_recipe(record),
-        seconds=record.seconds,
+        seconds=None if record.timed_from_step else record.seconds,  # of a part of the run it says nothing
         created=record.created,
         versions=record.versions,
         hardware=record.hardware,
@@ -156,16 +160,17 @@ def _data(record: RunRecord) -> CardData:
         limits.append(f"training was limited to {config['max_steps']:,} steps")
     if config.get("max_eval_samples") is not None:
         limits.append(f"evaluation was limited to {config['max_eval_samples']:,} samples")
-    if limits and "max_eval_samples" not in config:
-        limits.append("the record, an early one, does not say whether evaluation was")
-    name, hub_id, of_the_copy = _what_was_read(record)
+    name, hub_id, remarks = _what_was_read(record)
+    if "max_eval_samples" not in config:
+        remarks.append("The record, an early one, does not say whether evaluation was limited.")
     return CardData(
         name=name,
         eval_rows=data["eval_samples"],
         eval_split=data["eval_split"],
         train_rows=data["train_samples"],
         hub_id=hub_id,
-        limits=(*limits, *of_the_copy),
+        limits=tuple(limits),
+        remarks=tuple(remarks),
     )
 
 
@@ -174,16 +179,16 @@ def _what_was_read(record: RunRecord) -> tuple[str, str | None, list[str]]:
     data = record.data
     source = data["source"]
     if data.get("folder") is not None:
-        told = " ".join((data.get("readme") or "it has no README").split())
-        return source, None, [f"a local copy was read in the place of {data['copy_of']}; its README: {told}"]
+        told = " ".join((data.get("readme") or "it has none").split()).rstrip(".")
+        return source, None, [f"A local copy was read in the place of {data['copy_of']}; its README: {told}."]
     if "/" not in source:
         return source, None, []
     if "copy_of" in data:
         return source, source, []
     known = DATA_READ.get(data_folder(record) or "")
     if known:
-        return source, None, [f"a local copy was read in the place of {source}: {known}"]
-    early = "the record, an early one, does not say whether the Hub's data or a local copy of another extent was read"
+        return source, None, [f"A local copy was read in the place of {source}: {known}."]
+    early = "The record, an early one, does not say whether the Hub's data or a local copy of another extent was read."
     return source, None, [early]
 
 

@@ -50,6 +50,13 @@ ERROR_FILE = "error.txt"
 RELU_FOLDER = "relu"
 """Inside a run's folder: the ReLU network of a hardened run."""
 
+EARLIER_DEFAULTS = {
+    "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
+    "granularity": "layer", "hardening_switch": "fixed", "hardening_rate": "schedule",
+    "label_smoothing_factor": 0.0, "eval_delay": 0,
+}  # fmt: skip
+"""What a record from before an option existed was made with, where that is neither None nor False."""
+
 
 @dataclass(frozen=True)
 class EpochRecord:

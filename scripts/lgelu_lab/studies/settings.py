@@ -9,15 +9,10 @@ from typing import Any
 
 from lgelu_lab.benchmarks.source import Origin
 from lgelu_lab.studies.folder import write_whole
+from lgelu_lab.studies.records import EARLIER_DEFAULTS
 
 SETTINGS_FILE = "settings.json"
 _DATA = "data"  # beside the settings; files of versions before it have none
-# What a record from before an option existed was made with, where that is neither None nor False.
-_EARLIER = {
-    "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
-    "granularity": "layer", "hardening_switch": "fixed", "hardening_rate": "schedule",
-    "label_smoothing_factor": 0.0, "eval_delay": 0,
-}  # fmt: skip
 # Options older than their place in the record: where it is absent nothing is known.
 _UNTOLD = frozenset({"max_eval_samples", "eval_strategy", "eval_steps"})
 
@@ -65,7 +60,7 @@ def require_same_run(checkpoint: Path, settings: Mapping[str, Any], origin: Orig
 
 def refuse_differing(folder: Path, what: str, asked: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     """Raise ValueError that names every setting in which what is `asked` for is not what is `there`."""
-    there = {**_EARLIER, **there}
+    there = {**EARLIER_DEFAULTS, **there}
     # What else an older record lacks was None or False.
     compared = asked.keys() - (_UNTOLD - there.keys())
     differing = [

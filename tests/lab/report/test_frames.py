@@ -130,11 +130,21 @@ def test_only_runs_that_trained_alike_on_as_much_data_are_compared(record_of):
     assert pairs(record_of(), record_of(activation="lambda_gelu", harden=True)) == 1
     assert pairs(record_of(), record_of(activation="lambda_gelu", seed=2)) == 0
     assert pairs(record_of(), with_config(record_of(), pretrained=None)) == 1, "older records lack the later keys"
-    for change in ({"learning_rate": 0.1}, {"num_train_epochs": 2}, {"bf16": True}, {"num_layers": 2}):
-        assert pairs(record_of(), with_config(record_of(), **change)) == 0
-    fewer = record_of()
-    fewer.data["train_samples"] = 10
-    assert pairs(record_of(), fewer) == 0
+    six, the_same = (with_config(record_of(), num_train_epochs=epochs) for epochs in (6, 6.0))
+    assert pairs(six, the_same) == 1
+    assert pairs(record_of(), with_config(record_of(), adam_beta2=0.999, label_smoothing_factor=0.0, fp16=False)) == 1
+    for change in (
+        *({"learning_rate": 0.1}, {"num_train_epochs": 2}, {"bf16": True}, {"num_layers": 2}, {"warmup_steps": 0.2}),
+        *({"label_smoothing_factor": 0.1}, {"adam_beta2": 0.99}, {"lr_scheduler_kwargs": {"min_lr": 0.1}}),
+    ):
+        assert pairs(record_of(), with_config(record_of(), **change)) == 0, change
+    for name, value in (("train_samples", 10), ("eval_samples", 10), ("eval_split", "validation")):
+        other = record_of()
+        other.data[name] = value
+        assert pairs(record_of(), other) == 0, name
+    copied = record_of()
+    copied.data.update(copy_of=copied.data["source"], folder="copy")
+    assert pairs(record_of(), copied) == 0
 
 
 def test_fewer_seeds_than_the_paper_has_are_counted_out_loud():

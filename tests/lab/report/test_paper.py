@@ -93,6 +93,7 @@ def test_a_benchmark_of_our_own_differs_from_nothing(record_of):
     [
         ("gpt2-wikitext2", "wikitext2_small", "WikiText-2's test split served as training split"),
         ("deit-tiny-imagenet", "tiny_imagenet_40", "40 of 200 classes"),
+        ("resnet18-cifar100", "cifar100", "images re-encoded as WebP"),
     ],
 )
 def test_shortened_copies_of_data_are_named_also_in_records_that_do_not_say(record_of, benchmark, folder, words):

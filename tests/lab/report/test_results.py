@@ -1,5 +1,7 @@
 """The main results, the sentences on them, and what holds of the paper's claims, by hand."""
 
+import dataclasses
+
 import pytest
 from lgelu_lab.measurements.real import REAL_COLUMNS
 from lgelu_lab.report.claims import CLAIMS
@@ -46,6 +48,45 @@ def test_what_is_not_there_is_called_missing_and_not_measured_is_a_dash(record_o
     assert row[3:] == ["–", "missing", "missing", "missing"]
 
 
+def test_networks_of_a_row_that_are_not_alike_are_marked_and_told_apart(record_of, table_of):
+    runs = [record_of(), hardened(record_of), record_of(activation="relu", relu_scores=(None,) * 3)]
+    assert table_of("results", runs).texts[0][0] == "mlp-adult [a]"
+    runs[1].config["learning_rate"], runs[2].data["eval_samples"] = 8, 300
+    table = table_of("results", runs)
+    assert table.texts[0][0] == "mlp-adult † [a]"
+    rate, rows = runs[0].config["learning_rate"], runs[0].data["eval_samples"]
+    ways = "(GELU, smooth)", "(λ-GELU hardened, swapped)", "(ReLU from the start)"
+    rates = [" ".join(pair) for pair in zip(map(str, (rate, 8, rate)), ways, strict=True)]
+    judged = [" ".join(pair) for pair in zip(map(str, (rows, rows, 300)), ways, strict=True)]
+    assert table.notes[0] == (
+        "† mlp-adult: the networks differ in more than the way: "
+        f"learning_rate {', '.join(rates)}; eval_samples {', '.join(judged)}."
+    )
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_a_column_in_other_arithmetic_says_what_to_compare_it_with(record_of, measurement_of, table_of, same):
+    run, record = record_of(), converted(measurement_of, 0.8125, 0.85)
+    run.config["bf16"] = True
+    row = dict.fromkeys(record.rows[0]) | {"model": "gelu"}
+    others = [row | {"method": method, "score": score} for method, score in (("original", 0.85), ("direct", 0.6))]
+    record = dataclasses.replace(
+        record, rows=(*others, *record.rows), settings=record.settings | ({"bf16": True} if same else {})
+    )
+    found = [note for note in table_of("results", [run], [record]).notes if "float32" in note]
+    told = (
+        "mlp-adult: “Converted, no training” is judged in float32, where the smooth network has 0.8500, its plain swap "
+        "0.6000; the other columns under bfloat16."
+    )
+    assert found == ([] if same else [told])
+
+
+def test_a_sentence_on_points_is_of_the_seed_that_changed_most(record_of, data_of):
+    runs = [hardened(record_of, relu=score, seed=seed) for seed, score in enumerate((0.852, 0.847, 0.85))]
+    (sentence,) = conclusions(data_of(runs))
+    assert sentence.endswith("with the same weights, changes accuracy by up to 0.30 points (mlp-adult).")
+
+
 @pytest.mark.parametrize(("seed", "original"), [(1, 0.85), (0, 0.83)])
 def test_converted_networks_that_are_not_those_of_the_row_are_marked(
     record_of, measurement_of, table_of, seed, original
@@ -81,6 +122,7 @@ def test_three_sentences_say_what_each_way_changes(record_of, measurement_of, da
 
 def real(score, method, units=None, metric="same_neighbour", **fields):
     given = {"model": "encoder", "method": method, "units": units, "metric": metric, "score": score, "steps": 0}
+    given["judged"] = 32
     return dict.fromkeys(REAL_COLUMNS) | given | {"precision": "float32"} | fields
 
 
@@ -101,8 +143,12 @@ def test_networks_from_elsewhere_stand_below_those_trained_here(record_of, measu
     assert other[:4] == ["encoder, same_neighbour", "1.0000", "0.2500", "0.7500"]
     assert set(other[4:]) == {"–"}
     notes = table_of("results", [record_of()], records).notes
-    told = "encoder: pkg==1 (mit), trained elsewhere; judged on {} units; converted with 256 units, effort place, 1.25 "
-    assert any(note.startswith(told.format(records[0].settings.get("evaluation_units"))) for note in notes)
+    told = "encoder: pkg==1 (mit), trained elsewhere; judged on 32 units; converted with 256 units, effort place, 1.25 "
+    assert any(note.startswith(told) for note in notes)
+    early = [row | {"judged": None} for row in rows]
+    asked = dataclasses.replace(records[0], rows=tuple(early), settings={"evaluation_units": 64}, data={"source": "s"})
+    notes = table_of("results", [record_of()], [asked]).notes
+    assert any(note.startswith(told.replace("32 units", "64 units of s")) for note in notes)
     table = table_of("real", [record_of()], records)
     assert [row[:3] for row in table.texts] == [
         ["encoder", "original", "–"],

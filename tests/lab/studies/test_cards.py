@@ -106,7 +106,9 @@ def test_a_card_names_the_hubs_data_set_only_where_that_was_read(tmp_path):
     text = card_of(local, tmp_path)
     assert "model-index" not in text
     assert "samples of local folder adult" in text
-    assert "a local copy was read in the place of scikit-learn/adult-census-income; its README:" in text
+    assert "A local copy was read in the place of scikit-learn/adult-census-income; its README:" in text
+    assert "not all of the data" not in text
+    assert ".." not in text.partition("README: ")[2].partition("\n")[0]
     assert "few The test split, as train." in text
     early = card_of(whole, tmp_path)
     assert "model-index" not in early
@@ -128,13 +130,20 @@ def test_perplexity_and_limits(tmp_path):
     text = card_of(record, tmp_path)
     assert "perplexity (lower is better)" in text
     assert "| ReLU, the same weights (this model) | 105.64 |" in text
-    assert "evaluation was limited to 300 samples; a local copy was read" in text
+    assert "not all of the data: evaluation was limited to 300 samples. A local copy was read" in text
     assert "training was limited" not in text
     assert "| context (tokens) | 128 |" in text
     assert "GPT2LMHeadModel.from_pretrained" in text
     whole = with_config(max_train_samples=None, validation_fraction=0.0)
     of_the_hub = dataclasses.replace(whole, data={**RECORD.data, "copy_of": None})
     assert "no limit was set" in card_of(of_the_hub, tmp_path)
+
+
+def test_a_loss_of_smoothed_labels_is_no_loss_of_these_labels(tmp_path):
+    assert f"| {RECORD.last.loss:.4f} |" in card_of(RECORD, tmp_path)
+    text = card_of(with_config(label_smoothing_factor=0.1), tmp_path)
+    assert f"| {RECORD.last.loss:.4f} |" not in text
+    assert "| label smoothing | 0.1 |" in text
 
 
 OF_CIFAR = dataclasses.replace(with_config(benchmark="resnet18-cifar10"), data={**RECORD.data, "classes": 7})
