@@ -1,6 +1,5 @@
 """λ-GELU checkpoint → plain GELU checkpoint of the same function."""
 
-import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import require_lambda_gelu
@@ -58,6 +58,7 @@ class GELUExport:
         return "\n".join(lines)
 
 
+@in_own_forward
 def export_gelu(
     model: PreTrainedModel,
     folder: str | os.PathLike,
@@ -106,7 +107,7 @@ def export_gelu(
         )
     require_lambda_gelu(model)
     inputs = random_inputs(model) if inputs is None else inputs
-    folded = copy.deepcopy(model).eval()
+    folded = independent_copy(model).eval()
     report = fold_hardness(folded, inputs)
     with whole_folder(folder, overwrite=overwrite) as new:
         files = save_checkpoint(folded, new, processor, source)
@@ -129,7 +130,7 @@ def _change_after_reload(
     dtype = folded.dtype
     wide = torch.promote_types(dtype, torch.float32)
     reloaded = type(folded).from_pretrained(folder, dtype=wide, use_safetensors=True).to(folded.device)
-    before, after = (m if dtype == wide else copy.deepcopy(m).to(wide) for m in (model, folded))
+    before, after = (m if dtype == wide else independent_copy(m).to(wide) for m in (model, folded))
     by_reloading = compare_models(after, reloaded, inputs)
     if not _relative(by_reloading) <= _MAX_CHANGE_BY_RELOADING:
         raise RuntimeError(f"the GELU model, saved and loaded again, computes something else: {by_reloading}")

@@ -1,6 +1,5 @@
 """λ-GELU checkpoint → plain ReLU checkpoint, refused where the gates are not hard."""
 
-import copy
 import math
 import os
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models, require_same_model
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.profile import swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
@@ -60,6 +60,7 @@ class ReLUExport:
         return "\n".join(lines)
 
 
+@in_own_forward
 def export_relu(
     model: PreTrainedModel,
     folder: str | os.PathLike,
@@ -120,7 +121,7 @@ def export_relu(
     inputs = random_inputs(model) if inputs is None else inputs
     if not allow_soft:
         _refuse_soft_gates(model, hardness, swap_error, max_swap_error, inputs)
-    substituted = copy.deepcopy(model).eval()
+    substituted = independent_copy(model).eval()
     report = substitute_relu(substituted)
     change = compare_models(model, substituted, inputs)
     with whole_folder(folder, overwrite=overwrite) as new:
@@ -170,7 +171,7 @@ def _refuse_soft_gates(
         return
     named = "; ".join(f"{name}: λ = {hardness[name]:.4g}, κ/λ = {swap_error[name]:.3g}" for name in soft[:8])
     more = f"; and {len(soft) - 8} more" if len(soft) > 8 else ""
-    substituted = copy.deepcopy(model).eval()
+    substituted = independent_copy(model).eval()
     substitute_relu(substituted, rewrite_config=False)
     raise ValueError(
         f"{len(soft)} of {len(swap_error)} gates are too soft for ReLU: swapping them changes a unit by up to "

@@ -1,6 +1,5 @@
 """The forms in which a λ-GELU model leaves this package."""
 
-import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.relu import export_relu
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.whole_folder import whole_folder
 
@@ -56,7 +56,7 @@ def _to_gelu(model: PreTrainedModel, folder: str | os.PathLike, options: ExportO
 def _to_onnx(model: PreTrainedModel, folder: str | os.PathLike, options: ExportOptions) -> Any:
     inputs = random_inputs(model) if options.inputs is None else options.inputs
     with whole_folder(folder, overwrite=options.overwrite) as new:
-        report = export_onnx(copy.deepcopy(model).float(), new / ONNX_FILE, inputs)
+        report = export_onnx(independent_copy(model).float(), new / ONNX_FILE, inputs)
         model.config.save_pretrained(new)
         if options.source is not None:
             copy_processor_files(options.source, new)

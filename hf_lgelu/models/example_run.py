@@ -27,7 +27,7 @@ def run_example(model: nn.Module, inputs: Inputs) -> Any:
         if not isinstance(value, Tensor):
             return value
         require_plain(value, meta=device.type == "meta")
-        return value.to(device)
+        return value.to(device, copy=True)  # a model may work in place on what it is given
 
     with torch.no_grad(), evaluation_mode(model), same_randomness():
         if isinstance(inputs, Tensor):
@@ -76,9 +76,21 @@ def same_randomness() -> Iterator[None]:
 
     For models that draw random numbers in eval mode too (the mask of ViTMAE), and are run to be compared.
     """
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
+    kind = _accelerator()
+    with torch.random.fork_rng(range(torch.get_device_module(kind).device_count()), device_type=kind):
+        kept = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
         torch.manual_seed(0)
-        yield
+        try:
+            yield
+        finally:
+            if kept is not None:
+                torch.mps.set_rng_state(kept)
+
+
+def _accelerator() -> str:
+    """What torch.manual_seed seeds beside the CPU, of what `fork_rng` can keep: "cuda" where there is none."""
+    found = torch.accelerator.current_accelerator()
+    return "cuda" if found is None or found.type == "mps" else found.type
 
 
 @contextmanager

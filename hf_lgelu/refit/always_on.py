@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.example_run import run_example
+from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.folds import FoldBatch
 from hf_lgelu.refit.kinks import Placement
 from hf_lgelu.refit.map_weights import add_constant, oriented
@@ -36,12 +37,12 @@ def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable
     for unit in units:
         weight = model.get_parameter(unit.before.weight_name)
         sums[unit.site] = Moments.zeros(1, weight.shape[unit.before.input_axis or 0], 1, weight.device)
-    mask: Tensor | None = None
+    batch: Batch
 
     def watch(unit: GateUnit) -> Any:
         def see(module: nn.Module, inputs: tuple) -> None:
             rows = inputs[0].detach()
-            rows = rows[mask.to(rows.device)] if mask is not None and mask.shape == rows.shape[:-1] else rows
+            rows = batch.without_padding(rows, unit.before.weight_name)
             rows = rows.reshape(-1, 1, rows.shape[-1])
             nothing = rows.new_zeros(len(rows), 1, 1)
             sums[unit.site].add(rows, nothing, nothing)
@@ -53,11 +54,8 @@ def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable
             owner = model.get_submodule(unit.before.weight_name.rpartition(".")[0])
             handle = owner.register_forward_pre_hook(watch(unit))
             hooks.callback(handle.remove)
-        for batch in batches if units else ():
-            loaded = batch.load()
-            given = loaded.tensors.get("attention_mask")
-            mask = None if given is None else given.bool()
-            run_example(model, loaded.inputs)
+        for batch in (part.load() for part in batches) if units else ():
+            run_example(model, batch.inputs)
     return {site: total.reduce_over_processes() for site, total in sums.items()}
 
 

@@ -1,6 +1,5 @@
 """The networks that the rungs of the ladder make, layer by layer."""
 
-import copy
 import functools
 import math
 import operator
@@ -15,6 +14,7 @@ from tqdm.auto import tqdm
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.models.temporary_relu import TemporaryRelu
@@ -127,7 +127,7 @@ class Attempts:
         room = self._room() if is_placed else Room(self._model)
         sites = converted_sites(room.model, self._kinds, self._keep)
         with evaluation_mode(room.model):
-            converted = copy.deepcopy(room.model)
+            converted = independent_copy(room.model)
         rewritten = substitute_gates(
             converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config, keep=self._keep
         )
@@ -185,7 +185,7 @@ class Attempts:
                 raise ConversionRefusedError(f"width_budget={self._width_budget:g}: {error}.{kept} {ways}") from error
 
     def _distilled(self, best: Attempt) -> Attempt:
-        converted = copy.deepcopy(best.model)
+        converted = independent_copy(best.model)
         # Which rung was best may differ from call to call, and the steps.
         work = self._work.rung(f"distill-{best.effort}-{self._distill_steps or 'default'}{'-bf16' * self._bf16}")
         work.begin(converted)

@@ -65,6 +65,31 @@ class Batch:
             return {}
         return {name: value for name, value in self.inputs.items() if not isinstance(value, Tensor)}
 
+    def counted(self, values: Tensor, part: str) -> Tensor | None:
+        """Which rows of `values` are no padding: a mask of all axes but the last, or None for all of them.
+
+        Where the decoder was given inputs of its own, the encoder's mask says nothing of what is behind it, even where
+        both are as long.
+
+        Args:
+            values: what the network has at some place.
+            part: the name of the output, module or weight there.
+        """
+        masks: tuple[str, ...] = ("attention_mask", "decoder_attention_mask")
+        if any(step.startswith("encoder") for step in part.split(".")):
+            masks = masks[:1]
+        elif any(given in self.tensors for given in DECODER_INPUTS):
+            masks = masks[1:]
+        for mask in (self.tensors[name] for name in masks if name in self.tensors):
+            if mask.shape == values.shape[:-1]:
+                return mask.bool().to(values.device)
+        return None
+
+    def without_padding(self, values: Tensor, part: str) -> Tensor:
+        """The `counted` rows of `values`; `values` itself where all count."""
+        counted = self.counted(values, part)
+        return values if counted is None else values[counted]
+
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 

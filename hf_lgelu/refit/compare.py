@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hf_lgelu.models.comparison import difference
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.task_outputs import are_class_scores, task_outputs
 from hf_lgelu.models.temporary_relu import TemporaryRelu
-from hf_lgelu.refit.batches import DECODER_INPUTS, IGNORED_LABEL, Batch
+from hf_lgelu.refit.batches import IGNORED_LABEL, Batch
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange
 
@@ -137,35 +138,19 @@ def classes_last(output: Tensor) -> Tensor:
     return output[:, None] if output.ndim == 1 else output.movedim(1, -1) if output.ndim > 3 else output
 
 
-def counted_predictions(batch: Batch, name: str, output: Tensor) -> Tensor | None:
-    """Which predictions of an output are no padding: a mask of the shape of its leading axes, None for all of them.
-
-    Where the decoder was given inputs of its own, the encoder's mask says nothing of what it gives, even where both
-    are as long.
-    """
-    tensors = batch.tensors
-    masks = ["decoder_attention_mask"]
-    if name.startswith("encoder_") or not any(given in tensors for given in DECODER_INPUTS):
-        masks.append("attention_mask")
-    for mask in (tensors[given] for given in masks if given in tensors):
-        if mask.shape == output.shape[:-1]:
-            return mask.bool().to(output.device)
-    return None
-
-
 def batch_sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn.Module) -> Sums:
     """Of one batch, from the outputs of the three networks."""
     first = next(iter(networks[0]))
     sums: Sums = {"units": len(batch)}
     for name in networks[0]:
-        counted = counted_predictions(batch, name, networks[0][name])
+        counted = batch.counted(networks[0][name], name)
         values = [network[name] for network in networks]
         rows = [value.reshape(-1, value.shape[-1]) if counted is None else value[counted] for value in values]
         units = _unit_of_rows(values[0], counted)
         if name == first:
             sums["rows"] = len(rows[0])
             for network, value in zip(_NETWORKS, values, strict=True):
-                scores = metric_sums(value, batch.labels, counted, type(model).__name__)
+                scores = metric_sums(value, batch.labels, counted, is_causal(model))
                 sums |= {(network, what): score for what, score in scores.items()}
         size = max(1, _SLICE // values[0].shape[-1])
         for owners, *part in zip(units.split(size), *(value.split(size) for value in rows), strict=True):
@@ -244,7 +229,17 @@ def _larger(one: float, other: float) -> float:
     return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)  # max keeps what it has before a NaN
 
 
-def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, model_class: str) -> Sums:
+def is_causal(model: nn.Module) -> bool:
+    """Whether a model predicts the token behind each: a causal language model of transformers, or one that is built
+    on one, or generates without an encoder's help (Llava and the like)."""
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    if any(base.__name__ in names for base in type(model).__mro__):
+        return True
+    generates = isinstance(model, PreTrainedModel) and model.can_generate()
+    return generates and not getattr(model.config, "is_encoder_decoder", False)
+
+
+def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, is_causal: bool) -> Sums:
     """What the score of one batch is made of; all zero without labels.
 
     Args:
@@ -252,7 +247,7 @@ def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, m
         labels: (…) int; −100 does not count. Of a causal language model the tokens themselves, not shifted. Labels of
             another shape or kind are none.
         counted: (…) bool, which predictions are no padding; None for all.
-        model_class: name of the model's class.
+        is_causal: whether the model predicts the next token of each, as a causal language model does.
     """
     sums: Sums = {"correct": 0, "labelled": 0, "loss": 0.0, "predicted": 0}
     if labels is None or labels.is_floating_point() or labels.shape != output.shape[:-1] or output.shape[-1] < 2:
@@ -260,7 +255,7 @@ def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, m
     labels = labels.to(output.device)
     if counted is not None:
         labels = labels.masked_fill(~counted, IGNORED_LABEL)
-    if model_class not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+    if not is_causal:
         valid = labels != IGNORED_LABEL
         return sums | {"correct": int((output.argmax(-1) == labels)[valid].sum()), "labelled": int(valid.sum())}
     for logits, tokens in zip(output, labels, strict=True):  # a sequence at a time: vocabularies are large

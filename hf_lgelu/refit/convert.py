@@ -19,6 +19,7 @@ from torch import nn
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.operable import operable_module
+from hf_lgelu.models.own_forward import own_forward
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
@@ -26,11 +27,12 @@ from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.attempts import Attempt, Attempts, converted_sites
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
-from hf_lgelu.refit.folds import Folds, cut_batches, deal_folds, known_processes
+from hf_lgelu.refit.folds import Folds, cut_batches, deal_folds, known_processes, unit_keys
 from hf_lgelu.refit.gap import some_held_out, with_returns
 from hf_lgelu.refit.gate_costs import check_keep, swap_costs
 from hf_lgelu.refit.ladder import EFFORTS, Metric, check_effort, climb, next_rung
 from hf_lgelu.refit.nearer import is_nearer
+from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import fingerprint, work_in
@@ -105,12 +107,14 @@ def convert_to_relu(
             `hf_lgelu.refit.batches.read_batches`). Labels, where there are some, only go into the metrics of the
             report. Of several processes each may have all of it, or a share.
         evaluation_data: a second set, in the same forms, on which the networks are compared; the same on every process.
+            What it has in common with `data` is counted in a warning.
         batch_size: inputs run at once. Default: 1,024 rows of features, 2,048 tokens, 32 images.
         collate: makes a batch of a list of the dataset's items.
         max_units: at most so many rows, sequences or images of `data`.
         kinds: rows of `SMOOTH_KINDS`: which gates become ReLU.
         outputs: names of the model's outputs that count; by default those that its task reads (logits, boxes,
-            embeddings), and not hidden states beside them. The first is the one that the networks are compared on.
+            embeddings), and not hidden states beside them. The first is the one that the networks are compared on. A
+            tensor without a name counts as class scores: values (a regression) need one, as in {"values": output}.
         max_kl: mean KL to the original, in nats, beyond which there is a warning; of outputs that are no class scores,
             relative error. None for no bound.
         strict: refuse beyond `max_kl`, and where nothing could be measured.
@@ -178,7 +182,7 @@ def convert_to_relu(
     model = operable_module(model)
     _require_convertible(model, kinds, metric, outputs)
     top = check_effort(effort, width_budget, tolerance=tolerance, max_seconds=max_seconds, max_kl=max_kl)
-    _check_distillation(top, distill_steps, bf16)
+    _check_distillation(top, distill_steps, bf16, model)
     gate = check_target(target)
     if zeros is not None and not (gate.has_zeros and isinstance(zeros, float) and 0 < zeros < 1):
         raise ValueError(f"zeros must be a share between 0 and 1, of a target that has some, got {zeros!r}, {target!r}")
@@ -190,10 +194,12 @@ def convert_to_relu(
         state=state,
     )
     compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
-    second = _second_set(model, evaluation_data, batch_size, collate, state)
+    second = _second_set(model, evaluation_data, batch_size, collate, state, folds)
     with _plain_calls(model), evaluation_mode(model):
         if target == FITTED_SLOPE:
-            gate = check_target(target, lambda: fit_slope(model, kinds, (), _some(folds)))
+            gate = check_target(
+                target, lambda: fit_slope(model, kinds, () if isinstance(keep, int) else keep, _some(folds))
+            )
         kept = _dearest(model, folds, kinds, outputs, gate, keep) if isinstance(keep, int) else keep
         sites = converted_sites(model, kinds, kept)
         substitution = TemporaryRelu(model, kinds=kinds, make=gate.make, include=lambda name: name not in kept)
@@ -218,9 +224,11 @@ def convert_to_relu(
         layers = with_returns(model, best.model, best.layers, best.scaled, folds, outputs)
         shares = _zeros_behind(model, best.model, sites, substitution, some_held_out(folds) if gate.has_zeros else [])
         evaluation = None if second is None else evaluate_conversion(model, best.model, substitution, second, outputs)
+        repeated = 0 if second is None else sum(each_has(second.repeated))
     warnings = conversion_warnings(
         folds, layers, best.held_out, evaluation, max_kl, swap_is_rival=zeros is None,
         is_distilled=any(step.effort == "distill" and step.is_kept for step in steps),
+        is_bare=compared == ("",), repeated=repeated,
     )  # fmt: skip
     report = ConversionReport(
         model=type(model).__name__,
@@ -229,6 +237,7 @@ def convert_to_relu(
         layers=tuple(layers),
         held_out=best.held_out,
         evaluation=evaluation,
+        repeated=repeated,
         units=folds.units.given,
         distinct_units=len(folds.units.keys),
         rows=folds.rows,
@@ -261,24 +270,32 @@ def _require_convertible(model: nn.Module, kinds: Sequence[str], metric: Any, ou
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
 
 
-def _check_distillation(top: str, steps: int | None, bf16: bool) -> None:
-    """Raise ValueError for options that no rung up to `top` has, and for a number of steps that is none."""
+def _check_distillation(top: str, steps: int | None, bf16: bool, model: nn.Module) -> None:
+    """Raise ValueError for options that no rung up to `top` has, for a number of steps that is none, and for weights in
+    float16: Adam's squares of their gradients are 0 there, and its steps infinite."""
     for name, given, left_out in (("distill_steps", steps, None), ("bf16", bf16, False)):
         if given != left_out and top != "distill":
             raise ValueError(f"{name}={given!r} is for effort='distill', and the last rung asked for is {top!r}")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise ValueError(f"distill_steps must be a whole number from 1 on, got {steps!r}")
+    if top == "distill" and any(parameter.dtype == torch.float16 for parameter in model.parameters()):
+        raise ValueError(
+            "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() or "
+            "model.bfloat16() (the result may be cast back), or stop at effort='blocks'"
+        )
 
 
 @contextmanager
 def _plain_calls(model: nn.Module) -> Iterator[None]:
     """The model as it is, whatever the caller is in.
 
-    What is compiled (`model.compile()`, a forward under torch.compile) runs eagerly inside, for its code looks at no
-    hook; autocast would put casts between the weights and their use; in inference mode nothing has gradients.
+    What is compiled (`model.compile()`) runs eagerly inside, for its code looks at no hook; autocast, also what
+    accelerate leaves around a model's forward, would put casts between the weights and their use; in inference mode
+    nothing has gradients.
     """
     kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
     with ExitStack() as stack:
+        stack.enter_context(own_forward(model))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.inference_mode(False))
         if torch.amp.is_autocast_available(kind):
@@ -296,8 +313,8 @@ def _zeros_behind(
     """The share of zeros behind the gates, of the direct swap and of `converted`; None without inputs."""
     names = [site.name for site in sites]
     with substitution.applied():
-        before = share_of_zeros(model, [model.get_submodule(name) for name in names], batches)
-    after = share_of_zeros(converted, [converted.get_submodule(name) for name in names], batches)
+        before = share_of_zeros(model, names, batches)
+    after = share_of_zeros(converted, names, batches)
     return None if before is None or after is None else (before, after)
 
 
@@ -317,9 +334,10 @@ def _dearest(
 
 
 def _some(folds: Folds) -> list[Batch]:
-    """Batches of this process's folds, enough to look at the gates."""
+    """Batches of this process's folds, enough to look at the gates: of long sequences as of short ones."""
+    first = folds.spread
     some: list[Batch] = []
-    for batch in itertools.chain.from_iterable(folds.folds):
+    for batch in [*first, *(other for fold in folds.folds for other in fold if other not in first)]:
         if sum(map(len, some)) < _UNITS_TO_RANK:
             some.append(batch.load())
     return some
@@ -338,15 +356,33 @@ def _refuse_strings(**names: Any) -> None:
             raise TypeError(f"{argument} must be a sequence of names such as [{given!r}], got the string {given!r}")
 
 
+class _SecondSet:
+    """This process's part of the second set, batch by batch; `repeated` counts what was fitted or chosen on as well."""
+
+    def __init__(self, batches: Iterator[Batch], folds: Folds) -> None:
+        self._batches, self._known = batches, frozenset(folds.units.keys)
+        self.repeated = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            self.repeated += sum(key in self._known for key in unit_keys(batch))
+            yield batch
+
+
 def _second_set(
-    model: nn.Module, data: Any, batch_size: int | None, collate: Callable[[Any], Any] | None, state: PartialState
-) -> Iterator[Batch] | None:
-    """This process's part of the second set. Raises ValueError where the model does not take it."""
+    model: nn.Module,
+    data: Any,
+    batch_size: int | None,
+    collate: Callable[[Any], Any] | None,
+    state: PartialState,
+    folds: Folds,
+) -> _SecondSet | None:
+    """None without one. Raises ValueError where the model does not take it."""
     if data is None:
         return None
     batches = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate))
     batches = cut_batches(taken_by(model, batches, "evaluation_data"), batch_size)
-    return itertools.islice(batches, state.process_index, None, state.num_processes)
+    return _SecondSet(itertools.islice(batches, state.process_index, None, state.num_processes), folds)
 
 
 def _elsewhere(model: nn.Module, attempt: Attempt) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from hf_lgelu.models.example_run import call_by_name, run_example
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
-from hf_lgelu.refit.compare import classes_last, compared_outputs, counted_predictions, in_order_of, kl_terms
+from hf_lgelu.refit.compare import classes_last, compared_outputs, in_order_of, kl_terms
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
 from hf_lgelu.refit.resume import RungWork, Steps
@@ -310,7 +310,7 @@ def output_loss(
     total = torch.zeros((), device=next(converted.parameters()).device)
     for number, (name, expected) in enumerate(reference.tensors.items()):
         pair = (expected, given.tensors[name])
-        counted = counted_predictions(batch, name, expected)
+        counted = batch.counted(expected, name)
         if counted is not None:
             pair = tuple(value[counted] for value in pair)
         wanted, found = (value.reshape(-1, value.shape[-1]).float() for value in pair)
@@ -327,7 +327,7 @@ def output_loss(
 
 def _called(model: nn.Module, inputs: Any, outputs: Sequence[str] | None) -> dict[str, Tensor]:
     device = next(model.parameters()).device
-    place: Callable[[Any], Any] = lambda value: value.to(device) if isinstance(value, Tensor) else value  # noqa: E731
+    place: Callable[[Any], Any] = lambda value: value.to(device, copy=True) if isinstance(value, Tensor) else value  # noqa: E731
     if isinstance(inputs, Tensor):
         found = task_outputs(model(place(inputs)), outputs)
     else:

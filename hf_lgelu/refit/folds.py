@@ -126,7 +126,7 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None) -> U
     found: dict[bytes, tuple[int, Mapping[str, int]]] = {}
     for number, batch in enumerate(batches):
         given = {name: value.shape[1] for name, value in _named(batch).items() if _may_be_padded(batch, name)}
-        for row, (key, count) in enumerate(zip(_keys(batch), _row_counts(batch), strict=True)):
+        for row, (key, count) in enumerate(zip(unit_keys(batch), _row_counts(batch), strict=True)):
             if count and key not in places:
                 places[key], found[key] = (number, row), (count, given)
     own = _Own(
@@ -238,6 +238,15 @@ class Folds:
     def first(self) -> FoldBatch:
         """The first batch that this process fits on, or one unit that it has."""
         return next((batch for fold in self.folds for batch in fold), self.some_unit)
+
+    @property
+    def spread(self) -> tuple[FoldBatch, ...]:
+        """A batch of each fold of this process, of short sequences in the first and of long ones in the last."""
+        return tuple(
+            fold[(2 * number + 1) * len(fold) // (2 * len(self.folds))]
+            for number, fold in enumerate(self.folds)
+            if fold
+        )
 
     @property
     def some_unit(self) -> FoldBatch:
@@ -406,8 +415,8 @@ def _row_counts(batch: Batch) -> list[int]:
     return [1 if tokens is None else tokens[0].numel()] * len(batch)
 
 
-def _keys(batch: Batch) -> Iterator[bytes]:
-    """Of each unit, from its inputs' names, dtypes, shapes and bytes, without what the attention mask hides."""
+def unit_keys(batch: Batch) -> Iterator[bytes]:
+    """A digest of each unit, from its inputs' names, dtypes, shapes and bytes, without what a mask hides."""
     tensors = [(name, value, _mask_of(batch, name)) for name, value in sorted(batch.tensors.items())]
     header = [
         (name, str(value.dtype), tuple(value.shape[1:]) if mask is None else None) for name, value, mask in tensors

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.example_run import forward_hooks
@@ -112,7 +113,8 @@ def returned_by_layer(
 
 def _recorder(into: list[Any]) -> Any:
     def record(module: nn.Module, inputs: tuple, output: Any) -> None:
-        into.append(output)
+        # What works in place behind the layer would leave its own output there.
+        into.append(pytree.tree_map_only(Tensor, Tensor.clone, output))
 
     return record
 

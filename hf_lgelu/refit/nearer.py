@@ -10,6 +10,7 @@ lognormal scales) the mean of the nearest look had fallen in 80 %, by one standa
 reported and bounded is the mean.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,8 @@ CHOSEN_ON_THEM = 2.0
 
 def is_nearer(gaps: Sequence[float], than: Sequence[float], standard_errors: float = 0.0) -> bool:
     """Whether the mean difference is below zero, by more than so many of its standard errors.
+
+    Any network whose outputs are finite is nearer than one whose outputs are not.
 
     Args:
         gaps: how far a network is from the original, a number a unit.
@@ -32,6 +35,8 @@ def is_nearer(gaps: Sequence[float], than: Sequence[float], standard_errors: flo
     >>> is_nearer([1.0, 1.1, 0.9, 1.0, 0.0], than=[1.0, 1.1, 0.9, 1.0, 99.0], standard_errors=2)
     False
     """
+    if not all(map(math.isfinite, than)):
+        return all(map(math.isfinite, gaps))
     if not gaps or (standard_errors and len(gaps) == 1):
         return False
     changes = torch.tensor(gaps, dtype=torch.float64) - torch.tensor(than, dtype=torch.float64)

@@ -26,6 +26,7 @@ from hf_lgelu.models.dataflow.trace import operation_name, shape_of, users
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.input_shapes import one_module_per_site
 from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import Placement, PlacementSums
 from hf_lgelu.refit.layers import Layer
@@ -190,17 +191,16 @@ def gate_rows(
     model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds, wanted: int
 ) -> Iterator[tuple[GateUnit, tuple[Tensor, ...]]]:
     """(unit, (z, φ(z)) or (z, φ(z), u²)), float64 rows of channels, about `wanted` of a unit, batch by batch."""
-    batches = [batch for fold in folds.folds for batch in fold[:1]]  # none, perhaps, on one of several processes
+    batches = folds.spread  # none, perhaps, on one of several processes
     with one_module_per_site(model, sites), ExitStack() as hooks:
         seen: dict[str, Tensor] = {}
         for unit in units:
             _watch(hooks, model, sites[unit.site], unit, seen)
         for batch in batches:
             loaded = batch.load()
-            mask = loaded.tensors.get("attention_mask")
             run_example(model, loaded.inputs)
             for unit in units:
-                yield unit, _rows(seen, unit, mask, -(-wanted // len(batches)))
+                yield unit, _rows(seen, unit, loaded, -(-wanted // len(batches)))
             seen.clear()
 
 
@@ -226,13 +226,12 @@ def _watch(hooks: ExitStack, model: nn.Module, site: ActivationSite, unit: GateU
         hooks.callback(handle.remove)
 
 
-def _rows(seen: Mapping[str, Tensor], unit: GateUnit, mask: Tensor | None, wanted: int) -> tuple[Tensor, ...]:
+def _rows(seen: Mapping[str, Tensor], unit: GateUnit, batch: Batch, wanted: int) -> tuple[Tensor, ...]:
     """(z, φ(z)) or (z, φ(z), u²) as rows of channels, evenly spaced ones of those that are no padding."""
     names = ["z", "value"] + (["other"] if unit.other is not None and f"{unit.site}.other" in seen else [])
     axis = unit.before.channel_axis if unit.before.channel_axis is not None else -1
     parts = [seen[f"{unit.site}.{name}"].movedim(axis, -1) for name in names]
-    if mask is not None and mask.shape == parts[0].shape[:-1]:
-        parts = [part[mask.bool().to(part.device)] for part in parts]
+    parts = [batch.without_padding(part, unit.before.weight_name) for part in parts]
     parts = [part.reshape(-1, part.shape[-1]) for part in parts]
     step = max(1, len(parts[0]) // wanted)
     parts = [part[::step].double() for part in parts]

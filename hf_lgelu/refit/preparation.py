@@ -118,8 +118,7 @@ class Preparation(PlacementWriter):
                 "direction that is the same for all. Use width_budget=1"
             )
         sums = gather_placements(original, sites, units, folds)
-        once = [batch for fold in folds.folds for batch in fold[:1]]
-        self._extra, self._inputs = extra, gather_inputs(original, [block.unit for block in blocks], once)
+        self._extra, self._inputs = extra, gather_inputs(original, [block.unit for block in blocks], folds.spread)
         self._blocks = {block.unit.site: block for block in blocks}
         self._shares: dict[int, Shares] = {}
         self._sizes: dict[int, float] = {}

@@ -173,6 +173,7 @@ class ConversionReport:
         zeros: the share of zeros behind the gates, of the direct swap and of the converted network, on some of the
             inputs held out; None where the target has none, or nothing is held out.
         zeros_wanted: the share that kinks were moved up for; None where they were not.
+        repeated: units of the second set whose inputs are also among those given to fit on.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -203,6 +204,7 @@ class ConversionReport:
     next_step: tuple[str, float, str] | None = None
     zeros: tuple[float, float] | None = None
     zeros_wanted: float | None = None
+    repeated: int = 0
 
     def __str__(self) -> str:
         return summarize(self)

@@ -5,9 +5,9 @@ accelerators have, HardSwish is the cheaper twin of SiLU, squared ReLU leaves ze
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -98,14 +98,19 @@ def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batch
     Nearest is the least Σ min ‖φ(z) - a·LeakyReLU(z) - b‖² over a and b of every channel, the last axis of the gates'
     inputs or of maps the second, each gate as a share of its own Σ‖φ(z) - mean‖². With LeakyReLU = max(z, 0) +
     s·min(z, 0) all of it follows from the covariances of max(z, 0), min(z, 0) and φ(z). `batches` are those of this
-    process, and of several the mean of their slopes is taken.
+    process; one without any has no say.
     """
     slopes = torch.linspace(0, 0.99, 100, dtype=torch.float64)
     left = torch.zeros_like(slopes)
 
+    seen: list[Tensor] = []
+
+    def before(module: nn.Module, inputs: tuple) -> None:
+        seen.append(inputs[0].detach().clone())  # what works in place leaves its output there
+
     def see(module: nn.Module, inputs: tuple, output: Tensor) -> None:
         nonlocal left
-        z, value = (part.movedim(1, -1) if part.ndim > 3 else part for part in (inputs[0], output))
+        z, value = (part.movedim(1, -1) if part.ndim > 3 else part for part in (seen.pop(), output))
         z, value = (part.detach().cpu().double().flatten(0, -2) for part in (z, value))
         parts = torch.stack([z.clamp(min=0), z.clamp(max=0), value])
         parts = parts - parts.mean(1, keepdim=True)
@@ -116,11 +121,13 @@ def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batch
         left = left + (c[2, 2].sum() - explained) / c[2, 2].sum().clamp(min=1e-30)
 
     gates = dict.fromkeys(site.module for site in find_sites(model, kinds) if site.name not in keep)
-    with forward_hooks(list(gates), see):
+    with ExitStack() as hooks:
+        for gate in gates:
+            hooks.callback(gate.register_forward_pre_hook(before).remove)
+        hooks.enter_context(forward_hooks(list(gates), see))
         for batch in batches:
             run_example(model, batch.inputs)
-    slope = slopes[left.argmin()]
-    return round(fmean(each_has(float(slope))), 4)
+    return round(float(slopes[sum(each_has(left)).argmin()]), 4)
 
 
 def substitute_gates(

@@ -7,14 +7,15 @@ plain one. The map behind is then fitted to features that are zero most of the t
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.models.example_run import forward_hooks
+from hf_lgelu.models.example_run import forward_hooks, run_example
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.constant_direction import find_directions
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import Placement
@@ -75,21 +76,21 @@ def _quantiles(
 
 
 @torch.no_grad()
-def share_of_zeros(model: nn.Module, gates: Sequence[nn.Module], batches: Sequence[Batch]) -> float | None:
+def share_of_zeros(model: nn.Module, names: Sequence[str], batches: Sequence[Batch]) -> float | None:
     """The share of zeros among what the gates put out on the batches of all processes, without padded tokens."""
     zeros = numbers = 0
-    mask: Tensor | None = None
+    batch: Batch
 
-    def count(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+    def count(name: str, module: nn.Module, inputs: tuple, output: Tensor) -> None:
         nonlocal zeros, numbers
-        counted = output if mask is None or mask.shape != output.shape[:-1] else output[mask.to(output.device)]
+        counted = batch.without_padding(output, name)
         zeros += int((counted == 0).sum())
         numbers += counted.numel()
 
-    with forward_hooks(gates, count):
+    with ExitStack() as hooks:
+        for name in names:
+            hooks.enter_context(forward_hooks([model.get_submodule(name)], partial(count, name)))
         for batch in batches:
-            given = batch.tensors.get("attention_mask")
-            mask = None if given is None else given.bool()
-            compared_outputs(model, batch.inputs)
+            run_example(model, batch.inputs)
     zeros, numbers = (sum(part) for part in zip(*each_has((zeros, numbers)), strict=True))
     return zeros / numbers if numbers else None

@@ -12,6 +12,7 @@ from hf_lgelu.refit.report import (
     ConversionReport,
     Evaluation,
     LayerRefit,
+    NetChange,
     evaluations,
     how_far,
     significant,
@@ -51,8 +52,14 @@ def conversion_warnings(
     max_kl: float | None,
     swap_is_rival: bool = True,
     is_distilled: bool = False,
+    is_bare: bool = False,
+    repeated: int = 0,
 ) -> Iterator[str]:
-    """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
+    """What a user of the result must know: what could not be checked, what is far or starved, what was left.
+
+    `is_bare`: the output is a tensor without a name, which counts as class scores; `repeated`: units of the second set
+    that were given to fit on as well.
+    """
     units = len(folds.units.keys)
     if not folds.held_out_units:
         few = "are too few"
@@ -79,6 +86,18 @@ def conversion_warnings(
                 f"on the {title} the converted network is {evaluation.refitted.in_words} away from the "
                 f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
             )
+    if is_bare and held_out is not None and _hides_an_error(held_out.refitted):
+        yield (
+            f"the output is a tensor without a name and was taken for class scores, of which only the shares that "
+            f"softmax makes count (KL {significant(held_out.refitted.kl)} nat). Should it be values (a regression, an "
+            f"embedding, an image), its relative error of {significant(held_out.refitted.relative_error)} is what "
+            'counts: convert a model that gives them by a name of their own, {"values": output}'
+        )
+    if repeated and second is not None:
+        yield (
+            f"{repeated:,} of {second.units:,} units of the second set were given to fit on as well: of these it says "
+            "nothing on inputs that the network has not seen"
+        )
     starved = [layer for layer in layers if layer.note and "starved" in layer.note]
     if starved:
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
@@ -96,6 +115,11 @@ def conversion_warnings(
             "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
             "on is probably not from where that set is"
         )
+
+
+def _hides_an_error(change: NetChange) -> bool:
+    """Whether the outputs moved by an amount, common to all columns, that softmax does not see."""
+    return change.kl is not None and change.relative_error > 0.01 and change.kl < 1e-3 * change.relative_error
 
 
 def require_good(

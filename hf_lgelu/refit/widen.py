@@ -4,7 +4,6 @@ First the original is written into the wider architecture, padded with zeros: th
 compares the two networks sees one shape.
 """
 
-import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -23,7 +23,8 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
-from hf_lgelu.models.dataflow.trace import operation_name
+from hf_lgelu.models.dataflow.trace import operation_name, shape_of
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.placement import GateUnit, find_gate_units, product_behind
@@ -64,15 +65,23 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
             continue
         call = program.flow.calls[unit.site][0]
         source = product_behind(call) if unit.other is not None else call
-        node = layer.maps[0].data
-        while node is not source and operation_name(node) in ("clone", "dropout", "view", "reshape", "_unsafe_view"):
-            node = node.args[0]
+        node = _origin(layer.maps[0].data, source)
+        # A view may have put other units on the last axis; a product may be with what another input gives.
+        whole = node is source and shape_of(source)[-1] == shape_of(layer.maps[0].data)[-1]
+        whole &= unit.other is None or _origin(unit.other.data) is _origin(unit.before.data)
         linear = all(
             operation.mixes and operation.channel_axis == -1 for operation in (unit.before, layer.maps[0].operation)
         )
-        if node is source and linear and (unit.other is not None or product_behind(call) is None):
+        if whole and linear and (unit.other is not None or product_behind(call) is None):
             found.append(Block(unit, layer.maps[0]))
     return found
+
+
+def _origin(node: Node, source: Node | None = None) -> Node:
+    """What a tensor is a view or a copy of; no further than `source`."""
+    while node is not source and operation_name(node) in ("clone", "dropout", "view", "reshape", "_unsafe_view"):
+        node = node.args[0]
+    return node
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,7 @@ def padded(
 
     Raises UnsupportedConfigError where no key of the config does.
     """
-    wide = copy.deepcopy(model)
+    wide = independent_copy(model)
     for block in blocks:
         _pad_block(wide, block, extra, biases)
     widths = {block.unit.before.weight_name: block.width for block in blocks}

@@ -75,3 +75,20 @@ def test_hooks_are_called_and_removed_also_after_an_error():
         (model[0], [-1.0, -1.0], [0.0, 0.0])
     ]
     assert len(model[0]._forward_hooks) == 0
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        x -= 1
+        return x * self.weight
+
+
+def test_what_works_in_place_on_its_inputs_leaves_those_of_the_caller():
+    given = torch.full((2,), 3.0)
+    for form in (given, {"x": given}, (given,)):
+        assert [run_example(InPlace(), form).tolist() for _ in range(2)] == [[2.0, 2.0]] * 2
+    assert given.tolist() == [3.0, 3.0]

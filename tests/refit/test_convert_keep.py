@@ -18,9 +18,10 @@ from transformers import (
 import hf_lgelu
 from hf_lgelu import convert_to_relu, gate_costs, keep_curve
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.figure import draw_keep_curve
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.target_gates import fit_slope
 
 
 def mlp(**more):
@@ -209,6 +210,36 @@ def test_a_curve_is_of_conversions(tmp_path):
         keep_curve(model, inputs, checkpoint_dir=tmp_path)
     with pytest.raises(ValueError, match="look for NaN"):
         hf_lgelu.gate_costs(model, torch.full_like(inputs, float("nan")))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_fitted_slope_is_that_of_the_gates_inputs_also_where_they_work_in_place(kept):
+    def net(inplace):
+        torch.manual_seed(0)
+        layers = (nn.Linear(6, 9), nn.SiLU(inplace), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 4))
+        return nn.Sequential(*layers).eval()
+
+    batches, keep = [Batch(torch.randn(200, 6))], ("3",) if kept else ()
+    plain = fit_slope(net(False), ("silu", "gelu"), keep, batches)
+    assert fit_slope(net(True), ("silu", "gelu"), keep, batches) == plain
+    # Of each gate by itself, by least squares with a constant on what it is given, channel by channel.
+    alone = [_best_slope(net(False)[:end], batches[0].inputs) for end in (2, 4)]
+    assert abs(alone[0] - alone[1]) > 0.05
+    assert plain == alone[0] if kept else min(alone) <= plain <= max(alone)
+
+
+@torch.no_grad()
+def _best_slope(net, inputs):
+    z, value = (part.double() for part in (net[:-1](inputs), net(inputs)))
+    errors = []
+    for slope in torch.linspace(0, 0.99, 100):
+        found = 0.0
+        for channel in range(z.shape[1]):
+            x = torch.where(z[:, channel] > 0, z[:, channel], slope * z[:, channel])
+            design, y = torch.stack([x, torch.ones_like(x)], 1), value[:, channel]
+            found += (design @ torch.linalg.lstsq(design, y[:, None]).solution[:, 0] - y).square().sum().item()
+        errors.append(found)
+    return min(range(100), key=errors.__getitem__) / 100
 
 
 def test_a_slope_given_or_fitted_is_saved_with_the_gates(tmp_path):

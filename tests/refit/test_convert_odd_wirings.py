@@ -6,7 +6,7 @@ from dense_oracle import Step, ones, refit, swapped
 from refit_nets import drawn
 from torch import Tensor, nn
 
-from hf_lgelu import convert_to_relu
+from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.folds import deal_folds
 
@@ -218,3 +218,46 @@ def test_what_a_hook_does_to_a_gates_output_is_done_once():
     converted, _ = convert_to_relu(hooked, inputs)
     torch.testing.assert_close(converted[2].weight, expected[2].weight)
     torch.testing.assert_close(converted(inputs), expected(inputs))
+
+
+class OtherInput(nn.Module):
+    """The gate is multiplied by a map of another input: no block of three maps of one."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(4, 9), nn.Linear(width, 9), nn.Linear(9, 3)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(c))
+
+
+class Flattened(nn.Module):
+    """What is behind the gate takes its units of all tokens at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(4, 9), nn.GELU(), nn.Linear(45, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)).flatten(1))
+
+
+@pytest.mark.parametrize("width", [4, 7])
+def test_a_product_with_a_map_of_another_input_is_refitted_and_no_block(width):
+    torch.manual_seed(0)
+    model = drawn(OtherInput(width))
+    inputs = {"x": rows(200, 4), "c": rows(200, width, seed=1)}
+    found = convert_to_relu(model, inputs, effort="blocks")
+    assert found.report.held_out.refitted.kl < found.report.held_out.direct.kl
+    with pytest.raises(ConversionRefusedError, match="width_budget=1"):
+        convert_to_relu(model, inputs, width_budget=1.5)
+
+
+def test_a_view_that_makes_other_units_is_refitted_and_no_block():
+    torch.manual_seed(0)
+    model, inputs = drawn(Flattened()), rows(300, 5, 4)
+    found = convert_to_relu(model, inputs, effort="blocks")
+    assert found.report.held_out.refitted.kl < found.report.held_out.direct.kl
+    with pytest.raises(ConversionRefusedError, match="width_budget=1"):
+        convert_to_relu(model, inputs, width_budget=1.5)

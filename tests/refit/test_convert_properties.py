@@ -110,6 +110,40 @@ def test_rows_from_elsewhere_show_in_a_second_set():
     assert any(warning in text for text in wrong.warnings)
 
 
+def test_units_of_the_second_set_that_were_given_to_fit_on_are_counted():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 4)).eval()
+    rows, others = torch.randn(200, 6), torch.randn(50, 6)
+    for second, repeated in ((others, 0), (torch.cat([others, rows[:30]]), 30), (rows, 200)):
+        report = convert_to_relu(model, rows, evaluation_data=second).report
+        told = [text for text in report.warnings if "given to fit on as well" in text]
+        assert (report.repeated, len(told)) == (repeated, bool(repeated))
+        assert not told or told[0].startswith(f"{repeated:,} of {len(second):,} units of the second set")
+
+
+def test_values_without_a_name_that_move_together_are_no_silent_success():
+    """Softmax does not see what is added to all columns: the error is said, and with a name it is what counts."""
+
+    class Values(nn.Module):
+        def __init__(self, named):
+            super().__init__()
+            torch.manual_seed(0)
+            self.up, self.act, self.down, self.named = nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3), named
+            with torch.no_grad():
+                self.down.weight.copy_(self.down.weight[:1].expand(3, 8) * 3)
+                self.down.weight[1:].add_(torch.randn(2, 8) * 1e-3)
+
+        def forward(self, x):
+            found = self.down(self.act(self.up(x)))
+            return {"values": found} if self.named else found
+
+    bare, named = (convert_to_relu(Values(named).eval(), torch.randn(400, 8)).report for named in (False, True))
+    assert bare.held_out.refitted.relative_error > 0.01
+    assert any("was taken for class scores" in text for text in bare.warnings)
+    assert named.held_out.refitted.kl is None
+    assert not any("class scores" in text for text in named.warnings)
+
+
 def test_metrics_and_distances_are_those_of_the_three_networks():
     net = BY_NAME["mlp"]
     model, inputs = net.model(), net.inputs()

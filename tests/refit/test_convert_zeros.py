@@ -56,6 +56,23 @@ def test_a_network_with_more_zeros_is_a_plain_checkpoint(tmp_path):
         assert torch.equal(again(**tokens(3)).logits, converted(**tokens(3)).logits)
 
 
+class Named(nn.Module):
+    """The first output is one number for all, and not what counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)
+
+    def forward(self, x):
+        found = self.down(self.act(self.up(x)))
+        return found.sum(), found
+
+
+def test_zeros_are_counted_whatever_outputs_count():
+    report = convert_to_relu(Named().eval(), torch.randn(200, 6), outputs=("1",)).report
+    assert 0 < report.zeros[0] < 1
+
+
 def test_zeros_that_cannot_be_had_are_refused():
     model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(200, 6)
     for wrong in ({"zeros": 1.0}, {"zeros": 0}, {"zeros": True}, {"zeros": 0.9, "target": "leaky_relu"}):

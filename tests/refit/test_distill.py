@@ -158,3 +158,9 @@ def test_what_distillation_does_not_take(options, message):
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
     with pytest.raises(ValueError, match=message):
         convert_to_relu(model, torch.randn(100, 4), **{"effort": "place"} | options)
+
+
+def test_steps_in_float16_are_refused_before_the_work():
+    model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)).half().eval()
+    with pytest.raises(ValueError, match=r"in float16 they are not finite: convert model\.float\(\)"):
+        convert_to_relu(model, torch.randn(200, 6).half(), effort="distill")

@@ -9,6 +9,15 @@ import torch
 from dense_oracle import swapped
 from refit_nets import BY_NAME, drawn
 from torch import nn
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2DoubleHeadsModel,
+    GPT2LMHeadModel,
+)
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -21,6 +30,7 @@ from hf_lgelu.refit.compare import (
     change_sums,
     compared_outputs,
     in_order_of,
+    is_causal,
     metric_sums,
     metric_values,
 )
@@ -78,23 +88,62 @@ def test_classes_of_maps_are_their_channels():
 
 def test_a_single_column_has_no_accuracy():
     labels = torch.zeros(4, dtype=torch.int64)
-    assert metric_values(metric_sums(torch.randn(4, 1), labels, None, "Net")) == {}
-    assert metric_values(metric_sums(torch.eye(4), labels, None, "Net")) == {"accuracy": 0.25}
+    assert metric_values(metric_sums(torch.randn(4, 1), labels, None, False)) == {}
+    assert metric_values(metric_sums(torch.eye(4), labels, None, False)) == {"accuracy": 0.25}
 
 
 def test_which_labels_count():
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])[None]
     labels = torch.tensor([[0, 1, 1, -100]])
-    assert metric_values(metric_sums(logits, labels, None, "Net")) == {"accuracy": 2 / 3}
+    assert metric_values(metric_sums(logits, labels, None, False)) == {"accuracy": 2 / 3}
     padding = torch.tensor([[True, False, True, True]])
-    assert metric_values(metric_sums(logits, labels, padding, "Net")) == {"accuracy": 0.5}
+    assert metric_values(metric_sums(logits, labels, padding, False)) == {"accuracy": 0.5}
     # Of a language model the prediction at t is of the token at t + 1.
-    following = metric_sums(logits, labels, padding, "GPT2LMHeadModel")
+    following = metric_sums(logits, labels, padding, True)
     assert following["predicted"] == 1
     assert metric_values(following)["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
-    both = add_sums(metric_sums(logits, labels, None, "GPT2LMHeadModel"), following)
+    both = add_sums(metric_sums(logits, labels, None, True), following)
     loss = 3 * math.log(2 + math.exp(2)) - 4
     assert (both["predicted"], both["loss"]) == (3, pytest.approx(loss, rel=1e-6))
+
+
+def test_models_that_predict_the_next_token_are_known_also_by_what_they_are_made_of():
+    class Own(GPT2LMHeadModel):
+        pass
+
+    gpt = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=11, n_positions=8)
+    bart = BartConfig(vocab_size=11, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+                      decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8)  # fmt: skip
+    bert = BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    assert [is_causal(model) for model in (Own(gpt), GPT2DoubleHeadsModel(gpt))] == [True, True]
+    others = BartForConditionalGeneration(bart), BertForTokenClassification(bert), nn.Linear(2, 2)
+    assert [is_causal(model) for model in others] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "expected"),
+    [
+        ("encoder.layer.0.dense", ("attention_mask",), "attention_mask"),
+        ("h.0.mlp", ("attention_mask",), "attention_mask"),
+        ("model.encoder.layers.0.fc1", ("attention_mask", "decoder_input_ids"), "attention_mask"),
+        ("model.decoder.layers.0.fc1", ("attention_mask", "decoder_input_ids"), None),
+        (
+            "model.decoder.layers.0.fc1",
+            ("attention_mask", "decoder_input_ids", "decoder_attention_mask"),
+            "decoder_attention_mask",
+        ),
+        ("model.decoder.layers.0.fc1", ("decoder_attention_mask",), "decoder_attention_mask"),
+    ],
+)
+def test_the_mask_is_that_of_the_part_of_the_network(part, given, expected):
+    tensors = {
+        "attention_mask": torch.tensor([[1, 1, 0]]), "decoder_attention_mask": torch.tensor([[1, 0, 0]]),
+        "decoder_input_ids": torch.tensor([[3, 4, 5]]),
+    }  # fmt: skip
+    batch, values = Batch({"input_ids": torch.ones(1, 3).long()} | {n: tensors[n] for n in given}), torch.randn(1, 3, 2)
+    wanted = values[0] if expected is None else values[0][tensors[expected][0].bool()]
+    assert torch.equal(batch.without_padding(values, part).reshape(-1, 2), wanted)
+    assert batch.counted(torch.randn(1, 4, 2), part) is None
 
 
 def test_the_largest_change_is_that_of_all_batches_and_nan_stays():

@@ -276,3 +276,16 @@ def test_sequences_of_nearly_one_length_have_one_shape():
         batch.inputs["input_ids"] += 1000 * number * batch.inputs["attention_mask"]
     plan = deal_folds(given, batch_size=8)
     assert len(widths(plan)) == 1
+
+
+def test_what_looks_at_the_gates_sees_short_and_long_sequences():
+    """Of batches each padded to its own length the folds have the short ones first."""
+    batches = []
+    for length in range(2, 130):
+        ids = torch.full((1, length), length)
+        batches.append(Batch({"input_ids": ids, "attention_mask": torch.ones_like(ids)}))
+    plan = deal_folds(batches, batch_size=4)
+    seen = [batch.load().tensors["attention_mask"].sum(1).float().mean().item() for batch in plan.spread]
+    assert len(seen) == len(plan.folds) == 4
+    assert seen == sorted(seen)
+    assert seen[0] < 40 < 90 < seen[-1]

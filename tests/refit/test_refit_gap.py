@@ -66,6 +66,33 @@ def test_what_returns_is_that_of_a_network_with_the_originals_values_put_in():
     assert returned_by_layer(model, other, layers, []) is None
 
 
+class InPlace(nn.Module):
+    """What is behind the layer overwrites its output."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 5)
+        self.last, self.head = nn.SiLU(inplace=True), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.head(self.last(self.down(self.act(self.up(x)))).mul_(2))
+
+
+@torch.no_grad()
+def test_what_returns_is_the_layers_output_not_what_is_written_over_it():
+    torch.manual_seed(0)
+    model = InPlace().double().eval()
+    other = copy.deepcopy(model)
+    other.act = nn.ReLU()
+    other.head.weight.mul_(1.1)
+    x = torch.randn(50, 6, dtype=torch.float64)
+    wanted = model(x)
+    given = other.head(nn.functional.silu(model.down(model.act(model.up(x)))) * 2)
+    expected = kl(wanted, other(x)) - kl(wanted, given)
+    assert returned_by_layer(model, other, [["down"]], [Batch(x)]) == pytest.approx([expected], rel=1e-6)
+    assert abs(expected) > 1e-4
+
+
 def test_the_report_has_what_returns_where_the_scale_is_the_originals():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 4)).eval()

@@ -72,3 +72,12 @@ def test_the_gap_of_a_unit_is_what_the_sums_over_all_are_made_of(masked, monkeyp
     assert compare.unit_gaps(total | {"logits": 1}) == pytest.approx(kls, rel=1e-9)
     assert compare.unit_gaps(total | {"logits": 0}) == pytest.approx(errors, rel=1e-9)
     assert total["refitted", "kl"] == pytest.approx(sum(kls), rel=1e-9)
+
+
+@pytest.mark.parametrize("errors", [0.0, 2.0])
+def test_any_finite_network_is_nearer_than_one_that_is_not(errors):
+    broken, finite = [1.0, math.nan, 1.0], [9.0, 9.0, 9.0]
+    assert is_nearer(finite, broken, errors)
+    assert is_nearer(finite, [1.0, math.inf, 1.0], errors)
+    assert not is_nearer(broken, finite, errors)
+    assert not is_nearer(broken, broken, errors)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hf_lgelu.analysis.int8.batches import OnnxInputs, read_onnx_batches
-from hf_lgelu.export.onnx.onnx_run import OnnxModel, without_padding
+from hf_lgelu.export.onnx.onnx_run import OnnxModel, finite_alike, without_padding
 from hf_lgelu.models.comparison import OutputChange
 
 
@@ -80,7 +80,7 @@ def _mean_kl(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
         if first.ndim < 2 or first.shape[-1] < 2:
             return None
         logs, others = (outputs.reshape(-1, outputs.shape[-1]).log_softmax(-1) for outputs in (first, second))
-        total += float((logs.exp() * (logs - others)).sum())
+        total += float(torch.where(logs.isneginf(), 0.0, logs.exp() * (logs - others)).sum())
         predictions += len(logs)
     return max(total, 0.0) / predictions  # rounding may leave a little below 0
 
@@ -100,14 +100,17 @@ def compare_files(
                 shapes = f"{wanted.shape} and {found.shape}"
                 raise ValueError(f"the outputs have the shapes {shapes}, and cannot be compared")
             wanted, found = (without_padding(output, batch).astype(np.float64) for output in (wanted, found))
-            rows = wanted.reshape(-1, wanted.shape[-1] if wanted.ndim > 1 else 1)
+            columns = wanted.shape[-1] if wanted.ndim > 1 else 1
+            best = [values.reshape(-1, columns).argmax(-1) for values in (wanted, found)]
+            wanted, found = finite_alike(wanted, found)
+            rows = wanted.reshape(-1, columns)
             difference = np.abs(found.reshape(rows.shape) - rows)
             new = [np.square(difference).sum(), len(rows), rows.sum(0), np.square(rows).sum(0)]
             sums[index] = [a + b for a, b in zip(sums[index], new, strict=True)] if index in sums else new
             if index == min(sums):
                 largest = float(np.maximum(largest, difference.max(initial=0.0)))  # max would lose NaN
                 size = max(size, float(np.abs(rows).max(initial=0.0)))
-                same += int((found.reshape(rows.shape).argmax(-1) == rows.argmax(-1)).sum())
+                same += int((best[0] == best[1]).sum())
                 predictions += len(rows)
     if not predictions:
         raise ValueError("the graph gives no floating-point output on the calibration rows")

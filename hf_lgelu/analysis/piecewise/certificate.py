@@ -1,6 +1,5 @@
 """How far the swap of λ-GELU for ReLU can move a network's scores, known before swapping."""
 
-import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
 from hf_lgelu.models.comparison import outputs_of
 from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.profile import hardness_profile, swap_errors
 from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites
 from hf_lgelu.models.temporary_relu import temporary_relu
@@ -99,7 +99,7 @@ def certify_substitution(
         True
     """
     hardness_profile(checked_module(model))  # refuses a model without λ-GELU in its own words
-    network = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
+    network = independent_copy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
     inputs = _in_float64(network, inputs)
     _check_finite(inputs)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:

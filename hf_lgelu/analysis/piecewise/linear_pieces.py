@@ -4,7 +4,6 @@ Chu et al., "Exact and Consistent Interpretation for Piecewise Linear Neural Net
 Inputs on which the same ReLUs are on share one affine function W·x + b. A smooth network has no such pieces.
 """
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from torch.func import jacrev, vmap
 
 from hf_lgelu.analysis.piecewise.input_flow import InputFlow, scores_of
 from hf_lgelu.models.example_run import require_plain
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.sites import checked_module
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 
@@ -113,7 +113,7 @@ def local_linear_model(model: nn.Module, inputs: Tensor, *, batch_size: int = 64
     """
     _check_inputs(inputs, batch_size)
     inside = getattr(checked_module(model), "_orig_mod", model)  # torch.compile hides operations
-    network = copy.deepcopy(inside).double().eval()
+    network = independent_copy(inside).double().eval()
     inputs = inputs.detach().double()
     _refuse_smooth(network, inputs[:1].clone())  # a network may begin with a ReLU in place
     generator = torch.Generator().manual_seed(seed)

@@ -14,7 +14,6 @@ Let z be a number of the network with λ-gates, z′ the same number of the netw
 The bounds are evaluated in float64 and hold in exact arithmetic; float32 rounding of either network is not in them.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +29,7 @@ from hf_lgelu.analysis.piecewise.input_flow import (
     NotPiecewiseAffineError,
     scores_of,
 )
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
 
@@ -41,7 +41,7 @@ def bound_swap(model: nn.Module, inputs: Tensor, *, every_input: bool) -> tuple[
     Raises NotPiecewiseAffineError for a network that is not made of affine operations, λ-GELU and ReLU, and TypeError
     for an output that holds no scores.
     """
-    network = copy.deepcopy(model).double().eval()
+    network = independent_copy(model).double().eval()
     flow = _SwapError(network, every_input)
     for site in find_sites(network, LEARNED_KINDS):
         site.put(nn.ReLU() if site.module.forward_mode == "relu" else _Gate(flow, site.module))

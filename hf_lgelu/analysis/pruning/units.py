@@ -20,6 +20,7 @@ from hf_lgelu.models.comparison import allowed_rounding, difference, outputs_of
 from hf_lgelu.models.config_keys import CONFIG_REFUSALS
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.mlp import MLPConfig
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.sites import checked_module
 
 CRITERIA: dict[str, str] = {
@@ -92,7 +93,7 @@ def remove_dead_units(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Prun
         >>> pruned.removed, pruned.model[0].out_features, model[0].out_features
         ({'0': [1]}, 2, 3)
     """
-    pruner = Pruner(copy.deepcopy(checked_module(model)), next(checked_batches(data, twice=True)))
+    pruner = Pruner(independent_copy(checked_module(model)), next(checked_batches(data, twice=True)))
     layers = _require_layers(model, pruner)
     hard = [layer for layer in layers if layer.kind == RELU]
     if not hard:
@@ -146,7 +147,7 @@ def prune_units(
         {'0': 6}
     """
     _check_choice(fraction, threshold, criterion)
-    pruner = Pruner(copy.deepcopy(checked_module(model)), next(checked_batches(data, twice=True)))
+    pruner = Pruner(independent_copy(checked_module(model)), next(checked_batches(data, twice=True)))
     layers = _require_layers(model, pruner)
     zeros = measure_zeros(model, data) if criterion == "apoz" else {}
     chosen = {}

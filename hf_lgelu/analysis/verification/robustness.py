@@ -1,6 +1,5 @@
 """Local robustness: can a change of at most ε in every feature change the class? Proved, refuted or left open."""
 
-import copy
 import math
 import time
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.analysis.verification.marabou import MarabouNetwork, ScoresOnly
 from hf_lgelu.models.example_run import evaluation_mode, require_plain
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 STATUSES = ("proved", "refuted", "unconfirmed", "timeout", "unknown", "misclassified")
@@ -193,7 +193,7 @@ class _Verifier:
         seed: int,
     ) -> None:
         self.scores = scores
-        self.double = copy.deepcopy(scores).double()
+        self.double = independent_copy(scores).double()
         self.network = network
         self.timeout_seconds, self.margin = timeout_seconds, margin
         self.attack = {"steps": attack_steps, "restarts": attack_restarts, "seed": seed}

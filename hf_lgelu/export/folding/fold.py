@@ -23,6 +23,7 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.own_forward import in_own_forward
 from hf_lgelu.models.rebuild import forget_sites
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
@@ -68,6 +69,7 @@ class FoldReport:
         return "\n".join(lines)
 
 
+@in_own_forward
 def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = True) -> FoldReport:
     """Put the plain activation in the place of every λ-gate and λ into the layers around it; the function stays.
 

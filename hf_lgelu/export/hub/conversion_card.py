@@ -191,7 +191,10 @@ def _results(report: ConversionReport, provenance: Provenance) -> str:
     if "perplexity" in scores:
         parts.append("Of perplexity, lower is better.")
     if provenance.evaluation:
-        parts.append(f"The second set is {plain(provenance.evaluation)}. Nothing was fitted or chosen on it.")
+        apart = "Nothing was fitted or chosen on it."
+        if report.repeated:
+            apart = f"{report.repeated:,} of its units are among those that the network was fitted and chosen on."
+        parts.append(f"The second set is {plain(provenance.evaluation)}. {apart}")
     return "\n\n".join(parts)
 
 

@@ -1,6 +1,5 @@
 """A model as one ONNX file that computes the same in onnxruntime, for any batch size and sequence length."""
 
-import copy
 import inspect
 import itertools
 import math
@@ -23,6 +22,7 @@ from hf_lgelu.export.onnx.onnx_run import (
 )
 from hf_lgelu.extras import require
 from hf_lgelu.models.example_run import Inputs, evaluation_mode
+from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.whole_file import whole_file
 
 OPSET = 20
@@ -73,6 +73,7 @@ class OnnxReport:
         return "\n".join(lines)
 
 
+@in_own_forward
 def export_onnx(
     model: nn.Module,
     path: str | os.PathLike,
@@ -125,7 +126,7 @@ def export_onnx(
     inputs = named_inputs(model, inputs)
     axes = choose_axes(inputs, dynamic_axes)
     if any(tensor.device.type != "cpu" for tensor in itertools.chain(model.parameters(), model.buffers())):
-        model = copy.deepcopy(model).cpu()
+        model = independent_copy(model).cpu()
     with evaluation_mode(model), torch.no_grad(), whole_file(path, overwrite=overwrite) as file:
         network = _NamedOutputs(model, tuple(inputs))
         network.train(False)

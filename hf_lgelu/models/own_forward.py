@@ -1,0 +1,72 @@
+"""A model's own forward, where somebody has put another one on the instance.
+
+accelerate puts autocast around the forward of a model that it prepares (Trainer with bf16 or fp16) and leaves it there:
+the trained model then computes otherwise than its weights do when they are loaded again. And a function put there by
+hand, such as `torch.compile(model.forward)`, belongs to that one model: a deep copy goes on calling it, and computes
+what the original does whatever becomes of the copy.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+from torch import nn
+
+Model = TypeVar("Model", bound=nn.Module)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_KEPT = "_original_forward"  # where accelerate keeps what it puts its own around
+
+
+@contextmanager
+def own_forward(model: nn.Module) -> Iterator[None]:
+    """Without accelerate's autocast inside; behind, also after an error, with it as before.
+
+    Changes `model` in place, in the meantime. What is no module is left alone.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    held = [(module, {name: vars(module)[name] for name in ("forward", _KEPT)}) for module in modules
+            if {"forward", _KEPT} <= vars(module).keys()]  # fmt: skip
+    try:
+        for module, wrapped in held:
+            original = wrapped[_KEPT]
+            del module.__dict__["forward"], module.__dict__[_KEPT]
+            if getattr(original, "__func__", None) is not type(module).forward:
+                module.__dict__["forward"] = original
+        yield
+    finally:
+        for module, wrapped in held:
+            module.__dict__.update(wrapped)
+
+
+def in_own_forward(function: Function) -> Function:
+    """Run a function of a model, its first argument, in `own_forward`."""
+
+    @functools.wraps(function)
+    def called(model: nn.Module, *args: Any, **options: Any) -> Any:
+        with own_forward(model):
+            return function(model, *args, **options)
+
+    return cast(Function, called)
+
+
+def independent_copy(model: Model) -> Model:
+    """A deep copy that computes with its own weights, without accelerate's autocast.
+
+    Raises RuntimeError for a forward on an instance that the copy would share with the original.
+    """
+    with own_forward(model):
+        twin = copy.deepcopy(model)
+        pairs = zip(model.named_modules(), twin.modules(), strict=True)
+        shared = [name for (name, module), other in pairs
+                  if "forward" in vars(module) and vars(module)["forward"] is vars(other).get("forward")]  # fmt: skip
+    if shared:
+        where = f"its module {shared[0]!r}" if shared[0] else "it"
+        raise RuntimeError(
+            f"{type(model).__name__} cannot be copied: {where} has a function in the place of its forward, and a copy "
+            "would go on running the original. After model.forward = torch.compile(model.forward), undo it with "
+            "`del model.forward`; model.compile() compiles without that"
+        )
+    return twin
