@@ -4,6 +4,7 @@ Units are known by what they contain, and come in the order of their digests, wh
 the same inputs always make the same folds, whichever process holds them.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -241,12 +242,16 @@ class Folds:
 
     @property
     def spread(self) -> tuple[FoldBatch, ...]:
-        """A batch of each fold of this process, of short sequences in the first and of long ones in the last."""
-        return tuple(
-            fold[(2 * number + 1) * len(fold) // (2 * len(self.folds))]
-            for number, fold in enumerate(self.folds)
-            if fold
-        )
+        """Some batches of each fold of this process, of short sequences as of long ones.
+
+        Of each as many units as a batch has by default, however many `batch_size` lets into one.
+        """
+        found: list[FoldBatch] = []
+        for number, fold in enumerate(self.folds):
+            count = min(len(fold), math.ceil(self.units.at_once / len(fold[0].numbers))) if fold else 0
+            within = (2 * number + 1) / (2 * len(self.folds))  # so that the folds do not look at the same lengths
+            found += (fold[int((place + within) * len(fold) / count)] for place in range(count))
+        return tuple(found)
 
     @property
     def some_unit(self) -> FoldBatch:

@@ -278,6 +278,10 @@ def test_sequences_of_nearly_one_length_have_one_shape():
     assert len(widths(plan)) == 1
 
 
+def lengths_of(batches):
+    return [length for batch in batches for length in batch.load().tensors["attention_mask"].sum(1).tolist()]
+
+
 def test_what_looks_at_the_gates_sees_short_and_long_sequences():
     """Of batches each padded to its own length the folds have the short ones first."""
     batches = []
@@ -285,7 +289,22 @@ def test_what_looks_at_the_gates_sees_short_and_long_sequences():
         ids = torch.full((1, length), length)
         batches.append(Batch({"input_ids": ids, "attention_mask": torch.ones_like(ids)}))
     plan = deal_folds(batches, batch_size=4)
-    seen = [batch.load().tensors["attention_mask"].sum(1).float().mean().item() for batch in plan.spread]
-    assert len(seen) == len(plan.folds) == 4
-    assert seen == sorted(seen)
-    assert seen[0] < 40 < 90 < seen[-1]
+    seen = lengths_of(plan.spread)
+    fitted = lengths_of(batch for fold in plan.folds for batch in fold)
+    assert len(seen) == 4 * 16  # 2,048 tokens of the longest are 15 sequences, four batches of a fold
+    assert sum(seen) / len(seen) == pytest.approx(sum(fitted) / len(fitted), rel=0.1)
+    assert min(seen) < 20 < 110 < max(seen)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 7, 1000])
+def test_as_many_rows_are_looked_at_whatever_the_size_of_a_batch(batch_size):
+    plan = planned(features(3000), batch_size=batch_size)
+    there = sum(len(batch.numbers) for fold in plan.folds for batch in fold)
+    seen = [number for batch in plan.spread for number in batch.numbers]
+    assert len(seen) == len(set(seen)) == there  # fewer than a batch of 1,024 a fold
+    tokens_of = planned(tokens([64] * 300), batch_size=batch_size)  # 32 of them are 2,048 tokens
+    counts = [len({number for batch in tokens_of.spread for number in batch.numbers if number in fold})
+              for fold in ({n for batch in part for n in batch.numbers} for part in tokens_of.folds)]  # fmt: skip
+    for part, count in zip(tokens_of.folds, counts, strict=True):
+        sizes = [len(batch.numbers) for batch in part]
+        assert min(sum(sizes), 32) <= count < 32 + max(sizes)
