@@ -6,7 +6,7 @@ import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,8 @@ def convert(arguments: Namespace) -> ConversionReport:
         points = _curve(arguments, given.network, data, evaluation, tell)
         equalized = _equalized(converted, data, tell) if arguments.equalize and new is not None else ()
         if new is not None:
-            provenance = _provenance(arguments, data, evaluation, state.num_processes)
+            rescaled = tuple(layer.name for layer in equalized)
+            provenance = replace(_provenance(arguments, data, evaluation, state.num_processes), equalized=rescaled)
             _write(new, arguments, given, converted, report, provenance, data, points, equalized)
     if work is not None and state.is_main_process:
         forget_work(work)

@@ -242,6 +242,7 @@ class Provenance:
         created: UTC, ISO 8601.
         versions: {package: version}.
         hardware: of `hf_lgelu.environment.hardware`.
+        equalized: names of the layers whose units were rescaled for int8 afterwards (`equalize_ranges`).
     """
 
     model: str
@@ -255,6 +256,7 @@ class Provenance:
     versions: Mapping[str, str]
     hardware: Mapping[str, Any]
     evaluation_is_whole: bool = False
+    equalized: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

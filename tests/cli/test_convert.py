@@ -108,6 +108,9 @@ def test_units_are_equalized_and_the_function_stays(converted, place, test_rows,
     assert "the units before 2 layers equalized" in said
     layers = report_of(tmp_path / "relu")["equalized"]
     assert [layer["name"] for layer in layers] == ["layers.1.linear", "classifier"]
+    told = "For int8, the units before 2 of the layers (`layers.1.linear`, `classifier`) were then rescaled"
+    assert told in (tmp_path / "relu" / "README.md").read_text(encoding="utf-8")
+    assert "rescaled" not in (Path(converted) / "README.md").read_text(encoding="utf-8")
     assert all(layer["error"][1] < layer["error"][0] for layer in layers)
     as_fitted, scaled = load_checkpoint(converted), load_checkpoint(tmp_path / "relu")
     assert torch.equal(as_fitted(test_rows[0]).logits, scaled(test_rows[0]).logits)

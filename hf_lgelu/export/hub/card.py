@@ -25,11 +25,11 @@ from hf_lgelu.export.hub.hardness_figure import draw_hardness
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.export.hub.push import CARD_FILE
 from hf_lgelu.models.whole_file import whole_file
+from hf_lgelu.refit.report import percent, score
 
 FIGURE_FILE = "hardness.png"
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 
-_DIGITS = {"accuracy": 4, "perplexity": 2}
 _EXPORTS = {
     "relu": "It was trained with {learned}, a {plain} whose gates learn how hard they are, and has ReLU in the place "
     "of each gate, with the weights as they were.",
@@ -162,7 +162,7 @@ def _card_data(facts: CardFacts, checkpoint: CheckpointFacts, export: str, repo_
                 task_type=data.pipeline_tag or "other", dataset_type=hub_id, dataset_name=hub_id,
                 dataset_split=facts.data.eval_split, metric_type=scores.metric,
                 metric_name=scores.metric if scores.epoch is None else f"{scores.metric}, last epoch",
-                metric_value=float(_score(scores, value)),
+                metric_value=float(score(scores.metric, value)),
             )
         ]  # fmt: skip
     return data
@@ -182,17 +182,12 @@ def _summary(facts: CardFacts, checkpoint: CheckpointFacts, export: str) -> str:
     return f"A network of class {code(checkpoint.model_class)}{where}. {what} {ended}"
 
 
-def _score(scores: CardScores, value: float | None) -> str:
-    """A score with the digits that fit the metric, a dash for none."""
-    return "–" if value is None else f"{value:.{_DIGITS.get(scores.metric, 4)}f}"
-
-
 def _results(facts: CardFacts, scores: CardScores, data: CardData, export: str) -> str:
     """The scores as trained and with ReLU substituted, and on what they were measured."""
     trained, swapped = ("", " (this model)") if export == "relu" else (" (this model)", "")
-    rows = [(f"{_gate_labels(facts)[0]}, as trained{trained}", _score(scores, scores.score), scores.loss)]
+    rows = [(f"{_gate_labels(facts)[0]}, as trained{trained}", score(scores.metric, scores.score), scores.loss)]
     if scores.relu_score is not None:
-        rows.append((f"ReLU, the same weights{swapped}", _score(scores, scores.relu_score), scores.relu_loss))
+        rows.append((f"ReLU, the same weights{swapped}", score(scores.metric, scores.relu_score), scores.relu_loss))
     when = "" if scores.epoch is None else f" after the last epoch ({scores.epoch:g}), which is the one saved,"
     seed = "" if scores.seed is None else f" One run with seed {scores.seed}."
     lines = [
@@ -213,7 +208,7 @@ def _substitution(facts: CardFacts, export: str) -> str:
     if scores and scores.relu_max_logit_change is not None and scores.relu_unchanged_predictions is not None:
         parts.append(
             "On the samples of the table above, the largest change of a logit was "
-            f"{scores.relu_max_logit_change:.2g}, and {_percent(scores.relu_unchanged_predictions)} of the predictions "
+            f"{scores.relu_max_logit_change:.2g}, and {percent(scores.relu_unchanged_predictions)} of the predictions "
             "(the largest logit) stayed the same."
         )
     if facts.change is not None:
@@ -240,11 +235,6 @@ def _gate_labels(facts: CardFacts) -> tuple[str, str]:
     """The names of its λ-gates, and of what they are at λ = 1."""
     rows = _gate_rows(facts)
     return " and ".join(row.label for row in rows), " or ".join(row.plain_label for row in rows)
-
-
-def _percent(fraction: float) -> str:
-    # 99.996 % must not be read as all of them.
-    return "100 %" if fraction == 1 else f"{min(fraction, 0.9999):.2%}".replace("%", " %")
 
 
 def _hardness_table(

@@ -29,6 +29,7 @@ from hf_lgelu.refit.report import (
     evaluations,
     gates_in_words,
     how_far,
+    quoted,
     score,
     what_was_done,
 )
@@ -166,9 +167,19 @@ def _summary(report: ConversionReport, provenance: Provenance, checkpoint: Check
         f"A network of class {code(checkpoint.model_class)}: {_original(provenance)} with {report.target} in the "
         f"place of its "
         f"{gates_in_words(report)}. It was not trained for that: the linear maps behind the gates were refitted to "
-        f"what the original computes, on inputs without labels{_beside_the_refit(report)}. All other weights are the "
-        "original's.\n\n"
+        f"what the original computes, on inputs without labels{_beside_the_refit(report)}. "
+        f"{_rescaled(provenance)}All other weights are the original's.\n\n"
         f"**How far it is from the original.** {how_far(report)}"
+    )
+
+
+def _rescaled(provenance: Provenance) -> str:
+    if not provenance.equalized:
+        return ""
+    layers = quoted(provenance.equalized[:4]) + (" and so on" if len(provenance.equalized) > 4 else "")
+    return (
+        f"For int8, the units before {len(provenance.equalized)} of the layers ({layers}) were then rescaled by powers "
+        "of two, in the maps before and behind their gates, which changes no output. "
     )
 
 
