@@ -66,7 +66,7 @@ def test_two_processes_climb_the_whole_ladder(launched):
     assert report == other_report
     _, whole = efforts_run.converted(None)
     assert [step["effort"] for step in report["steps"]] == ["refit", "place", "blocks", "distill"]
-    # Kinks are placed by the first batch that each process has, and other rows are drawn for the blocks.
+    # Kinks are placed by batches that each process has, and other rows are drawn for the blocks.
     for given, expected, tolerance in zip(report["steps"], whole["steps"], (1e-6, 0.5, 0.5, 0.5), strict=True):
         assert given["distance"] == pytest.approx(expected["distance"], rel=tolerance)
     assert BY_NAME["mlp"].model().state_dict().keys() == one.keys()
