@@ -57,16 +57,20 @@ def hardness_from_raw(raw_hardness: Tensor, temperature: Tensor | float) -> Tens
 
 
 def effective_hardness(raw_hardness: Tensor, temperature: Tensor | float, override: Tensor) -> Tensor:
-    """The override where it is above 0, else λ(s); elementwise."""
+    """The override where it is 1 or more, else λ(s); elementwise.
+
+    0 stands for none. So does what is between: an average of buffers over training steps (timm's and torch's EMA of a
+    model) passes there on its way up from 0, and no λ is below 1.
+    """
     # torch.where keeps s in the graph with a gradient of exactly 0 while the override rules, which DDP's
     # reducer needs; a branch in Python would break compiled graphs.
-    return torch.where(override > 0, override, hardness_from_raw(raw_hardness, temperature))
+    return torch.where(override >= 1, override, hardness_from_raw(raw_hardness, temperature))
 
 
 def hardness_rate(raw_hardness: Tensor, temperature: Tensor | float, override: Tensor) -> Tensor:
     """∂λ/∂s of `effective_hardness`: σ(s/t)/t, or 0 where the override rules; elementwise."""
     rate = torch.sigmoid(raw_hardness / temperature) / temperature
-    return torch.where(override > 0, torch.zeros_like(rate), rate)
+    return torch.where(override >= 1, torch.zeros_like(rate), rate)
 
 
 def raw_from_hardness(hardness: float, temperature: float = DEFAULT_TEMPERATURE) -> float:

@@ -192,7 +192,15 @@ def _convert_fits(arguments: argparse.Namespace) -> str | None:
 def _harden_fits(arguments: argparse.Namespace) -> str | None:
     if arguments.allow_soft and arguments.to != "relu":
         return f"--allow_soft: --to {arguments.to} takes soft gates as they are, --to relu alone asks; leave it out"
-    return _onnx_has_no_card(arguments) or _privacy_is_of_a_push(arguments) or _evaluation_is_used(arguments)
+    refusals = (_onnx_has_no_card, _onnx_has_no_scores, _privacy_is_of_a_push, _evaluation_is_used)
+    return next(filter(None, (refusal(arguments) for refusal in refusals)), None)
+
+
+def _onnx_has_no_scores(arguments: argparse.Namespace) -> str | None:
+    given = [f"--{name}" for name in ("batch_size", "label_column", "max_eval_samples") if getattr(arguments, name)]
+    if arguments.to == "onnx" and given:
+        return f"{' and '.join(given)}: --to onnx compares outputs on the first rows and scores none; leave that out"
+    return None
 
 
 def _evaluation_is_used(arguments: argparse.Namespace) -> str | None:

@@ -61,7 +61,11 @@ class OptimizerChange:
         """Raise RuntimeError if the optimizer cannot take up a new hardness."""
         if hardness_group(self._optimizer) is not None:
             return
-        if len({float(group.get("lr", float("nan"))) for group in self._groups}) != 1:
+        if any(group.get("lr") is None for group in self._groups):
+            raise RuntimeError(
+                f"{type(self._optimizer).__name__} has no learning rate to multiply (relative step sizes); give it one"
+            )
+        if len({float(group["lr"]) for group in self._groups}) != 1:
             raise RuntimeError(
                 "the optimizer's groups have several learning rates, and which of them the new hardness multiplies is "
                 "not ours to say. Make a new optimizer from hardness_parameter_groups(...) after the surgery"

@@ -9,6 +9,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -17,6 +18,7 @@ from transformers.utils import logging
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.optimizer_groups import check_rate
 from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters
 from hf_lgelu.training.adaptive import (
     DEFAULT_RATE_TOLERANCE,
     decided_once,
@@ -31,6 +33,7 @@ from hf_lgelu.training.hardening import (
     Target,
     anneal_hardness,
     freeze_hardness,
+    is_hardened,
     release_hardness,
     target_hardnesses,
 )
@@ -147,6 +150,7 @@ class HardeningCallback(TrainerCallback):
             self.targets = target_hardnesses(target_hardness, tolerance)
         self._read: tuple[Any, Mapping[str, Target] | None] = (None, None)
         self._epochs = EpochCount()
+        self._has_learned = False  # that gradients reach s was seen
         self.rate = rate
         self.rate_tolerance = rate_tolerance
         self.data: list[Inputs] | None = None
@@ -169,8 +173,11 @@ class HardeningCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         self._epochs.forget()
+        self._has_learned = False
         _refuse_deepspeed(args)
         check_hardness_learns(model, optimizer)
+        if state.global_step == 0:
+            _tell_released(model, self.switch_fraction)
         if self.strategy == "epoch":
             require_epochs(state, "so epochs cannot be counted; harden with strategy='steps'")
         if self.switch == "plateau":
@@ -222,11 +229,27 @@ class HardeningCallback(TrainerCallback):
     ) -> None:
         if self.progress(state) is not None:
             freeze_hardness(model)
+        elif not self._has_learned:
+            _require_gradient(model)
+            self._has_learned = True
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
         self._epochs.forget()
+        self._tell_soft(state, model)
+
+    def _tell_soft(self, state: TrainerState, model: nn.Module) -> None:
+        """Say it where training has ended before the gates were hard: ReLU in their place would be another network."""
+        targets = self.targets_at(state)
+        if lambda_gelu_modules(model) and (targets is None or not is_hardened(model, targets)):
+            hardness = min(hardness_profile(model).values())
+            logger.warning(
+                f"Training has ended and the gates are still soft (the smallest λ is {hardness:.4g}, less than "
+                f"{HARDENED_FRACTION:.0%} of its target): ReLU in their place would be another network. Was it "
+                "stopped early, or resumed with another number of steps in an epoch? Train on to the last epoch, or "
+                "keep the λ-gates"
+            )
 
     def progress(self, state: TrainerState) -> float | None:
         """How far hardening has come at the trainer's position, in [0, 1]; None while λ is learned."""
@@ -293,6 +316,31 @@ class HardeningCallback(TrainerCallback):
 
         move = partial(self._anneal, model, state)
         return decided_once(state, _PROGRESS, self._epochs.number(state), measure)
+
+
+def _require_gradient(model: nn.Module) -> None:
+    """Raise where no s has a gradient after a backward pass: what computes in the gates' place is not theirs."""
+    modules = lambda_gelu_modules(model)
+    reached = any(parameter.grad is not None for _, module in modules for parameter in raw_parameters(module))
+    # Optimizers that step inside backward leave no gradient anywhere.
+    if not reached and any(parameter.grad is not None for parameter in model.parameters()):
+        raise RuntimeError(
+            f"after the first backward pass none of the {len(modules)} raw hardnesses has a gradient, so no λ-gate "
+            "took part: something computes another activation in their place (a fused kernel put on the model, such "
+            "as Liger's SwiGLU and GEGLU), and would do so whatever λ becomes. Leave it out"
+        )
+
+
+def _tell_released(model: nn.Module, switch_fraction: float) -> None:
+    """Say it where a network that is hard already begins again with soft gates."""
+    overrides = [module.hardness_override.max() for _, module in lambda_gelu_modules(model)]
+    largest = torch.stack([override.to(overrides[0].device) for override in overrides]).max().item()
+    if largest >= 1 and switch_fraction > 0:
+        logger.warning(
+            f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, "
+            "so they are soft until it is over, and another network. To train it on as it is, leave harden out; to go "
+            "on with a run that was stopped, resume from its checkpoint"
+        )
 
 
 def _refuse_deepspeed(args: TrainingArguments) -> None:

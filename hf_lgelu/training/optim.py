@@ -126,6 +126,11 @@ def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
     Where the optimizer holds it as a tensor, a copy on the same device: making a number of it would wait for the
     device.
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise RuntimeError(
+            f"{type(optimizer).__name__} has no parameter groups, so s has no learning rate that is known. Of "
+            'DeepSpeed leave "optimizer" out of its config: Trainer then makes one, with a group for s'
+        )
     group = hardness_group(optimizer)
     if group is None:
         return None
@@ -141,6 +146,7 @@ def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
         RuntimeError: the optimizer holds weights of the model, but not its s.
     """
     modules = require_lambda_gelu(model)
+    _refuse_tensor_parallel(model)
     frozen = [name for name, module in modules if not all(p.requires_grad for p in raw_parameters(module))]
     if frozen:
         raise ValueError(
@@ -172,9 +178,20 @@ def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
                 state["z"].copy_(parameter.detach())
 
 
+def _refuse_tensor_parallel(model: nn.Module) -> None:
+    """Raise RuntimeError where a gate sees the units of its rank alone: each rank would learn a λ of its own."""
+    size = getattr(model, "tp_size", None) or 1
+    if size > 1:
+        raise RuntimeError(
+            f"the model is split by tensor parallelism over {size} processes, where each has a part of a gate's units "
+            "and s the gradient of that part: λ would differ between them. Train with DistributedDataParallel or FSDP2"
+        )
+
+
 def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
     """{id: s} of every hardness that learns, each once, as the model's own parameters() lists them."""
     require_lambda_gelu(model)
+    _refuse_tensor_parallel(model)
     visible = {id(parameter) for parameter in model.parameters()}
     hardness = {id(s): s for _, module in lambda_gelu_modules(model) for s in raw_parameters(module)}
     if not hardness.keys() <= visible:

@@ -14,7 +14,7 @@ from hf_lgelu.models.sites import lambda_gelu_modules
 def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
     """Refuse to resume a model from a checkpoint with other activations: transformers would load it silently."""
     keys = _checkpoint_keys(folder)
-    if not keys:  # sharded or adapters only
+    if not keys:  # pickled, a folder of FSDP, or adapters only
         return
     saved = {name for name in keys if name.endswith("raw_hardness")}
     present = {_unwrapped(f"{name}.raw_hardness".removeprefix(".")) for name, _ in lambda_gelu_modules(model)}

@@ -13,7 +13,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, default_comp
 from transformers.utils import logging
 
 from hf_lgelu.models.example_run import same_randomness
-from hf_lgelu.models.optimizer_groups import check_rate
+from hf_lgelu.models.optimizer_groups import check_rate, hardness_group
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SMOOTH_KINDS,
@@ -169,6 +169,20 @@ class LambdaGELUTrainer(Trainer):
             )
         return self.optimizer
 
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """Trainer's scheduler; one that was passed is left as it is."""
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        group = None if self.optimizer is None else hardness_group(self.optimizer)
+        first = {other.get("initial_lr") for other in getattr(self.optimizer, "param_groups", ())}
+        if group is not None and len(first) == 1 and self.args.hardness_lr_multiplier != 1 and None not in first:
+            logger.warning(
+                f"{type(scheduler).__name__} gives every parameter group the same learning rate, so s learns as slowly "
+                "as the weights, not c times as fast. Give it one for each group, as max_lr=[η, η, c·η] of OneCycleLR"
+            )
+        return scheduler
+
     def prediction_step(
         self,
         model: nn.Module,
@@ -291,6 +305,7 @@ class LambdaGELUTrainer(Trainer):
         _check_arguments(self.args)
         if lambda_gelu_modules(self.model):
             _check_ratio_of_rates(self.args)
+            _refuse_liger(self.args)
         asked = [getattr(self.args, name) for name in (*_HARDENING_OPTIONS.values(), "harden", "relufication")]
         if asked == self._asked:
             return
@@ -337,6 +352,17 @@ def _check_arguments(args: Any) -> None:
         raise ValueError("harden moves λ to ReLU and relufication puts ReLU in at once: give one of them")
     if args.harden:
         _hardening_callback(args)  # raises on wrong options now, not at the first epoch
+
+
+def _refuse_liger(args: Any) -> None:
+    """Its fused MLPs compute SiLU or GELU whatever the gate is."""
+    chosen = args.liger_kernel_config or {}
+    bound = [name for name in ("swiglu", "geglu") if chosen.get(name, True)]
+    if args.use_liger_kernel and bound:
+        raise ValueError(
+            "use_liger_kernel puts fused MLPs on the model, which compute SiLU or GELU in the λ-gates' place: λ would "
+            "never be learned. Leave them out: liger_kernel_config={'swiglu': False, 'geglu': False}"
+        )
 
 
 def _check_ratio_of_rates(args: LambdaGELUTrainingArguments) -> None:

@@ -16,7 +16,7 @@ import hf_lgelu
 from hf_lgelu.activation.functional import lambda_gate
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import hardness_for_tolerance, swap_error_bound
-from hf_lgelu.activation.kernels import KERNELS
+from hf_lgelu.activation.kernels import KERNELS, traced
 from hf_lgelu.activation.kernels.choice import choose_kernel
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, SharedLambdaGate
 
@@ -314,3 +314,12 @@ def test_compiled(gate, dtype):
     special = torch.tensor([torch.inf, -torch.inf, torch.nan, 3e38, -3e38])
     got, plain = torch.compile(module, fullgraph=True)(special), PLAIN[gate](2.5 * special.double()) / 2.5
     assert torch.allclose(got.detach().double(), plain, equal_nan=True, rtol=1e-6)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_hardness_that_is_no_number_shows_in_what_is_compiled_too(gate):
+    x = torch.tensor([-3.0, 0.5, 100.0], requires_grad=True)
+    y = traced.lambda_gate(x, torch.tensor([torch.nan]), gate)
+    assert y.isnan().all()
+    y.sum().backward()
+    assert x.grad.isnan().all()

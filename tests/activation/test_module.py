@@ -23,6 +23,7 @@ from expectations import (
 )
 from torch import nn
 
+import hf_lgelu
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, GRANULARITIES
 from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGate
 
@@ -160,6 +161,39 @@ def test_the_gradient_to_the_input_is_that_of_the_override():
     override(module, 40.0)
     module(x).backward(DELTA)
     assert_within(x.grad, DELTA.double() * oracle.derivative_in_x(X, torch.tensor(40.0)), 1e-6 * DELTA.double().abs())
+
+
+@pytest.mark.parametrize("kernel", ["eager", "aten", None])
+@pytest.mark.parametrize("average", [0.16, 0.999])
+def test_an_override_on_its_way_up_in_an_average_is_none(kernel, average):
+    """What an EMA over buffers makes of 0 and 160 after a few steps: λ is the learned one, and s learns."""
+    module = LambdaGELU(init_hardness=1.5)
+    override(module, average)
+    with hf_lgelu.use_kernel(kernel):
+        assert module.hardness.tolist() == [pytest.approx(1.5)]
+        assert_evaluates_at(module, 1.5)
+        assert_learns(module, temperature=0.1)
+    override(module, 1.0)
+    with hf_lgelu.use_kernel(kernel):
+        assert_evaluates_at(module, 1.0)
+        assert raw_gradient(module).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("kernel", ["eager", "aten", None])
+def test_what_works_in_place_behind_a_hardened_gate_trains_as_before(kernel, dtype):
+    if kernel == "aten" and dtype == torch.float16:
+        pytest.skip("half precision is of the other kernels")
+    module, x = LambdaGELU(), X.to(dtype).clone().requires_grad_()
+    override(module, 40.0)
+    with hf_lgelu.use_kernel(kernel):
+        y = module(x)
+        y.mul_(2)
+        y.sum().backward()
+    expected = 2 * oracle.derivative_in_x(X.to(dtype), torch.tensor(40.0))
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2}[dtype]
+    torch.testing.assert_close(x.grad.double(), expected, rtol=tolerance, atol=tolerance)
+    assert module.raw_hardness.grad.tolist() == [0.0]
 
 
 def test_a_released_override_gives_s_back_its_rule():

@@ -68,6 +68,10 @@ def test_one_name_for_one_thing():
             "--license and --facts: for a card, and --to onnx writes none",
         ),
         (("harden", "m", "--output_dir", "y", "--to", "onnx", "--facts", "f"), "harden: --facts: for a card"),
+        (
+            ("harden", "m", "--output_dir", "y", "--to", "onnx", "--evaluation", "e", "--max_eval_samples", "9"),
+            "--max_eval_samples: --to onnx compares outputs on the first rows and scores none",
+        ),
         (("harden", "m", "--output_dir", "y", "--to", "gelu", "--allow_soft"), "--allow_soft: --to gelu takes soft"),
         (("harden", "m", "--output_dir", "y", "--to", "onnx", "--allow_soft"), "--allow_soft: --to onnx takes soft"),
         (("harden", "m", "--output_dir", "y", "--private"), "--private: of a push, and nothing is pushed without"),

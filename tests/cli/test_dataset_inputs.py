@@ -1,5 +1,9 @@
 """A data set's rows as a model takes them: which column, which rows, which labels, and what is refused."""
 
+import contextlib
+import json
+import shutil
+
 import datasets
 import numpy as np
 import pytest
@@ -227,6 +231,32 @@ def test_which_column(tokenizer, gpt2):
         inputs(two, gpt2, source, column="c")
     with pytest.raises(ValueError, match="must have one column of text, and has n"):
         inputs(datasets.Dataset.from_dict({"n": [1.0]}), gpt2, source)
+
+
+def test_a_classifier_is_asked_which_of_two_texts(tokenizer, bert, gpt2):
+    """It may have been trained on pairs; a language model takes the column with a usual name."""
+    source, _ = tokenizer
+    rows = datasets.Dataset.from_dict({"question": TEXTS[::-1], "sentence": TEXTS, "label": [0, 1] * 100})
+    with pytest.raises(ValueError, match="candidates are question, sentence, choose one with --column"):
+        inputs(rows, bert, source)
+    one = rows.remove_columns("question")
+    for model, options in ((bert, {"column": "sentence"}), (gpt2, {})):
+        given, alone = (whole(made)["input_ids"] for made in (inputs(rows, model, source, **options),
+                                                              inputs(one, model, source)))  # fmt: skip
+        assert torch.equal(given, alone)
+
+
+def test_no_code_of_a_checkpoint_is_run_or_asked_for(tokenizer, bert, tmp_path, monkeypatch):
+    source, _ = tokenizer
+    shutil.copytree(source, tmp_path / "own")
+    config = json.loads((tmp_path / "own" / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (tmp_path / "own" / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "own" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *words: pytest.fail("asked"))
+    with contextlib.suppress(ValueError):  # or the tokenizer is made of what is no code
+        inputs(datasets.Dataset.from_dict({"text": TEXTS}), bert, str(tmp_path / "own"))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_texts_need_a_tokenizer(gpt2, tmp_path):

@@ -29,8 +29,8 @@ it would be many times slower."""
 
 
 def _exponential(z: Tensor) -> Tensor:
-    """e^(−z), exactly 0 where it no longer matters, also where z is infinite."""
-    return torch.exp(-torch.where(z < _LARGEST_EXPONENT, z, math.inf))
+    """e^(−z), exactly 0 where it no longer matters, also where z is infinite; NaN stays."""
+    return torch.exp(-torch.where(z >= _LARGEST_EXPONENT, math.inf, z))
 
 
 def _gaussian(u: Tensor) -> tuple[Tensor, Tensor]:

@@ -155,7 +155,8 @@ def _token_rows(
     longest = context_length(model.config, length)
     if "input_ids" in rows.column_names and name.column in (None, "input_ids"):
         return encoded_sequences(rows, model, longest, wanted, seed, _labels(name, rows, model))
-    column = _column(name, rows, "text")
+    # A classifier may have been trained on pairs of texts: half of each pair is for the user to choose.
+    column = _column(name, rows, "text", alone=not is_language_model(model))
     tokenizer = tokenizer_of(source)
     longest = min(longest, tokenizer.model_max_length)
     if is_language_model(model):
@@ -210,15 +211,15 @@ def _feature_rows(
     return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]})
 
 
-def _column(name: DatasetName, rows: Any, kind: str) -> str:
-    """The one column of that kind, or the one with a usual name."""
-    found = _columns_of(rows, kind)
+def _column(name: DatasetName, rows: Any, kind: str, *, alone: bool = False) -> str:
+    """The one column of that kind, or, unless it must be `alone`, the one with a usual name."""
+    found = [column for column in _columns_of(rows, kind) if not alone or column not in (*_LABELS, name.label_column)]
     if name.column is not None:
         if name.column not in found:
             raise _no_column(name, rows, f"a column {name.column!r} of {kind}", found)
         return name.column
     usual = [column for column in _NAMED[kind] if column in found]
-    if len(found) == 1 or len(usual) == 1:
+    if len(found) == 1 or (len(usual) == 1 and not alone):
         return (usual or found)[0]
     raise _no_column(name, rows, f"one column of {kind}", found)
 

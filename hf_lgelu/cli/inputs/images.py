@@ -45,7 +45,7 @@ def image_processor_of(model: str) -> BaseImageProcessor:
     Raises ValueError if there is none.
     """
     try:
-        return AutoImageProcessor.from_pretrained(model)
+        return AutoImageProcessor.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(
             f"images need the model's image processor, and none can be loaded from {model} ({error}). Save it there "

@@ -38,7 +38,7 @@ def context_length(config: PreTrainedConfig, wanted: int | None) -> int:
 def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a checkpoint. Raises ValueError if there is none."""
     try:
-        return AutoTokenizer.from_pretrained(model)
+        return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # what a damaged one ends in
         raise ValueError(
             f"texts need the model's tokenizer, and none can be loaded from {model} ({error}). Save it there "

@@ -92,7 +92,7 @@ def _gradients(
 
 def _learned(raw_hardness: float, temperature: float, override: float) -> tuple[float, float]:
     """λ and ∂λ/∂s."""
-    if override > 0:
+    if override >= 1:
         return override, 0.0
     if temperature == 0:  # of a state that was never filled
         return math.nan, math.nan

@@ -99,20 +99,20 @@ def is_frozen(override_ptr):
     """Whether the override rules, so that s gets no gradient; False for a λ that is given as such."""
     frozen = False
     if override_ptr is not None:
-        frozen = tl.load(override_ptr).to(tl.float32) > 0
+        frozen = tl.load(override_ptr).to(tl.float32) >= 1
     return frozen
 
 
 @triton.jit
 def one_hardness(hardness_ptr, temperature_ptr, override_ptr):
-    """The layer's λ: given, or the override where it is above 0, or 1 + softplus(s/t)."""
+    """The layer's λ: given, or the override where it is 1 or more, or 1 + softplus(s/t)."""
     hardness = tl.load(hardness_ptr).to(tl.float32)
     if temperature_ptr is not None:
         z = hardness / tl.load(temperature_ptr).to(tl.float32)
         # log(1 + e^−|z|) loses digits of a small softplus, none of 1 + softplus.
         learned = 1.0 + (tl.where(z > 0, z, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(z))))
         override = tl.load(override_ptr).to(tl.float32)
-        hardness = tl.where(override > 0, override, learned)
+        hardness = tl.where(override >= 1, override, learned)
     return hardness
 
 

@@ -1,0 +1,135 @@
+"""What would leave the gates out of a training, or leave them soft, is refused or said."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from hf_lgelu import (
+    HardeningCallback,
+    LambdaGELUTrainer,
+    LambdaGELUTrainingArguments,
+    MLPConfig,
+    MLPForClassification,
+    anneal_hardness,
+    hardness_parameter_groups,
+    hardness_profile,
+    separate_hardness_group,
+)
+
+ROWS = [{"features": torch.randn(4), "labels": number % 2} for number in range(16)]
+
+
+def mlp():
+    torch.manual_seed(0)
+    return MLPForClassification(MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+
+
+def arguments(folder, kind=LambdaGELUTrainingArguments, **options):
+    return kind(folder, num_train_epochs=8, per_device_train_batch_size=8, use_cpu=True, report_to=[],
+                save_strategy="no", disable_tqdm=True, **options)  # fmt: skip
+
+
+def llama():
+    config = LlamaConfig(hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+                         vocab_size=11, hidden_act="lambda_silu")  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+TOKENS = [{"input_ids": torch.arange(6), "labels": torch.arange(6)}] * 8
+
+
+def test_a_fused_kernel_in_the_gates_place_is_found_by_the_first_backward_pass(tmp_path):
+    model = llama()
+    for layer in model.model.layers:  # as liger-kernel binds LigerSwiGLUMLP.forward
+
+        def fused(self, x):
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+        layer.mlp.forward = fused.__get__(layer.mlp)
+    trainer = LambdaGELUTrainer(model, arguments(tmp_path, harden=True), train_dataset=TOKENS)
+    with pytest.raises(RuntimeError, match="none of the 2 raw hardnesses has a gradient"):
+        trainer.train()
+    LambdaGELUTrainer(llama(), arguments(tmp_path, harden=True), train_dataset=TOKENS).train()
+
+
+@pytest.mark.parametrize(
+    ("config", "refused"), [(None, True), ({"swiglu": False}, True), ({"swiglu": False, "geglu": False}, False)]
+)
+def test_ligers_mlps_are_refused_and_its_other_kernels_are_not(tmp_path, config, refused):
+    args = arguments(tmp_path)
+    args.use_liger_kernel, args.liger_kernel_config = True, config
+    if refused:
+        with pytest.raises(ValueError, match=r"liger_kernel_config=\{'swiglu': False, 'geglu': False\}"):
+            LambdaGELUTrainer(llama(), args, train_dataset=TOKENS)
+    else:
+        LambdaGELUTrainer(llama(), args, train_dataset=TOKENS)
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.epoch >= self.epochs
+
+
+@pytest.fixture
+def said(caplog):
+    """What the package has logged."""
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    ours = logging.getLogger("hf_lgelu")
+    ours.addHandler(caplog.handler)
+    yield lambda: [record.getMessage() for record in caplog.records]
+    logger.removeHandler(caplog.handler)
+    ours.removeHandler(caplog.handler)
+
+
+@pytest.mark.parametrize(("epochs", "soft"), [(3, True), (8, False)])
+def test_a_training_that_stops_with_soft_gates_says_so(tmp_path, said, epochs, soft):
+    model = mlp()
+    callbacks = [HardeningCallback(), StopAfter(epochs)]
+    Trainer(model, arguments(tmp_path, TrainingArguments), train_dataset=ROWS, callbacks=callbacks).train()
+    told = [text for text in said() if "the gates are still soft" in text]
+    assert bool(told) == soft
+    assert (min(hardness_profile(model).values()) < 79) == soft
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_network_that_is_hard_already_is_said_to_become_soft(tmp_path, said, hard):
+    model = mlp()
+    if hard:
+        anneal_hardness(model, 1.0)
+    LambdaGELUTrainer(model, arguments(tmp_path, harden=True), train_dataset=ROWS).train()
+    assert any("are hardened (λ up to 159.6)" in text for text in said()) == hard
+
+
+@pytest.mark.parametrize(("rates", "lost"), [(1e-3, True), ([1e-3, 1e-3, 9e-3], False)])
+def test_a_scheduler_that_gives_all_groups_one_rate_is_told(tmp_path, said, rates, lost):
+    model = mlp()
+    optimizer = torch.optim.AdamW(hardness_parameter_groups(model, 1e-3, weight_decay=0.1))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=16)
+    trainer = LambdaGELUTrainer(model, arguments(tmp_path), train_dataset=ROWS, optimizers=(optimizer, scheduler))
+    trainer.train()
+    assert any("gives every parameter group the same learning rate" in text for text in said()) == lost
+
+
+def test_tensor_parallelism_is_refused():
+    class Split(nn.Module):
+        tp_size = 2
+
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+    model = Split()
+    for groups in (
+        lambda: hardness_parameter_groups(model, 1e-3),
+        lambda: separate_hardness_group(torch.optim.SGD(model.parameters(), 0.1), model),
+    ):
+        with pytest.raises(RuntimeError, match="tensor parallelism over 2 processes"):
+            groups()
