@@ -118,7 +118,10 @@ def draw_glance(data: ReportData) -> Drawn:
         "and recipe, in the last epoch; the line reaches from the lowest to the highest seed, and of a single one over "
         "the 95 % interval of its evaluation samples. On the black line nothing was lost."
     )
-    return figure, caption, ""
+    absent = {name: [way for way in WAYS if way not in distances(ways)] for name, ways in found.items()}
+    # The ways have commas in their names.
+    told = "".join(f" {name}: {'; '.join(missing)}." for name, missing in absent.items() if missing)
+    return figure, caption, f"{MISSING.capitalize()} or not comparable.{told}" if told else ""
 
 
 def _draw_distances(axis: "Axes", found: Mapping[str, tuple[float, float, float]], height: int) -> None:
@@ -128,11 +131,6 @@ def _draw_distances(axis: "Axes", found: Mapping[str, tuple[float, float, float]
             level = height + 0.32 - 0.15 * place
             axis.plot((low, high), (level, level), color=look["color"], linewidth=1.6)
             axis.plot(mean, level, **look)
-    missing = [way for way in WAYS if way not in found]
-    if missing:
-        text = f"{MISSING} or not comparable: {'; '.join(missing)}"  # the ways have commas in their names
-        look = {"fontsize": 9, "color": GREY, "style": "italic"}
-        axis.text(0.01, height - 0.46, text, transform=axis.get_yaxis_transform(), **look)
 
 
 _ZOOMED_FROM = 8  # epochs; a shorter run is read in one piece
