@@ -30,8 +30,8 @@ class LambdaGate(nn.Module):
 
     State dict: `raw_hardness` (s, the only parameter), `temperature` (t) and `hardness_override`
     (0 while s rules; otherwise the λ that hardening has set), all float32 whatever the model's dtype,
-    t of shape (1,) and the others of one shape, so that a checkpoint evaluates the same after a reload in the middle of
-    hardening. A state whose λ is below 1 or not finite is refused.
+    t of shape (1,) and the others of one shape, so that a checkpoint evaluates the same after a reload
+    in the middle of hardening. A state whose λ is below 1 or not finite is refused.
 
     Args:
         inplace: accepted, because timm passes it first, and ignored.

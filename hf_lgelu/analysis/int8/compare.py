@@ -101,15 +101,14 @@ def compare_files(
                 raise ValueError(f"the outputs have the shapes {shapes}, and cannot be compared")
             wanted, found = (without_padding(output, batch).astype(np.float64) for output in (wanted, found))
             columns = wanted.shape[-1] if wanted.ndim > 1 else 1
-            best = [values.reshape(-1, columns).argmax(-1) for values in (wanted, found)]
-            wanted, found = finite_alike(wanted, found)
-            rows = wanted.reshape(-1, columns)
-            difference = np.abs(found.reshape(rows.shape) - rows)
+            rows, other = (values.reshape(-1, columns) for values in finite_alike(wanted, found))
+            difference = np.abs(other - rows)
             new = [np.square(difference).sum(), len(rows), rows.sum(0), np.square(rows).sum(0)]
             sums[index] = [a + b for a, b in zip(sums[index], new, strict=True)] if index in sums else new
             if index == min(sums):
                 largest = float(np.maximum(largest, difference.max(initial=0.0)))  # max would lose NaN
                 size = max(size, float(np.abs(rows).max(initial=0.0)))
+                best = [values.reshape(-1, columns).argmax(-1) for values in (wanted, found)]
                 same += int((best[0] == best[1]).sum())
                 predictions += len(rows)
     if not predictions:

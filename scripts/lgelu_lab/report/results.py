@@ -48,7 +48,7 @@ def results_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
     """
     real = of_measurement(data, "real").get(benchmark)
     if real is not None:
-        (first, *_) = _real_records(data, benchmark)
+        (first, *_) = _records_of(data, "real", benchmark)
         return _real_results(real, first.settings.get("evaluation_units"))
     runs = evaluations(data, "last")
     runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)].assign(
@@ -79,8 +79,10 @@ def _converted(data: ReportData, benchmark: str) -> pd.DataFrame:
     return refits[rows,].rename(columns={"score": "value", "original_score": "before", "samples": "eval_samples"})
 
 
-def _real_records(data: ReportData, benchmark: str) -> list[MeasurementRecord]:
-    return [record for record in data.measurements if (record.measurement, record.benchmark) == ("real", benchmark)]
+def _records_of(data: ReportData, measurement: str, benchmark: str) -> list[MeasurementRecord]:
+    return [
+        record for record in data.measurements if (record.measurement, record.benchmark) == (measurement, benchmark)
+    ]
 
 
 def _real_results(frame: pd.DataFrame, samples: int | None) -> dict[str, pd.DataFrame]:
@@ -152,7 +154,7 @@ def _unlike(ways: dict[str, pd.DataFrame]) -> str:
     }
     told = []
     for setting in next(iter(recipes.values()), [{}])[0]:
-        values = {way: either(dict.fromkeys(str(recipe[setting]) for recipe in of)) for way, of in recipes.items()}
+        values = {way: either([recipe[setting] for recipe in of]) for way, of in recipes.items()}
         if len(set(values.values())) > 1:
             told.append(f"{setting} {listed(f'{value} ({way})' for way, value in values.items())}")
     return "; ".join(told)
@@ -160,11 +162,10 @@ def _unlike(ways: dict[str, pd.DataFrame]) -> str:
 
 def _other_arithmetic(data: ReportData, name: str, ways: dict[str, pd.DataFrame]) -> str:
     """What the column of converted networks has to be compared with, where it was judged in other arithmetic."""
-    records = [record for record in data.measurements if (record.measurement, record.benchmark) == ("conversion", name)]
     runs = [record for way in (SMOOTH, HARD) if "record" in ways[way] for record in ways[way]["record"]]
     if not len(ways[CONVERTED]) or not any(run.config.get("bf16") for run in runs):
         return ""
-    if all(record.settings.get("bf16") for record in records):
+    if all(record.settings.get("bf16") for record in _records_of(data, "conversion", name)):
         return ""
     rows = of_measurement(data, "conversion")[name].dropna(subset="score")
     parts = [
@@ -194,21 +195,21 @@ def _is_beside_paper(data: ReportData) -> bool:
 
 
 def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
-    others = []
-    for name, ways in benchmarks_with_results(data).items():
+    others, found = [], benchmarks_with_results(data)
+    for name, ways in found.items():
         converted = ways[CONVERTED]
         if len(converted) and _are_others(converted, ways[SMOOTH]):
             score = mean_and_deviation(list(converted["before"]), digits_of(converted["metric"].iloc[0]))
             others.append(f"{name} {score}")
     if others:
         yield f"{_OTHER_NETWORKS} Converted from GELU networks of the same recipe that score, smooth: {listed(others)}."
-    for name, ways in benchmarks_with_results(data).items():
+    for name, ways in found.items():
         if unlike := _unlike(ways):
             yield f"{_UNLIKE} {name}: the networks differ in more than the way: {unlike}."
         if arithmetic := _other_arithmetic(data, name, ways):
             yield arithmetic
     for name in of_measurement(data, "real"):
-        record, ways = _real_records(data, name)[0], results_of(data, name)
+        record, ways = _records_of(data, "real", name)[0], found[name]
         told, judged = record.models[name], ways[SMOOTH]["eval_samples"].iloc[0]
         how = "".join(
             f"; converted with {row.units:,.0f} units, effort {row.effort}, {row.width:g} times as wide"

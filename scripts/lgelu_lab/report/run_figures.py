@@ -98,6 +98,7 @@ def draw_glance(data: ReportData) -> Drawn:
     found = {name: w for name, w in benchmarks_with_results(data).items() if name in trained and len(w[SMOOTH])}
     if not found:
         return None
+    away = {name: distances(ways) for name, ways in found.items()}
     kinds: dict[str, list[str]] = {}
     for name, ways in found.items():
         kinds.setdefault(ways[SMOOTH]["metric"].iloc[0], []).append(name)
@@ -105,7 +106,7 @@ def draw_glance(data: ReportData) -> Drawn:
     axes = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=[len(names) + 0.3 for names in kinds.values()])
     for axis, (metric, names) in zip(axes[:, 0], kinds.items(), strict=True):
         for height, name in enumerate(reversed(names)):
-            _draw_distances(axis, distances(found[name]), height)
+            _draw_distances(axis, away[name], height)
         axis.axvline(0, color="black", linewidth=1)
         unit = "per cent (further left" if metric in LOWER_IS_BETTER else "points of 100 (further right"
         style(axis, x=f"{metric} against GELU's, in {unit} is better)")
@@ -118,7 +119,7 @@ def draw_glance(data: ReportData) -> Drawn:
         "and recipe, in the last epoch; the line reaches from the lowest to the highest seed, and of a single one over "
         "the 95 % interval of its evaluation samples. On the black line nothing was lost."
     )
-    absent = {name: [way for way in WAYS if way not in distances(ways)] for name, ways in found.items()}
+    absent = {name: [way for way in WAYS if way not in there] for name, there in away.items()}
     # The ways have commas in their names.
     told = "".join(f" {name}: {'; '.join(missing)}." for name, missing in absent.items() if missing)
     return figure, caption, f"{MISSING.capitalize()} or not comparable.{told}" if told else ""
