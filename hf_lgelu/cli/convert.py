@@ -35,10 +35,9 @@ from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.whole_folder import whole_folder
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion, draw_keep_curve
-from hf_lgelu.refit.folds import known_processes
 from hf_lgelu.refit.keep_curve import KeepPoint, counts_to_keep, keep_curve
 from hf_lgelu.refit.page import render_markdown
-from hf_lgelu.refit.processes import main_process_first, wait_for_all
+from hf_lgelu.refit.processes import known_processes, main_process_first, wait_for_all
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, Provenance, summarize
 from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.target_gates import check_target

@@ -27,17 +27,18 @@ from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.attempts import Attempt, Attempts, converted_sites
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
-from hf_lgelu.refit.folds import Folds, cut_batches, deal_folds, known_processes, unit_keys
+from hf_lgelu.refit.folds import Folds, deal_folds
 from hf_lgelu.refit.gap import some_held_out, with_returns
 from hf_lgelu.refit.gate_costs import check_keep, swap_costs
 from hf_lgelu.refit.ladder import EFFORTS, Metric, check_effort, climb, next_rung
 from hf_lgelu.refit.nearer import is_nearer
-from hf_lgelu.refit.processes import each_has
+from hf_lgelu.refit.processes import each_has, known_processes
 from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import fingerprint, work_in
 from hf_lgelu.refit.target_gates import FITTED_SLOPE, TargetGate, check_target, fit_slope
 from hf_lgelu.refit.thinning import share_of_zeros
+from hf_lgelu.refit.units import cut_batches, unit_keys
 from hf_lgelu.refit.verdict import (
     ConversionRefusedError,
     conversion_warnings,

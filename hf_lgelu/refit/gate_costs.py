@@ -12,7 +12,7 @@ from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import evaluate_conversion
-from hf_lgelu.refit.folds import cut_batches
+from hf_lgelu.refit.units import cut_batches
 
 
 def gate_costs(

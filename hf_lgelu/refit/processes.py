@@ -10,10 +10,19 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object, reduce
+from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env, reduce
 from torch import Tensor
 
 Decided = TypeVar("Decided")
+
+
+def known_processes() -> PartialState:
+    """The processes that share the work, of accelerate; on CPUs where its launcher was told so.
+
+    accelerate reads ACCELERATE_USE_CPU in Accelerator alone; without it, processes on CPUs would not know of each
+    other.
+    """
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
 def summed(value: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.folds import read_units
+from hf_lgelu.refit.units import read_units
 
 DTYPES = [
     torch.float32,

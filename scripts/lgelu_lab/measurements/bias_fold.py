@@ -16,8 +16,9 @@ from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.carry import Carrier
-from hf_lgelu.refit.folds import deal_folds, known_processes
+from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.ridge import RidgeFit
 from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.weights import write_refit
