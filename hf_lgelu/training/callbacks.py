@@ -9,8 +9,6 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-import torch
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
@@ -18,7 +16,7 @@ from transformers.utils import logging
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.optimizer_groups import check_rate
 from hf_lgelu.models.profile import hardness_profile
-from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters
+from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.training.adaptive import (
     DEFAULT_RATE_TOLERANCE,
     decided_once,
@@ -39,6 +37,7 @@ from hf_lgelu.training.hardening import (
 )
 from hf_lgelu.training.layer_targets import DEFAULT_SWAP_TOLERANCE, MEASURED, check_tolerance
 from hf_lgelu.training.optim import check_hardness_learns, hold_averaged_hardness
+from hf_lgelu.training.refusals import refuse_best_checkpoints, refuse_deepspeed, require_gradient, tell_released
 from hf_lgelu.training.schedules import (
     DEFAULT_PLATEAU_TOLERANCE,
     DEFAULT_SWITCH_FRACTION,
@@ -174,10 +173,10 @@ class HardeningCallback(TrainerCallback):
     ) -> None:
         self._epochs.forget()
         self._has_learned = False
-        _refuse_deepspeed(args)
+        refuse_deepspeed(args)
         check_hardness_learns(model, optimizer)
         if state.global_step == 0:
-            _tell_released(model, self.switch_fraction)
+            tell_released(model, self.switch_fraction)
         if self.strategy == "epoch":
             require_epochs(state, "so epochs cannot be counted; harden with strategy='steps'")
         if self.switch == "plateau":
@@ -188,7 +187,7 @@ class HardeningCallback(TrainerCallback):
                 "on: give HardeningCallback(data=...), or LambdaGELUTrainer an eval_dataset"
             )
         if not self.selects_hardened_checkpoints:
-            _refuse_best_checkpoints(args)
+            refuse_best_checkpoints(args)
         by_step = self.strategy == "steps" and self.switch == "fixed"  # a plateau is one of epochs
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
         if self.switch_fraction > 0 and switch_position(total, self.switch_fraction) == 0:
@@ -230,7 +229,7 @@ class HardeningCallback(TrainerCallback):
         if self.progress(state) is not None:
             freeze_hardness(model)
         elif not self._has_learned:
-            _require_gradient(model)
+            require_gradient(model)
             self._has_learned = True
 
     def on_train_end(
@@ -316,49 +315,3 @@ class HardeningCallback(TrainerCallback):
 
         move = partial(self._anneal, model, state)
         return decided_once(state, _PROGRESS, self._epochs.number(state), measure)
-
-
-def _require_gradient(model: nn.Module) -> None:
-    """Raise where no s has a gradient after a backward pass: what computes in the gates' place is not theirs."""
-    modules = lambda_gelu_modules(model)
-    reached = any(parameter.grad is not None for _, module in modules for parameter in raw_parameters(module))
-    # Optimizers that step inside backward leave no gradient anywhere.
-    if not reached and any(parameter.grad is not None for parameter in model.parameters()):
-        raise RuntimeError(
-            f"after the first backward pass none of the {len(modules)} raw hardnesses has a gradient, so no λ-gate "
-            "took part: something computes another activation in their place (a fused kernel put on the model, such "
-            "as Liger's SwiGLU and GEGLU), and would do so whatever λ becomes. Leave it out"
-        )
-
-
-def _tell_released(model: nn.Module, switch_fraction: float) -> None:
-    """Say it where a network that is hard already begins again with soft gates."""
-    overrides = [module.hardness_override.max() for _, module in lambda_gelu_modules(model)]
-    largest = torch.stack([override.to(overrides[0].device) for override in overrides]).max().item()
-    if largest >= 1 and switch_fraction > 0:
-        logger.warning(
-            f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, "
-            "so they are soft until it is over, and another network. To train it on as it is, leave harden out; to go "
-            "on with a run that was stopped, resume from its checkpoint"
-        )
-
-
-def _refuse_deepspeed(args: TrainingArguments) -> None:
-    if args.distributed_state is not None and args.distributed_state.distributed_type == DistributedType.DEEPSPEED:
-        raise ValueError(
-            "hardening does not work with DeepSpeed: its engine makes the optimizer step inside backward, before s can "
-            "be frozen, and momentum would move s. Use FSDP2 or DistributedDataParallel"
-        )
-
-
-def _refuse_best_checkpoints(args: TrainingArguments) -> None:
-    for option, selects in (
-        ("load_best_model_at_end", args.load_best_model_at_end),
-        ("save_strategy='best'", args.save_strategy == "best"),
-    ):
-        if selects:
-            raise ValueError(
-                f"{option} would select an epoch whose gates are still soft, and substituting ReLU there destroys the "
-                "model. Use LambdaGELUTrainer, which selects among hardened epochs only (λ from "
-                f"{HARDENED_FRACTION:.0%} of the target on), or turn it off"
-            )

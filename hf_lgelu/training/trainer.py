@@ -36,6 +36,7 @@ from hf_lgelu.training.evaluation import (
 from hf_lgelu.training.hardening import HARDENED_FRACTION, Target, is_hardened
 from hf_lgelu.training.hardness_log import HardnessLogCallback
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
+from hf_lgelu.training.refusals import check_ratio_of_rates, refuse_liger
 from hf_lgelu.training.relufication import RELUFIED_KINDS, RelufyCallback
 from hf_lgelu.training.resume import check_checkpoint_activations
 
@@ -304,8 +305,8 @@ class LambdaGELUTrainer(Trainer):
         """The callbacks that `args` ask for, as they are now: a search, or a hand, may have changed them since."""
         _check_arguments(self.args)
         if lambda_gelu_modules(self.model):
-            _check_ratio_of_rates(self.args)
-            _refuse_liger(self.args)
+            check_ratio_of_rates(self.args)
+            refuse_liger(self.args)
         asked = [getattr(self.args, name) for name in (*_HARDENING_OPTIONS.values(), "harden", "relufication")]
         if asked == self._asked:
             return
@@ -352,27 +353,3 @@ def _check_arguments(args: Any) -> None:
         raise ValueError("harden moves λ to ReLU and relufication puts ReLU in at once: give one of them")
     if args.harden:
         _hardening_callback(args)  # raises on wrong options now, not at the first epoch
-
-
-def _refuse_liger(args: Any) -> None:
-    """Its fused MLPs compute SiLU or GELU whatever the gate is."""
-    chosen = args.liger_kernel_config or {}
-    bound = [name for name in ("swiglu", "geglu") if chosen.get(name, True)]
-    if args.use_liger_kernel and bound:
-        raise ValueError(
-            "use_liger_kernel puts fused MLPs on the model, which compute SiLU or GELU in the λ-gates' place: λ would "
-            "never be learned. Leave them out: liger_kernel_config={'swiglu': False, 'geglu': False}"
-        )
-
-
-def _check_ratio_of_rates(args: LambdaGELUTrainingArguments) -> None:
-    if args.lr_scheduler_type == "greedy":
-        raise ValueError(
-            "lr_scheduler_type 'greedy' changes each group's learning rate on its own and loses the ratio "
-            "hardness_lr_multiplier; choose another scheduler"
-        )
-    if args.lr_scheduler_type == "reduce_lr_on_plateau" and (args.lr_scheduler_kwargs or {}).get("min_lr"):
-        raise ValueError(
-            "min_lr of reduce_lr_on_plateau would stop both learning rates at the same floor and lose the ratio "
-            "hardness_lr_multiplier; leave min_lr at 0"
-        )

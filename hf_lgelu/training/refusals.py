@@ -1,0 +1,88 @@
+"""What a run has of Trainer, or on its model, that would make another network than was asked for: refused, or said."""
+
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from torch import nn
+from transformers import TrainingArguments
+from transformers.utils import logging
+
+from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters
+from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
+from hf_lgelu.training.hardening import HARDENED_FRACTION
+
+logger = logging.get_logger(__name__)
+
+
+def refuse_deepspeed(args: TrainingArguments) -> None:
+    """Its engine steps before s can be frozen."""
+    if args.distributed_state is not None and args.distributed_state.distributed_type == DistributedType.DEEPSPEED:
+        raise ValueError(
+            "hardening does not work with DeepSpeed: its engine makes the optimizer step inside backward, before s can "
+            "be frozen, and momentum would move s. Use FSDP2 or DistributedDataParallel"
+        )
+
+
+def refuse_best_checkpoints(args: TrainingArguments) -> None:
+    """Of a plain Trainer, which would select among soft epochs too."""
+    for option, selects in (
+        ("load_best_model_at_end", args.load_best_model_at_end),
+        ("save_strategy='best'", args.save_strategy == "best"),
+    ):
+        if selects:
+            raise ValueError(
+                f"{option} would select an epoch whose gates are still soft, and substituting ReLU there destroys the "
+                "model. Use LambdaGELUTrainer, which selects among hardened epochs only (λ from "
+                f"{HARDENED_FRACTION:.0%} of the target on), or turn it off"
+            )
+
+
+def refuse_liger(args: Any) -> None:
+    """Its fused MLPs compute SiLU or GELU whatever the gate is."""
+    chosen = args.liger_kernel_config or {}
+    bound = [name for name in ("swiglu", "geglu") if chosen.get(name, True)]
+    if args.use_liger_kernel and bound:
+        raise ValueError(
+            "use_liger_kernel puts fused MLPs on the model, which compute SiLU or GELU in the λ-gates' place: λ would "
+            "never be learned. Leave them out: liger_kernel_config={'swiglu': False, 'geglu': False}"
+        )
+
+
+def check_ratio_of_rates(args: LambdaGELUTrainingArguments) -> None:
+    """Refuse schedulers under which s does not learn c times as fast as the weights."""
+    if args.lr_scheduler_type == "greedy":
+        raise ValueError(
+            "lr_scheduler_type 'greedy' changes each group's learning rate on its own and loses the ratio "
+            "hardness_lr_multiplier; choose another scheduler"
+        )
+    if args.lr_scheduler_type == "reduce_lr_on_plateau" and (args.lr_scheduler_kwargs or {}).get("min_lr"):
+        raise ValueError(
+            "min_lr of reduce_lr_on_plateau would stop both learning rates at the same floor and lose the ratio "
+            "hardness_lr_multiplier; leave min_lr at 0"
+        )
+
+
+def require_gradient(model: nn.Module) -> None:
+    """Raise where no s has a gradient after a backward pass: what computes in the gates' place is not theirs."""
+    modules = lambda_gelu_modules(model)
+    reached = any(parameter.grad is not None for _, module in modules for parameter in raw_parameters(module))
+    # Optimizers that step inside backward leave no gradient anywhere.
+    if not reached and any(parameter.grad is not None for parameter in model.parameters()):
+        raise RuntimeError(
+            f"after the first backward pass none of the {len(modules)} raw hardnesses has a gradient, so no λ-gate "
+            "took part: something computes another activation in their place (a fused kernel put on the model, such "
+            "as Liger's SwiGLU and GEGLU), and would do so whatever λ becomes. Leave it out"
+        )
+
+
+def tell_released(model: nn.Module, switch_fraction: float) -> None:
+    """Say it where a network that is hard already begins again with soft gates."""
+    overrides = [module.hardness_override.max() for _, module in lambda_gelu_modules(model)]
+    largest = torch.stack([override.to(overrides[0].device) for override in overrides]).max().item()
+    if largest >= 1 and switch_fraction > 0:
+        logger.warning(
+            f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, "
+            "so they are soft until it is over, and another network. To train it on as it is, leave harden out; to go "
+            "on with a run that was stopped, resume from its checkpoint"
+        )
