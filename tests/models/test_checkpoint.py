@@ -1,6 +1,7 @@
 import json
 import resource
 import signal
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -166,22 +167,24 @@ def test_a_snapshot_of_the_hubs_cache_is_made_of_links(tmp_path):
     assert (tmp_path / "c" / "vocab.txt").read_text() == "a b"
 
 
-@pytest.fixture
+@contextmanager
 def full_disk():
-    """No file may grow beyond 4 KiB; the system says so instead of ending the process."""
+    """No file may grow beyond 4 KiB; the system says so instead of ending the process. pytest's own output neither."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_disk_that_fills_up_is_told_and_leaves_nothing(tmp_path, full_disk):
+def test_a_disk_that_fills_up_is_told_and_leaves_nothing(tmp_path):
     model = MLPForClassification(MLPConfig(num_features=3, hidden_size=64, num_hidden_layers=2))
     anneal_hardness(model, 1.0)
     (tmp_path / "relu").mkdir()
-    full_disk()
     for _ in range(2):  # the rerun finds the same, not the leavings of the first
-        with pytest.raises(OSError, match=r"could not be written|File too large"):
+        with full_disk(), pytest.raises(OSError, match=r"could not be written|File too large"):
             export_relu(model, tmp_path / "relu")
         assert [path.name for path in tmp_path.iterdir()] == ["relu"]
         assert list((tmp_path / "relu").iterdir()) == []
