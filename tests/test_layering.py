@@ -100,7 +100,7 @@ LISTED = {
     "models.checkpoint",  # loading and saving with the processor's files
     "models.comparison",
     "models.sites",
-    "refit.ladder",  # the efforts that a conversion can be asked for
+    "refit.dials",  # the efforts that a conversion can be asked for
 }
 OF_ONE_FILE = {"bias_fold.py": {"refit", "models.example_run", "models.surgery"}}  # a refit with one choice alone
 

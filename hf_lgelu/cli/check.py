@@ -30,6 +30,7 @@ from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, f
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.models.task_outputs import task_outputs
+from hf_lgelu.refit.dials import FAR_KL, UNITS_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.layers import Layers, Unfit, find_layers
 from hf_lgelu.refit.program import Program
@@ -37,11 +38,7 @@ from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, summarize
 from hf_lgelu.refit.weights import why_not_writable
 from hf_lgelu.training.hardening import is_hardened
 
-FAR_KL = 0.1
-"""Nats per prediction from where on a network counts as far from the original."""
-
 _EXAMPLE_ROWS = 8
-_UNITS_TO_RANK = 64
 _LONGEST_LIST = 12
 _ADVICE = "Give --evaluation inputs like those that the model was trained on, or leave it out"
 
@@ -168,12 +165,12 @@ def _dearest(examined: Examined) -> Iterator[str]:
     if evaluation is None or len(examined.sites) < 2:
         return
     costs = gate_costs(
-        examined.given.network, evaluation.batches("gates", progress=False), max_units=_UNITS_TO_RANK,
+        examined.given.network, evaluation.batches("gates", progress=False), max_units=UNITS_TO_RANK,
         batch_size=examined.arguments.batch_size, outputs=examined.arguments.outputs,
     )  # fmt: skip
     named = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
     keep = min(3, len(examined.sites) - 1)  # one is left to convert
-    ranked = f"on at most {_UNITS_TO_RANK} inputs: {named}"
+    ranked = f"on at most {UNITS_TO_RANK} inputs: {named}"
     yield f"Dearest when swapped alone, {ranked}. --keep {keep} leaves {keep} smooth."
 
 

@@ -40,7 +40,7 @@ from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.processes import known_processes, main_process_first, wait_for_all
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, Provenance, summarize
 from hf_lgelu.refit.resume import forget_work
-from hf_lgelu.refit.target_gates import check_target
+from hf_lgelu.refit.target_gates import read_target
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
 PAGE_FILE, FIGURE_FILE = "report.md", "refit.png"
@@ -124,7 +124,7 @@ def _points_of(counts: Sequence[int], gates: int) -> str:
 
 def _require_one_key_says_it(arguments: Namespace) -> None:
     """Raise ValueError for gates that a folder of sentence-transformers cannot have."""
-    if check_target(arguments.target).slope is not None:
+    if read_target(arguments.target).slope is not None:
         option, otherwise = f"--target {arguments.target}", "take leaky_relu, whose slope is 0.01,"
     elif arguments.keep:
         option, otherwise = "--keep", "leave it out"

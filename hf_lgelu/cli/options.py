@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_lgelu.cli.near_names import did_you_mean
+from hf_lgelu.refit.target_gates import TARGETS, read_target
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,6 @@ def positive_number(text: str) -> float:
     return number
 
 
-_TARGETS = ("relu", "relu6", "leaky_relu", "hardswish", "relu2")
-
-
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -67,9 +65,10 @@ def gates_to_keep(text: str) -> int | list[str]:
 
 def target_gate(text: str) -> str:
     """The name of a gate, with its slope behind a colon where it takes one."""
-    if text.partition(":")[0] not in _TARGETS:
-        near = did_you_mean(text, _TARGETS)
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(_TARGETS)}{near}")
+    try:
+        read_target(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}{did_you_mean(text, TARGETS)}") from error
     return text
 
 

@@ -5,7 +5,7 @@ A new command is a row here and a module with its function. Nothing here imports
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from hf_lgelu.cli.options import (
     BATCH_SIZE,
@@ -30,6 +30,7 @@ from hf_lgelu.cli.options import (
     target_gate,
     whole_numbers,
 )
+from hf_lgelu.refit.dials import EFFORTS, FAR_KL, KEPT_COUNTS, Dials
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ def _evaluation_is_named(arguments: argparse.Namespace, options: Sequence[str]) 
 
 
 def _convert_fits(arguments: argparse.Namespace) -> str | None:
+    try:
+        Dials(**{dial.name: getattr(arguments, dial.name) for dial in fields(Dials)})
+    except ValueError as error:
+        return str(error)
     if arguments.equalize and arguments.target.partition(":")[0] not in ("relu", "leaky_relu"):
         return f"--equalize: units of {arguments.target} cannot be rescaled, those of relu and leaky_relu can"
     # Left out, --evaluation may be another split of --data.
@@ -132,7 +137,7 @@ _ROWS = (
                 "--max_kl",
                 "Nats of mean KL to the original (of outputs that are no class scores, relative error) from where on a "
                 "result counts as far from it. Left out: 0.1.",
-                {"type": positive_number, "default": 0.1},
+                {"type": positive_number, "default": FAR_KL},
             ),
             switch("--strict", "Refuse a result beyond --max_kl. Left out: its report and card warn of it."),
             Option(
@@ -156,14 +161,14 @@ _ROWS = (
                 "--keep_curve",
                 "Convert once more for each of these numbers of gates kept, and draw how near that comes (keep.png, "
                 "and in report.json). Without a value, 0,1,2,4,8. Left out: not drawn.",
-                {"type": whole_numbers, "nargs": "?", "const": [0, 1, 2, 4, 8], "metavar": "NUMBERS"},
+                {"type": whole_numbers, "nargs": "?", "const": list(KEPT_COUNTS), "metavar": "NUMBERS"},
             ),
             Option(
                 "--effort",
                 "How hard it tries: refit, the maps behind the gates; place, each ReLU's kink and slope too; blocks, "
                 "both maps of every block; distill, all blocks together. Each after the ones before, and kept only "
                 "where inputs held out are nearer for it. Left out: refit, with --tolerance as far as needed.",
-                {"choices": ("refit", "place", "blocks", "distill")},
+                {"choices": EFFORTS},
             ),
             Option(
                 "--width_budget",

@@ -9,9 +9,10 @@ what the original does whatever becomes of the copy.
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import nn
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -39,6 +40,24 @@ def own_forward(model: nn.Module) -> Iterator[None]:
     finally:
         for module, wrapped in held:
             module.__dict__.update(wrapped)
+
+
+@contextmanager
+def plain_calls(model: nn.Module) -> Iterator[None]:
+    """The model as it is, whatever the caller is in.
+
+    What is compiled (`model.compile()`) runs eagerly inside, for its code looks at no hook; autocast, also what
+    accelerate leaves around a model's forward, would put casts between the weights and their use; in inference mode
+    nothing has gradients.
+    """
+    kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    with ExitStack() as stack:
+        stack.enter_context(own_forward(model))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch.inference_mode(False))
+        if torch.amp.is_autocast_available(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def in_own_forward(function: Function) -> Function:

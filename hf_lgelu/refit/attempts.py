@@ -15,29 +15,29 @@ from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.own_forward import independent_copy
-from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
+from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.models.task_outputs import task_outputs
-from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import conversion_sums, evaluation_of, unit_gaps
+from hf_lgelu.refit.dials import EFFORTS, Dials, Effort
 from hf_lgelu.refit.distill import distill
+from hf_lgelu.refit.exchange import Exchange
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
-from hf_lgelu.refit.ladder import EFFORTS, Effort, OutOfTimeError
+from hf_lgelu.refit.ladder import Climb, Metric, OutOfTimeError, climb
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.nearer import CHOSEN_ON_THEM
+from hf_lgelu.refit.nearer import CHOSEN_ON_THEM, is_nearer
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.preparation import Preparation
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.progress import Progress
-from hf_lgelu.refit.report import Evaluation, LayerRefit
+from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
 from hf_lgelu.refit.resume import RungWork, Work
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
-from hf_lgelu.refit.target_gates import TargetGate, substitute_gates
 from hf_lgelu.refit.thinning import Thinning
-from hf_lgelu.refit.verdict import ENOUGH_ROWS, ConversionRefusedError
+from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.weights import forget_checkpoint, forget_quantizer, write_refit
 from hf_lgelu.refit.widen import Room, make_room
 
@@ -61,76 +61,59 @@ class Attempt:
     """By how many of them it has to be nearer on the units held out than another network to be kept."""
 
 
-def converted_sites(model: nn.Module, kinds: Sequence[str], keep: Sequence[str]) -> list[ActivationSite]:
-    """The gates that are exchanged."""
-    return [site for site in find_sites(model, check_kinds(kinds)) if site.name not in keep]
-
-
 class Attempts:
     """Makes the networks of the ladder's rungs, each a new one; the given model stays as it is."""
 
     def __init__(
-        self, model: nn.Module, folds: Folds, substitution: TemporaryRelu, *, kinds: Sequence[str],
-        outputs: Sequence[str] | None, allow_unrefitted: bool, rewrite_config: bool, progress: Progress,
-        width_budget: float, max_seconds: float | None, target: TargetGate, keep: Sequence[str], work: Work,
-        zeros: float | None = None, distill_steps: int | None = None, bf16: bool = False,
+        self, model: nn.Module, folds: Folds, exchange: Exchange, dials: Dials, *, outputs: Sequence[str] | None,
+        allow_unrefitted: bool, progress: Progress, work: Work,
     ) -> None:  # fmt: skip
         """As for `convert_to_relu`; `work` is what is done by now of each rung."""
-        self._model, self._folds, self._substitution = model, folds, substitution
-        self._kinds, self._outputs = kinds, outputs
-        self._allow_unrefitted, self._rewrite_config, self._progress = allow_unrefitted, rewrite_config, progress
-        self._width_budget, self._target = width_budget, target
-        self._ends = math.inf if max_seconds is None else time.perf_counter() + max_seconds
-        self._keep, self._work, self._zeros = keep, work, zeros
-        self._distill_steps, self._bf16 = distill_steps, bf16
-        self._can_be_placed = target.can_be_placed and zeros is None  # kinks are where the zeros want them
+        self._model, self._folds, self._exchange, self._dials = model, folds, exchange, dials
+        self._outputs, self._allow_unrefitted = outputs, allow_unrefitted
+        self._progress, self._work = progress, work
+        self._ends = math.inf if dials.max_seconds is None else time.perf_counter() + dials.max_seconds
+
+    @property
+    def _can_hold_out(self) -> bool:
+        return bool(self._folds.held_out_units) and len(self._folds.folds) > 1
 
     @property
     def rungs(self) -> list[Effort]:
         """All that there are inputs for."""
-        if not self._folds.held_out_units or len(self._folds.folds) == 1 or self._zeros is not None:
+        if not self._can_hold_out or self._dials.zeros is not None:
             return ["refit"]
-        return [effort for effort in EFFORTS if effort != "place" or self._can_be_placed]
+        return [effort for effort in EFFORTS if effort != "place" or self._dials.can_be_placed]
 
-    def possible(self, efforts: Sequence[Effort], tolerance: float | None) -> Sequence[Effort]:
-        """The rungs that there are inputs for. Raises ValueError where that is not what was asked for."""
-        if self._zeros is not None:
-            if self._width_budget > 1 or (efforts[-1] != "refit" and tolerance is None):
-                raise ValueError(
-                    f"zeros={self._zeros:g} goes with effort='refit' and no width_budget: steps on the maps before the "
-                    "gates would take the zeros back, and units that are always on have none"
-                )
-            return EFFORTS[:1]
-        if not self._can_be_placed:
-            if self._width_budget > 1 or efforts[-1] == "place":
-                raise ValueError(
-                    f"kinks are placed and blocks widened for ReLU only, not for target={self._target.name!r}; leave "
-                    "width_budget out, and take effort='refit', 'blocks' or 'distill'"
-                )
-            efforts = [effort for effort in efforts if effort != "place"]
-        if len(efforts) == 1 and self._width_budget == 1:
-            return efforts
-        if self._width_budget > 1 and len(efforts) == 1:
-            efforts = EFFORTS[:2]
-        if not self._folds.held_out_units or len(self._folds.folds) == 1:
+    def climb(self, metric: Metric | None) -> Climb[Attempt]:
+        """Try the rungs that were asked for. Raises ValueError where there are no inputs for them."""
+        efforts = self._dials.rungs
+        if len(efforts) > 1 and not self._can_hold_out:
             raise ValueError(
                 f"more than the refit (effort={efforts[-1]!r}) is only done where inputs can be held out for it: give "
                 f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
             )
-        return efforts
+        self._progress.plan(efforts)
+        return climb(
+            efforts,
+            self.make,
+            lambda attempt: None if attempt.held_out is None else attempt.held_out.refitted.distance,
+            nearer=lambda found, best: is_nearer(found.gaps, best.gaps, found.standard_errors),
+            lost=lambda attempt: None if metric is None else metric.lost(attempt.model),
+            tolerance=self._dials.tolerance,
+            max_seconds=self._dials.max_seconds,
+        )
 
     def make(self, effort: Effort, best: Attempt | None) -> Attempt:
         """The network of a rung: distilled from the best one so far, else made from the original."""
         if effort == "distill" and best is not None:
             return self._distilled(best)
-        is_placed = effort != "refit" and self._can_be_placed
+        is_placed = effort != "refit" and self._dials.can_be_placed
         room = self._room() if is_placed else Room(self._model)
-        sites = converted_sites(room.model, self._kinds, self._keep)
+        sites = self._exchange.sites(room.model)
         with evaluation_mode(room.model):
             converted = independent_copy(room.model)
-        rewritten = substitute_gates(
-            converted, self._target, kinds=self._kinds, rewrite_config=self._rewrite_config, keep=self._keep
-        )
+        rewritten = self._exchange.carry_out(converted)
         changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(converted)]
         forget_checkpoint(converted)
         carrier = Carrier(
@@ -139,7 +122,7 @@ class Attempts:
             sites,
             self._folds,
             _chosen(self._outputs),
-            gate_maps_change=effort != "refit" or self._zeros is not None,
+            gate_maps_change=effort != "refit" or self._dials.zeros is not None,
             whole_blocks=effort == "blocks",
         )
         if effort == "blocks" and best is not None and not carrier.trace.blocks:
@@ -148,8 +131,8 @@ class Attempts:
         steps: list[LayerStep] = []
         if is_placed:
             steps.append(Preparation(room.model, sites, self._folds, program, found, room.extra))
-        if self._zeros is not None:
-            steps.append(Thinning(room.model, sites, self._folds, program, found, self._zeros))
+        if self._dials.zeros is not None:
+            steps.append(Thinning(room.model, sites, self._folds, program, found, self._dials.zeros))
         if effort == "blocks":
             steps.append(Reconstruction(carrier, sites))
         layers = _refit(
@@ -169,25 +152,28 @@ class Attempts:
         return Attempt(
             effort, converted, tuple(layers), *self._evaluated(converted), tuple(changes), room.share, tuple(moved),
             frozenset(unit.before.weight_name.rpartition(".")[0] for unit in units
-                      if is_placed or self._zeros is not None),
+                      if is_placed or self._dials.zeros is not None),
         )  # fmt: skip
 
     def _room(self) -> Room:
         with evaluation_mode(self._model):
-            sites = converted_sites(self._model, self._kinds, self._keep)
+            sites = self._exchange.sites(self._model)
             program = Program(self._model, sites, self._folds.first.load().inputs, _chosen(self._outputs))
             found = find_layers(program, self._model, sites)
             try:
-                return make_room(self._model, program, found.layers, len(sites), self._width_budget)
+                return make_room(self._model, program, found.layers, len(sites), self._dials.width_budget)
             except UnsupportedConfigError as error:
-                kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in self._keep)
-                ways = "Keep no gate, or use width_budget=1" if self._keep else "Use width_budget=1"
-                raise ConversionRefusedError(f"width_budget={self._width_budget:g}: {error}.{kept} {ways}") from error
+                keep = self._exchange.keep
+                kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
+                ways = "Keep no gate, or use width_budget=1" if keep else "Use width_budget=1"
+                message = f"width_budget={self._dials.width_budget:g}: {error}.{kept} {ways}"
+                raise ConversionRefusedError(message) from error
 
     def _distilled(self, best: Attempt) -> Attempt:
         converted = independent_copy(best.model)
+        steps, bf16 = self._dials.distill_steps, self._dials.bf16
         # Which rung was best may differ from call to call, and the steps.
-        work = self._work.rung(f"distill-{best.effort}-{self._distill_steps or 'default'}{'-bf16' * self._bf16}")
+        work = self._work.rung(f"distill-{best.effort}-{steps or 'default'}{'-bf16' * bf16}")
         work.begin(converted)
         if work.done:
             work.restore(0, converted)
@@ -199,8 +185,8 @@ class Attempts:
                 self._outputs,
                 names=best.moved,
                 max_seconds=None if self._ends == math.inf else max(1e-9, self._ends - time.perf_counter()),
-                steps=self._distill_steps,
-                bf16=self._bf16,
+                steps=steps,
+                bf16=bf16,
                 work=work,
             )
             if time.perf_counter() < self._ends:  # else the time ran out, and another call may have more
@@ -210,7 +196,8 @@ class Attempts:
 
     def _evaluated(self, converted: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
         batches = (batch.load() for batch in self._folds.held_out)
-        sums = conversion_sums(self._model, converted, self._substitution, batches, self._outputs)
+        swap = self._exchange.direct_swap(self._model)
+        sums = conversion_sums(self._model, converted, swap, batches, self._outputs)
         return (None, ()) if sums is None else (evaluation_of(sums), unit_gaps(sums))
 
 
@@ -270,7 +257,7 @@ def _refit(
         for step in steps:
             step.begin(converted)
         work.begin(converted)
-        done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names) for unfit in found.unfit]
+        done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names, True) for unfit in found.unfit]
         done += [_kept(names[index], (index,), "no output that counts depends on it", names) for index in found.beside]
         with bar:
             for index, layer in enumerate(found.layers):
@@ -321,8 +308,9 @@ def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> No
         )
 
 
-def _kept(name: str, sites: Sequence[int], note: str, names: Sequence[str]) -> LayerRefit:
-    return LayerRefit((name,), tuple(names[index] for index in sites), "kept", None, None, None, 0, 0, note)
+def _kept(name: str, sites: Sequence[int], note: str, names: Sequence[str], is_unfit: bool = False) -> LayerRefit:
+    gates = tuple(names[index] for index in sites)
+    return LayerRefit((name,), gates, "kept", None, None, None, 0, 0, note, is_unfit=is_unfit)
 
 
 def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str], notes: Iterable[str]) -> LayerRefit:

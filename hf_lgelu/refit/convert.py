@@ -5,48 +5,38 @@ towards their own weights on a few thousand unlabelled inputs: features of the n
 original.
 """
 
-import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import PartialState
 from torch import nn
 
-from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.operable import operable_module
-from hf_lgelu.models.own_forward import own_forward
-from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
+from hf_lgelu.models.own_forward import plain_calls
+from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.temporary_relu import TemporaryRelu
-from hf_lgelu.refit.attempts import Attempt, Attempts, converted_sites
+from hf_lgelu.refit.attempts import Attempts
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
-from hf_lgelu.refit.folds import Folds, deal_folds
+from hf_lgelu.refit.dials import FAR_KL, Dials
+from hf_lgelu.refit.exchange import plan_exchange
+from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.gap import some_held_out, with_returns
-from hf_lgelu.refit.gate_costs import check_keep, swap_costs
-from hf_lgelu.refit.ladder import EFFORTS, Metric, check_effort, climb, next_rung
-from hf_lgelu.refit.nearer import is_nearer
-from hf_lgelu.refit.processes import each_has, known_processes
+from hf_lgelu.refit.gate_costs import check_keep
+from hf_lgelu.refit.ladder import Metric, next_rung
+from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import fingerprint, work_in
-from hf_lgelu.refit.target_gates import FITTED_SLOPE, TargetGate, check_target, fit_slope
-from hf_lgelu.refit.thinning import share_of_zeros
-from hf_lgelu.refit.units import cut_batches, unit_keys
-from hf_lgelu.refit.verdict import (
-    ConversionRefusedError,
-    conversion_warnings,
-    require_good,
-)
+from hf_lgelu.refit.second_set import second_set
+from hf_lgelu.refit.thinning import shares_of_zeros
+from hf_lgelu.refit.verdict import ConversionRefusedError, config_warnings, conversion_warnings, require_good
 from hf_lgelu.refit.weights import why_not_writable
-
-_UNITS_TO_RANK = 64  # inputs, about, on which gates are ranked by what they cost
 
 
 class Conversion(NamedTuple):
@@ -74,7 +64,7 @@ def convert_to_relu(
     max_units: int | None = None,
     kinds: Sequence[str] = SMOOTH_KINDS,
     outputs: Sequence[str] | None = None,
-    max_kl: float | None = 0.1,
+    max_kl: float | None = FAR_KL,
     strict: bool = False,
     keep: int | Sequence[str] = (),
     target: str = "relu",
@@ -181,86 +171,63 @@ def convert_to_relu(
     """
     started = time.perf_counter()
     model = operable_module(model)
-    _require_convertible(model, kinds, metric, outputs)
-    top = check_effort(effort, width_budget, tolerance=tolerance, max_seconds=max_seconds, max_kl=max_kl)
-    _check_distillation(top, distill_steps, bf16, model)
-    gate = check_target(target)
-    if zeros is not None and not (gate.has_zeros and isinstance(zeros, float) and 0 < zeros < 1):
-        raise ValueError(f"zeros must be a share between 0 and 1, of a target that has some, got {zeros!r}, {target!r}")
+    dials = Dials(target, zeros, effort, width_budget, tolerance, max_seconds, max_kl, distill_steps, bf16)
+    _require_convertible(model, kinds, dials, metric, outputs)
     keep = check_keep(keep, [site.name for site in find_sites(model, kinds)])
     state = known_processes()
-    folds = deal_folds(
-        for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)),
-        batch_size=batch_size,
-        state=state,
-    )
+    batches = read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)
+    folds = deal_folds(for_decoder(model, batches), batch_size=batch_size, state=state)
     compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
-    second = _second_set(model, evaluation_data, batch_size, collate, state, folds)
-    with _plain_calls(model), evaluation_mode(model):
-        if target == FITTED_SLOPE:
-            gate = check_target(
-                target, lambda: fit_slope(model, kinds, () if isinstance(keep, int) else keep, _some(folds))
-            )
-        kept = _dearest(model, folds, kinds, outputs, gate, keep) if isinstance(keep, int) else keep
-        sites = converted_sites(model, kinds, kept)
-        substitution = TemporaryRelu(model, kinds=kinds, make=gate.make, include=lambda name: name not in kept)
-        lost = None if metric is None else Metric(metric, model).lost
-        decisive = {"kinds": tuple(kinds), "outputs": outputs, "keep": kept, "target": target, "zeros": zeros,
-                    "width_budget": width_budget, "allow_unrefitted": allow_unrefitted}  # fmt: skip
-        bars = Progress(progress and state.is_main_process)
-        mark = "" if checkpoint_dir is None else fingerprint(model, folds, **decisive)
+    second = second_set(model, evaluation_data, folds, state, batch_size=batch_size, collate=collate)
+    with plain_calls(model), evaluation_mode(model):
+        exchange = plan_exchange(
+            model, folds, dials, kinds=kinds, keep=keep, outputs=outputs, rewrite_config=rewrite_config
+        )
+        mark = "" if checkpoint_dir is None else fingerprint(
+            model, folds, gates=(exchange.kinds, exchange.keep, exchange.target), outputs=outputs, zeros=zeros,
+            width_budget=width_budget, allow_unrefitted=allow_unrefitted,
+        )  # fmt: skip
         with work_in(checkpoint_dir, mark) as work:
             attempts = Attempts(
-                model, folds, substitution, kinds=kinds, outputs=outputs, allow_unrefitted=allow_unrefitted,
-                rewrite_config=rewrite_config, progress=bars, width_budget=width_budget, max_seconds=max_seconds,
-                target=gate, keep=kept, work=work, zeros=zeros, distill_steps=distill_steps, bf16=bf16,
+                model, folds, exchange, dials, outputs=outputs, allow_unrefitted=allow_unrefitted,
+                progress=Progress(progress and state.is_main_process), work=work,
             )  # fmt: skip
-            efforts = attempts.possible(EFFORTS[: EFFORTS.index(top) + 1], tolerance)
-            bars.plan(efforts)
-            best, steps = climb(
-                efforts, attempts.make, _reached_distance, tolerance=tolerance, max_seconds=max_seconds,
-                nearer=lambda found, best: is_nearer(found.gaps, best.gaps, found.standard_errors),
-                lost=lambda attempt: None if lost is None else lost(attempt.model),
-            )  # fmt: skip
-        layers = with_returns(model, best.model, best.layers, best.scaled, folds, outputs)
-        shares = _zeros_behind(model, best.model, sites, substitution, some_held_out(folds) if gate.has_zeros else [])
-        evaluation = None if second is None else evaluate_conversion(model, best.model, substitution, second, outputs)
-        repeated = 0 if second is None else sum(each_has(second.repeated))
-    warnings = conversion_warnings(
-        folds, layers, best.held_out, evaluation, max_kl, swap_is_rival=zeros is None,
-        is_distilled=any(step.effort == "distill" and step.is_kept for step in steps),
-        is_bare=compared == ("",), repeated=repeated,
-    )  # fmt: skip
-    report = ConversionReport(
-        model=type(model).__name__,
-        gates={site.name: type(site.module).__name__ for site in sites},
-        kept={name: type(model.get_submodule(name)).__name__ for name in kept},
-        layers=tuple(layers),
-        held_out=best.held_out,
-        evaluation=evaluation,
-        repeated=repeated,
-        units=folds.units.given,
-        distinct_units=len(folds.units.keys),
-        rows=folds.rows,
-        folds=len(folds.folds),
-        seconds=time.perf_counter() - started,
-        outputs=compared,
-        config_changes=best.config_changes,
-        smooth_calls=tuple(map(str, find_smooth_calls(best.model, folds.first.load()[:1].inputs))),
-        warnings=(*warnings, *_elsewhere(model, best), *(() if rewrite_config else _config_left(model))),
-        steps=steps,
-        width_share=best.width_share,
-        target=gate.title,
-        zeros=shares,
-        zeros_wanted=zeros,
-        # What was restored took no time that says anything.
-        next_step=None if work.is_taken_up else next_rung(steps, attempts.rungs),
-    )
-    require_good(report, best.model, tolerance=tolerance, strict=strict, max_kl=max_kl, swap_is_rival=zeros is None)
+            best, steps = attempts.climb(None if metric is None else Metric(metric, model))
+        report = ConversionReport(
+            model=type(model).__name__,
+            gates={site.name: type(site.module).__name__ for site in exchange.sites(model)},
+            kept={name: type(model.get_submodule(name)).__name__ for name in exchange.keep},
+            layers=tuple(with_returns(model, best.model, best.layers, best.scaled, folds, outputs)),
+            held_out=best.held_out,
+            evaluation=None
+            if second is None
+            else evaluate_conversion(model, best.model, exchange.direct_swap(model), second, outputs),
+            repeated=0 if second is None else second.repeated(),
+            units=folds.units.given,
+            distinct_units=len(folds.units.keys),
+            rows=folds.rows,
+            folds=len(folds.folds),
+            seconds=time.perf_counter() - started,
+            outputs=compared,
+            config_changes=best.config_changes,
+            smooth_calls=tuple(map(str, find_smooth_calls(best.model, folds.first.load()[:1].inputs))),
+            steps=steps,
+            width_share=best.width_share,
+            target=exchange.target.title,
+            zeros=shares_of_zeros(model, best.model, exchange, some_held_out(folds)),
+            zeros_wanted=zeros,
+            # What was restored took no time that says anything.
+            next_step=None if work.is_taken_up else next_rung(steps, attempts.rungs),
+        )
+    warnings = (*conversion_warnings(report, max_kl), *config_warnings(model, best.config_changes, rewrite_config))
+    report = replace(report, warnings=warnings)
+    require_good(report, best.model, tolerance=tolerance, strict=strict, max_kl=max_kl)
     return Conversion(best.model, report)
 
 
-def _require_convertible(model: nn.Module, kinds: Sequence[str], metric: Any, outputs: Sequence[str] | None) -> None:
+def _require_convertible(
+    model: nn.Module, kinds: Sequence[str], dials: Dials, metric: Any, outputs: Sequence[str] | None
+) -> None:
     """Raise what `convert_to_relu` says it raises of these."""
     reason = why_not_writable(model)
     if reason is not None:
@@ -269,79 +236,12 @@ def _require_convertible(model: nn.Module, kinds: Sequence[str], metric: Any, ou
         raise TypeError(f"metric must be a function of a model that gives a number, got {metric!r}")
     _refuse_strings(outputs=outputs)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
-
-
-def _check_distillation(top: str, steps: int | None, bf16: bool, model: nn.Module) -> None:
-    """Raise ValueError for options that no rung up to `top` has, for a number of steps that is none, and for weights in
-    float16: Adam's squares of their gradients are 0 there, and its steps infinite."""
-    for name, given, left_out in (("distill_steps", steps, None), ("bf16", bf16, False)):
-        if given != left_out and top != "distill":
-            raise ValueError(f"{name}={given!r} is for effort='distill', and the last rung asked for is {top!r}")
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise ValueError(f"distill_steps must be a whole number from 1 on, got {steps!r}")
-    if top == "distill" and any(parameter.dtype == torch.float16 for parameter in model.parameters()):
+    if dials.highest == "distill" and any(parameter.dtype == torch.float16 for parameter in model.parameters()):
+        # Adam's squares of their gradients are 0 there.
         raise ValueError(
             "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() or "
             "model.bfloat16() (the result may be cast back), or stop at effort='blocks'"
         )
-
-
-@contextmanager
-def _plain_calls(model: nn.Module) -> Iterator[None]:
-    """The model as it is, whatever the caller is in.
-
-    What is compiled (`model.compile()`) runs eagerly inside, for its code looks at no hook; autocast, also what
-    accelerate leaves around a model's forward, would put casts between the weights and their use; in inference mode
-    nothing has gradients.
-    """
-    kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    with ExitStack() as stack:
-        stack.enter_context(own_forward(model))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(torch.inference_mode(False))
-        if torch.amp.is_autocast_available(kind):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-def _zeros_behind(
-    model: nn.Module,
-    converted: nn.Module,
-    sites: Sequence[ActivationSite],
-    substitution: TemporaryRelu,
-    batches: Sequence[Batch],
-) -> tuple[float, float] | None:
-    """The share of zeros behind the gates, of the direct swap and of `converted`; None without inputs."""
-    names = [site.name for site in sites]
-    with substitution.applied():
-        before = share_of_zeros(model, names, batches)
-    after = share_of_zeros(converted, names, batches)
-    return None if before is None or after is None else (before, after)
-
-
-def _dearest(
-    model: nn.Module,
-    folds: Folds,
-    kinds: Sequence[str],
-    outputs: Sequence[str] | None,
-    gate: TargetGate,
-    count: int,
-) -> tuple[str, ...]:
-    """Names of the gates that cost the most, in forward order of registration, the same on every process."""
-    if not count:
-        return ()
-    dearest = set(list(swap_costs(model, _some(folds), kinds, outputs, gate.make))[:count])
-    return tuple(site.name for site in find_sites(model, kinds) if site.name in dearest)
-
-
-def _some(folds: Folds) -> list[Batch]:
-    """Batches of this process's folds, enough to look at the gates: of long sequences as of short ones."""
-    first = folds.spread
-    some: list[Batch] = []
-    for batch in [*first, *(other for fold in folds.folds for other in fold if other not in first)]:
-        if sum(map(len, some)) < _UNITS_TO_RANK:
-            some.append(batch.load())
-    return some
 
 
 def _require_comparable(model: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> tuple[str, ...]:
@@ -355,51 +255,3 @@ def _refuse_strings(**names: Any) -> None:
     for argument, given in names.items():
         if isinstance(given, str):
             raise TypeError(f"{argument} must be a sequence of names such as [{given!r}], got the string {given!r}")
-
-
-class _SecondSet:
-    """This process's part of the second set, batch by batch; `repeated` counts what was fitted or chosen on as well."""
-
-    def __init__(self, batches: Iterator[Batch], folds: Folds) -> None:
-        self._batches, self._known = batches, frozenset(folds.units.keys)
-        self.repeated = 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self._batches:
-            self.repeated += sum(key in self._known for key in unit_keys(batch))
-            yield batch
-
-
-def _second_set(
-    model: nn.Module,
-    data: Any,
-    batch_size: int | None,
-    collate: Callable[[Any], Any] | None,
-    state: PartialState,
-    folds: Folds,
-) -> _SecondSet | None:
-    """None without one. Raises ValueError where the model does not take it."""
-    if data is None:
-        return None
-    batches = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate))
-    batches = cut_batches(taken_by(model, batches, "evaluation_data"), batch_size)
-    return _SecondSet(itertools.islice(batches, state.process_index, None, state.num_processes), folds)
-
-
-def _elsewhere(model: nn.Module, attempt: Attempt) -> tuple[str, ...]:
-    """What other programs make of a config that now says ReLU."""
-    return runtime_warnings(getattr(model, "config", None)) if attempt.config_changes else ()
-
-
-def _config_left(model: nn.Module) -> Iterator[str]:
-    """What becomes of the result where it is saved with a config that still names the gates that it had."""
-    for _, root in pretrained_roots(model):
-        yield (
-            f"rewrite_config=False: the config of {type(root).__name__} names the gates from before. Saved and loaded "
-            "by it, these stand before the refitted weights, another network, without an error; load the weights into "
-            "a model that has been given the gates of this one"
-        )
-
-
-def _reached_distance(attempt: Attempt) -> float | None:
-    return None if attempt.held_out is None else attempt.held_out.refitted.distance

@@ -109,6 +109,15 @@ class Folds:
             found += (fold[int((place + within) * len(fold) / count)] for place in range(count))
         return tuple(found)
 
+    def some(self, least: int) -> list[Batch]:
+        """Batches with at least so many units, or all that this process has: of long sequences as of short ones."""
+        first = self.spread
+        found: list[Batch] = []
+        for batch in [*first, *(other for fold in self.folds for other in fold if other not in first)]:
+            if sum(map(len, found)) < least:
+                found.append(batch.load())
+        return found
+
     @property
     def some_unit(self) -> FoldBatch:
         """One unit that this process has."""

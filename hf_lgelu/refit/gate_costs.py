@@ -12,6 +12,7 @@ from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import evaluate_conversion
+from hf_lgelu.refit.dials import UNITS_TO_RANK
 from hf_lgelu.refit.units import cut_batches
 
 
@@ -21,7 +22,7 @@ def gate_costs(
     *,
     batch_size: int | None = None,
     collate: Callable[[Any], Any] | None = None,
-    max_units: int | None = 64,
+    max_units: int | None = UNITS_TO_RANK,
     kinds: Sequence[str] = SMOOTH_KINDS,
     outputs: Sequence[str] | None = None,
 ) -> dict[str, float]:
@@ -74,6 +75,21 @@ def swap_costs(
         if math.isnan(costs[site.name]):
             raise ValueError("the outputs are not finite: look for NaN or infinities in the data and in the weights")
     return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
+
+
+def dearest_gates(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    kinds: Sequence[str],
+    outputs: Sequence[str] | None,
+    make: Callable[[], nn.Module],
+    count: int,
+) -> tuple[str, ...]:
+    """Names of those that cost the most, in forward order of registration, the same on every process."""
+    if not count:
+        return ()
+    dearest = set(list(swap_costs(model, batches, kinds, outputs, make))[:count])
+    return tuple(site.name for site in find_sites(model, kinds) if site.name in dearest)
 
 
 def check_keep(keep: int | Sequence[str], sites: Sequence[str]) -> int | tuple[str, ...]:

@@ -10,10 +10,9 @@ from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.convert import convert_to_relu
+from hf_lgelu.refit.dials import KEPT_COUNTS
 from hf_lgelu.refit.report import Evaluation, evaluations
 from hf_lgelu.refit.verdict import ConversionRefusedError
-
-KEPT_COUNTS = (0, 1, 2, 4, 8)
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,17 @@
-"""How hard a conversion tries: one rung after the other, each kept only where held-out inputs are nearer for it.
-
-| effort | what is changed |
-|---|---|
-| refit | the maps behind the gates, by ridge |
-| place | before that, each ReLU's kink and slope, and in a wider network what the units added are for |
-| blocks | after that, layer by layer, both maps of each block, by Adam on the block's own inputs |
-| distill | at last all blocks together, by Adam on the whole network's outputs |
-"""
+"""Up the rungs of EFFORTS: one after the other, each kept only where held-out inputs are nearer for it."""
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import nn
 
+from hf_lgelu.refit.dials import EFFORTS, Effort
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
-
-Effort = Literal["refit", "place", "blocks", "distill"]
-EFFORTS: tuple[Effort, ...] = get_args(Effort)
 
 
 @dataclass(frozen=True)
@@ -95,24 +85,6 @@ class Metric:
         except (TypeError, ValueError) as error:
             raise TypeError(f"metric(model) must give a number, higher is better, got {found!r}") from error
         return main_decides(score)
-
-
-def check_effort(effort: str | None, width_budget: float = 1.0, **bounds: float | None) -> Effort:
-    """The highest rung that may be tried. Raises ValueError for what is none, and for bounds that are none."""
-    if effort is not None and effort not in EFFORTS:
-        raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
-    for name, value in bounds.items():
-        if value is not None and not (_is_number(value) and value > 0):
-            raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
-    if not (_is_number(width_budget) and 1 <= width_budget < math.inf):
-        raise ValueError(f"width_budget is a share of the units there are, 1 or more and finite, got {width_budget!r}")
-    if effort is not None:
-        return effort
-    return EFFORTS[0] if bounds.get("tolerance") is None else EFFORTS[-1]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class OutOfTimeError(Exception):

@@ -5,7 +5,8 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from hf_lgelu.refit.ladder import RUNGS, Effort
+from hf_lgelu.refit.dials import Effort
+from hf_lgelu.refit.ladder import RUNGS
 
 
 class Progress:

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+from hf_lgelu.refit.dials import Effort
 
 REPORT_FILE = "report.json"
 """Beside a converted checkpoint."""
@@ -13,6 +15,9 @@ NONE = "–"
 
 HELD_OUT = "inputs held out of the data"
 SECOND_SET = "second set"
+
+ENOUGH_ROWS = 2
+"""Rows a feature; a layer that was fitted on fewer is called starved."""
 
 _MOST_NAMED = 3
 _DIGITS = {"accuracy": 4, "perplexity": 2}
@@ -35,6 +40,7 @@ class LayerRefit:
         note: why a layer was not refitted, or what to know about it.
         returns: what of the network's distance to the original returns when this layer alone gives what it gives there,
             on some of the inputs held out: KL in nats, of outputs that are no class scores relative error.
+        is_unfit: its gates were exchanged and its weights could not be refitted; `note` says why.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -54,6 +60,12 @@ class LayerRefit:
     rows: int
     note: str | None = None
     returns: float | None = None
+    is_unfit: bool = False
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether it was fitted on fewer than two rows a feature."""
+        return 0 < self.rows < ENOUGH_ROWS * self.width
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LayerRefit":
@@ -134,7 +146,7 @@ class StepTaken:
         lost: the share of the original's score that it loses, in the caller's metric, where there is one.
     """
 
-    effort: Literal["refit", "place", "blocks", "distill"]
+    effort: Effort
     distance: float | None
     is_kept: bool
     seconds: float

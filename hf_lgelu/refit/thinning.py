@@ -17,6 +17,7 @@ from hf_lgelu.models.example_run import forward_hooks, run_example
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.constant_direction import find_directions
+from hf_lgelu.refit.exchange import Exchange
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import Placement
 from hf_lgelu.refit.layers import Layers
@@ -94,3 +95,16 @@ def share_of_zeros(model: nn.Module, names: Sequence[str], batches: Sequence[Bat
             run_example(model, batch.inputs)
     zeros, numbers = (sum(part) for part in zip(*each_has((zeros, numbers)), strict=True))
     return zeros / numbers if numbers else None
+
+
+def shares_of_zeros(
+    model: nn.Module, converted: nn.Module, exchange: Exchange, batches: Sequence[Batch]
+) -> tuple[float, float] | None:
+    """Of the direct swap and of `converted`; None without inputs, or where the target has no zeros."""
+    if not exchange.target.has_zeros:
+        return None
+    names = [site.name for site in exchange.sites(model)]
+    with exchange.direct_swap(model).applied():
+        before = share_of_zeros(model, names, batches)
+    after = share_of_zeros(converted, names, batches)
+    return None if before is None or after is None else (before, after)

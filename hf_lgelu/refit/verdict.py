@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
+from hf_lgelu.models.config_keys import pretrained_roots
+from hf_lgelu.models.runtimes import runtime_warnings
+from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.report import (
-    HELD_OUT,
-    SECOND_SET,
+    ENOUGH_ROWS,
     ConversionReport,
     Evaluation,
     LayerRefit,
@@ -17,9 +18,6 @@ from hf_lgelu.refit.report import (
     how_far,
     significant,
 )
-
-ENOUGH_ROWS = 2
-"""Rows a feature; a layer that was fitted on fewer is called starved."""
 
 _ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed that was further off elsewhere
 
@@ -44,76 +42,92 @@ class ConversionRefusedError(RuntimeError):
         self.report, self.model = report, model
 
 
-def conversion_warnings(
-    folds: Folds,
-    layers: Sequence[LayerRefit],
-    held_out: Evaluation | None,
-    second: Evaluation | None,
-    max_kl: float | None,
-    swap_is_rival: bool = True,
-    is_distilled: bool = False,
-    is_bare: bool = False,
-    repeated: int = 0,
-) -> Iterator[str]:
-    """What a user of the result must know: what could not be checked, what is far or starved, what was left.
-
-    `is_bare`: the output is a tensor without a name, which counts as class scores; `repeated`: units of the second set
-    that were given to fit on as well.
-    """
-    units = len(folds.units.keys)
-    if not folds.held_out_units:
-        few = "are too few"
-        if folds.rows >= LEAST_ROWS_TO_HOLD_OUT:
-            few = f"are of too few distinct inputs ({units})"
-        yield (
-            f"{folds.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give 64 or "
-            "more, of several inputs, at best several times the width of the widest layer"
-        )
-    elif len(folds.folds) == 1:
-        yield (
-            f"{units} distinct inputs are too few for four folds beside what is held out: the strength is fixed; give "
-            "more"
-        )
-    if is_distilled and second is None and folds.held_out_units < _ENOUGH_TO_JUDGE:
-        yield (
-            f"distilled, and judged on {folds.held_out_units} inputs held out: the mean over so few can fall where "
-            "other inputs are further off for it; give more (an eighth is held out), or a second set "
-            "(evaluation_data, --evaluation)"
-        )
-    for title, evaluation in ((HELD_OUT, held_out), (SECOND_SET, second)):
-        if evaluation is not None and max_kl is not None and evaluation.refitted.distance > max_kl:
+def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Iterator[str]:
+    """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
+    yield from _of_what_was_held_out(report)
+    for title, evaluation in evaluations(report):
+        if max_kl is not None and evaluation.refitted.distance > max_kl:
             yield (
                 f"on the {title} the converted network is {evaluation.refitted.in_words} away from the "
                 f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
             )
-    if is_bare and held_out is not None and _hides_an_error(held_out.refitted):
+    if report.outputs == ("",) and report.held_out is not None and _hides_an_error(report.held_out.refitted):
+        change = report.held_out.refitted
         yield (
             f"the output is a tensor without a name and was taken for class scores, of which only the shares that "
-            f"softmax makes count (KL {significant(held_out.refitted.kl)} nat). Should it be values (a regression, an "
-            f"embedding, an image), its relative error of {significant(held_out.refitted.relative_error)} is what "
+            f"softmax makes count (KL {significant(change.kl)} nat). Should it be values (a regression, an "
+            f"embedding, an image), its relative error of {significant(change.relative_error)} is what "
             'counts: convert a model that gives them by a name of their own, {"values": output}'
         )
-    if repeated and second is not None:
+    yield from _of_layers(report.layers)
+    if report.evaluation is not None:
+        yield from _of_the_second_set(report, report.evaluation)
+
+
+def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
+    if report.held_out is None:
+        few = "are too few"
+        if report.rows >= LEAST_ROWS_TO_HOLD_OUT:
+            few = f"are of too few distinct inputs ({report.distinct_units})"
         yield (
-            f"{repeated:,} of {second.units:,} units of the second set were given to fit on as well: of these it says "
-            "nothing on inputs that the network has not seen"
+            f"{report.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give 64 or "
+            "more, of several inputs, at best several times the width of the widest layer"
         )
-    starved = [layer for layer in layers if layer.note and "starved" in layer.note]
+        return
+    if report.folds == 1:
+        yield (
+            f"{report.distinct_units} distinct inputs are too few for four folds beside what is held out: the strength "
+            "is fixed; give more"
+        )
+    is_distilled = any(step.effort == "distill" and step.is_kept for step in report.steps)
+    if is_distilled and report.evaluation is None and report.held_out.units < _ENOUGH_TO_JUDGE:
+        yield (
+            f"distilled, and judged on {report.held_out.units} inputs held out: the mean over so few can fall where "
+            "other inputs are further off for it; give more (an eighth is held out), or a second set "
+            "(evaluation_data, --evaluation)"
+        )
+
+
+def _of_layers(layers: Sequence[LayerRefit]) -> Iterator[str]:
+    starved = [layer for layer in layers if layer.is_starved]
     if starved:
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
         yield (
             f"{len(starved)} of {len(layers)} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
             f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); give more inputs"
         )
-    for layer in layers:
-        if layer.note and layer.note.startswith("not refitted"):
-            yield f"{layer.layers[0]}: {layer.note}"
-    if second is not None and not math.isfinite(second.refitted.distance):
+    yield from (f"{layer.layers[0]}: {layer.note}" for layer in layers if layer.is_unfit)
+
+
+def _of_the_second_set(report: ConversionReport, second: Evaluation) -> Iterator[str]:
+    if report.repeated:
+        yield (
+            f"{report.repeated:,} of {second.units:,} units of the second set were given to fit on as well: of these "
+            "it says nothing on inputs that the network has not seen"
+        )
+    if not math.isfinite(second.refitted.distance):
         yield "on the second set the outputs are not finite: look for NaN or infinities in its inputs"
-    elif second is not None and swap_is_rival and not second.refitted.distance < second.direct.distance:
+    elif _swap_is_rival(report) and not second.refitted.distance < second.direct.distance:
         yield (
             "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
             "on is probably not from where that set is"
+        )
+
+
+def _swap_is_rival(report: ConversionReport) -> bool:
+    """It is none of a network with more zeros than it has."""
+    return report.zeros_wanted is None
+
+
+def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bool) -> Iterator[str]:
+    """What becomes of the result elsewhere: programs that ignore its config, and a config that was left as it is."""
+    if changes:
+        yield from runtime_warnings(getattr(model, "config", None))
+    for _, root in () if rewrite_config else pretrained_roots(model):
+        yield (
+            f"rewrite_config=False: the config of {type(root).__name__} names the gates from before. Saved and loaded "
+            "by it, these stand before the refitted weights, another network, without an error; load the weights into "
+            "a model that has been given the gates of this one"
         )
 
 
@@ -129,13 +143,9 @@ def require_good(
     tolerance: float | None,
     strict: bool,
     max_kl: float | None,
-    swap_is_rival: bool = True,
 ) -> None:
-    """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for.
-
-    The direct swap is no rival of a network with more zeros than it has.
-    """
-    reason = _no_better(report) if swap_is_rival else None
+    """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
+    reason = _no_better(report) if _swap_is_rival(report) else None
     if reason is None and tolerance is not None:
         reason = _not_reached(report, tolerance)
     if reason is None and strict:

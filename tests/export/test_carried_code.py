@@ -12,7 +12,8 @@ from hf_lgelu.export.hub.loading import attach_model_code
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.models.surgery import replace_activations
-from hf_lgelu.refit.target_gates import check_target, substitute_gates
+from hf_lgelu.refit.exchange import substitute_gates
+from hf_lgelu.refit.target_gates import read_target
 
 
 @pytest.fixture
@@ -53,9 +54,9 @@ def test_gates_that_the_config_alone_does_not_build_are_refused(tmp_path):
         if name == "several":
             replace_activations(model, granularity="channel", inputs=torch.zeros(1, 2))
         elif name == "kept":
-            substitute_gates(model, check_target("relu"), kinds=SMOOTH_KINDS, keep=["layers.0.activation"])
+            substitute_gates(model, read_target("relu"), kinds=SMOOTH_KINDS, keep=["layers.0.activation"])
         else:
-            substitute_gates(model, check_target("leaky_relu:0.1"), kinds=SMOOTH_KINDS)
+            substitute_gates(model, read_target("leaky_relu:0.1"), kinds=SMOOTH_KINDS)
         model.save_pretrained(tmp_path / name)
         before = (tmp_path / name / "config.json").read_bytes()
         with pytest.raises(ValueError, match=f"{name} has gates that its config alone does not build"):

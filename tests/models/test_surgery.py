@@ -18,7 +18,8 @@ from hf_lgelu.models import surgery
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, is_activation
-from hf_lgelu.refit.target_gates import TARGETS, substitute_gates
+from hf_lgelu.refit.exchange import substitute_gates
+from hf_lgelu.refit.target_gates import TARGETS
 
 BERT = BY_NAME["bert"]
 

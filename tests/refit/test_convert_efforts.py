@@ -18,8 +18,9 @@ from transformers import (
 from hf_lgelu import ConversionRefusedError, convert_to_relu, gate_costs
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
+from hf_lgelu.refit.dials import EFFORTS, Dials
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.ladder import EFFORTS, Metric, OutOfTimeError, check_effort, climb
+from hf_lgelu.refit.ladder import Metric, OutOfTimeError, climb
 from hf_lgelu.refit.target_gates import TARGETS
 
 
@@ -29,7 +30,7 @@ def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features(monkeypatch)
     model = nn.Sequential(nn.Linear(3, 40), nn.GELU(), nn.Linear(40, 4)).double()
     model[0].weight.data *= 3
     inputs = torch.randn(400, 3, dtype=torch.float64)
-    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *gaps: True)  # the second rung is looked at here
+    monkeypatch.setattr("hf_lgelu.refit.attempts.is_nearer", lambda *gaps: True)  # the second rung is looked at here
     converted, report = convert_to_relu(model, inputs, effort="place")
     assert [step.effort for step in report.steps] == ["refit", "place"]
     assert report.steps[1].is_kept, report.steps
@@ -183,7 +184,7 @@ def test_gates_are_ranked_and_kept():
 
 def test_what_is_no_effort():
     with pytest.raises(ValueError, match="must be one of refit, place, blocks, distill, got 'fast'"):
-        check_effort("fast")
+        Dials(effort="fast")
     model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4))
     for width_budget in (0.5, float("inf"), float("nan"), "1.2", True, None):
         with pytest.raises(ValueError, match="width_budget"):

@@ -19,9 +19,9 @@ import hf_lgelu
 from hf_lgelu import convert_to_relu, gate_costs, keep_curve
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.batches import Batch, read_batches
+from hf_lgelu.refit.exchange import fit_slope
 from hf_lgelu.refit.figure import draw_keep_curve
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.target_gates import fit_slope
 
 
 def mlp(**more):

@@ -12,7 +12,7 @@ from torch import nn
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.whole_folder import hold
 from hf_lgelu.refit import attempts, distill, resume
-from hf_lgelu.refit.ladder import EFFORTS
+from hf_lgelu.refit.dials import EFFORTS
 from hf_lgelu.refit.resume import forget_work
 
 

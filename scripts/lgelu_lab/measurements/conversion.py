@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, ConversionReport, convert_to_relu, substitute_relu
 from hf_lgelu.models.sites import SMOOTH_KINDS
-from hf_lgelu.refit.ladder import EFFORTS, check_effort
+from hf_lgelu.refit.dials import EFFORTS, Dials
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.bias_fold import fold_biases
@@ -67,7 +67,7 @@ class ConversionSettings:
         if not isinstance(self.bf16, bool | None):
             raise TypeError(f"bf16 must be true, false or null for what the run had, got {self.bf16!r}")
         for effort in self.efforts:
-            check_effort(effort, self.width_budget)
+            Dials(effort=effort, width_budget=self.width_budget)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,187 @@
+"""Which gates of a model are exchanged for which target: in its modules and in its config."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from hf_lgelu.models.config_keys import (
+    ConfigChange,
+    UnsupportedConfigError,
+    plan_config_changes,
+)
+from hf_lgelu.models.config_plans import ConfigPlans
+from hf_lgelu.models.example_run import forward_hooks, run_example
+from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
+from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
+from hf_lgelu.models.surgery import require_whole_hardness, substitute_relu
+from hf_lgelu.models.temporary_relu import TemporaryRelu
+from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.dials import UNITS_TO_RANK, Dials
+from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.gate_costs import dearest_gates
+from hf_lgelu.refit.processes import each_has
+from hf_lgelu.refit.target_gates import FITTED, TargetGate, leaky_relu
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which gates of a model become what.
+
+    Args:
+        kinds: rows of SMOOTH_KINDS.
+        keep: names of gates that stay.
+        target: what the others become, its slope known.
+        rewrite_config: whether the config is to say so.
+    """
+
+    kinds: tuple[str, ...]
+    keep: tuple[str, ...]
+    target: TargetGate
+    rewrite_config: bool = True
+
+    def sites(self, model: nn.Module) -> list[ActivationSite]:
+        """The gates of a model that are exchanged."""
+        return [site for site in find_sites(model, self.kinds) if site.name not in self.keep]
+
+    def direct_swap(self, model: nn.Module) -> TemporaryRelu:
+        """The same for a while, with the weights as they are."""
+        make = partial(make_gate, self.target)
+        return TemporaryRelu(model, kinds=self.kinds, make=make, include=lambda name: name not in self.keep)
+
+    def carry_out(self, model: nn.Module) -> tuple[ConfigChange, ...]:
+        """`substitute_gates` of the model, in place."""
+        return substitute_gates(
+            model, self.target, kinds=self.kinds, rewrite_config=self.rewrite_config, keep=self.keep
+        )
+
+
+def plan_exchange(
+    model: nn.Module,
+    folds: Folds,
+    dials: Dials,
+    *,
+    kinds: Sequence[str],
+    keep: int | Sequence[str],
+    outputs: Sequence[str] | None,
+    rewrite_config: bool,
+) -> Exchange:
+    """What was asked for, with what the inputs say of it: a slope to be fitted, the gates that cost the most."""
+    gate = dials.gate
+    some = folds.some(UNITS_TO_RANK) if gate.slope == FITTED or isinstance(keep, int) else []
+    if gate.slope == FITTED:
+        gate = leaky_relu(fit_slope(model, kinds, () if isinstance(keep, int) else keep, some))
+    if isinstance(keep, int):
+        keep = dearest_gates(model, some, kinds, outputs, partial(make_gate, gate), keep)
+    return Exchange(check_kinds(kinds), tuple(keep), gate, rewrite_config)
+
+
+def make_gate(target: TargetGate) -> nn.Module:
+    """A new one, of a target whose slope is known."""
+    if target.slope is not None:
+        return nn.LeakyReLU(float(target.slope))
+    return nn.ReLU() if target.name == "relu" else ACT2FN[target.name]
+
+
+@torch.no_grad()
+def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batches: Sequence[Batch]) -> float:
+    """The slope below 0 of the LeakyReLU that is nearest to a model's gates, in steps of 0.01, the same everywhere.
+
+    Nearest is the least Σ min ‖φ(z) - a·LeakyReLU(z) - b‖² over a and b of every channel, the last axis of the gates'
+    inputs or of maps the second, each gate as a share of its own Σ‖φ(z) - mean‖². With LeakyReLU = max(z, 0) +
+    s·min(z, 0) all of it follows from the covariances of max(z, 0), min(z, 0) and φ(z). `batches` are those of this
+    process; one without any has no say.
+    """
+    slopes = torch.linspace(0, 0.99, 100, dtype=torch.float64)
+    left = torch.zeros_like(slopes)
+
+    seen: list[Tensor] = []
+
+    def before(module: nn.Module, inputs: tuple) -> None:
+        seen.append(inputs[0].detach().clone())  # what works in place leaves its output there
+
+    def see(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        nonlocal left
+        z, value = (part.movedim(1, -1) if part.ndim > 3 else part for part in (seen.pop(), output))
+        z, value = (part.detach().cpu().double().flatten(0, -2) for part in (z, value))
+        parts = torch.stack([z.clamp(min=0), z.clamp(max=0), value])
+        parts = parts - parts.mean(1, keepdim=True)
+        c = torch.einsum("anc,bnc->abc", parts, parts)
+        with_value = c[0, 2] + slopes[:, None] * c[1, 2]
+        own = c[0, 0] + slopes[:, None] * (2 * c[0, 1] + slopes[:, None] * c[1, 1])
+        explained = (with_value.square() / own.clamp(min=1e-30)).sum(-1)
+        left = left + (c[2, 2].sum() - explained) / c[2, 2].sum().clamp(min=1e-30)
+
+    gates = dict.fromkeys(site.module for site in find_sites(model, kinds) if site.name not in keep)
+    with ExitStack() as hooks:
+        for gate in gates:
+            hooks.callback(gate.register_forward_pre_hook(before).remove)
+        hooks.enter_context(forward_hooks(list(gates), see))
+        for batch in batches:
+            run_example(model, batch.inputs)
+    return round(float(slopes[sum(each_has(left)).argmin()]), 4)
+
+
+def substitute_gates(
+    model: nn.Module,
+    target: TargetGate,
+    *,
+    kinds: Sequence[str],
+    rewrite_config: bool = True,
+    keep: Sequence[str] = (),
+) -> tuple[ConfigChange, ...]:
+    """Put the target at every gate of the given kinds but those named in `keep`; the config keys that were rewritten.
+
+    Changes `model` in place. Where no key tells the kept gates from the others, the config remembers them: plain
+    transformers then refuses the checkpoint, and `hf_lgelu.from_pretrained` rebuilds it. Raises ValueError where there
+    is no gate to exchange, or one that is kept uses the λ of another, and UnsupportedConfigError where no config key
+    puts the target there; if there is one for the other gates, the error says which ones to keep.
+    """
+    sites = find_sites(model, kinds)
+    try:
+        if target.name == "relu" and not keep:
+            return tuple(substitute_relu(model, kinds=kinds, rewrite_config=rewrite_config).config_changes)
+        return _substitute(model, target, sites, rewrite_config, keep)
+    except UnsupportedConfigError as error:
+        if not set(error.missed) < {site.name for site in sites} - set(keep):  # all, or names inside a part of it
+            raise
+        keep = [*keep, *error.missed]
+        raise UnsupportedConfigError(
+            f"{error}; or convert the other gates and leave these as they are: keep={keep} (--keep {','.join(keep)})",
+            error.missed,
+        ) from error
+
+
+def _substitute(
+    model: nn.Module, target: TargetGate, sites: Sequence[ActivationSite], rewrite_config: bool, keep: Sequence[str]
+) -> tuple[ConfigChange, ...]:
+    require_whole_hardness(model, [site for site in sites if site.name not in keep])
+    gates = {site.name: None if site.name in keep else make_gate(target) for site in sites}
+    plans = ConfigPlans.of(model, gates, partial(_plan, target=target)) if rewrite_config else ConfigPlans()
+    for site in sites:
+        gate = gates[site.name]
+        if gate is not None:
+            site.put(gate)
+    return plans.carry_out()
+
+
+def _plan(root: PreTrainedModel, planned: Mapping[str, nn.Module | None], target: TargetGate) -> list[ConfigChange]:
+    """The config changes for the gates of one model, by name; None stands for one that is kept."""
+    gates = {name: gate for name, gate in planned.items() if gate is not None}
+    if not gates:
+        return []
+    kept = [name for name, gate in planned.items() if gate is None]
+    if target.slope is None:
+        try:
+            return plan_config_changes(root, set(gates), target.name) + forget_sites(root.config)
+        except UnsupportedConfigError:
+            if not kept:
+                raise
+    plain = plan_config_changes(root, set(planned), target.name)
+    others = kept if target.slope is None else list(planned)
+    return remember_sites(root, describe_sites(root, gates, plain=others), plain)
