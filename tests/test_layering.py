@@ -16,11 +16,11 @@ ALLOWED = {
     "models": {"activation"},
     "training": {"activation", "models"},
     "refit": {"activation", "models"},
-    "export": {"activation", "models", "training.hardening", "refit.page", "refit.report"},
+    "export": {"activation", "models", "training.hardening", "refit.page", "refit.report", "refit.wording"},
     "analysis": {"activation", "models", "training.hardening", "export"},
     "cli": {"activation", "models", "training", "refit", "export", "analysis"},
 }
-ANYWHERE = {"version", "extras", "environment", "host_imports", "registry"}
+ANYWHERE = {"version", "extras", "environment", "formats", "host_imports", "registry"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))

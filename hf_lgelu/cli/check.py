@@ -34,8 +34,9 @@ from hf_lgelu.refit.dials import FAR_KL, UNITS_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.layers import Layers, Unfit, find_layers
 from hf_lgelu.refit.program import Program
-from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, summarize
+from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.weights import why_not_writable
+from hf_lgelu.refit.wording import summarize
 from hf_lgelu.training.hardening import is_hardened
 
 _EXAMPLE_ROWS = 8

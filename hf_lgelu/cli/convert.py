@@ -29,7 +29,7 @@ from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_text import shown
-from hf_lgelu.export.hub.conversion_card import original_licence, write_conversion_card
+from hf_lgelu.export.hub.conversion_card import Provenance, original_licence, write_conversion_card
 from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.whole_folder import whole_folder
@@ -38,10 +38,11 @@ from hf_lgelu.refit.figure import draw_conversion, draw_keep_curve
 from hf_lgelu.refit.keep_curve import KeepPoint, counts_to_keep, keep_curve
 from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.processes import known_processes, main_process_first, wait_for_all
-from hf_lgelu.refit.report import REPORT_FILE, ConversionReport, Provenance, summarize
+from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.target_gates import read_target
 from hf_lgelu.refit.verdict import ConversionRefusedError
+from hf_lgelu.refit.wording import summarize
 
 PAGE_FILE, FIGURE_FILE = "report.md", "refit.png"
 CURVE_FILE = "keep.png"

@@ -18,7 +18,7 @@ from transformers.utils import CONFIG_NAME, logging
 
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import gate_names
-from hf_lgelu.models.rebuild import describes, recorded_models
+from hf_lgelu.models.site_record import describes, recorded_models
 from hf_lgelu.models.sites import lambda_gelu_modules
 
 logger = logging.get_logger(__name__)

@@ -23,7 +23,7 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
-from hf_lgelu.models.rebuild import (
+from hf_lgelu.models.site_record import (
     describe_sites,
     forget_sites,
     recorded_plain_sites,

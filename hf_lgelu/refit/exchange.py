@@ -17,7 +17,7 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.example_run import forward_hooks, run_example
-from hf_lgelu.models.rebuild import describe_sites, forget_sites, remember_sites
+from hf_lgelu.models.site_record import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.surgery import require_whole_hardness, substitute_relu
 from hf_lgelu.models.temporary_relu import TemporaryRelu

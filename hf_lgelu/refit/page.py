@@ -1,23 +1,10 @@
 """A conversion's report as a Markdown page, and its tables, which the model card has too."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from hf_lgelu.refit.report import (
-    NONE,
-    ConversionReport,
-    Evaluation,
-    LayerRefit,
-    NetChange,
-    evaluations,
-    how_far,
-    percent,
-    predictions_counted,
-    quoted,
-    rest_of_the_gap,
-    score,
-    significant,
-    what_was_done,
-)
+from hf_lgelu.formats import NONE, markdown_table, percent, quoted, score, significant
+from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit, NetChange, evaluations
+from hf_lgelu.refit.wording import how_far, predictions_counted, rest_of_the_gap, what_was_done
 
 LAYER_NOTE = (
     "The error is ‖ŷ − y‖² / ‖y − ȳ‖² on rows that the layer was not fitted on, where y is what the original network "
@@ -113,19 +100,6 @@ def layer_table(layers: Sequence[LayerRefit]) -> str:
         for row in (header, *rows):
             del row[place]
     return markdown_table(header, rows, text_columns=2)
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int) -> str:
-    """A table whose first columns are words; the others are numbers, on the right."""
-    lines = [f"| {' | '.join(header)} |"]
-    lines.append("|" + "".join(" --- |" if i < text_columns else " ---: |" for i in range(len(header))))
-    lines += [f"| {' | '.join(map(escaped, row))} |" for row in rows]
-    return "\n".join(lines)
-
-
-def escaped(text: str) -> str:
-    """`text` in a cell: on one line, without what would end the cell."""
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _change(change: NetChange) -> tuple[str, str, str, str]:

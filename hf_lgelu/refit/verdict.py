@@ -5,19 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
+from hf_lgelu.formats import significant
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
-from hf_lgelu.refit.report import (
-    ENOUGH_ROWS,
-    ConversionReport,
-    Evaluation,
-    LayerRefit,
-    NetChange,
-    evaluations,
-    how_far,
-    significant,
-)
+from hf_lgelu.refit.report import ENOUGH_ROWS, ConversionReport, Evaluation, LayerRefit, NetChange, evaluations
+from hf_lgelu.refit.wording import how_far
 
 _ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed that was further off elsewhere
 

@@ -7,11 +7,16 @@ import torch
 from huggingface_hub import ModelCard
 from report_by_hand import REPORT, SMALL
 
-from hf_lgelu.export.hub.conversion_card import original_licence, render_conversion_card, write_conversion_card
+from hf_lgelu.export.hub.conversion_card import (
+    Provenance,
+    original_licence,
+    render_conversion_card,
+    write_conversion_card,
+)
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit.convert import convert_to_relu
-from hf_lgelu.refit.report import Provenance, StepTaken
+from hf_lgelu.refit.report import StepTaken
 from hf_lgelu.refit.target_gates import TARGETS
 
 PROVENANCE = Provenance(

@@ -7,14 +7,10 @@ import re
 import pytest
 from report_by_hand import LAYERS, REPORT, SECOND, SMALL
 
+from hf_lgelu.formats import percent
 from hf_lgelu.refit.page import render_markdown
-from hf_lgelu.refit.report import (
-    ConversionReport,
-    StepTaken,
-    choices_in_words,
-    percent,
-    summarize,
-)
+from hf_lgelu.refit.report import ConversionReport, StepTaken
+from hf_lgelu.refit.wording import choices_in_words, summarize
 
 
 def tables_of(page):

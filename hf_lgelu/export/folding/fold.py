@@ -24,7 +24,7 @@ from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.own_forward import in_own_forward
-from hf_lgelu.models.rebuild import forget_sites
+from hf_lgelu.models.site_record import forget_sites
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     ActivationSite,

@@ -2,7 +2,10 @@
 
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
@@ -21,18 +24,11 @@ from hf_lgelu.export.hub.card_text import (
 )
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.export.hub.push import CARD_FILE
+from hf_lgelu.formats import quoted, score
 from hf_lgelu.models.whole_file import whole_file
 from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network
-from hf_lgelu.refit.report import (
-    ConversionReport,
-    Provenance,
-    evaluations,
-    gates_in_words,
-    how_far,
-    quoted,
-    score,
-    what_was_done,
-)
+from hf_lgelu.refit.report import ConversionReport, evaluations
+from hf_lgelu.refit.wording import gates_in_words, how_far, what_was_done
 
 _LONGEST_HEADER = 65536  # characters
 # What a report calls its target, without a slope → its tag on the Hub, and whether it leaves zeros behind the gates.
@@ -44,6 +40,43 @@ _TARGETS = {
     "squared ReLU": ("squared-relu", True),
 }
 TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a converted network came about.
+
+    Args:
+        model: Hub id of the original, or the last part of its folder's path: a card names no local paths.
+        model_is_on_hub: whether that is a Hub id.
+        data: the data set that was fitted on, in words.
+        samples: inputs taken from it (rows, sequences, images).
+        seed: of their choice; nothing else in a conversion is random.
+        evaluation: the second set, in words; None without one.
+        evaluation_source: Hub id of its data set, if it is on the Hub.
+        evaluation_is_whole: no row of that split was left out; only then are its scores a result on the data set.
+        created: UTC, ISO 8601.
+        versions: {package: version}.
+        hardware: of `hf_lgelu.environment.hardware`.
+        equalized: names of the layers whose units were rescaled for int8 afterwards (`equalize_ranges`).
+    """
+
+    model: str
+    model_is_on_hub: bool
+    data: str
+    samples: int
+    seed: int
+    evaluation: str | None
+    evaluation_source: str | None
+    created: str
+    versions: Mapping[str, str]
+    hardware: Mapping[str, Any]
+    evaluation_is_whole: bool = False
+    equalized: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
 
 
 def conversion_card_data(

@@ -9,7 +9,7 @@ from pathlib import Path
 from hf_lgelu.activation.gates import ACTIVATION_NAMES, DEFAULT_GATE
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models import mlp
-from hf_lgelu.models.rebuild import RECORD_KEY
+from hf_lgelu.models.site_record import RECORD_KEY
 from hf_lgelu.models.whole_file import whole_file
 
 CODE_FILE = "mlp.py"

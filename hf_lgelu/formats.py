@@ -1,0 +1,46 @@
+"""Numbers and tables as reports, cards and pages show them."""
+
+from collections.abc import Iterable, Sequence
+
+NONE = "–"
+"""Where a number does not apply, or was not measured. Never a zero."""
+
+_DIGITS = {"accuracy": 4, "perplexity": 2}
+
+
+def score(metric: str, value: float | None) -> str:
+    """A score with the digits that fit the metric."""
+    return NONE if value is None else f"{value:.{_DIGITS.get(metric, 4)}f}"
+
+
+def significant(value: float | None) -> str:
+    """Three significant digits."""
+    return NONE if value is None else f"{value:.3g}"
+
+
+def percent(fraction: float) -> str:
+    """A share of predictions; 99.996 % must not be read as all of them."""
+    return "100 %" if fraction == 1 else f"{min(fraction, 0.9999):.2%}".replace("%", " %")
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 row", "1,200 rows"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Names as code, with commas."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int) -> str:
+    """A table whose first columns are words; the others are numbers, on the right."""
+    lines = [f"| {' | '.join(header)} |"]
+    lines.append("|" + "".join(" --- |" if i < text_columns else " ---: |" for i in range(len(header))))
+    lines += [f"| {' | '.join(map(escaped, row))} |" for row in rows]
+    return "\n".join(lines)
+
+
+def escaped(text: str) -> str:
+    """`text` in a cell: on one line, without what would end the cell."""
+    return text.replace("|", "\\|").replace("\n", " ")
