@@ -105,6 +105,31 @@ def test_a_wrong_call_gets_one_line_and_status_2(words, reason, call):
     assert errors.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--zeros 1.5", "zeros must be a share between 0 and 1"),
+        ("--zeros 0.9 --target hardswish", "zeros must be a share between 0 and 1, of a target that has some"),
+        ("--zeros 0.9 --effort blocks", "zeros=0.9 goes with effort='refit'"),
+        ("--zeros 0.9 --width_budget 2", "zeros=0.9 goes with effort='refit'"),
+        ("--width_budget 0.5", "width_budget is a share of the units there are, 1 or more"),
+        ("--distill_steps 0", "distill_steps must be a whole number from 1 on, got 0"),
+        ("--distill_steps 5 --effort refit", "distill_steps=5 is for effort='distill', and the last rung asked for is"),
+        ("--bf16", "bf16=True is for effort='distill'"),
+        ("--target relu:0.1", "--target: target must be one of relu, relu6"),
+        ("--target leaky_relu:7", "with a slope from 0 to below 1"),
+        ("--target leaky", "got 'leaky' (did you mean leaky_relu?)"),
+        ("--target relu6 --effort place", "kinks are placed and blocks widened for ReLU only, not for target='relu6'"),
+        ("--target leaky_relu:fitted --width_budget 2", "kinks are placed and blocks widened for ReLU only"),
+    ],
+)
+def test_dials_that_do_not_go_together_are_refused_before_anything_is_loaded(words, reason, call):
+    status, said, errors = call("convert", "no/model", "--data", "no.csv", "--output_dir", "y", *words.split())
+    assert (status, said) == (2, "")
+    assert reason in errors
+    assert errors.count("\n") == 1
+
+
 def test_a_tilde_that_the_shell_left_is_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/somewhere")
     convert = parser_of(COMMANDS["convert"]).parse_args(["m", "--data", "x", "--output_dir=~/relu"])
