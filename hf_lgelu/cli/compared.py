@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.models.sites import SMOOTH_KINDS
@@ -10,8 +10,7 @@ from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.report import Evaluation, NetChange
-
-_ROWS, _TOKENS, _IMAGES = 1024, 2048, 32  # computed at once
+from hf_lgelu.refit.units import cut_batches
 
 
 def compare(
@@ -28,11 +27,9 @@ def compare(
     `outputs` are names of those that count, None those that the task reads. Raises ValueError for a network without a
     smooth gate or without such an output.
     """
-    size = batch_size or _at_once(inputs.first(1))
-    batches = inputs.batches("evaluation", progress=progress, batch_size=size)
-    found = evaluate_conversion(
-        network, other, TemporaryRelu(network, kinds=SMOOTH_KINDS), read_batches(batches), outputs
-    )
+    read = inputs.batches("evaluation", progress=progress, **({} if batch_size is None else {"batch_size": batch_size}))
+    batches = cut_batches(read_batches(read), batch_size)
+    found = evaluate_conversion(network, other, TemporaryRelu(network, kinds=SMOOTH_KINDS), batches, outputs)
     if found is None:
         raise ValueError(f"{inputs.description} holds no rows to evaluate on")
     return found
@@ -46,9 +43,3 @@ def in_words(change: NetChange, original: dict[str, float]) -> str:
     else:
         parts.append(f"KL {change.kl:.3g} nat, {change.agreement:.2%} of the predictions unchanged")
     return "; ".join([*parts, f"largest change {change.max_logit_change:.3g}"])
-
-
-def _at_once(row: dict[str, Tensor]) -> int:
-    if "input_ids" in row:
-        return max(1, _TOKENS // row["input_ids"].shape[1])
-    return _IMAGES if "pixel_values" in row else _ROWS
