@@ -5,26 +5,24 @@ layer.
 """
 
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.batches import DECODER_INPUTS
 from hf_lgelu.refit.blocks import BlockRows
+from hf_lgelu.refit.carried_states import CarriedStates
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
-from hf_lgelu.refit.moments import Moments, widened
+from hf_lgelu.refit.moments import BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.program import Gate, Program, Stage, Stop, differing_nodes, plan_stages, upstream
 from hf_lgelu.refit.widen import Block, find_blocks
@@ -36,7 +34,6 @@ larger with 8 than with 32."""
 MEMORY_LIMIT = 2 * 2**30
 """Bytes of carried values that stay in memory; what is beyond goes to the folder for temporary files."""
 
-_ROWS_AT_ONCE = 4096
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 
 
@@ -64,18 +61,6 @@ class Values:
     same: dict[Node, Any] = field(default_factory=dict)
     original: dict[Node, Any] = field(default_factory=dict)
     converted: dict[Node, Any] = field(default_factory=dict)
-
-
-class Rows(NamedTuple):
-    """Of one layer on one batch: features (n, g, d); residuals and targets (n, g, m); which rows count, None for all.
-
-    Targets are what the original has at the layer's target, residuals what the converted network lacks of it.
-    """
-
-    features: Tensor
-    residuals: Tensor
-    targets: Tensor
-    counted: Tensor | None
 
 
 class Carrier:
@@ -139,7 +124,7 @@ class Carrier:
         sums = []
         self.block_rows = [[] for _ in self._folds.folds]
         for fold in range(len(self._folds.folds)):
-            total = _Buffer(self._zeros(self.layers.layers[index]))
+            total = BufferedMoments(self._zeros(self.layers.layers[index]))
             with same_randomness():
                 for rows in self._visit(index, fold):
                     total.add(rows)
@@ -279,32 +264,6 @@ def _block_rows(block: Block, rows: Rows, values: Values, behind: Mapping[Node, 
     return BlockRows(*(part if rows.counted is None else part[rows.counted] for part in parts))
 
 
-class _Buffer:
-    """Rows on their way into sums: products of a few hundred rows cost more in memory traffic than in arithmetic."""
-
-    def __init__(self, moments: Moments) -> None:
-        self._moments, self._count = moments, 0
-        self._waiting: list[Rows] = []
-
-    def add(self, rows: Rows) -> None:
-        """Rows of one batch."""
-        self._waiting.append(rows)
-        self._count += len(rows.features)
-        if self._count >= _ROWS_AT_ONCE:
-            self._empty()
-
-    def sums(self) -> Moments:
-        """Over all rows added."""
-        self._empty()
-        return self._moments
-
-    def _empty(self) -> None:
-        if self._waiting:
-            parts = zip(*self._waiting, strict=True)
-            self._moments.add(*(None if part[0] is None else torch.cat(part) for part in parts))
-        self._waiting, self._count = [], 0
-
-
 def _gate(modules: Sequence[nn.Module]) -> Gate:
     def run(site: int, value: Tensor) -> Tensor:
         module = modules[site]
@@ -343,51 +302,3 @@ def _pruned(stage: Stage, values: Values) -> dict[str, dict[str, Any]]:
 
 def _is_mask(node: Node) -> bool:
     return node.op == "placeholder" and node.name.endswith("attention_mask")
-
-
-class CarriedStates:
-    """One state a batch, a dict of tensors, tuples or numbers: in memory up to a limit (bytes), the rest on disk."""
-
-    def __init__(self, memory_limit: int) -> None:
-        self._limit, self._used = memory_limit, 0
-        self._kept: dict[Any, tuple[Any, int]] = {}
-        self._folder: tempfile.TemporaryDirectory | None = None
-
-    def close(self) -> None:
-        """Forget all."""
-        self._kept.clear()
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    def put(self, key: Any, state: dict[str, Any]) -> None:
-        """Keep a state under a key that holds none."""
-        size = _bytes(state)
-        if self._used + size <= self._limit:
-            self._used += size
-            self._kept[key] = (state, size)
-            return
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="hf_lgelu-")
-        path = Path(self._folder.name, f"{len(self._kept)}-{abs(hash(key))}.pt")
-        torch.save(state, path)
-        self._kept[key] = (path, 0)
-
-    def take(self, key: Any) -> dict[str, Any]:
-        """Give the state back, and keep it no longer; an empty one where there was none."""
-        state, size = self._kept.pop(key, ({}, 0))
-        self._used -= size
-        if isinstance(state, Path):
-            loaded = torch.load(state, weights_only=True)
-            state.unlink()
-            return loaded
-        return state
-
-
-def _bytes(state: dict[str, Any]) -> int:
-    """Each storage once: views share one."""
-    storages = {
-        leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes()
-        for leaf in pytree.tree_leaves(state)
-        if isinstance(leaf, Tensor)
-    }
-    return sum(storages.values())

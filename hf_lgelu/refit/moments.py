@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -12,6 +13,7 @@ from hf_lgelu.refit.processes import summed
 
 _BLOCK = 512
 _ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are float64
+_WAITING = 4096  # rows, until they are summed
 _SUMS = ("feature_sum", "residual_sum", "target_sum", "gram", "cross", "residual_square", "target_square")
 
 
@@ -171,3 +173,41 @@ def _square(rows: Tensor) -> Tensor:
 def widened(value: Tensor) -> Tensor:
     """Half precision as float32, anything wider as it is."""
     return value.float() if value.dtype.itemsize < 4 else value
+
+
+class Rows(NamedTuple):
+    """Of one layer on one batch: features (n, g, d); residuals and targets (n, g, m); which rows count, None for all.
+
+    Targets are what the original has at the layer's target, residuals what the converted network lacks of it.
+    """
+
+    features: Tensor
+    residuals: Tensor
+    targets: Tensor
+    counted: Tensor | None
+
+
+class BufferedMoments:
+    """Rows on their way into sums: products of a few hundred rows cost more in memory traffic than in arithmetic."""
+
+    def __init__(self, moments: Moments) -> None:
+        self._moments, self._count = moments, 0
+        self._waiting: list[Rows] = []
+
+    def add(self, rows: Rows) -> None:
+        """Rows of one batch."""
+        self._waiting.append(rows)
+        self._count += len(rows.features)
+        if self._count >= _WAITING:
+            self._empty()
+
+    def sums(self) -> Moments:
+        """Over all rows added."""
+        self._empty()
+        return self._moments
+
+    def _empty(self) -> None:
+        if self._waiting:
+            parts = zip(*self._waiting, strict=True)
+            self._moments.add(*(None if part[0] is None else torch.cat(part) for part in parts))
+        self._waiting, self._count = [], 0
