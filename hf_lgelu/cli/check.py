@@ -112,8 +112,11 @@ def _linearity(examined: Examined) -> Iterator[str]:
         if others and examined.sites:
             yield f"Of these {others} would stay smooth: no modules of a kind that is exchanged."
     else:
-        yield "Yes, its gates are: no smooth activation is on the path of these inputs."
-    yield "Softmax, normalization and products of activations are not gates, and not listed."
+        yield "Yes, its gates are: no smooth activation was seen on the path of these inputs."
+    yield (
+        "Softmax, normalization and products of activations are not gates, and not listed; a formula of powers, "
+        "quotients or exponentials in a forward is not seen."
+    )
 
 
 def _swap(examined: Examined) -> Iterator[str]:

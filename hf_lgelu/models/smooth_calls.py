@@ -27,6 +27,15 @@ _SMOOTH_OPERATIONS = frozenset(
 _FUSED_ENCODER_LAYER = "_transformer_encoder_layer_fwd"  # torch's, in eval mode; one argument says GELU or ReLU
 _USE_GELU = 7
 
+# Of the classes that stand where libraries keep their activations; any other one counts, whatever it computes with.
+_PIECEWISE_LINEAR = frozenset(
+    (
+        *("Threshold", "ReLU", "ReLU6", "RReLU", "LeakyReLU", "PReLU", "Hardtanh", "Hardsigmoid", "Hardshrink"),
+        *("Softshrink", "HardSigmoid", "LinearActivation"),
+    )
+)
+_OWN_FORMULA = "a formula of its own"
+
 _ROLES = {
     "gate": "activation module",
     "activation": "activation module that surgery leaves alone",
@@ -59,9 +68,10 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     """Run the model once and list the smooth activations executed, in the order of their first call.
 
     Looks for GELU, SiLU, Mish, ELU, CELU, SELU, GLU, softplus, sigmoid, tanh, erf, hardswish and fused
-    recurrent cells, in modules and in functional calls. An empty list means that no gate on this path is one of
-    these; softmax, normalization and products of activations (attention) are not gates and are not
-    listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) and what runs outside torch.
+    recurrent cells, in modules and in functional calls, and for the activation modules of torch, transformers and timm
+    that are not piecewise linear by whatever formula (softsign, squared ReLU). An empty list means that no gate on this
+    path is one of these; softmax, normalization and products of activations (attention) are not gates and are not
+    listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) in a forward, and what runs outside torch.
     Raises TypeError for example inputs of another kind than `Inputs`.
 
     >>> import torch, hf_lgelu
@@ -76,10 +86,13 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     )  # of torch.compile, which would run eagerly here all the same
     names = {id(module): name for name, module in model.named_modules()}
     watch = _Watch()
-    with _module_stack(watch.stack), watch:
+    with _module_stack(watch), watch:
         run_example(model, inputs)
+    named = {module_id for module_id, operation in watch.counts if operation != _OWN_FORMULA}
     calls = []
     for (module_id, operation), count in watch.counts.items():
+        if operation == _OWN_FORMULA and module_id in named:
+            continue
         module = watch.modules[module_id]
         name = names.get(module_id)
         role = "function" if name is None else _role(module)
@@ -100,6 +113,14 @@ class _Watch(TorchDispatchMode):
         self.modules: dict[int, nn.Module] = {}  # keeps modules built during the forward alive, so ids stay theirs
         self.counts: Counter[tuple[int, str]] = Counter()
 
+    def enter(self, module: nn.Module) -> None:
+        """A module's forward begins."""
+        self.stack.append(module)
+        smooth = is_activation(module) and type(module).__name__ not in _PIECEWISE_LINEAR
+        if smooth and not isinstance(module, LAMBDA_GATE_CLASSES):
+            self.modules[id(module)] = module
+            self.counts[id(module), _OWN_FORMULA] += 1
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -115,14 +136,14 @@ class _Watch(TorchDispatchMode):
 
 
 @contextmanager
-def _module_stack(stack: list[nn.Module]) -> Iterator[None]:
-    """Keep `stack` the modules whose forward is running, registered in the model or not."""
+def _module_stack(watch: _Watch) -> Iterator[None]:
+    """Have `watch.stack` be the modules whose forward is running, registered in the model or not."""
 
     def enter(module: nn.Module, args: Any) -> None:
-        stack.append(module)
+        watch.enter(module)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        stack.pop()
+        watch.stack.pop()
 
     handles = (
         nn.modules.module.register_module_forward_pre_hook(enter),

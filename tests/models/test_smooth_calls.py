@@ -3,7 +3,9 @@
 import math
 
 import pytest
+import timm
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional as F
 
@@ -232,3 +234,36 @@ def test_after_surgery_only_functions_are_left_to_find():
         ("0", "gate"),
         ("1", "function"),
     ]
+
+
+def activation_modules():
+    """Every activation of torch, transformers and timm that takes one tensor and needs no arguments, by name."""
+    found = {}
+    for library in (torch.nn.modules.activation, transformers.activations, timm.layers.activations):
+        for name, kind in vars(library).items():
+            if not isinstance(kind, type) or not issubclass(kind, nn.Module) or kind.__module__ != library.__name__:
+                continue
+            if "max" in name or "min" in name or name in ("MultiheadAttention", "GLU", "Threshold"):
+                continue
+            found[f"{library.__name__}.{name}"] = kind(-1, 1) if name == "ClippedGELUActivation" else kind()
+    return found
+
+
+@pytest.mark.parametrize("name", activation_modules())
+def test_an_activation_module_is_found_unless_it_is_piecewise_linear(name):
+    """The oracle: of a piecewise linear function all but a few second differences on a fine grid are zero."""
+    module = activation_modules()[name].eval()
+    grid = torch.linspace(-5, 5, 4001, dtype=torch.float64)
+    with torch.no_grad():
+        curvature = module.double()(grid.clone()).diff().diff().abs()
+    is_smooth = int((curvature > 1e-9).sum()) > 20
+    calls = find_smooth_calls(nn.Sequential(nn.Linear(4, 4), module.float()), torch.randn(2, 4))
+    if is_smooth:
+        assert "1" in {call.module for call in calls if call.role != "function"}
+    else:
+        assert calls == []
+
+
+def test_there_are_activations_of_both_sorts_to_look_at():
+    names = {name.rpartition(".")[2] for name in activation_modules()}
+    assert {"ReLU", "PReLU", "Hardtanh", "Softsign", "ReLUSquaredActivation", "LaplaceActivation", "HardMish"} <= names
