@@ -31,8 +31,9 @@ _ADVICE = "Give --evaluation inputs like those that the model was trained on, or
 def harden(arguments: Namespace) -> Any:
     """Export, compare on --evaluation, write the card, put the folder in place, push; returns the export's report.
 
-    Raises what the export raises (`EXPORT_TARGETS`), and ValueError for a checkpoint without λ-GELU, or if the output
-    folder is the checkpoint's own or has it, or the data, inside: replaced, it would take them along.
+    Raises what the export raises (`EXPORT_TARGETS`), and ValueError for a checkpoint without λ-GELU where --to is not
+    onnx, or if the output folder is the checkpoint's own or has it, or the data, inside: replaced, it would take them
+    along.
     """
     target, folder = check_target(arguments.to), Path(arguments.output_dir)
     progress = not arguments.disable_tqdm
@@ -40,7 +41,8 @@ def harden(arguments: Namespace) -> Any:
     # Entered first: a folder that cannot be written to must not be found out after the work.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
         given = read_checkpoint(arguments.model, progress=progress)
-        require_hardness(given)
+        if target.name != "onnx":  # which takes any network as it is
+            require_hardness(given)
         _require_whole(given, target.name)
         evaluation = evaluation_set(arguments, given.model, given.processors)
         if evaluation is not None:

@@ -17,8 +17,10 @@ _BAR = 40
 def profile(arguments: Namespace) -> None:
     """Print λ of each gate with the bound κ/λ of its swap, and draw it where --figure says.
 
-    Raises ValueError for a checkpoint without λ-GELU, and what loads and writes.
+    Raises ValueError for a checkpoint without λ-GELU and a picture that is no PNG, and what loads and writes.
     """
+    if arguments.figure is not None and Path(arguments.figure).suffix.lower() != ".png":
+        raise ValueError(f"--figure {arguments.figure}: a PNG is written; give it a name that ends in .png")
     given = read_checkpoint(arguments.model)
     require_hardness(given)
     hardness = hardness_profile(given.model)

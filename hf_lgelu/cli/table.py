@@ -232,7 +232,7 @@ _ROWS = (
             Option(
                 "--to",
                 "relu: ReLU in the place of hard gates; gelu: GELU, with λ folded into the weights, exactly; onnx: the "
-                "model as it is, for onnxruntime. Left out: relu.",
+                "model as it is, whatever its gates, for onnxruntime. Left out: relu.",
                 {"choices": ("relu", "gelu", "onnx"), "default": "relu"},
             ),
             Option(

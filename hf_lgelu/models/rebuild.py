@@ -58,6 +58,8 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     >>> loaded.layers[0].activation.hardness.shape
     torch.Size([8])
     """
+    if not hasattr(model_class, "from_pretrained"):
+        raise TypeError(f"model_class must be a PreTrainedModel subclass or an Auto class, got {model_class!r}")
     config = _config(model_class, pretrained_model_name_or_path, kwargs)
     if not has_record(config):
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)

@@ -4,9 +4,12 @@ A converted or hardened checkpoint says ReLU under its family's own config key. 
 may not read that key, and then computes another network from the same weights, without a word.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import nn
 
 HONOURS, REFUSES, IGNORES, UNKNOWN = "honours", "refuses", "ignores", "unknown"
 """What a program does with an activation that is not the family's usual one: computes it, says that it cannot, computes
@@ -90,7 +93,9 @@ def runtime_warnings(config: Any) -> tuple[str, ...]:
     """What a user of a checkpoint with another activation than its family's must know, a sentence for each program.
 
     Args:
-        config: of a transformers model; anything else, which no program reads by family, gives no warning.
+        config: of a transformers model. What has no family, such as None or a timm model's config, gives no warning.
+
+    Raises TypeError for a model or a folder in its place.
 
     Example:
         >>> from transformers import GPT2Config
@@ -98,6 +103,10 @@ def runtime_warnings(config: Any) -> tuple[str, ...]:
         >>> runtime_warnings(GPT2Config())
         ('llama.cpp ignores the activation that the config of a gpt2 names, and computes another network',)
     """
+    if isinstance(config, str | os.PathLike | nn.Module):
+        raise TypeError(
+            f"config must be the config of a transformers model, such as model.config, got {type(config).__name__}"
+        )
     model_type = getattr(config, "model_type", "")
     sentences = {
         IGNORES: "ignores the activation that the config of a {} names, and computes another network",

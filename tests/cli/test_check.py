@@ -142,6 +142,9 @@ def test_the_profile_is_a_line_a_gate_and_a_picture(place, tmp_path, call):
     assert status == 1
     assert "is there already" in errors
     assert call("profile", place / "soft", "--figure", tmp_path / "h.png", "--overwrite")[0] == 0
+    status, said, errors = call("profile", place / "soft", "--figure", tmp_path / "h.jpg")
+    assert (status, said) == (1, "")
+    assert "a PNG is written; give it a name that ends in .png" in errors
     status, _, errors = call("profile", place / "gelu")
     assert status == 1
     assert "has no λ-GELU" in errors

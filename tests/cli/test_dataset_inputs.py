@@ -363,6 +363,9 @@ def test_splits_of_a_folder(tmp_path):
     assert list(load_splits(str(tmp_path / "both"))) == ["train", "test"]
     assert list(load_splits(str(tmp_path / "one"))) == ["train"]
     assert load_splits(str(tmp_path / "files"))["train"]["x"][:] == [1.0]
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(ValueError, match="is an empty file"):
+        load_splits(str(tmp_path / "empty.csv"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="cannot be read as a data set"):
         load_splits(str(tmp_path / "empty"))

@@ -9,6 +9,7 @@ from huggingface_hub import ModelCard
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hf_lgelu import substitute_relu
 from hf_lgelu.cli.sentence_folder import find_sentence_folder
 from hf_lgelu.cli.table import COMMANDS
 from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
@@ -68,6 +69,20 @@ def test_onnx_folder(place, test_rows, tmp_path, call):
     session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
     found = torch.from_numpy(session.run(None, {"features": test_rows[0].numpy()})[0])
     torch.testing.assert_close(found, load_checkpoint(place / "soft")(test_rows[0]).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_a_network_without_lambda_goes_to_onnx_as_it_is(activation, place, test_rows, tmp_path, call):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = load_checkpoint(place / "gelu")
+    if activation == "relu":
+        substitute_relu(model, kinds=("gelu",))
+    model.save_pretrained(tmp_path / "model")
+    status, _, errors = call("harden", tmp_path / "model", "--output_dir", tmp_path / "onnx", "--to", "onnx")
+    assert status == 0, errors
+    session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
+    found = torch.from_numpy(session.run(None, {"features": test_rows[0].numpy()})[0])
+    torch.testing.assert_close(found, model.eval()(test_rows[0]).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

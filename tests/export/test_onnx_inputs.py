@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from hf_lgelu.export.onnx.onnx_inputs import axis_sizes, choose_axes, named_inputs, other_sizes, resize
 
@@ -21,6 +22,8 @@ def test_inputs_are_named_after_the_arguments():
     assert named_inputs(Pair(), {"y": two, "labels": one, "x": None}) == {"y": two}
     with pytest.raises(ValueError, match="names 2 arguments, got 3 inputs"):
         named_inputs(Pair(), [one, one, one])
+    with pytest.raises(TypeError, match=r"got DataLoader; of a DataLoader take one batch"):
+        named_inputs(Pair(), DataLoader([one, two]))
     with pytest.raises(TypeError, match="got float for 'x'"):
         named_inputs(Pair(), {"x": 1.0})
     with pytest.raises(ValueError, match="at least one tensor"):

@@ -35,7 +35,8 @@ def _named_rows(batch: OnnxInputs, names: tuple[str, ...]) -> dict[str, np.ndarr
         values = dict(zip(names, values, strict=True))
     if not isinstance(values, Mapping):
         raise TypeError(
-            f"a batch must hold {', '.join(names)}: as a mapping, or tensors in this order; got {type(batch).__name__}"
+            f"a batch must hold {', '.join(names)}: as a mapping, or tensors in this order; got "
+            f"{type(batch).__name__}. Of batches with labels, give the inputs alone: (x for x, y in loader)"
         )
     missing = [name for name in names if values.get(name) is None]
     if missing:

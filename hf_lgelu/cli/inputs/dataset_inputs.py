@@ -70,6 +70,8 @@ def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
 
     require_data_there(name)
     path = local(name)
+    if path is not None and path.is_file() and not path.stat().st_size:
+        raise ValueError(f"{name} is an empty file; give one with rows")
     try:
         if path is not None and path.is_file():
             found = datasets.load_dataset(_builder(path), data_files={"train": str(path)})

@@ -21,6 +21,11 @@ def named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     """
     if isinstance(inputs, Mapping):
         given = dict(inputs)
+    elif not isinstance(inputs, Tensor | list | tuple):
+        raise TypeError(
+            f"inputs must be one call's tensors, alone, in a list or by name, got {type(inputs).__name__}; of a "
+            "DataLoader take one batch, next(iter(loader))"
+        )
     else:
         values = [inputs] if isinstance(inputs, Tensor) else list(inputs)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
