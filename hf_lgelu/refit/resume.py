@@ -108,7 +108,8 @@ def _opened(path: Path, mark: str) -> int | None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"checkpoint_dir: {path} is a file; give a folder")
     path.mkdir(parents=True, exist_ok=True)
-    there = {entry.name for entry in path.iterdir()} - {_LOCK}
+    # A call that was killed may have left the lock, and a mark that was being written: nothing of anybody's work.
+    there = {entry.name for entry in path.iterdir()} - {_LOCK, _new(path / _MARK).name}
     if there and _MARK not in there:
         raise ValueError(f"checkpoint_dir: {path} holds something else; give a folder of the conversion's own")
     lock = hold(path / _LOCK)
@@ -215,7 +216,10 @@ class RungWork:
 
 def _save(path: Path, tensors: Mapping[str, Tensor], **told: Any) -> None:
     own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    _written(path, lambda file: save_file(own, file, {name: json.dumps(value) for name, value in told.items()}))
+    try:
+        _written(path, lambda file: save_file(own, file, {name: json.dumps(value) for name, value in told.items()}))
+    except SafetensorError as error:  # its words for what the system says
+        raise OSError(f"checkpoint_dir: {path} could not be written: {error}") from error
 
 
 def _load(path: Path) -> Steps:
@@ -228,9 +232,14 @@ def _load(path: Path) -> Steps:
 
 
 def _written(path: Path, write: Any) -> None:
-    new = path.with_suffix(".new")
+    new = _new(path)
     write(new)
     os.replace(new, path)
+
+
+def _new(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_suffix(".new")
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -1,10 +1,8 @@
 import json
-import resource
-import signal
-from contextlib import contextmanager
 
 import pytest
 import torch
+from full_disk import full_disk
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
@@ -165,18 +163,6 @@ def test_a_snapshot_of_the_hubs_cache_is_made_of_links(tmp_path):
     (snapshot / "vocab.txt").symlink_to("../../blobs/77")
     assert copy_processor_files(snapshot, tmp_path / "c") == ["vocab.txt"]
     assert (tmp_path / "c" / "vocab.txt").read_text() == "a b"
-
-
-@contextmanager
-def full_disk():
-    """No file may grow beyond 4 KiB; the system says so instead of ending the process. pytest's own output neither."""
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_disk_that_fills_up_is_told_and_leaves_nothing(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fresh_process import run_fresh
+from full_disk import full_disk
 from torch import nn
 
 from hf_lgelu import convert_to_relu
@@ -86,6 +87,29 @@ def test_another_conversions_folder_is_refused(tmp_path):
 
 class KilledError(Exception):
     pass
+
+
+def test_a_folder_whose_mark_was_never_whole_is_taken_up(tmp_path, monkeypatch):
+    model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
+
+    def killed(new, old):
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KilledError):
+            convert_to_relu(model, rows, checkpoint_dir=folder)
+    assert {path.name for path in folder.iterdir()} == {"lock", "conversion.new"}
+    (folder / "conversion.new").write_text('{"finger')
+    convert_to_relu(model, rows, checkpoint_dir=folder)
+    assert {path.name for path in folder.iterdir()} >= {"conversion.json", "refit-00000.safetensors"}
+
+
+def test_a_disk_that_fills_up_is_told_as_such(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 64)).eval()  # 8 KiB of weights in its one layer
+    with full_disk(), pytest.raises(OSError, match=r"checkpoint_dir: .*refit-00000.safetensors could not be written"):
+        convert_to_relu(model, torch.randn(200, 4), checkpoint_dir=tmp_path / "work")
 
 
 def test_distillation_that_was_killed_goes_on_from_its_last_step(tmp_path, monkeypatch):
