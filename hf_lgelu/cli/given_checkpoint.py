@@ -15,7 +15,7 @@ from hf_lgelu.cli.named_places import CONFIG_FILE, local, require_model_there
 from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
-from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.example_run import NOT_TAKEN, run_example
 from hf_lgelu.models.sentence_embedder import SentenceEmbedder
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
@@ -49,11 +49,19 @@ class GivenCheckpoint:
         return self.name if self.sentences is None else str(self.sentences.encoder_path)
 
     def save(self, network: nn.Module, folder: Path) -> None:
-        """Write `network`, changed, as a checkpoint of the same kind with all that goes along."""
+        """Write `network`, changed, as a checkpoint of the same kind with all that goes along.
+
+        Raises TypeError for a network of another kind.
+        """
         if self.sentences is not None and isinstance(network, SentenceEmbedder):
             self.sentences.save(network.encoder, folder)
         elif isinstance(network, PreTrainedModel):
             save_checkpoint(network, folder, source=self.name)
+        else:
+            raise TypeError(
+                f"{self.name} was loaded as a {type(self.network).__name__}, and is not saved as a "
+                f"{type(network).__name__}"
+            )
 
 
 def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
@@ -157,7 +165,7 @@ def require_fitting_rows(network: nn.Module, name: str, rows: Mapping[str, Tenso
     """
     try:
         run_example(network, rows)
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+    except NOT_TAKEN as error:
         shapes = ", ".join(f"{column} {tuple(tensor.shape)}" for column, tensor in rows.items())
         raise ValueError(f"{name} does not take the rows of {source} ({shapes}): {error}. {advice}") from error
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from hf_lgelu.cli.named_places import CARD_FILE, local
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.extras import require
-from hf_lgelu.models.checkpoint import load_checkpoint
+from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
 from hf_lgelu.models.links import require_inside
 from hf_lgelu.models.sentence_embedder import SentenceEmbedder, embedder_of
 
@@ -64,9 +64,9 @@ class SentenceFolder:
                 shutil.copyfile(file, target / place)
 
     def save(self, encoder: PreTrainedModel, target: Path) -> None:
-        """Write the folder anew, with another encoder."""
+        """Write the folder anew, with another encoder. Raises what `save_checkpoint` and `copy_rest` raise."""
         self.copy_rest(target)
-        encoder.save_pretrained(target / self.encoder)
+        save_checkpoint(encoder, target / self.encoder)
 
 
 def find_sentence_folder(name: str) -> SentenceFolder | None:

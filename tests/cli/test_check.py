@@ -1,5 +1,7 @@
 """hf-lgelu check, profile, card and kernels: what they say, and that check writes nothing."""
 
+import json
+
 import pytest
 import torch
 from huggingface_hub import ModelCard
@@ -12,6 +14,8 @@ from transformers import (
     GPT2LMHeadModel,
     T5Config,
     T5ForConditionalGeneration,
+    TimmWrapperConfig,
+    TimmWrapperForImageClassification,
 )
 
 from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
@@ -88,6 +92,20 @@ def test_what_is_not_read_from_files_is_sent_to_the_function(tmp_path, call):
     assert "2 of 2 gates can be, with 2 linear maps" in said
     assert "It gives logits, encoder_last_hidden_state: networks are compared by logits, and logits count." in said
     assert "hf_lgelu.convert_to_relu(model, data) in Python: inputs for encoder-decoders" in said
+
+
+def test_pictures_of_another_size_than_the_models_are_told_as_such(tmp_path, call):
+    """timm asserts the size."""
+    sizes = {"img_size": 32, "patch_size": 16, "embed_dim": 8, "depth": 1, "num_heads": 2, "act_layer": "gelu"}
+    config = TimmWrapperConfig(architecture="vit_tiny_patch16_224", model_args=sizes, num_labels=2)
+    TimmWrapperForImageClassification(config).save_pretrained(tmp_path / "timm")
+    rows = [{"pixel_values": torch.zeros(3, 16, 16).tolist(), "label": number % 2} for number in range(4)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    status, _, errors = call("check", tmp_path / "timm", "--evaluation", tmp_path / "rows.json", "--disable_tqdm")
+    assert status == 1
+    assert "does not take the rows of rows.json" in errors
+    assert "pixel_values (2, 3, 16, 16)" in errors
+    assert "(16) doesn't match model (32)" in errors
 
 
 def test_a_damaged_checkpoint_is_told_as_such(place, tmp_path, call):
