@@ -9,7 +9,19 @@ import timm
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from transformers import AutoModel, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
+from transformers import (
+    AutoModel,
+    BartConfig,
+    BartForConditionalGeneration,
+    FalconConfig,
+    FalconForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.analysis.pruning import units as pruning
@@ -218,7 +230,39 @@ def small_vit():
     return ViTForImageClassification(config).eval(), images, "fc1", "intermediate_size", 12
 
 
-@pytest.mark.parametrize("build", [small_gpt2, small_vit])
+def small_falcon():
+    config = FalconConfig(
+        num_hidden_layers=2, num_attention_heads=2, hidden_size=8, vocab_size=32, activation="relu", ffn_hidden_size=24,
+    )  # fmt: skip
+    tokens = {"input_ids": torch.arange(10).reshape(2, 5)}
+    return FalconForCausalLM(config).eval(), tokens, "dense_h_to_4h", "ffn_hidden_size", 24
+
+
+def small_t5():
+    config = T5Config(
+        d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2, vocab_size=20, feed_forward_proj="relu",
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    tokens = torch.arange(10).reshape(2, 5)
+    inputs = {"input_ids": tokens, "decoder_input_ids": tokens[:, :3]}
+    return T5ForConditionalGeneration(config).eval(), inputs, "DenseReluDense.wi", "d_ff", 12
+
+
+def small_bart():
+    """Two keys for the width of its two sides, and a token whose number is the width."""
+    sides = {f"{side}_{what}": count for side in ("encoder", "decoder")
+             for what, count in (("layers", 1), ("ffn_dim", 12), ("attention_heads", 2))}  # fmt: skip
+    tokens = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 12, "forced_eos_token_id": 12}
+    config = BartConfig(
+        d_model=8, vocab_size=20, max_position_embeddings=16, activation_function="relu", decoder_start_token_id=2,
+        **sides, **tokens,
+    )  # fmt: skip
+    # Sentences end with eos.
+    inputs = {"input_ids": torch.tensor([[0, 5, 6, 12]]), "decoder_input_ids": torch.tensor([[2, 0, 7]])}
+    return BartForConditionalGeneration(config).eval(), inputs, "fc1", "encoder_ffn_dim, decoder_ffn_dim", 12
+
+
+@pytest.mark.parametrize("build", [small_gpt2, small_vit, small_falcon, small_t5, small_bart])
 @pytest.mark.parametrize("criterion", ["apoz", "magnitude"])
 def test_feed_forward_layers_of_transformers_are_cut_and_reload(build, criterion, tmp_path):
     torch.manual_seed(0)
@@ -234,9 +278,12 @@ def test_feed_forward_layers_of_transformers_are_cut_and_reload(build, criterion
     with torch.no_grad():  # the given model with the same units silenced behind their activation
         expected = silenced(model, pruned.removed)(**inputs).logits
         torch.testing.assert_close(pruned.model(**inputs).logits, expected, rtol=1e-5, atol=1e-6)
+    changed = {name for name, value in pruned.model.config.to_dict().items() if value != model.config.to_dict()[name]}
+    assert changed == set(key.split(", "))
     pruned.model.save_pretrained(tmp_path)
-    reloaded = type(model).from_pretrained(tmp_path)
-    assert torch.equal(reloaded(**inputs).logits, pruned.model(**inputs).logits)
+    reloaded = type(model).from_pretrained(tmp_path).eval()
+    assert all(torch.equal(tensor, pruned.model.state_dict()[name]) for name, tensor in reloaded.state_dict().items())
+    torch.testing.assert_close(reloaded(**inputs).logits, pruned.model(**inputs).logits, rtol=1e-5, atol=1e-5)
 
 
 def silenced(model, removed):

@@ -5,19 +5,21 @@ them are candidates; the residual stream is never touched. Fewer units are fewer
 all that is promised.
 """
 
-import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.analysis.pruning.prunable import HiddenLayer, Pruner
 from hf_lgelu.analysis.pruning.zeros import RELU, GateZeros, checked_batches, measure_zeros
 from hf_lgelu.models.comparison import allowed_rounding, difference, outputs_of
-from hf_lgelu.models.config_keys import CONFIG_REFUSALS
+from hf_lgelu.models.config_keys import write_config_changes
+from hf_lgelu.models.config_widths import plan_width_changes
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.mlp import MLPConfig
 from hf_lgelu.models.own_forward import independent_copy
@@ -28,9 +30,6 @@ CRITERIA: dict[str, str] = {
     "magnitude": "L1 norm of a unit's incoming weights, lowest first (arXiv:1608.08710)",
 }
 """By what `prune_units` chooses."""
-
-# Config keys that can hold the width of hidden layers; one is taken if a model built with it has the right shapes.
-_WIDTH_KEYS = ("hidden_size", "intermediate_size", "n_inner", "ffn_dim", "hidden_dim")
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,9 @@ class PrunedModel:
         widths: {layer: units left}, for every candidate layer, in the order in which they run.
         parameters_before, parameters: counts.
         config_key: the key of `model.config` that now holds the widths, so that `save_pretrained` and
-            `from_pretrained` work; None where the config has no key for them (layers of different widths in most
-            families): then keep the module itself (torch.save, torch.export or ONNX).
+            `from_pretrained` work; "encoder_ffn_dim, decoder_ffn_dim" where it takes several. None where the config has
+            no key for them (layers of different widths in most families): then keep the module itself (torch.save,
+            torch.export or ONNX).
         max_change: largest change of an output on the data; None where that was not asked.
     """
 
@@ -217,7 +217,7 @@ def _remove(model: nn.Module, pruner: Pruner, chosen: Mapping[str, Sequence[int]
         widths=widths,
         parameters_before=sum(parameter.numel() for parameter in model.parameters()),
         parameters=sum(parameter.numel() for parameter in pruner.model.parameters()),
-        config_key=_write_widths(pruner.model, list(widths.values())),
+        config_key=_write_widths(pruner.model, [layer.units for layer in pruner.layers], list(widths.values())),
     )
 
 
@@ -239,27 +239,18 @@ def _verified(model: nn.Module, pruned: PrunedModel, data: Inputs | Iterable[Inp
     return PrunedModel(**{**vars(pruned), "max_change": largest_change})
 
 
-def _write_widths(model: nn.Module, widths: list[int]) -> str | None:
-    """Put the widths into the config if a model built from it then has these shapes; the key, or None."""
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_dict"):
+def _write_widths(model: nn.Module, old: list[int], new: list[int]) -> str | None:
+    """Put the widths into the config if a model built from it then has these shapes; the keys, or None."""
+    if not isinstance(model, PreTrainedModel):
         return None
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    values = [widths[0]] if len(set(widths)) == 1 else []
-    for key in _WIDTH_KEYS:
-        for value in [*values, widths]:
-            if not hasattr(config, key) or (value is widths and not isinstance(config, MLPConfig)):
-                continue
-            changed = copy.deepcopy(config)
-            try:
-                setattr(changed, key, value)
-                with torch.device("meta"):
-                    built = type(model)(changed)
-            except CONFIG_REFUSALS:  # a width that this family cannot take
-                continue
-            if {name: tensor.shape for name, tensor in built.state_dict().items()} == shapes:
-                setattr(config, key, value)
-                return key
+    values: list[Any] = [new[0]] if len(set(new)) == 1 else []
+    if isinstance(model.config, MLPConfig):
+        values.append(new)
+    for value in values:
+        changes = plan_width_changes(model, old, value)
+        if changes:
+            write_config_changes(model, changes)
+            return ", ".join(".".join(change.path) for change in changes)
     return None
 
 

@@ -1,0 +1,83 @@
+"""Which keys of a config hold the width of hidden layers: those with which the config alone builds a model's shapes.
+
+The key has as many names as the activation's (intermediate_size, n_inner, ffn_dim, d_ff, encoder_ffn_dim ...), and
+families add others. So here, too, no list of names is kept: each key that holds the width is tried.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_lgelu.models.config_keys import CONFIG_REFUSALS, ConfigChange, apply_changes
+
+_LEFT_OPEN = ("inner", "intermediate")  # in the names of keys that may be None: GPT-2's is four times the hidden size
+
+
+def plan_width_changes(
+    model: PreTrainedModel,
+    old: Sequence[int],
+    new: int | Sequence[int],
+    beside: Sequence[Sequence[ConfigChange]] = ((),),
+) -> list[ConfigChange] | None:
+    """The changes after which the config alone builds the tensors that `model` has now; None if no key does that.
+
+    Nothing is changed here. Each key by itself comes first, and after these all at once: an encoder-decoder may have
+    one for either side.
+
+    Args:
+        model: has other shapes than its config says.
+        old: widths that its config still says. A key that holds one of them counts, or the whole list.
+        new: what such a key is to hold.
+        beside: what may have to change besides, each tried with each of these keys, and alone.
+    """
+    shapes = _shapes(model)
+    keys = _keys(model.config, list(old), new)
+    for width, other in itertools.product(([], *([change] for change in keys), keys), beside):
+        changes = [*width, *other]
+        if _built_shapes(model, changes) == shapes:
+            return _needed(model, changes, shapes)
+    return None
+
+
+def _needed(model: PreTrainedModel, changes: list[ConfigChange], shapes: Mapping[str, Any]) -> list[ConfigChange]:
+    """Of changes that build these shapes those without which they are not built: a token's number may be a width."""
+    for change in changes:
+        fewer = [other for other in changes if other is not change]
+        if _built_shapes(model, fewer) == shapes:
+            return _needed(model, fewer, shapes)
+    return changes
+
+
+def config_entries(
+    config: PreTrainedConfig | Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, value) of every key, those of sub-configs and dicts too."""
+    for key, value in (config if isinstance(config, Mapping) else config.to_dict()).items():
+        if isinstance(value, Mapping):
+            yield from config_entries(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _keys(config: PreTrainedConfig, old: list[int], new: int | Sequence[int]) -> list[ConfigChange]:
+    entries = list(config_entries(config))
+    # False is no width of 0, nor True one of 1.
+    held = [(path, value) for path, value in entries if value == old or (type(value) is int and value in old)]
+    held += [(path, None) for path, value in entries if value is None and any(part in path[-1] for part in _LEFT_OPEN)]
+    return [ConfigChange(path, value, new) for path, value in held if value != new]
+
+
+def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _built_shapes(model: PreTrainedModel, changes: list[ConfigChange]) -> dict[str, tuple[int, ...]] | None:
+    try:
+        config = apply_changes(model.config, changes)
+        with torch.device("meta"):
+            return _shapes(type(model)(config))
+    except CONFIG_REFUSALS:  # a key that is no part of this model's shape, or cannot hold this width
+        return None
