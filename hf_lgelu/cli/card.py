@@ -4,9 +4,11 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+from huggingface_hub.constants import REPOCARD_NAME
+
 from hf_lgelu.cli.given_checkpoint import GivenCheckpoint, read_checkpoint
 from hf_lgelu.cli.known_facts import known_facts
-from hf_lgelu.cli.named_places import CARD_FILE, local
+from hf_lgelu.cli.named_places import local
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
 from hf_lgelu.models.profile import gate_rows, hardness_profile
@@ -24,8 +26,8 @@ def card(arguments: Namespace) -> Path:
     folder = local(arguments.model)
     if folder is None or not folder.is_dir():
         raise NotADirectoryError(f"there is no folder {arguments.model}: a card is written beside a checkpoint")
-    if (folder / CARD_FILE).exists() and not arguments.overwrite:
-        raise FileExistsError(f"{folder / CARD_FILE} is there already; replace it with --overwrite")
+    if (folder / REPOCARD_NAME).exists() and not arguments.overwrite:
+        raise FileExistsError(f"{folder / REPOCARD_NAME} is there already; replace it with --overwrite")
     given = read_checkpoint(arguments.model)
     facts, export = known_facts(given.name, arguments.facts), _form(given)
     if export == "lambda_gelu":

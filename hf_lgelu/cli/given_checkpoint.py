@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
+from huggingface_hub.constants import CONFIG_NAME
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.cli.named_places import CONFIG_FILE, local, require_model_there
+from hf_lgelu.cli.named_places import local, require_model_there
 from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
@@ -55,7 +56,7 @@ class GivenCheckpoint:
         """
         if self.sentences is not None and isinstance(network, SentenceEmbedder):
             self.sentences.save(network.encoder, folder)
-        elif isinstance(network, PreTrainedModel):
+        elif self.sentences is None and isinstance(network, PreTrainedModel):
             save_checkpoint(network, folder, source=self.name)
         else:
             raise TypeError(
@@ -100,10 +101,10 @@ def _refuse_other_folders(name: str) -> None:
             f"{name} is an adapter of PEFT, not a model: what it would be saved as lacks the changed weights of its "
             "base. Merge it first (PeftModel.merge_and_unload(), then save_pretrained) and give the merged folder"
         )
-    inside = sorted(entry.parent.name for entry in path.glob(f"*/{CONFIG_FILE}"))
-    if not (path / CONFIG_FILE).is_file() and not (path / MODULES_FILE).is_file() and inside:
+    inside = sorted(entry.parent.name for entry in path.glob(f"*/{CONFIG_NAME}"))
+    if not (path / CONFIG_NAME).is_file() and not (path / MODULES_FILE).is_file() and inside:
         raise FileNotFoundError(
-            f"{name} has no {CONFIG_FILE}; checkpoints in it are {', '.join(inside[:8])}: give one of these folders"
+            f"{name} has no {CONFIG_NAME}; checkpoints in it are {', '.join(inside[:8])}: give one of these folders"
         )
 
 

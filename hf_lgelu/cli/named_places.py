@@ -3,16 +3,12 @@
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
 from hf_lgelu.cli.near_names import did_you_mean
-
-CONFIG_FILE = "config.json"
-CARD_FILE = "README.md"
+from hf_lgelu.export.hub.hub_id import could_be_hub_id
 
 _SECONDS = 10.0
-_FILE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".txt", ".safetensors", ".bin", ".onnx")
 
 
 def local(name: str) -> Path | None:
@@ -27,9 +23,8 @@ def require_model_there(name: str) -> None:
     The libraries that load it would try the Hub five times, for half a minute, before they say so.
     """
     if local(name) is None:
-        _require_on_hub(
-            name, "model", isinstance(try_to_load_from_cache(name, CONFIG_FILE), str) if _is_id(name) else False
-        )
+        cached = could_be_hub_id(name) and isinstance(try_to_load_from_cache(name, constants.CONFIG_NAME), str)
+        _require_on_hub(name, "model", cached)
 
 
 def require_data_there(name: str) -> None:
@@ -38,19 +33,7 @@ def require_data_there(name: str) -> None:
         from datasets import config
 
         prepared = Path(config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()
-        _require_on_hub(name, "dataset", _is_id(name) and prepared.is_dir())
-
-
-def _is_id(name: str) -> bool:
-    """Whether the Hub could have a repository of that name."""
-    path = Path(name)
-    if path.is_absolute() or name.startswith((".", "~")) or name.endswith(_FILE_ENDINGS):
-        return False
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
+        _require_on_hub(name, "dataset", could_be_hub_id(name) and prepared.is_dir())
 
 
 def _require_on_hub(name: str, kind: str, is_cached: bool) -> None:
@@ -58,7 +41,7 @@ def _require_on_hub(name: str, kind: str, is_cached: bool) -> None:
         return
     missing = f"there is no {'folder' if kind == 'model' else 'folder or file'} {name}{_near(name)}"
     accepted = "the folder of a checkpoint" if kind == "model" else "a folder or file of data"
-    if not _is_id(name):
+    if not could_be_hub_id(name):
         raise FileNotFoundError(f"{missing}; give {accepted}, or a Hub id such as user/{kind}")
     if constants.HF_HUB_OFFLINE:
         raise FileNotFoundError(f"{missing}, and the Hub is not asked (HF_HUB_OFFLINE); give {accepted}")

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import PreTrainedModel
 
-from hf_lgelu.cli.named_places import CARD_FILE, local
+from hf_lgelu.cli.named_places import local
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
@@ -21,7 +22,7 @@ from hf_lgelu.models.links import require_inside
 from hf_lgelu.models.sentence_embedder import SentenceEmbedder, embedder_of
 
 # Of the encoder, written anew; and other forms of the whole network, which would still be the smooth one.
-_ENCODERS_OWN = ("config.json", "model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
+_ENCODERS_OWN = (CONFIG_NAME, "model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
 _OTHER_FORMS = ("onnx", "openvino", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "coreml")
 
 
@@ -50,7 +51,7 @@ class SentenceFolder:
         """
         left_out = {
             *(path for pattern in _ENCODERS_OWN for path in self.encoder_path.glob(pattern)),
-            *(self.path / name for name in (*_OTHER_FORMS, CARD_FILE)),
+            *(self.path / name for name in (*_OTHER_FORMS, REPOCARD_NAME)),
         }
         for file in sorted(self.path.rglob("*")):
             place = file.relative_to(self.path)
@@ -81,7 +82,7 @@ def find_sentence_folder(name: str) -> SentenceFolder | None:
         return None
     modules = json.loads((path / MODULES_FILE).read_text(encoding="utf-8"))
     first = modules[0]["path"] if isinstance(modules, list) and modules and "path" in modules[0] else None
-    if first is None or not (path / first / "config.json").is_file():
+    if first is None or not (path / first / CONFIG_NAME).is_file():
         raise ValueError(
             f"{name} is a checkpoint of sentence-transformers whose first module is no encoder of transformers "
             "(static embeddings, a router): there are no gates in it to exchange"

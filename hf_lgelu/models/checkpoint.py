@@ -8,6 +8,7 @@ from typing import Any
 
 import transformers
 from huggingface_hub import snapshot_download
+from huggingface_hub.constants import CONFIG_NAME
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
@@ -76,7 +77,7 @@ def _check_folder(name_or_path: str | os.PathLike) -> None:
     """Say of a path what transformers would take for a Hub id, or for a config that it does not know."""
     path = Path(name_or_path)
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not (path / CONFIG_NAME).is_file():
             raise FileNotFoundError(f"{path} has no config.json; give the folder that save_pretrained wrote")
     elif path.exists():
         raise NotADirectoryError(f"{path} is a file; give the checkpoint's folder, with config.json and safetensors")

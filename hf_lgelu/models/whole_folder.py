@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from huggingface_hub.constants import CONFIG_NAME
+
 try:
     import fcntl
 except ImportError:  # Windows, where nothing is swept: who is alive cannot be seen there
@@ -70,7 +72,7 @@ def _require_replaceable(target: Path, overwrite: bool) -> None:
             f"{target} is not empty; give another folder, or replace this one with overwrite=True (--overwrite)"
         )
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
-    if not any((target / name).is_file() for name in ("config.json", "modules.json")):
+    if not any((target / name).is_file() for name in (CONFIG_NAME, "modules.json")):
         raise FileExistsError(
             f"{target} holds no config.json: it is no model that an export could replace, and would be lost. Give "
             "another folder, or remove this one yourself"

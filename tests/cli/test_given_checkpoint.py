@@ -19,6 +19,9 @@ def test_a_network_of_another_kind_is_not_left_out_without_a_word(place, tmp_pat
     encoder = BertModel(BertConfig(vocab_size=15, **SIZES))
     with pytest.raises(TypeError, match="not saved as a SentenceEmbedder"):
         GivenCheckpoint("bert", encoder).save(SentenceEmbedder(encoder, []), tmp_path / "out")
+    whole = GivenCheckpoint("folder", SentenceEmbedder(encoder, []), SentenceFolder(tmp_path, ""))
+    with pytest.raises(TypeError, match="not saved as a BertModel"):  # without its pooling
+        whole.save(encoder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -24,6 +24,8 @@ from hf_lgelu import (
     write_card,
 )
 from hf_lgelu.export.hub.card import TEMPLATE, render_card
+from hf_lgelu.export.hub.card_text import pipeline_tag
+from hf_lgelu.export.hub.hub_id import is_hub_id
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.models.comparison import OutputChange
 
@@ -124,6 +126,35 @@ def test_the_card_speaks_of_the_gate_that_the_network_has(gate, kappa, formula, 
     assert ("λ-GELU" in text.partition("## Citation")[0]) == (gate != "lambda_silu")
     with pytest.raises(ValueError, match="unknown gate 'lambda_mish'"):
         render_card(with_facts(gates={"layers.1.activation": "lambda_mish"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("MLPForClassification", "tabular-classification"),
+        ("SentenceTransformer", "sentence-similarity"),
+        ("GPT2LMHeadModel", "text-generation"),
+        ("BlipTextLMHeadModel", "text-generation"),  # in no table of transformers
+        ("TimmWrapperForImageClassification", "image-classification"),
+        ("BertForMaskedLM", "fill-mask"),
+        ("BertForTokenClassification", "token-classification"),
+        ("Wav2Vec2ForCTC", "automatic-speech-recognition"),
+        ("Wav2Vec2ForSequenceClassification", "audio-classification"),
+        ("WhisperForConditionalGeneration", "automatic-speech-recognition"),
+        ("T5ForConditionalGeneration", "text2text-generation"),
+        ("BartForConditionalGeneration", "text2text-generation"),
+        ("DetrForObjectDetection", "object-detection"),
+        ("BertModel", None),
+    ],
+)
+def test_the_task_is_what_the_class_does(name, task):
+    assert pipeline_tag(name) == task
+
+
+def test_what_the_hub_could_not_have_or_is_named_like_a_file_is_no_id():
+    assert all(map(is_hub_id, ("gpt2", "bob/gpt2", "bob_1/gpt-2.0")))
+    assert not any(map(is_hub_id, (None, "", "rows.csv", "data/rows.csv", "bob/gpt--2", "bob/gpt2.git", "bob/größe",
+                                   "~bob/gpt2", "a/b/c", "bob/" + "a" * 97)))  # fmt: skip
 
 
 @pytest.mark.parametrize("path", [SECRET, "./alice/gpt2-ours", "~/alice/gpt2-ours", "C:\\alice\\gpt2-ours"])

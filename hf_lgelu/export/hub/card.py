@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.constants import REPOCARD_NAME
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, Gate, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
@@ -13,7 +14,6 @@ from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.card_facts import CardData, CardFacts, CardScores
 from hf_lgelu.export.hub.card_text import (
     code,
-    is_hub_id,
     made_with,
     pipeline_tag,
     plain,
@@ -22,8 +22,8 @@ from hf_lgelu.export.hub.card_text import (
     shown,
 )
 from hf_lgelu.export.hub.hardness_figure import draw_hardness
+from hf_lgelu.export.hub.hub_id import is_hub_id
 from hf_lgelu.export.hub.loading import CheckpointFacts
-from hf_lgelu.export.hub.push import CARD_FILE
 from hf_lgelu.formats import percent, score
 from hf_lgelu.models.whole_file import whole_file
 
@@ -96,7 +96,7 @@ def write_card(
     *,
     export: str = "relu",
     repo_id: str | None = None,
-    name: str = CARD_FILE,
+    name: str = REPOCARD_NAME,
     figure: str = FIGURE_FILE,
 ) -> Path:
     """Write a model's card and its picture of λ into `folder`, and return the card's path.

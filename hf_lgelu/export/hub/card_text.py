@@ -2,25 +2,28 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from transformers.modelcard import TASK_MAPPING
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+from hf_lgelu.export.hub.hub_id import is_hub_id
+
 _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
 _MARKUP = re.compile(r"([\\`*\[\]<>|])")
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
 
-_TASKS = {
+# By the endings of classes that transformers' table does not have: those of this package and of sentence-transformers,
+# and new or rare ones of transformers.
+_OTHER_TASKS = {
+    "MLPForClassification": "tabular-classification",
+    "SentenceTransformer": "sentence-similarity",
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
     "ForImageClassification": "image-classification",
     "ForSequenceClassification": "text-classification",
-    "MLPForClassification": "tabular-classification",
-    "SentenceTransformer": "sentence-similarity",
 }
 
 
@@ -56,16 +59,13 @@ def shown(value: Any) -> str:
     return re.split(r"[/\\]", text.partition("?")[0].rstrip("/\\"))[-1]
 
 
-def is_hub_id(text: str | None) -> bool:
-    """Whether a text may be the id of a repository on the Hub: it looks like one and is no file or folder here."""
-    if not text:
-        return False
-    return _HUB_ID.fullmatch(text) is not None and text[0] != "." and not Path(text).exists()
-
-
 def pipeline_tag(model_class: str) -> str | None:
     """The Hub's name of what models of this class do; None for a class that is not known here."""
-    return next((task for suffix, task in _TASKS.items() if model_class.endswith(suffix)), None)
+    # Of several tasks the last, as on the cards that transformers' Trainer writes: BART is also in the one of masks.
+    for task, classes in reversed(TASK_MAPPING.items()):
+        if any(model_class in ([name] if isinstance(name, str) else name) for name in classes.values()):
+            return task
+    return next((task for ending, task in _OTHER_TASKS.items() if model_class.endswith(ending)), None)
 
 
 def is_licence(text: str) -> bool:

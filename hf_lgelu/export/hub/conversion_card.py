@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub.constants import REPOCARD_NAME
 from huggingface_hub.errors import HFValidationError, HTTPError
 
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.card_text import (
     code,
-    is_hub_id,
     is_licence,
     made_with,
     pipeline_tag,
@@ -22,8 +22,8 @@ from hf_lgelu.export.hub.card_text import (
     require_card_names,
     require_no_token,
 )
+from hf_lgelu.export.hub.hub_id import is_hub_id
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
-from hf_lgelu.export.hub.push import CARD_FILE
 from hf_lgelu.formats import quoted, score
 from hf_lgelu.models.whole_file import whole_file
 from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network
@@ -175,7 +175,7 @@ def write_conversion_card(
     card = render_conversion_card(
         report, provenance, facts_of_folder(folder), figure=figure, repo_id=repo_id, license=license
     )
-    path = Path(folder) / CARD_FILE
+    path = Path(folder) / REPOCARD_NAME
     with whole_file(path, overwrite=True) as new:
         new.write_text(f"{str(card).rstrip()}\n", encoding="utf-8")
     return path
@@ -287,12 +287,12 @@ class _NoAliases(yaml.SafeLoader):
 
 def original_licence(name_or_path: str | os.PathLike) -> str | None:
     """The licence that the card of a folder or Hub id states; None where there is no card, or none that states one."""
-    card = Path(name_or_path) / CARD_FILE
+    card = Path(name_or_path) / REPOCARD_NAME
     try:
         if not card.is_file():
             if Path(name_or_path).exists():
                 return None
-            card = Path(hf_hub_download(str(name_or_path), CARD_FILE))
+            card = Path(hf_hub_download(str(name_or_path), REPOCARD_NAME))
         with card.open(encoding="utf-8") as file:
             text = file.read(_LONGEST_HEADER)
         header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*\n", text, re.DOTALL)

@@ -6,6 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub.constants import CONFIG_NAME
+
 from hf_lgelu.activation.gates import ACTIVATION_NAMES, DEFAULT_GATE
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models import mlp
@@ -85,7 +87,7 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     """The facts of a saved model, from its config.json. Raises FileNotFoundError, or ValueError for no class in it."""
     if (Path(folder) / MODULES_FILE).is_file():
         return CheckpointFacts(_SENTENCES)
-    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
     names = config.get("architectures")
     if not names:
         raise ValueError(f"{folder}/config.json names no architectures; save the model with save_pretrained")
@@ -156,7 +158,7 @@ def attach_model_code(folder: str | os.PathLike) -> Path:
         'mlp.py'
     """
     folder = Path(folder)
-    path = folder / "config.json"
+    path = folder / CONFIG_NAME
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("model_type") != mlp.MLPConfig.model_type:
         raise ValueError(

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, get_token
+from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
 from hf_lgelu.export.hub.card_text import holds_token, without_tokens
@@ -14,8 +15,6 @@ from hf_lgelu.models.links import require_inside
 
 logger = logging.getLogger(__name__)
 
-CARD_FILE = "README.md"
-CONFIG_FILE = "config.json"
 LICENSE_FILE = "LICENSE"
 MODULES_FILE = "modules.json"
 """What a checkpoint of sentence-transformers has: the list of its modules and their folders."""
@@ -148,8 +147,8 @@ def _module_folders(folder: Path) -> list[str]:
 
 def _require_complete(folder: Path, names: list[str]) -> None:
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
-    whole = CONFIG_FILE if MODULES_FILE not in names else MODULES_FILE
-    missing = [name for name in (whole, CARD_FILE) if name not in names]
+    whole = CONFIG_NAME if MODULES_FILE not in names else MODULES_FILE
+    missing = [name for name in (whole, REPOCARD_NAME) if name not in names]
     if not any(name.endswith((".safetensors", ".onnx")) for name in names):
         missing.append("weights (*.safetensors)")
     if missing:
@@ -161,7 +160,7 @@ def _require_complete(folder: Path, names: list[str]) -> None:
 
 def _own_code(folder: Path) -> set[str]:
     """Python files of config.json's `auto_map`, {"AutoModel": "mlp.MLPForClassification"}."""
-    config = folder / CONFIG_FILE
+    config = folder / CONFIG_NAME
     if not config.is_file():
         return set()
     auto_map = json.loads(config.read_text(encoding="utf-8")).get("auto_map") or {}
