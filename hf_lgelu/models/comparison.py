@@ -1,10 +1,12 @@
 """What two models give on the same inputs."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hf_lgelu.models.example_run import Inputs, run_example
 
@@ -57,6 +59,13 @@ def allowed_rounding(output: Tensor) -> float:
 def difference(output: Tensor, other: Tensor) -> Tensor:
     """`output - other`; of the infinity that models give for classes that cannot be, 0 where both have the same."""
     return torch.where(output == other, 0.0, output - other)
+
+
+def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
+    """p·log(p/q) of every class, (..., classes), from logits; a class that cannot be (p = 0) adds nothing."""
+    expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
+    terms = F.kl_div(given, expected, reduction="none", log_target=True)
+    return terms.masked_fill(expected == -math.inf, 0.0)
 
 
 def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> OutputChange:

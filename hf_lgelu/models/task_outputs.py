@@ -1,9 +1,15 @@
-"""Which of a model's outputs its task reads: logits, boxes, embeddings, and not the hidden states beside them."""
+"""What a model's task reads: of its outputs logits, boxes, embeddings, and not the hidden states beside them; of a
+batch the labels that count."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+IGNORED_LABEL = -100
+"""The label of what nothing predicts, and what the labels of sequences are padded with: cross entropy ignores it."""
 
 # By the names that transformers and sentence-transformers give them. Class scores come first: the first is compared.
 _CLASS_SCORES = ("logits", "start_logits", "end_logits", "class_queries_logits", "prediction_logits")
@@ -53,6 +59,16 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
 def are_class_scores(name: str) -> bool:
     """Whether an output of this name holds a score for each class along its last axis; a bare tensor counts as such."""
     return name in ("", *_CLASS_SCORES)
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether a model predicts the token behind each: a causal language model of transformers, or one that is built
+    on one, or generates without an encoder's help (Llava and the like)."""
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    if any(base.__name__ in names for base in type(model).__mro__):
+        return True
+    generates = isinstance(model, PreTrainedModel) and model.can_generate()
+    return generates and not getattr(model.config, "is_encoder_decoder", False)
 
 
 def _is_in(given: str, name: str) -> bool:

@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hf_lgelu.models.comparison import difference
+from hf_lgelu.models.comparison import difference, kl_terms
 from hf_lgelu.models.example_run import run_example
-from hf_lgelu.models.task_outputs import are_class_scores, task_outputs
+from hf_lgelu.models.task_outputs import are_class_scores, is_causal, task_outputs
 from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import IGNORED_LABEL, Batch
 from hf_lgelu.refit.processes import each_has
@@ -174,13 +172,6 @@ def _unit_of_rows(output: Tensor, counted: Tensor | None) -> Tensor:
     return numbers.reshape(-1) if counted is None else numbers[counted]
 
 
-def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
-    """p·log(p/q) of every class, (rows, classes), from logits; a class that cannot be (p = 0) adds nothing."""
-    expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
-    terms = F.kl_div(given, expected, reduction="none", log_target=True)
-    return terms.masked_fill(expected == -math.inf, 0.0)
-
-
 def _spread_sums(name: str, rows: Tensor) -> Sums:
     """What ‖y − ȳ‖² of an output is made of; the mean is one over rows of as many columns."""
     rows = rows.masked_fill(rows.isinf(), 0.0)
@@ -227,16 +218,6 @@ def add_sums(one: Sums, other: Sums) -> Sums:
 
 def _larger(one: float, other: float) -> float:
     return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)  # max keeps what it has before a NaN
-
-
-def is_causal(model: nn.Module) -> bool:
-    """Whether a model predicts the token behind each: a causal language model of transformers, or one that is built
-    on one, or generates without an encoder's help (Llava and the like)."""
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    if any(base.__name__ in names for base in type(model).__mro__):
-        return True
-    generates = isinstance(model, PreTrainedModel) and model.can_generate()
-    return generates and not getattr(model.config, "is_encoder_decoder", False)
 
 
 def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, is_causal: bool) -> Sums:

@@ -8,10 +8,11 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from transformers import TrainerState
 
+from hf_lgelu.models.comparison import kl_terms
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.profile import whole_tensor
 from hf_lgelu.models.sites import require_lambda_gelu
-from hf_lgelu.models.task_outputs import are_class_scores, task_outputs
+from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, task_outputs
 from hf_lgelu.training.layer_targets import layer_targets
 
 DEFAULT_RATE_TOLERANCE = 0.01
@@ -77,10 +78,9 @@ def mean_divergence(
     total, count = 0.0, 0
     for batch in data:
         before()
-        p = _log_probabilities(model, batch)
+        reference = _scores(model, batch)
         after()
-        q = _log_probabilities(model, batch)
-        divergence = torch.where(p > -torch.inf, p.exp() * (p - q), 0.0).sum(-1)
+        divergence = kl_terms(reference, _scores(model, batch)).sum(-1)
         counted = _counted(batch, divergence)
         total += divergence[counted].sum().item()
         count += int(counted.sum())
@@ -89,18 +89,18 @@ def mean_divergence(
     return total / count
 
 
-def _log_probabilities(model: nn.Module, batch: Inputs) -> Tensor:
+def _scores(model: nn.Module, batch: Inputs) -> Tensor:
     name, scores = next(iter(task_outputs(run_example(model, batch)).items()), ("", torch.empty(0)))
     if not are_class_scores(name) or scores.ndim < 2 or scores.shape[-1] < 2:
         raise ValueError(
             f"rate='tolerance' compares predictions of classes, and the model's first output, {name or 'a tensor'} of "
             f"shape {tuple(scores.shape)}, holds none; harden with rate='schedule'"
         )
-    return scores.double().log_softmax(-1)
+    return scores.double()
 
 
 def _counted(batch: Inputs, divergence: Tensor) -> Tensor:
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     if isinstance(labels, Tensor) and labels.shape == divergence.shape and not labels.is_floating_point():
-        return labels.to(divergence.device) != -100
+        return labels.to(divergence.device) != IGNORED_LABEL
     return torch.ones_like(divergence, dtype=torch.bool)

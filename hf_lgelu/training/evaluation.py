@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction
 
+from hf_lgelu.models.task_outputs import IGNORED_LABEL
+
 _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
 
 
@@ -65,7 +67,7 @@ def _equal_classes(before: Tensor, after: Tensor, labels: Any) -> tuple[Tensor, 
     if isinstance(labels, Tensor) and labels.is_floating_point():
         counted = torch.zeros_like(same)
     elif isinstance(labels, Tensor) and labels.shape == same.shape:
-        counted = labels != -100
+        counted = labels != IGNORED_LABEL
     return same, counted
 
 

@@ -14,6 +14,8 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
+    BertGenerationConfig,
+    BertGenerationDecoder,
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
@@ -189,6 +191,17 @@ def test_tokens_that_are_there_already_are_taken(gpt2):
     order = sample_numbers(2, None, 0).tolist()
     assert batch["input_ids"].tolist() == [[[5, 6, 7], [8, 9, 0]][i] for i in order]
     assert batch["labels"].tolist() == [[[-100, 6, 7], [-100, 9, -100]][i] for i in order]
+
+
+def test_a_language_model_is_known_by_what_it_does_and_not_by_its_name():
+    model = BertGenerationDecoder(
+        BertGenerationConfig(vocab_size=300, max_position_embeddings=16, is_decoder=True, **SMALL)
+    ).eval()
+    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7]]})
+    batch = whole(inputs(rows, model))
+    logits = model(**batch).logits[0]
+    expected = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor([6, 7]))
+    torch.testing.assert_close(model(**batch).loss, expected)
 
 
 def test_padding_on_the_left_goes_before_a_row_is_cut(gpt2):

@@ -1,11 +1,13 @@
 """What two models give: the loss left out, NaN seen, rounding told from another function."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hf_lgelu.models.comparison import compare_models, outputs_of, require_same_model
+from hf_lgelu.models.comparison import compare_models, kl_terms, outputs_of, require_same_model
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
@@ -22,6 +24,18 @@ class Shifted(nn.Module):
         output = self.model(features, labels=labels)
         output.logits = output.logits + self.shift
         return output if return_dict else (output.loss, output.logits)
+
+
+def test_classes_that_cannot_be_add_nothing_to_the_kl():
+    inf = math.inf
+    reference = torch.tensor([[0.5, -inf, 2.0], [0.5, -inf, 2.0], [1.0, 0.0, -1.0], [0.0, math.nan, 0.0]]).double()
+    other = torch.tensor([[1.5, -inf, 0.0], [1.5, 3.0, 0.0], [1.0, -inf, -1.0], [0.0, 0.0, 0.0]]).double()
+    found = kl_terms(reference, other).sum(-1).tolist()
+    for row, (wanted, given) in enumerate(zip(reference[:2].tolist(), other[:2].tolist(), strict=True)):
+        p, q = ([math.exp(score) / sum(map(math.exp, scores)) for score in scores] for scores in (wanted, given))
+        assert found[row] == pytest.approx(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a), rel=1e-12)
+    assert found[2] == inf  # what can be is impossible in the other
+    assert math.isnan(found[3])
 
 
 @pytest.fixture

@@ -9,15 +9,6 @@ import torch
 from dense_oracle import swapped
 from refit_nets import BY_NAME, drawn
 from torch import nn
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertForTokenClassification,
-    GPT2Config,
-    GPT2DoubleHeadsModel,
-    GPT2LMHeadModel,
-)
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -30,7 +21,6 @@ from hf_lgelu.refit.compare import (
     change_sums,
     compared_outputs,
     in_order_of,
-    is_causal,
     metric_sums,
     metric_values,
 )
@@ -105,19 +95,6 @@ def test_which_labels_count():
     both = add_sums(metric_sums(logits, labels, None, True), following)
     loss = 3 * math.log(2 + math.exp(2)) - 4
     assert (both["predicted"], both["loss"]) == (3, pytest.approx(loss, rel=1e-6))
-
-
-def test_models_that_predict_the_next_token_are_known_also_by_what_they_are_made_of():
-    class Own(GPT2LMHeadModel):
-        pass
-
-    gpt = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=11, n_positions=8)
-    bart = BartConfig(vocab_size=11, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-                      decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8)  # fmt: skip
-    bert = BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    assert [is_causal(model) for model in (Own(gpt), GPT2DoubleHeadsModel(gpt))] == [True, True]
-    others = BartForConditionalGeneration(bart), BertForTokenClassification(bert), nn.Linear(2, 2)
-    assert [is_causal(model) for model in others] == [False] * 3
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,16 @@ import torch
 
 from hf_lgelu.analysis.int8.batches import OnnxInputs, read_onnx_batches
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, finite_alike, without_padding
-from hf_lgelu.models.comparison import OutputChange
+from hf_lgelu.models.comparison import OutputChange, kl_terms
 
 
 @dataclass(frozen=True)
 class OnnxComparison:
     """How far one ONNX file's outputs are from another's on the same rows.
 
-    `change` and `relative_error` are as in `Int8Report`. `kl` is the mean over the predictions of the first output of
-    KL(softmax(first) ‖ softmax(other)), in nats; None for an output of one column.
+    `change` and `relative_error` are as in `Int8Report`: a root, whose square compares with `NetChange.relative_error`.
+    `kl` is the mean over the predictions of the first output of KL(softmax(first) ‖ softmax(other)), in nats; None for
+    an output of one column.
     """
 
     change: OutputChange
@@ -79,9 +80,8 @@ def _mean_kl(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
         )
         if first.ndim < 2 or first.shape[-1] < 2:
             return None
-        logs, others = (outputs.reshape(-1, outputs.shape[-1]).log_softmax(-1) for outputs in (first, second))
-        total += float(torch.where(logs.isneginf(), 0.0, logs.exp() * (logs - others)).sum())
-        predictions += len(logs)
+        total += kl_terms(first, second).sum().item()
+        predictions += math.prod(first.shape[:-1])
     return max(total, 0.0) / predictions  # rounding may leave a little below 0
 
 

@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.analysis.pruning.zeros import GateCall, watch_gates
 from hf_lgelu.extras import require
+from hf_lgelu.models.comparison import floating_outputs
 from hf_lgelu.models.example_run import Inputs, evaluation_mode
 from hf_lgelu.models.sites import lambda_gelu_modules
 
@@ -23,11 +24,10 @@ _BY_CHANNEL = (nn.modules.batchnorm._NormBase,)
 class HiddenLayer:
     """A layer whose output units reach the next layer through an activation, and nothing else.
 
-    `name` and `consumer` are the two layers' names; `gates` the names of the activation's calls (GateCall.name).
+    `gates` are the names of the activation's calls (GateCall.name).
     """
 
     name: str
-    consumer: str
     gates: tuple[str, ...]
     kind: str
     units: int
@@ -77,20 +77,20 @@ class Pruner:
             return None
         group = self._group(layer, [0])
         consumers = []
-        for dependency, indices in group:
+        for dependency, _ in group:
             target = dependency.target.module
             if target is layer or isinstance(target, _BY_CHANNEL) or not _has_parameters(target):
                 continue
             if not self._graph.is_in_channel_pruning_fn(dependency.handler) or not isinstance(target, _LAYERS):
                 return None
-            consumers.append((target, len(indices)))
+            consumers.append(target)
         if len(consumers) != 1 or not self._graph.check_pruning_group(self._group(layer, [0])):
             return None
         units = calls[0].output.shape[calls[0].axis]
         if self.units(self._names[layer]) != units:
             return None
         gates = tuple(call.name for call in calls)
-        return HiddenLayer(self._names[layer], self._names[consumers[0][0]], gates, calls[0].kind, units)
+        return HiddenLayer(self._names[layer], gates, calls[0].kind, units)
 
     def units(self, name: str) -> int:
         """Units that the layer has now."""
@@ -169,15 +169,7 @@ def _placed(inputs: Inputs, model: nn.Module) -> Any:
 
 
 def _sum_of_outputs(output: Any) -> Tensor:
-    tensors = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
-    return sum(tensor.sum() for tensor in tensors)
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    values = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
-    return [tensor for value in values for tensor in _tensors(value)]
+    return sum(tensor.sum() for tensor in floating_outputs(output))
 
 
 def _conv1d_pruner(pruning: Any) -> Any:

@@ -17,13 +17,13 @@ from hf_lgelu.cli.inputs.input_set import InputSet, TensorRows, float_rows, samp
 from hf_lgelu.cli.inputs.texts import (
     context_length,
     encoded_sequences,
-    is_language_model,
     text_blocks,
     text_sequences,
     tokenizer_of,
 )
 from hf_lgelu.cli.named_places import local, require_data_there
 from hf_lgelu.cli.near_names import did_you_mean
+from hf_lgelu.models.task_outputs import is_causal
 
 _NAMED = {"text": ("text", "sentence", "content"), "image": ("image", "img")}
 _LABELS = ("label", "labels")
@@ -158,10 +158,10 @@ def _token_rows(
     if "input_ids" in rows.column_names and name.column in (None, "input_ids"):
         return encoded_sequences(rows, model, longest, wanted, seed, _labels(name, rows, model))
     # A classifier may have been trained on pairs of texts: half of each pair is for the user to choose.
-    column = _column(name, rows, "text", alone=not is_language_model(model))
+    column = _column(name, rows, "text", alone=not is_causal(model))
     tokenizer = tokenizer_of(source)
     longest = min(longest, tokenizer.model_max_length)
-    if is_language_model(model):
+    if is_causal(model):
         return text_blocks(rows[column], tokenizer, longest, wanted, seed)
     return text_sequences(rows[column], tokenizer, longest, wanted, seed, _labels(name, rows, model))
 

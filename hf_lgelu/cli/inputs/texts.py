@@ -8,13 +8,10 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_lgelu.cli.inputs.input_set import TensorRows, sample_numbers
+from hf_lgelu.models.task_outputs import IGNORED_LABEL, is_causal
 
 LONGEST = 1024
 """Tokens of a sequence where the user names no length and the model takes more."""
-
-_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
-IGNORED = -100
-"""The label of a token that nothing predicts."""
 
 _TOGETHER = 64  # consecutive texts that stay together, so that most blocks are a text as it was written
 _CHOICE = 4  # times as many blocks are cut as are wanted, so that those chosen are of many texts
@@ -44,11 +41,6 @@ def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
             f"texts need the model's tokenizer, and none can be loaded from {model} ({error}). Save it there "
             "(tokenizer.save_pretrained), or give a data set that holds a column input_ids"
         ) from error
-
-
-def is_language_model(model: PreTrainedModel) -> bool:
-    """Whether it predicts each token from those before it, so that a text needs no label."""
-    return type(model).__name__.endswith(_LANGUAGE_MODELS)
 
 
 def text_blocks(
@@ -126,8 +118,8 @@ def encoded_sequences(
         return torch.nn.utils.rnn.pad_sequence(cut, batch_first=True).to(torch.int64)
 
     tensors = {"input_ids": padded(sequences), "attention_mask": padded(masks)}
-    if is_language_model(model):
-        tensors["labels"] = _predicted(tensors["input_ids"]).masked_fill(tensors["attention_mask"] == 0, IGNORED)
+    if is_causal(model):
+        tensors["labels"] = _predicted(tensors["input_ids"]).masked_fill(tensors["attention_mask"] == 0, IGNORED_LABEL)
     elif labels is not None:
         tensors["labels"] = labels[chosen]
     return TensorRows(tensors)
@@ -136,5 +128,5 @@ def encoded_sequences(
 def _predicted(tokens: Tensor) -> Tensor:
     """The labels of (N, T) tokens: the tokens themselves but the first, which nothing in the sequence predicts."""
     labels = tokens.clone()
-    labels[:, 0] = IGNORED
+    labels[:, 0] = IGNORED_LABEL
     return labels
