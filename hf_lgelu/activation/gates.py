@@ -33,8 +33,6 @@ class Gate:
         plain_label: the same for people.
         width: ∫|H(u) − G(u)|du, so that the paper's E∞(λ) = ∫|H(x) − G(λx)|dx = `width`/λ.
         swap_error: κ = max_u u·(1 − G(u)), so that sup_x |f(x; λ) − ReLU(x)| = κ/λ.
-        moment: c₁ = ∫|u|·|H(u) − G(u)|du: where p is the density of z at 0, E|f(z; λ) − ReLU(z)| ≈ p·c₁/λ².
-        square_moment: c₂ = ∫u²·(H(u) − G(u))²du: the mean of the same squared is ≈ p·c₂/λ³.
         scale: v/u, folded into λ.
         limits: |v| from which on G is 0 or 1 and its density 0 or a normal number, in float32 and float64.
         step: v → G(u).
@@ -50,8 +48,6 @@ class Gate:
     plain_label: str
     width: float
     swap_error: float
-    moment: float
-    square_moment: float
     scale: float
     limits: tuple[float, float]
     step: Callable[[Tensor], Tensor]
@@ -99,8 +95,6 @@ GATES: dict[str, Gate] = {
             plain_label="GELU",
             width=2 * _INV_SQRT_2PI,
             swap_error=0.16997120747990366,
-            moment=0.5,
-            square_moment=0.061765054245446665,
             scale=_INV_SQRT2,
             limits=(9.0, 26.0),
             step=_gaussian_step,
@@ -116,8 +110,6 @@ GATES: dict[str, Gate] = {
             plain_label="GELU (tanh)",
             width=0.79778089557430851,
             swap_error=0.17004075057125405,
-            moment=0.49917153553685340,
-            square_moment=0.061836741278121027,
             scale=1.0,
             limits=(11.0, 22.0),
             step=_tanh_step,
@@ -135,8 +127,6 @@ GATES: dict[str, Gate] = {
             plain_label="SiLU",
             width=2 * math.log(2.0),
             swap_error=0.27846454276107380,
-            moment=math.pi**2 / 6,
-            square_moment=0.31630257578232998,
             scale=1.0,
             limits=(105.0, 750.0),
             step=torch.sigmoid,

@@ -5,7 +5,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from hf_lgelu.activation.hardness import hardness_for_tolerance, swap_error_bound
@@ -14,10 +13,10 @@ from hf_lgelu.models.comparison import OutputChange, compare_models, require_sam
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
-from hf_lgelu.models.profile import swap_errors
+from hf_lgelu.models.profile import smallest_by_site, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
+from hf_lgelu.models.sites import find_sites, require_lambda_gelu
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.models.whole_folder import whole_folder
@@ -116,7 +115,7 @@ def export_relu(
     if not 0 < max_swap_error < math.inf:
         raise ValueError(f"max_swap_error must be a finite number above 0, got {max_swap_error}; see allow_soft")
     _require_lambda_gelu(model)
-    hardness = _smallest_hardness(model)
+    hardness = smallest_by_site(model)
     swap_error = swap_errors(model)
     inputs = random_inputs(model) if inputs is None else inputs
     if not allow_soft:
@@ -152,11 +151,6 @@ def _require_lambda_gelu(model: PreTrainedModel) -> None:
             else "it has no smooth gate that a substitution could exchange"
         )
         raise ValueError(f"{type(model).__name__} has no λ-GELU for export_relu to replace; {advice}") from error
-
-
-@torch.no_grad()
-def _smallest_hardness(model: PreTrainedModel) -> dict[str, float]:
-    return {site.name: site.module.hardness.min().item() for site in find_sites(model, LEARNED_KINDS)}
 
 
 def _refuse_soft_gates(

@@ -17,8 +17,8 @@ from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.sites import (
     LAMBDA_GATE_CLASSES,
     LEARNED_KINDS,
-    ActivationSite,
     find_sites,
+    owner_of,
     raw_parameters,
     require_lambda_gelu,
 )
@@ -40,7 +40,7 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     if isinstance(model, LambdaGate):
         return {"": _mean(model.hardness).item()}
     sites = find_sites(model, LEARNED_KINDS)
-    owners = {id(owner): owner for owner in map(_owner, sites)}
+    owners = {id(owner): owner for owner in (owner_of(site.module) for site in sites)}
     by_device: dict[torch.device, dict[int, Tensor]] = {}  # one transfer from each device, not one per site
     for key, owner in owners.items():
         mean = _mean(owner.hardness)
@@ -48,7 +48,7 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     values: dict[int, float] = {}
     for means in by_device.values():
         values.update(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
-    return {site.name: values[id(_owner(site))] for site in sites}
+    return {site.name: values[id(owner_of(site.module))] for site in sites}
 
 
 @torch.no_grad()
@@ -61,22 +61,28 @@ def smallest_hardness(model: nn.Module) -> float:
     return min(torch.stack(values).min().item() for values in by_device.values())
 
 
+@torch.no_grad()
+def smallest_by_site(model: nn.Module) -> dict[str, float]:
+    """{module name: its smallest λ} of every λ-gate's site, in registration order."""
+    sites = find_sites(model, LEARNED_KINDS)
+    return {site.name: whole_tensor(site.module.hardness).min().item() for site in sites}
+
+
 def gate_rows(model: nn.Module) -> dict[str, str]:
     """{module name: its row of GATES} of every λ-gate's site, in registration order."""
     return {site.name: site.kind for site in find_sites(model, LEARNED_KINDS)}
 
 
-@torch.no_grad()
 def swap_errors(model: nn.Module) -> dict[str, float]:
     """{module name: κ/λ} of every λ-gate's site, by its smallest λ: the most that ReLU in its place changes a unit.
 
     0 where the forward pass is ReLU's already (`LambdaGELU(forward="relu")`).
     """
-    errors = {}
-    for site in find_sites(model, LEARNED_KINDS):
-        bound = swap_error_bound(whole_tensor(site.module.hardness).min().item(), site.kind)
-        errors[site.name] = 0.0 if site.module.forward_mode == "relu" else bound
-    return errors
+    smallest = smallest_by_site(model)
+    return {
+        site.name: 0.0 if site.module.forward_mode == "relu" else swap_error_bound(smallest[site.name], site.kind)
+        for site in find_sites(model, LEARNED_KINDS)
+    }
 
 
 @torch.no_grad()
@@ -136,8 +142,7 @@ def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[s
     first_call: dict[int, int] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        owner = module if isinstance(module, LambdaGate) else module.owner
-        first_call.setdefault(id(owner), len(first_call))
+        first_call.setdefault(id(owner_of(module)), len(first_call))
 
     sites = [module for module in model.modules() if isinstance(module, LAMBDA_GATE_CLASSES)]
     with forward_hooks(sites, note):
@@ -146,10 +151,6 @@ def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[s
     if silent:
         raise ValueError(f"the example inputs never reach {', '.join(silent)}; give inputs that run the whole model")
     return sorted(owners, key=lambda item: first_call[id(item[1])])
-
-
-def _owner(site: ActivationSite) -> LambdaGate:
-    return site.module if isinstance(site.module, LambdaGate) else site.module.owner
 
 
 def _mean(hardness: Tensor) -> Tensor:

@@ -255,6 +255,11 @@ def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     return [(name, module) for name, module in live if isinstance(module, LambdaGate)]
 
 
+def owner_of(gate: LambdaGate | SharedLambdaGate) -> LambdaGate:
+    """The module that owns a λ-gate's hardness: the gate itself, or the one that it shares with others."""
+    return gate if isinstance(gate, LambdaGate) else gate.owner
+
+
 def raw_parameters(module: LambdaGate) -> list[nn.Parameter]:
     """The parameters that make s: one, `raw_hardness`, unless torch.nn.utils.parametrize computes it from others."""
     parametrized = getattr(module, "parametrizations", {})

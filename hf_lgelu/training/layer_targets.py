@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hf_lgelu.activation.gates import GATES, Gate
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
-from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, require_lambda_gelu
+from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, owner_of, require_lambda_gelu
 
 MEASURED = "measured"
 """In the place of a target: what `layer_targets` measures."""
@@ -86,8 +86,7 @@ def layer_targets(
     seen = {id(module): _Seen(module) for _, module in owners}
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        owner = module if isinstance(module, LambdaGate) else module.owner
-        seen[id(owner)].add(args[0])
+        seen[id(owner_of(module))].add(args[0])
 
     batches = [data] if isinstance(data, Tensor | Mapping) else data
     with forward_hooks([module for module in model.modules() if isinstance(module, LAMBDA_GATE_CLASSES)], note):

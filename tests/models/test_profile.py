@@ -8,7 +8,8 @@ from families import BY_NAME
 from torch import nn
 
 from hf_lgelu import LambdaGELU, hardness_profile, initialize_hardness, replace_activations
-from hf_lgelu.models.profile import smallest_hardness
+from hf_lgelu.models.profile import smallest_by_site, smallest_hardness
+from hf_lgelu.models.sites import find_sites, owner_of
 
 
 class Backwards(nn.Module):
@@ -94,6 +95,7 @@ def test_a_site_with_several_hardnesses_shows_their_mean():
     expected = [1 + math.log1p(math.exp(s / 0.1)) for s in raw]
     assert hardness_profile(model) == {"1": pytest.approx(sum(expected) / 3, rel=1e-6)}
     assert smallest_hardness(model) == pytest.approx(expected[0], rel=1e-6)
+    assert smallest_by_site(model) == {"1": pytest.approx(expected[0], rel=1e-6)}
     initialize_hardness(model, "uniform", 1.25)
     assert model[1].hardness.tolist() == pytest.approx([1.25] * 3)
 
@@ -102,6 +104,16 @@ def test_the_smallest_is_over_all_sites():
     model = chain(3)
     initialize_hardness(model, "decreasing", 1.2, 4.0)
     assert smallest_hardness(model) == pytest.approx(1.2)
+
+
+def test_sites_that_share_a_hardness_have_the_same_smallest_and_one_owner():
+    model = nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 3), nn.GELU())
+    replace_activations(model, granularity="network")
+    one, other = (owner_of(site.module) for site in find_sites(model))
+    assert one is other is model[1]
+    assert type(model[3]) is not type(one)
+    initialize_hardness(model, "uniform", 3.0)
+    assert smallest_by_site(model) == pytest.approx({"1": 3.0, "3": 3.0})
 
 
 def test_initializing_lifts_the_override_and_keeps_or_sets_the_temperature():

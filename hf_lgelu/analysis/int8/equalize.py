@@ -44,7 +44,8 @@ class EqualizedLayer:
 
     `name` is the layer's, `gate` that of the activation before it. `loudness` is the largest value of the loudest unit
     over that of the median one, before and after; `error` the relative error of the layer's output,
-    √(Σ(int8 - float)² / Σfloat²), with inputs and weights in int8, before and after, on the rows given.
+    √(Σ(int8 - float)² / Σfloat²), with inputs and weights in int8, before and after, on the rows given: a root, and
+    against the size. `NetChange.relative_error` is without the root, and against what varies over the rows.
     """
 
     name: str

@@ -70,7 +70,8 @@ class Int8Report:
 
     `change` compares the first outputs. `relative_error` is √(Σ(int8 − float)² / Σ(float − mean)²), the mean over rows
     and positions of each of the last axis' entries, and the largest of all outputs: 0 is no error, and 1 that of a file
-    that gives the mean for every row. Positions that an attention_mask of zeros marks as padding do not count.
+    that gives the mean for every row. `NetChange.relative_error` is without the root: the square of this one compares
+    with it. Positions that an attention_mask of zeros marks as padding do not count.
     `mask_operations` are the nodes that were left in float because an attention mask flows through them.
     """
 

@@ -12,7 +12,7 @@ from hf_lgelu.analysis.piecewise.swap_error import bound_swap
 from hf_lgelu.models.comparison import outputs_of
 from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain
 from hf_lgelu.models.own_forward import independent_copy
-from hf_lgelu.models.profile import hardness_profile, swap_errors
+from hf_lgelu.models.profile import hardness_profile, smallest_by_site, swap_errors
 from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites
 from hf_lgelu.models.temporary_relu import temporary_relu
 
@@ -199,8 +199,8 @@ def _scores(network: nn.Module, batch: Inputs) -> Tensor:
 
 
 def _sites(network: nn.Module, gates: dict[nn.Module, float]) -> tuple[SiteCertificate, ...]:
-    bounds = swap_errors(network)
+    smallest, bounds = smallest_by_site(network), swap_errors(network)
     return tuple(
-        SiteCertificate(site.name, site.module.hardness.min().item(), bounds[site.name], gates.get(site.module))
+        SiteCertificate(site.name, smallest[site.name], bounds[site.name], gates.get(site.module))
         for site in find_sites(network, LEARNED_KINDS)
     )

@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from hf_lgelu.models.picture_file import save_picture
+
 _DOTS_PER_INCH = 120
 _STAGES = (("o", "#ee6677"), ("D", "#1b4f7a"))
 
@@ -38,8 +40,4 @@ def draw_hardness(
     axes.set_ylim(0.8, max(final.values()) * 1.6)
     axes.set_xticks(list(places) if len(final) <= 20 else list(places)[:: len(final) // 10])
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The time of writing would make every rendering another file.
-    figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})
-    return path
+    return save_picture(figure, path, _DOTS_PER_INCH)
