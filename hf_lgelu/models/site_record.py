@@ -19,7 +19,7 @@ from transformers.activations import ACT2CLS, ACT2FN
 from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE
-from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
+from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -27,7 +27,7 @@ from hf_lgelu.models.config_keys import (
     changes_at,
     combined,
 )
-from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, kind_of, uncompiled_name
+from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, kind_of, owner_of, uncompiled_name
 from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 logger = logging.get_logger(__name__)
@@ -61,7 +61,7 @@ def describe_sites(
         module = (planned or {}).get(name, site.module)
         if not isinstance(module, LAMBDA_GATE_CLASSES):
             continue
-        owner = module.owner if isinstance(module, SharedLambdaGate) else module
+        owner = owner_of(module)
         gate = {} if module.gate == DEFAULT_GATE else {"gate": module.gate}
         if id(owner) in owners:
             record.append({"site": name, "shared_with": owners[id(owner)], **gate})

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from hf_lgelu.models.example_run import NOT_TAKEN, run_example
+from hf_lgelu.models.task_outputs import IGNORED_LABEL
 
 LABEL_KEYS = ("labels", "label")
 """Taken out of a mapping of inputs: the refit needs no labels, only the metrics of the report do."""
-
-IGNORED_LABEL = -100
-"""What the labels of sequences are padded with: cross entropy ignores it by default."""
 
 BARE = ""
 """The name under which `Batch.tensors` lists inputs that are one tensor."""

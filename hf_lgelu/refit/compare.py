@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from hf_lgelu.models.comparison import difference, kl_terms
 from hf_lgelu.models.example_run import run_example
-from hf_lgelu.models.task_outputs import are_class_scores, is_causal, task_outputs
+from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, is_causal, task_outputs
 from hf_lgelu.models.temporary_relu import TemporaryRelu
-from hf_lgelu.refit.batches import IGNORED_LABEL, Batch
+from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange
 

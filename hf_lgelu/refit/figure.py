@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_lgelu.formats import score, significant
+from hf_lgelu.models.picture_file import save_picture
 from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit
 
 if TYPE_CHECKING:
@@ -38,11 +39,7 @@ def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_layers(left, report.layers)
     _draw_networks(right, report)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The time of writing would make every rendering another file.
-    figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})
-    return path
+    return save_picture(figure, path, _DOTS_PER_INCH)
 
 
 def draw_keep_curve(path: str | os.PathLike, points: "Sequence[KeepPoint]") -> Path:
@@ -75,10 +72,7 @@ def draw_keep_curve(path: str | os.PathLike, points: "Sequence[KeepPoint]") -> P
         axis.set_xlabel("gates converted, the cheapest first")
         axis.set_xticks(converted)
         _finish(axis)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})
-    return path
+    return save_picture(figure, path, _DOTS_PER_INCH)
 
 
 def _draw_layers(axis: "Axes", layers: Sequence[LayerRefit]) -> None:

@@ -12,7 +12,8 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from hf_lgelu.refit.batches import BARE, IGNORED_LABEL, LABEL_KEYS, Batch
+from hf_lgelu.models.task_outputs import IGNORED_LABEL
+from hf_lgelu.refit.batches import BARE, LABEL_KEYS, Batch
 from hf_lgelu.refit.processes import each_has
 
 _ROWS_AT_ONCE = 1024
