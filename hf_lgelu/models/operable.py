@@ -7,10 +7,14 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from hf_lgelu.models.sites import checked_module
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module inside torch.compile, which hides operations; another one itself. TypeError where it is no module."""
+    return getattr(checked_module(model), "_orig_mod", model)
+
+
 def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
     """The module to operate on, or a RuntimeError with the reason why it must not be touched (TypeError: no module)."""
-    if isinstance(checked_module(model), torch._dynamo.OptimizedModule):
-        model = model._orig_mod  # the compiled wrapper guards on the modules inside and compiles again
+    model = uncompiled(model)  # the compiled wrapper guards on the modules inside and compiles again
     for name, module in model.named_modules():
         where = f"its module {name!r}" if name else "it"
         # A shard of FSDP can be left out for one evaluation, if all ranks do it; Trainer has no unwrapped model then.

@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.models.example_run import Inputs, run_example
-from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, checked_module, is_activation, kind_of
+from hf_lgelu.models.operable import uncompiled
+from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, is_activation, kind_of
 
 # erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
 _SMOOTH_OPERATIONS = frozenset(
@@ -81,9 +82,7 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     0 (GELU): gelu × 1, activation module
     2 (Tanh): tanh × 1, activation module that surgery leaves alone
     """
-    model = getattr(
-        checked_module(model), "_orig_mod", model
-    )  # of torch.compile, which would run eagerly here all the same
+    model = uncompiled(model)  # it would run eagerly here all the same
     names = {id(module): name for name, module in model.named_modules()}
     watch = _Watch()
     with _module_stack(watch), watch:

@@ -29,7 +29,8 @@ from hf_lgelu.models.comparison import allowed_rounding, outputs_of
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.input_shapes import site_input_shapes
-from hf_lgelu.models.sites import ActivationSite, checked_module, find_relu_sites
+from hf_lgelu.models.operable import uncompiled
+from hf_lgelu.models.sites import ActivationSite, find_relu_sites
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
 _EXPONENTS = tuple(itertools.product((0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 0.25, 0.5)))
@@ -105,7 +106,7 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
         >>> torch.equal(net(rows), before), report.layers[0].error[1] < report.layers[0].error[0]
         (True, True)
     """
-    model = getattr(checked_module(model), "_orig_mod", model)  # torch.compile hides operations
+    model = uncompiled(model)
     sites = find_relu_sites(model)
     if not sites:
         raise ValueError(

@@ -11,6 +11,7 @@ from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
 from hf_lgelu.models.comparison import outputs_of
 from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain
+from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.profile import hardness_profile, smallest_by_site, swap_errors
 from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites
@@ -99,7 +100,7 @@ def certify_substitution(
         True
     """
     hardness_profile(checked_module(model))  # refuses a model without λ-GELU in its own words
-    network = independent_copy(getattr(model, "_orig_mod", model)).double().eval()  # torch.compile hides operations
+    network = independent_copy(uncompiled(model)).double().eval()
     inputs = _in_float64(network, inputs)
     _check_finite(inputs)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:

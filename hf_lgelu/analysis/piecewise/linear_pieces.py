@@ -14,8 +14,8 @@ from torch.func import jacrev, vmap
 
 from hf_lgelu.analysis.piecewise.input_flow import InputFlow, scores_of
 from hf_lgelu.models.example_run import require_plain
+from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import independent_copy
-from hf_lgelu.models.sites import checked_module
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 _TOLERANCE = 1e-8  # relative; what float64 rounding may leave of an exact equality
@@ -112,8 +112,7 @@ def local_linear_model(model: nn.Module, inputs: Tensor, *, batch_size: int = 64
         True
     """
     _check_inputs(inputs, batch_size)
-    inside = getattr(checked_module(model), "_orig_mod", model)  # torch.compile hides operations
-    network = independent_copy(inside).double().eval()
+    network = independent_copy(uncompiled(model)).double().eval()
     inputs = inputs.detach().double()
     _refuse_smooth(network, inputs[:1].clone())  # a network may begin with a ReLU in place
     generator = torch.Generator().manual_seed(seed)

@@ -23,12 +23,12 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import in_own_forward
 from hf_lgelu.models.site_record import forget_sites
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     ActivationSite,
-    checked_module,
     find_sites,
     require_lambda_gelu,
 )
@@ -103,7 +103,7 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
         >>> type(model[1]).__name__, torch.allclose(model(inputs), before, atol=1e-6)
         ('GELU', True)
     """
-    model = getattr(checked_module(model), "_orig_mod", model)  # of torch.compile
+    model = uncompiled(model)
     require_lambda_gelu(model)
     sites = find_sites(model, LEARNED_KINDS)
     _refuse_relu_forward(sites)
