@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
+from hf_lgelu.models.dataflow.operation_names import CONVOLUTIONS
 from hf_lgelu.models.dataflow.trace import operation_name, shape_of
 
-_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _OPTIONS = (("stride", 1), ("padding", 0), ("dilation", 1))
 
 
@@ -102,7 +102,7 @@ def read_geometry(operation: AffineOperation) -> Geometry | None:
     name = operation_name(node)
     if name in ("linear", "addmm", "mm", "matmul") and operation.channel_axis == -1:
         return Geometry("linear")
-    if name not in _CONVOLUTIONS or len(shape_of(node)) != len(shape_of(node.args[1])):  # an image without a batch
+    if name not in CONVOLUTIONS or len(shape_of(node)) != len(shape_of(node.args[1])):  # an image without a batch
         return None
     kernel = shape_of(node.args[1])[2:]
     options: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
+from hf_lgelu.models.dataflow.operation_names import COPIES, RESHAPES
 from hf_lgelu.models.dataflow.trace import operation_name, shape_of, users
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.input_shapes import one_module_per_site
@@ -36,9 +37,6 @@ from hf_lgelu.refit.target import BATCH_NORMS
 
 PLACEMENT_ROWS = 4096
 """Rows, about, that a placement is fitted on: three numbers a channel need no more."""
-
-_SAME = frozenset(("clone", "contiguous", "alias", "detach", "_to_copy", "to", "dropout"))
-_RESHAPES = frozenset(("view", "_unsafe_view", "reshape"))
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,16 @@ def find_gate_units(program: Program) -> list[GateUnit]:
 
 
 def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation | None:
-    """The affine operation whose output `user` alone takes, through reshapes that leave the last axis."""
+    """The affine operation whose output `user` alone takes, through reshapes where its channels stay the last axis."""
+    is_reshaped = False
     while users(node) == [user]:
         operation = read_affine(node, program.flow) or _read_norm(program, node)
         if operation is not None:
-            return operation
+            return None if is_reshaped and operation.channel_axis not in (-1, None) else operation
         name = operation_name(node)
-        if name not in _SAME and not (name in _RESHAPES and shape_of(node)[-1] == shape_of(node.args[0])[-1]):
+        if name in RESHAPES and shape_of(node)[-1:] == shape_of(node.args[0])[-1:]:
+            is_reshaped = True
+        elif name not in COPIES:
             return None
         node, user = node.args[0], node
     return None
@@ -120,14 +121,14 @@ def product_behind(call: Node) -> Node | None:
             operands = [operand for operand in user.args[:2] if isinstance(operand, Node)]
             alike = len(operands) == 2 and shape_of(operands[0]) == shape_of(operands[1]) == shape_of(user)
             return user if alike and operands[0] is not operands[1] else None
-        if operation_name(user) not in _SAME:
+        if operation_name(user) not in COPIES:
             return None
         current = user
     return None
 
 
 def _leads_to(call: Node, node: Node) -> bool:
-    while node is not call and operation_name(node) in _SAME and isinstance(node.args[0], Node):
+    while node is not call and operation_name(node) in COPIES and isinstance(node.args[0], Node):
         node = node.args[0]
     return node is call
 

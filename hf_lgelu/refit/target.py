@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from hf_lgelu.models.dataflow.operation_names import COPIES, RESHAPES
 from hf_lgelu.models.dataflow.trace import operation_name, shape_of, users
 
 BATCH_NORMS = frozenset(("batch_norm", "_native_batch_norm_legit_no_training"))
-_SAME = frozenset(("clone", "contiguous", "alias", "detach", "_to_copy", "to", "dropout"))
-_RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"))
 
 Move = Callable[[Tensor], Tensor]
 
@@ -81,7 +80,7 @@ class TargetFinder:
         name = operation_name(node)
         if node.target is operator.getitem and operation_name(node.args[0]) in BATCH_NORMS:
             return node.args[0]
-        if name in BATCH_NORMS or name in _SAME or name in _RESHAPES or name in ("permute", "transpose"):
+        if name in BATCH_NORMS or name in COPIES or name in RESHAPES or name in ("permute", "transpose"):
             return node.args[0]
         if name in ("add", "sub", "mul", "div"):
             varying = [operand for operand in node.all_input_nodes if operand in self._varying]
@@ -95,9 +94,9 @@ class TargetFinder:
             return operation_name(user.args[0]) in BATCH_NORMS and user.args[1] == 0 and walk.go(user)
         if name in BATCH_NORMS:
             return self._normalize(walk, user)
-        if name in _SAME:
+        if name in COPIES:
             return walk.go(user)
-        if name in _RESHAPES or name in ("permute", "transpose"):
+        if name in RESHAPES or name in ("permute", "transpose"):
             return walk.move(user, name)
         if name in ("add", "sub"):
             return self._sum(walk, user, name)
@@ -191,7 +190,7 @@ class _Walk:
 
     def move(self, user: Node, name: str) -> bool:
         before = self.shape
-        if name in _RESHAPES:
+        if name in RESHAPES:
             self._undo.append(lambda value: value.reshape(before))
         elif name == "permute":
             order = [axis % len(before) for axis in user.args[1]]

@@ -94,7 +94,7 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
     for consumer in layer.maps:
         features = slice(start, start + consumer.width)
         start += consumer.width
-        weight_change = _as_stored(consumer, fit.weight_change[..., features].cpu())
+        weight_change = _change_of_weight(consumer, fit.weight_change[..., features].cpu())
         _add(student, cast(str, consumer.operation.weight), weight_change)
         if consumer is takes_bias and consumer.bias is not None:
             change = fit.bias_change.flatten().cpu()
@@ -102,7 +102,7 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
         _recentre(student, program, consumer, moments, features)
 
 
-def _as_stored(consumer: LinearMap, change: Tensor) -> Tensor:
+def _change_of_weight(consumer: LinearMap, change: Tensor) -> Tensor:
     """(g, m, d) in units of the target → the change of the weight, flat but for the axes that Conv1D swaps."""
     groups, outputs, _ = change.shape
     change = change.reshape(groups * outputs, -1) * _inverse(consumer.target.scale)[:, None]

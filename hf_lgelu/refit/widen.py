@@ -23,6 +23,7 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
+from hf_lgelu.models.dataflow.operation_names import COPIES, RESHAPES
 from hf_lgelu.models.dataflow.trace import operation_name, shape_of
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.refit.kinks import MOST_KINKS
@@ -79,7 +80,7 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
 
 def _origin(node: Node, source: Node | None = None) -> Node:
     """What a tensor is a view or a copy of; no further than `source`."""
-    while node is not source and operation_name(node) in ("clone", "dropout", "view", "reshape", "_unsafe_view"):
+    while node is not source and operation_name(node) in COPIES | RESHAPES:
         node = node.args[0]
     return node
 

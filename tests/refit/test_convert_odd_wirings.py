@@ -261,3 +261,28 @@ def test_a_view_that_makes_other_units_is_refitted_and_no_block():
     assert found.report.held_out.refitted.kl < found.report.held_out.direct.kl
     with pytest.raises(ConversionRefusedError, match="width_budget=1"):
         convert_to_relu(model, inputs, width_budget=1.5)
+
+
+class Rowwise(nn.Module):
+    """A convolution's channels are rows to its gate."""
+
+    def __init__(self, is_reshaped):
+        super().__init__()
+        self.up, self.act, self.down = nn.Conv1d(2, 4, 3, padding=1), nn.GELU(), nn.Conv1d(4, 3, 1)
+        self._is_reshaped = is_reshaped
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.up(x)
+        return self.down(self.act(z.reshape(-1, 6)).reshape(z.shape) if self._is_reshaped else self.act(z))
+
+
+def test_a_gate_that_is_not_given_channels_is_refitted_and_not_placed():
+    nets = []
+    for is_reshaped in (True, False):
+        torch.manual_seed(0)
+        nets.append(drawn(Rowwise(is_reshaped)))
+    inputs = rows(200, 2, 6)
+    placed = convert_to_relu(nets[0], inputs, effort="place", max_kl=None).model
+    refitted = convert_to_relu(nets[1], inputs, max_kl=None).model
+    for name, value in refitted.state_dict().items():
+        torch.testing.assert_close(placed.state_dict()[name], value, msg=name)

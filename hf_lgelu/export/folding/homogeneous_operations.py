@@ -4,6 +4,7 @@ from math import prod
 
 from torch.fx import Node
 
+from hf_lgelu.models.dataflow.operation_names import COPIES, RESHAPES
 from hf_lgelu.models.dataflow.trace import operation_name, shape_of, uses_once
 
 _SAME_ELEMENTS = frozenset(
@@ -24,8 +25,7 @@ _DROPOUT = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_al
 _CASTS = frozenset(("to", "_to_copy", "type_as"))
 _PRODUCTS = frozenset(("mul", "matmul", "mm", "bmm"))
 
-_RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"))
-_ELEMENTWISE = frozenset(("contiguous", "clone", "alias", "detach", "mul", "div", "neg", *_DROPOUT, *_CASTS))
+_ELEMENTWISE = COPIES | _DROPOUT | _CASTS | {"mul", "div", "neg"}
 _SWAPS = frozenset(("transpose", "swapaxes", "swapdims"))
 
 
@@ -58,7 +58,7 @@ def axis_after(node: Node, source: Node, axis: int) -> int | None:
     name, before, after = operation_name(node), shape_of(source), shape_of(node)
     if name in _ELEMENTWISE:
         return axis if before == after else None
-    if name in _RESHAPES:
+    if name in RESHAPES:
         return _same_place(before, after, axis)
     if name in _SWAPS:
         return _swapped(node.args[1] % len(before), node.args[2] % len(before), axis)

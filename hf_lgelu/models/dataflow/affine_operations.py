@@ -5,9 +5,9 @@ from typing import Any
 
 from torch.fx import Node
 
+from hf_lgelu.models.dataflow.operation_names import CONVOLUTIONS
 from hf_lgelu.models.dataflow.trace import DataFlow, operation_name, shape_of
 
-_CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
 _TRANSPOSED = frozenset(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"))
 
 
@@ -62,7 +62,7 @@ def read_affine(node: Node, flow: DataFlow) -> AffineOperation | None:
         return _layer(node, flow, data, weight, bias, channel_axis=-1, output_axis=1, input_axis=0)
     if name in ("mm", "matmul"):
         return _product(node, flow)
-    if name in _CONVOLUTIONS or name in _TRANSPOSED or name == "convolution":
+    if name in CONVOLUTIONS or name in _TRANSPOSED or name == "convolution":
         return _convolution(node, flow, name)
     if name in ("mul", "add", "sub"):
         return _elementwise(node, flow, name)
