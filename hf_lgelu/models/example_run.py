@@ -20,6 +20,24 @@ def run_example(model: nn.Module, inputs: Inputs) -> Any:
 
     Tensors are moved to the device of the model's first parameter. What it draws at random is the same at every call.
     """
+    with torch.no_grad(), evaluation_mode(model):
+        return call_alike(model, inputs)
+
+
+def call_alike(model: nn.Module, inputs: Inputs) -> Any:
+    """Call `model`, in the mode that it is in, on the inputs `placed` for it; it draws the same numbers every time."""
+    given = placed(inputs, model)
+    with same_randomness():
+        if isinstance(given, Tensor):
+            return model(given)
+        return call_by_name(model, given) if isinstance(given, dict) else model(*given)
+
+
+def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[Any, ...]:
+    """The inputs with copies of their tensors, in place of which a model may work, where its first parameter is.
+
+    Raises TypeError for inputs of another kind.
+    """
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
 
@@ -27,15 +45,14 @@ def run_example(model: nn.Module, inputs: Inputs) -> Any:
         if not isinstance(value, Tensor):
             return value
         require_plain(value, meta=device.type == "meta")
-        return value.to(device, copy=True)  # a model may work in place on what it is given
+        return value.to(device, copy=True)
 
-    with torch.no_grad(), evaluation_mode(model), same_randomness():
-        if isinstance(inputs, Tensor):
-            return model(place(inputs))
-        if isinstance(inputs, Mapping):
-            return call_by_name(model, {name: place(value) for name, value in inputs.items()})
-        if isinstance(inputs, Sequence) and not isinstance(inputs, str):
-            return model(*(place(value) for value in inputs))
+    if isinstance(inputs, Tensor):
+        return place(inputs)
+    if isinstance(inputs, Mapping):
+        return {name: place(value) for name, value in inputs.items()}
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        return tuple(place(value) for value in inputs)
     raise TypeError(
         "inputs must be a tensor, a mapping of keyword arguments or a sequence of positional arguments, got "
         + type(inputs).__name__

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,13 +82,18 @@ class Compared(NamedTuple):
     queries_are_chosen: bool = False
 
 
-def compared_outputs(model: nn.Module, inputs: Any, outputs: Sequence[str] | None = None) -> Compared:
+def compared_outputs(
+    model: nn.Module,
+    inputs: Any,
+    outputs: Sequence[str] | None = None,
+    call: Callable[[nn.Module, Any], Any] = run_example,
+) -> Compared:
     """What of a model's output is compared: that of `task_outputs`, the last axis of each being its classes.
 
-    Of maps (N, C, H, W) they are moved there, one number a unit (N,) becomes (N, 1).
+    Of maps (N, C, H, W) they are moved there, one number a unit (N,) becomes (N, 1). `call` may leave gradients.
     Raises ValueError where there is no tensor, or the first is one number for all units.
     """
-    whole = run_example(model, inputs)
+    whole = call(model, inputs)
     found = task_outputs(whole, outputs)
     name = next(iter(found), "")
     if not found or found[name].ndim == 0:

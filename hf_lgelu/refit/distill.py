@@ -15,18 +15,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.models.example_run import call_by_name, run_example
-from hf_lgelu.models.task_outputs import task_outputs
+from hf_lgelu.models.example_run import call_alike, run_example
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
-from hf_lgelu.refit.compare import classes_last, compared_outputs, in_order_of, kl_terms
+from hf_lgelu.refit.compare import compared_outputs, in_order_of, kl_terms
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
 from hf_lgelu.refit.resume import RungWork, Steps
@@ -306,7 +305,7 @@ def output_loss(
     often as its `weight`.
     """
     reference = compared_outputs(original, batch.inputs, outputs)
-    given = in_order_of(reference, reference._replace(tensors=_called(converted, batch.inputs, outputs)))
+    given = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs, call_alike))
     total = torch.zeros((), device=next(converted.parameters()).device)
     for number, (name, expected) in enumerate(reference.tensors.items()):
         pair = (expected, given.tensors[name])
@@ -323,13 +322,3 @@ def output_loss(
             error = (found - wanted).square().sum(0)
             total = total + (error[varies] / spread[varies]).sum() / max(int(varies.sum()), 1)
     return weight * total
-
-
-def _called(model: nn.Module, inputs: Any, outputs: Sequence[str] | None) -> dict[str, Tensor]:
-    device = next(model.parameters()).device
-    place: Callable[[Any], Any] = lambda value: value.to(device, copy=True) if isinstance(value, Tensor) else value  # noqa: E731
-    if isinstance(inputs, Tensor):
-        found = task_outputs(model(place(inputs)), outputs)
-    else:
-        found = task_outputs(call_by_name(model, {name: place(value) for name, value in inputs.items()}), outputs)
-    return {name: classes_last(value) for name, value in found.items() if value.ndim}

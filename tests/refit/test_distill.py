@@ -66,6 +66,27 @@ def test_every_column_of_outputs_that_are_no_class_scores_counts_alike():
     assert loss.item() == pytest.approx(total, rel=1e-4)
 
 
+class Drawing(nn.Module):
+    """Masks some of its inputs at random in eval mode too, as ViTMAE does."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(x * (torch.rand(x.shape) > 0.3))
+
+
+def test_a_network_that_draws_at_random_is_no_way_from_a_copy_of_itself():
+    torch.manual_seed(6)
+    original, x = Drawing().eval(), torch.randn(30, 4)
+    state = torch.get_rng_state()
+    loss = output_loss(original, copy.deepcopy(original), Batch(x, None), None)
+    assert loss.item() == 0.0
+    assert loss.requires_grad
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def loud_and_swapped(seed):
     """(a small GELU network with large weights, the same with ReLU, folds of 300 inputs in batches of at most 16)."""
     torch.manual_seed(seed)

@@ -12,7 +12,6 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit import compare
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import (
     Compared,
@@ -181,11 +180,11 @@ def test_boxes_of_chosen_queries_are_compared_with_the_nearest_in_whatever_order
     assert found["logits_beside"] is scores
 
 
-def test_queries_are_chosen_where_the_output_says_so(monkeypatch):
-    monkeypatch.setattr(compare, "run_example", lambda model, inputs: inputs)
+def test_queries_are_chosen_where_the_output_says_so():
     outputs = {"logits": torch.randn(2, 5, 3), "pred_boxes": torch.rand(2, 5, 4)}
-    assert not compared_outputs(torch.nn.Identity(), outputs).queries_are_chosen
-    assert compared_outputs(torch.nn.Identity(), {**outputs, "enc_topk_logits": torch.ones(1)}).queries_are_chosen
+    for given, expected in ((outputs, False), ({**outputs, "enc_topk_logits": torch.ones(1)}, True)):
+        found = compared_outputs(torch.nn.Identity(), given, call=lambda model, inputs: inputs)
+        assert found.queries_are_chosen == expected
 
 
 class Copier(nn.Module):

@@ -1,6 +1,6 @@
 """Which hidden units can be removed without touching anything but the layer before and the layer after."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.analysis.pruning.zeros import GateCall, watch_gates
 from hf_lgelu.extras import require
 from hf_lgelu.models.comparison import floating_outputs
-from hf_lgelu.models.example_run import Inputs, evaluation_mode
+from hf_lgelu.models.example_run import Inputs, evaluation_mode, placed
 from hf_lgelu.models.sites import lambda_gelu_modules
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
@@ -42,11 +42,10 @@ class Pruner:
         self._pruning = require("torch_pruning", "prune")
         self._conv1d = _conv1d_pruner(self._pruning)
         self._names = {module: name for name, module in model.named_modules()}
-        placed = _placed(inputs, model)
         with evaluation_mode(model), _all_gradients(model), _no_cache(model), torch.enable_grad():
             self._graph = self._pruning.DependencyGraph().build_dependency(
                 model,
-                example_inputs=placed,
+                example_inputs=placed(inputs, model),
                 output_transform=_sum_of_outputs,
                 customized_pruners={Conv1D: self._conv1d},
                 ignored_params=[module.raw_hardness for _, module in lambda_gelu_modules(model)],
@@ -152,20 +151,6 @@ def _no_cache(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         config.use_cache = True
-
-
-def _placed(inputs: Inputs, model: nn.Module) -> Any:
-    """A tensor, a dict or a tuple, as torch-pruning takes them, on the device of the model."""
-    parameter = next(model.parameters())
-
-    def place(value: Any) -> Any:
-        return value.to(parameter.device) if isinstance(value, Tensor) else value
-
-    if isinstance(inputs, Tensor):
-        return place(inputs)
-    if isinstance(inputs, Mapping):
-        return {name: place(value) for name, value in inputs.items()}
-    return tuple(place(value) for value in inputs)
 
 
 def _sum_of_outputs(output: Any) -> Tensor:
