@@ -1,11 +1,12 @@
 """Running a model once on example inputs, to see what really happens inside."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
 """One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
@@ -110,15 +111,35 @@ def _accelerator() -> str:
     return "cuda" if found is None or found.type == "mps" else found.type
 
 
-@contextmanager
 def forward_hooks(
-    modules: Sequence[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]
-) -> Iterator[None]:
+    modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]
+) -> AbstractContextManager[None]:
     """Call `hook(module, positional arguments, output)` after each forward of `modules`, while inside.
 
     What it returns, unless that is None, takes the output's place.
     """
-    handles = [module.register_forward_hook(hook) for module in modules]
+    return _removed_behind([module.register_forward_hook(hook) for module in modules])
+
+
+def forward_pre_hooks(
+    modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...]], Any]
+) -> AbstractContextManager[None]:
+    """The same of `hook(module, positional arguments)` before each forward, which may give other arguments."""
+    return _removed_behind([module.register_forward_pre_hook(hook) for module in modules])
+
+
+@contextmanager
+def calls_seen(modules: Collection[nn.Module], see: Callable[[nn.Module, Tensor, Tensor], Any]) -> Iterator[None]:
+    """Call `see(module, input, output)` after each forward of `modules`, all of one argument, while inside."""
+    given: list[Tensor] = []
+    # A copy: what works in place leaves its output there.
+    before = forward_pre_hooks(modules, lambda module, inputs: given.append(inputs[0].detach().clone()))
+    with before, forward_hooks(modules, lambda module, inputs, output: see(module, given.pop(), output.detach())):
+        yield
+
+
+@contextmanager
+def _removed_behind(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     try:
         yield
     finally:

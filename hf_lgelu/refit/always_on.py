@@ -9,13 +9,14 @@ of that rank in the metric of the block's inputs.
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
-from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.example_run import forward_pre_hooks, run_example
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.folds import FoldBatch
 from hf_lgelu.refit.kinks import Placement
@@ -39,21 +40,15 @@ def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable
         sums[unit.site] = Moments.zeros(1, weight.shape[unit.before.input_axis or 0], 1, weight.device)
     batch: Batch
 
-    def watch(unit: GateUnit) -> Any:
-        def see(module: nn.Module, inputs: tuple) -> None:
-            rows = inputs[0].detach()
-            rows = batch.without_padding(rows, unit.before.weight_name)
-            rows = rows.reshape(-1, 1, rows.shape[-1])
-            nothing = rows.new_zeros(len(rows), 1, 1)
-            sums[unit.site].add(rows, nothing, nothing)
-
-        return see
+    def see(unit: GateUnit, module: nn.Module, inputs: tuple) -> None:
+        rows = batch.without_padding(inputs[0].detach(), unit.before.weight_name)[:, None]
+        nothing = rows.new_zeros(len(rows), 1, 1)
+        sums[unit.site].add(rows, nothing, nothing)
 
     with ExitStack() as hooks:
         for unit in units:
             owner = model.get_submodule(unit.before.weight_name.rpartition(".")[0])
-            handle = owner.register_forward_pre_hook(watch(unit))
-            hooks.callback(handle.remove)
+            hooks.enter_context(forward_pre_hooks([owner], partial(see, unit)))
         for batch in (part.load() for part in batches) if units else ():
             run_example(model, batch.inputs)
     return {site: total.reduce_over_processes() for site, total in sums.items()}

@@ -83,10 +83,11 @@ class Batch:
                 return mask.bool().to(values.device)
         return None
 
-    def without_padding(self, values: Tensor, part: str) -> Tensor:
-        """The `counted` rows of `values`; `values` itself where all count."""
+    def without_padding(self, values: Tensor, part: str, channel_axis: int = -1) -> Tensor:
+        """The `counted` rows of `values`, (n, channels)."""
+        values = values.movedim(channel_axis, -1)
         counted = self.counted(values, part)
-        return values if counted is None else values[counted]
+        return values.reshape(-1, values.shape[-1]) if counted is None else values[counted]
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))

@@ -74,8 +74,7 @@ class BlockFunction:
         self.parameters = {
             name: widened(model.get_parameter(name).detach().clone())
             for operation in self._maps
-            for name in (operation.weight, operation.bias)
-            if name is not None
+            for name in operation.parameters
         }
 
     def features(self, inputs: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ gradients, sizes and sums over rows are added up. So all take the same steps, th
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -22,7 +22,7 @@ from accelerate import PartialState
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.models.example_run import call_alike, run_example
+from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.compare import compared_outputs, in_order_of, kl_terms
@@ -268,24 +268,23 @@ def centred_maps(model: nn.Module, names: Collection[str], batch: Batch, weight:
 
     Over the batches of all processes, each as often as its `weight`. The mean of a layer that none reaches is 0.
     """
-    modules = {
-        name: module
+    modules = [
+        module
         for name, module in model.named_modules()
         if type(module) in (nn.Linear, Conv1D) and {f"{name}.weight", f"{name}.bias"} <= set(names)
-    }
-    seen: dict[str, tuple[Tensor, float]] = {}
-    with ExitStack() as hooks:
-        for name, module in modules.items():
-            handle = module.register_forward_pre_hook(
-                lambda _, inputs, name=name: seen.update({name: _weighted(inputs[0].flatten(0, -2), weight)})
-            )
-            hooks.callback(handle.remove)
+    ]
+    seen: dict[nn.Module, tuple[Tensor, float]] = {}
+
+    def see(module: nn.Module, inputs: tuple) -> None:
+        seen[module] = _weighted(inputs[0].flatten(0, -2), weight)
+
+    with forward_pre_hooks(modules, see):
         run_example(model, batch.inputs)
     maps = []
-    for name, module in modules.items():
+    for module in modules:
         is_transposed = type(module) is Conv1D
         none = _weighted(module.weight[:0] if not is_transposed else module.weight.T[:0], 0.0)
-        mean = mean_of_rows(*seen.get(name, none)).to(module.weight.dtype)
+        mean = mean_of_rows(*seen.get(module, none)).to(module.weight.dtype)
         maps.append(CentredMap(module.weight, module.bias, mean, is_transposed))
     return maps
 

@@ -1,7 +1,6 @@
 """Which gates of a model are exchanged for which target: in its modules and in its config."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +15,7 @@ from hf_lgelu.models.config_keys import (
     plan_config_changes,
 )
 from hf_lgelu.models.config_plans import ConfigPlans
-from hf_lgelu.models.example_run import forward_hooks, run_example
+from hf_lgelu.models.example_run import calls_seen, run_example
 from hf_lgelu.models.site_record import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.surgery import require_whole_hardness, substitute_relu
@@ -93,22 +92,19 @@ def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batch
     """The slope below 0 of the LeakyReLU that is nearest to a model's gates, in steps of 0.01, the same everywhere.
 
     Nearest is the least Σ min ‖φ(z) - a·LeakyReLU(z) - b‖² over a and b of every channel, the last axis of the gates'
-    inputs or of maps the second, each gate as a share of its own Σ‖φ(z) - mean‖². With LeakyReLU = max(z, 0) +
-    s·min(z, 0) all of it follows from the covariances of max(z, 0), min(z, 0) and φ(z). `batches` are those of this
-    process; one without any has no say.
+    inputs or of maps the second, each gate as a share of its own Σ‖φ(z) - mean‖², without padded tokens. With LeakyReLU
+    = max(z, 0) + s·min(z, 0) all of it follows from the covariances of max(z, 0), min(z, 0) and φ(z). `batches` are
+    those of this process; one without any has no say.
     """
     slopes = torch.linspace(0, 0.99, 100, dtype=torch.float64)
     left = torch.zeros_like(slopes)
+    gates = {site.module: site.name for site in find_sites(model, kinds) if site.name not in keep}
+    batch: Batch
 
-    seen: list[Tensor] = []
-
-    def before(module: nn.Module, inputs: tuple) -> None:
-        seen.append(inputs[0].detach().clone())  # what works in place leaves its output there
-
-    def see(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+    def see(gate: nn.Module, z: Tensor, value: Tensor) -> None:
         nonlocal left
-        z, value = (part.movedim(1, -1) if part.ndim > 3 else part for part in (seen.pop(), output))
-        z, value = (part.detach().cpu().double().flatten(0, -2) for part in (z, value))
+        axis = 1 if z.ndim > 3 else -1
+        z, value = (batch.without_padding(part, gates[gate], axis).cpu().double() for part in (z, value))
         parts = torch.stack([z.clamp(min=0), z.clamp(max=0), value])
         parts = parts - parts.mean(1, keepdim=True)
         c = torch.einsum("anc,bnc->abc", parts, parts)
@@ -117,11 +113,7 @@ def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batch
         explained = (with_value.square() / own.clamp(min=1e-30)).sum(-1)
         left = left + (c[2, 2].sum() - explained) / c[2, 2].sum().clamp(min=1e-30)
 
-    gates = dict.fromkeys(site.module for site in find_sites(model, kinds) if site.name not in keep)
-    with ExitStack() as hooks:
-        for gate in gates:
-            hooks.callback(gate.register_forward_pre_hook(before).remove)
-        hooks.enter_context(forward_hooks(list(gates), see))
+    with calls_seen(gates, see):
         for batch in batches:
             run_example(model, batch.inputs)
     return round(float(slopes[sum(each_has(left)).argmin()]), 4)

@@ -253,17 +253,13 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geo
 
 def _bias(program: Program, operation: AffineOperation, target: Target) -> Bias | None:
     """The map's own bias, or that of a BatchNorm behind it."""
-    if operation.bias is not None and _is_free(program, operation.bias):
+    if operation.bias is not None and program.flow.are_used_once(operation.bias):
         return Bias(operation.bias, target.scale)
     if target.norm is not None:
         name = program.flow.parameter(target.norm.args[2])
-        if name is not None and _is_free(program, name):
+        if name is not None and program.flow.are_used_once(name):
             return Bias(name, target.scale_behind_norm)
     return None
-
-
-def _is_free(program: Program, name: str) -> bool:
-    return len(program.flow.parameter_users(name)) == 1 and not program.flow.is_tied(name)
 
 
 def _grouped(maps: Sequence[tuple[LinearMap, set[int]]]) -> Iterator[Layer]:

@@ -16,6 +16,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from torch.fx import Node
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
 from hf_lgelu.models.dataflow.operation_names import COPIES, RESHAPES
 from hf_lgelu.models.dataflow.trace import operation_name, shape_of, users
-from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.example_run import calls_seen, forward_hooks, run_example
 from hf_lgelu.models.input_shapes import one_module_per_site
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.batches import Batch
@@ -41,32 +42,37 @@ PLACEMENT_ROWS = 4096
 
 @dataclass(frozen=True)
 class GateUnit:
-    """A gate, the operation that makes its input, and the other half of a gated unit, where there is one."""
+    """A gate, the operation that makes its input, and the other half of a gated unit, where there is one.
+
+    `owns_other` where nothing else uses the parameters of that half.
+    """
 
     site: int
     before: AffineOperation
     other: AffineOperation | None
+    owns_other: bool = False
 
     @property
     def maps(self) -> tuple[AffineOperation, ...]:
-        """Before the gate, and of a gated unit beside it."""
-        return (self.before,) if self.other is None else (self.before, self.other)
+        """Its own: before the gate, and of a gated unit beside it."""
+        return (self.before, self.other) if self.other is not None and self.owns_other else (self.before,)
 
     @property
     def parameters(self) -> Iterator[str]:
         """Names of the weights and biases."""
         for operation in self.maps:
-            yield from (name for name in (operation.weight, operation.bias) if name is not None)
+            yield from operation.parameters
 
 
 def find_gate_units(program: Program) -> list[GateUnit]:
     """The gates whose input is an affine map's output and nothing else's, by site."""
-    found = []
+    found, used_once = [], program.flow.are_used_once
     for site, calls in sorted(program.flow.calls.items()):
         before = _affine_source(program, calls[0].args[0], calls[0]) if len(calls) == 1 else None
-        if before is None or before.weight is None or not before.is_direct or not _is_free(program, before):
+        if before is None or before.weight is None or not (before.is_direct and used_once(*before.parameters)):
             continue
-        found.append(GateUnit(site, before, _other_half(program, calls[0])))
+        other = _other_half(program, calls[0])
+        found.append(GateUnit(site, before, other, other is not None and used_once(*other.parameters)))
     return found
 
 
@@ -95,11 +101,6 @@ def _read_norm(program: Program, node: Node) -> AffineOperation | None:
     if weight is None or bias is None:
         return None
     return AffineOperation(norm, norm.args[0], weight, bias, channel_axis=1 - len(shape_of(node)), output_axis=0)
-
-
-def _is_free(program: Program, operation: AffineOperation) -> bool:
-    names = [name for name in (operation.weight, operation.bias) if name is not None]
-    return all(len(program.flow.parameter_users(name)) == 1 and not program.flow.is_tied(name) for name in names)
 
 
 def _other_half(program: Program, call: Node) -> AffineOperation | None:
@@ -193,50 +194,32 @@ def gate_rows(
 ) -> Iterator[tuple[GateUnit, tuple[Tensor, ...]]]:
     """(unit, (z, φ(z)) or (z, φ(z), u²)), float64 rows of channels, about `wanted` of a unit, batch by batch."""
     batches = folds.spread  # none, perhaps, on one of several processes
+    batch: Batch
+    calls: dict[int, list[Tensor]] = {}
+    halves: dict[int, list[Tensor]] = {}
+
+    def some(values: Tensor, unit: GateUnit) -> Tensor:
+        """Evenly spaced ones of those that are no padding, copied: what is behind may work in place on them."""
+        rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis or -1)
+        return rows[:: max(1, len(rows) // -(-wanted // len(batches)))].to(torch.float64, copy=True)
+
+    def see(gate: nn.Module, *call: Tensor) -> None:
+        calls[gates[gate].site] = [some(values, gates[gate]) for values in call]
+
+    def see_half(unit: GateUnit, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        halves[unit.site] = [some(output, unit).square()]
+
     with one_module_per_site(model, sites), ExitStack() as hooks:
-        seen: dict[str, Tensor] = {}
+        gates = {getattr(sites[unit.site].parent, sites[unit.site].attribute): unit for unit in units}
+        hooks.enter_context(calls_seen(gates, see))
         for unit in units:
-            _watch(hooks, model, sites[unit.site], unit, seen)
-        for batch in batches:
-            loaded = batch.load()
-            run_example(model, loaded.inputs)
+            for other in unit.maps[1:]:  # not one that others use too, whose calls nothing tells apart
+                owner = model.get_submodule(other.weight_name.rpartition(".")[0])
+                hooks.enter_context(forward_hooks([owner], partial(see_half, unit)))
+        for batch in (part.load() for part in batches):
+            run_example(model, batch.inputs)
             for unit in units:
-                yield unit, _rows(seen, unit, loaded, -(-wanted // len(batches)))
-            seen.clear()
-
-
-def _watch(hooks: ExitStack, model: nn.Module, site: ActivationSite, unit: GateUnit, seen: dict[str, Tensor]) -> None:
-    def gate(module: nn.Module, inputs: tuple, output: Tensor) -> None:
-        seen[f"{unit.site}.z"], seen[f"{unit.site}.value"] = inputs[0].detach(), output.detach()
-
-    def before(module: nn.Module, inputs: tuple) -> tuple:
-        return (inputs[0].clone(), *inputs[1:])  # what works in place would leave its output there
-
-    def other(module: nn.Module, inputs: tuple, output: Tensor) -> None:
-        seen[f"{unit.site}.other"] = output.detach()
-
-    placed = getattr(site.parent, site.attribute)
-    if getattr(placed, "inplace", False):
-        handle = placed.register_forward_pre_hook(before)
-        hooks.callback(handle.remove)
-    handle = placed.register_forward_hook(gate)
-    hooks.callback(handle.remove)
-    if unit.other is not None:
-        owner = model.get_submodule(unit.other.weight_name.rpartition(".")[0])
-        handle = owner.register_forward_hook(other)
-        hooks.callback(handle.remove)
-
-
-def _rows(seen: Mapping[str, Tensor], unit: GateUnit, batch: Batch, wanted: int) -> tuple[Tensor, ...]:
-    """(z, φ(z)) or (z, φ(z), u²) as rows of channels, evenly spaced ones of those that are no padding."""
-    names = ["z", "value"] + (["other"] if unit.other is not None and f"{unit.site}.other" in seen else [])
-    axis = unit.before.channel_axis if unit.before.channel_axis is not None else -1
-    parts = [seen[f"{unit.site}.{name}"].movedim(axis, -1) for name in names]
-    parts = [batch.without_padding(part, unit.before.weight_name) for part in parts]
-    parts = [part.reshape(-1, part.shape[-1]) for part in parts]
-    step = max(1, len(parts[0]) // wanted)
-    parts = [part[::step].double() for part in parts]
-    return (*parts[:2], parts[2].square()) if len(parts) == 3 else tuple(parts)
+                yield unit, (*calls.pop(unit.site), *halves.pop(unit.site, []))
 
 
 @torch.no_grad()

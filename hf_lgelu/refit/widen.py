@@ -73,7 +73,9 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
         linear = all(
             operation.mixes and operation.channel_axis == -1 for operation in (unit.before, layer.maps[0].operation)
         )
-        if whole and linear and (unit.other is not None or product_behind(call) is None):
+        own = unit.other is None or unit.owns_other
+        own &= program.flow.are_used_once(*layer.maps[0].operation.parameters)
+        if whole and linear and own and (unit.other is not None or product_behind(call) is None):
             found.append(Block(unit, layer.maps[0]))
     return found
 

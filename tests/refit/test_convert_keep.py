@@ -8,6 +8,7 @@ import torch
 from fresh_process import run_fresh
 from test_convert_efforts import bert, gpt2, llama, tokens
 from torch import nn
+from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -226,6 +227,30 @@ def test_a_fitted_slope_is_that_of_the_gates_inputs_also_where_they_work_in_plac
     alone = [_best_slope(net(False)[:end], batches[0].inputs) for end in (2, 4)]
     assert abs(alone[0] - alone[1]) > 0.05
     assert plain == alone[0] if kept else min(alone) <= plain <= max(alone)
+
+
+def test_a_fitted_slope_is_that_of_the_sentences_and_not_of_their_padding():
+    torch.manual_seed(0)
+    table, up, act = nn.Embedding(12, 6), nn.Linear(6, 9), nn.SiLU()
+    with torch.no_grad():
+        table.weight[0] *= -40  # of the padding: far out, where the gate is nearly ReLU
+    net = ByWord(nn.Sequential(table, up, act)).eval()
+    words = torch.randint(1, 12, (40, 5))
+    padded = {
+        "input_ids": F.pad(words, (0, 4)),
+        "attention_mask": F.pad(torch.ones_like(words), (0, 4)),
+    }
+    slopes = [fit_slope(net, ("silu",), (), [Batch(inputs)]) for inputs in ({"input_ids": words}, padded)]
+    assert slopes[0] == slopes[1] > 0.02
+
+
+class ByWord(nn.Module):
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.inside(input_ids)
 
 
 @torch.no_grad()

@@ -147,14 +147,37 @@ def test_maps_that_cannot_be_solved_for_together_come_one_behind_the_other(build
     assert error < 0.6 * direct
 
 
-def test_a_gate_that_works_in_place():
+@pytest.mark.parametrize("effort", ["refit", "place"])
+def test_a_gate_that_works_in_place(effort, monkeypatch):
+    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *gaps: True)  # the last rung is looked at here
     torch.manual_seed(0)
     model = drawn(nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 3)))
-    inputs = rows(96, 6)
-    expected, _ = convert_to_relu(model, inputs)
+    inputs = rows(400, 6)
+    expected, _ = convert_to_relu(model, inputs, effort=effort, max_kl=None)
     model[1].inplace = True
-    converted, _ = convert_to_relu(model, inputs)
-    assert torch.equal(converted[2].weight, expected[2].weight)
+    converted, _ = convert_to_relu(model, inputs, effort=effort, max_kl=None)
+    for name, value in expected.state_dict().items():
+        assert torch.equal(converted.state_dict()[name], value), name
+
+
+class Tripled(nn.Module):
+    def __init__(self, in_place):
+        super().__init__()
+        self.up, self.act, self.down, self._in_place = nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 3), in_place
+
+    def forward(self, x):
+        value = self.act(self.up(x))
+        return self.down(value.mul_(3) if self._in_place else value * 3)
+
+
+def test_what_works_in_place_behind_a_placed_gate_is_none_of_what_the_gate_gives(monkeypatch):
+    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *gaps: True)
+    converted = []
+    for in_place in (False, True):
+        torch.manual_seed(0)
+        converted.append(convert_to_relu(drawn(Tripled(in_place)), rows(400, 6), effort="place", max_kl=None).model)
+    for name, value in converted[0].state_dict().items():
+        assert torch.equal(converted[1].state_dict()[name], value), name
 
 
 @pytest.mark.parametrize("width", [9, 12])
@@ -261,6 +284,39 @@ def test_a_view_that_makes_other_units_is_refitted_and_no_block():
     assert found.report.held_out.refitted.kl < found.report.held_out.direct.kl
     with pytest.raises(ConversionRefusedError, match="width_budget=1"):
         convert_to_relu(model, inputs, width_budget=1.5)
+
+
+class SharedHalf(nn.Module):
+    """Two gated units whose other halves are one map, or two of the same weights."""
+
+    def __init__(self, is_one_module):
+        super().__init__()
+        self.gates, self.downs = (nn.ModuleList(nn.Linear(*sizes) for _ in range(2)) for sizes in ((4, 9), (9, 4)))
+        self.ups, self.acts = nn.ModuleList([nn.Linear(4, 9)]), nn.ModuleList([nn.SiLU(), nn.SiLU()])
+        self.ups.append(self.ups[0] if is_one_module else nn.Linear(4, 9))
+        self.ups[1].weight = self.ups[0].weight
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for gate, act, up, down in zip(self.gates, self.acts, self.ups, self.downs, strict=True):
+            x = x + down(act(gate(x)) * up(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("is_one_module", [True, False])
+def test_half_of_a_gated_unit_that_another_one_uses_too_stays_as_it_is(is_one_module, monkeypatch):
+    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *gaps: True)  # every rung is looked at here
+    torch.manual_seed(0)
+    model, inputs = drawn(SharedHalf(is_one_module)), rows(600, 4)
+    with torch.no_grad():
+        for gate in model.gates:
+            gate.weight.mul_(3)
+    converted, report = convert_to_relu(model, inputs, effort="distill", distill_steps=2, max_kl=None)
+    assert torch.equal(converted.ups[0].weight, model.ups[0].weight)
+    assert not torch.equal(converted.gates[1].weight, model.gates[1].weight)
+    assert report.held_out.refitted.kl < report.held_out.direct.kl
+    with pytest.raises(ConversionRefusedError, match="of 2 gates 0 stand in blocks"):
+        convert_to_relu(model, inputs, width_budget=2)
 
 
 class Rowwise(nn.Module):

@@ -118,7 +118,7 @@ def test_the_mask_is_that_of_the_part_of_the_network(part, given, expected):
     }  # fmt: skip
     batch, values = Batch({"input_ids": torch.ones(1, 3).long()} | {n: tensors[n] for n in given}), torch.randn(1, 3, 2)
     wanted = values[0] if expected is None else values[0][tensors[expected][0].bool()]
-    assert torch.equal(batch.without_padding(values, part).reshape(-1, 2), wanted)
+    assert torch.equal(batch.without_padding(values, part), wanted.reshape(-1, 2))
     assert batch.counted(torch.randn(1, 4, 2), part) is None
 
 

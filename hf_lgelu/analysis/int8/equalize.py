@@ -27,7 +27,7 @@ from hf_lgelu.export.folding.own_memory import require_own_memory
 from hf_lgelu.export.folding.plan import plan_scaling
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
-from hf_lgelu.models.example_run import Inputs, run_example
+from hf_lgelu.models.example_run import Inputs, forward_pre_hooks, run_example
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.sites import ActivationSite, find_relu_sites
@@ -207,8 +207,11 @@ class _Units:
         """The largest absolute value of each unit, float64."""
         return torch.maximum(-self.least, self.most).double()
 
-    def see(self, layer: nn.Module, inputs: Tensor) -> None:
-        """Take note of inputs of the layer."""
+    def see(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Take note of what the layer is called with."""
+        if not arguments:
+            return
+        inputs: Tensor = arguments[0]
         axis = 1 if isinstance(layer, nn.modules.conv._ConvNd) else inputs.dim() - 1
         rows = inputs.detach().movedim(axis, -1).reshape(-1, inputs.shape[axis])
         least, most = rows.amin(0), rows.amax(0)
@@ -274,13 +277,9 @@ class _Units:
 
 
 def _watch_inputs(model: nn.Module, found: Sequence[_Units], batches: Iterable[Inputs]) -> None:
-    def hook(units: _Units) -> Any:
-        return lambda layer, inputs: units.see(layer, inputs[0]) if inputs else None
-
     with ExitStack() as hooks:
         for units in found:
-            handle = model.get_submodule(units.layer).register_forward_pre_hook(hook(units))
-            hooks.callback(handle.remove)
+            hooks.enter_context(forward_pre_hooks([model.get_submodule(units.layer)], units.see))
         for batch in batches:
             run_example(model, batch)
 

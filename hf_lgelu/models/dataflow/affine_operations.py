@@ -46,6 +46,11 @@ class AffineOperation:
         return self.weight
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of those there are of weight and bias."""
+        return tuple(name for name in (self.weight, self.bias) if name is not None)
+
+    @property
     def mixes(self) -> bool:
         """Whether it is linear in the data with a weight of its own: a layer that can take 1/λ."""
         return self.input_axis is not None

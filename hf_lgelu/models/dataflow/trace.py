@@ -85,6 +85,10 @@ class DataFlow:
         """Every operation that takes the parameter, itself or through a view."""
         return [user for node, stored in self._stored.items() if stored == name for user in self._through_views(node)]
 
+    def are_used_once(self, *names: str) -> bool:
+        """Whether one operation takes each of these parameters, and one module holds it."""
+        return all(len(self.parameter_users(name)) == 1 and not self.is_tied(name) for name in names)
+
     def _through_views(self, node: Node) -> Iterator[Node]:
         for user in users(node):
             if operation_name(user) in _WEIGHT_VIEWS:
