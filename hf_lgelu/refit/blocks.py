@@ -26,8 +26,7 @@ from hf_lgelu.refit.widen import Block
 
 STEPS = 150
 _ROWS_A_STEP = 1024
-_RATE = 0.02  # of a parameter's mean absolute value, at the most; falls to zero as a cosine
-_WARMUP = 10
+_RATE = 0.02
 _ROWS_AT_ONCE = 4096
 
 
@@ -92,10 +91,7 @@ class BlockFunction:
         with torch.no_grad():
             seen = [inputs] * (len(self._maps) - 1) + [self.features(inputs)]
             means = [mean_of_rows(values.sum(0), len(values)) for values in seen]
-        groups = [
-            {"params": [value.requires_grad_(True)], "lr": _RATE * max(value.detach().abs().mean().item(), 1e-3)}
-            for value in self.parameters.values()
-        ]
+        parameters = [value.requires_grad_(True) for value in self.parameters.values()]
         maps = [
             CentredMap(
                 self.parameters[operation.weight_name],
@@ -106,7 +102,7 @@ class BlockFunction:
             for operation, mean in zip(self._maps, means, strict=True)
             if operation.bias is not None
         ]
-        return CentredAdam(groups, maps)
+        return CentredAdam(parameters, _RATE, maps)
 
     def _apply(self, operation: AffineOperation, rows: Tensor) -> Tensor:
         weight = self.parameters[operation.weight_name]
@@ -156,7 +152,7 @@ def reconstruct_block(
             optimizer.zero_grad()
             error.backward()
             sum_gradients(parameters)
-            optimizer.step(min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+            optimizer.step(step, step / steps)
     for parameter in parameters:
         parameter.requires_grad_(False)
     done = BlockStep(before, function.squared_error(unseen))

@@ -5,11 +5,15 @@ it is, however far from zero the features are; those of units that are always on
 steps on plain W would mostly be steps on the constant.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+_WARMUP = 10
+_LEAST_SIZE = 1e-3  # of a parameter that is zero, or nearly
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,15 @@ class CentredMap:
 
 
 class CentredAdam:
-    """Adam whose steps on a map's weight and bias are those on W and b'."""
+    """Adam whose steps on a map's weight and bias are those on W and b'.
 
-    def __init__(self, groups: Sequence[dict], maps: Sequence[CentredMap]) -> None:
-        """`groups` are those of Adam, each with its own "lr", the one it starts from."""
-        self._adam = torch.optim.Adam(groups, betas=(0.9, 0.95))
-        self._rates = [group["lr"] for group in self._adam.param_groups]
+    The rates rise over the first steps, and fall to zero as a cosine.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], rate: float, maps: Sequence[CentredMap]) -> None:
+        """`rate` is that of each parameter at the most, as a share of its mean absolute value."""
+        self._rates = [rate * max(value.detach().abs().mean().item(), _LEAST_SIZE) for value in parameters]
+        self._adam = torch.optim.Adam([{"params": [value]} for value in parameters], betas=(0.9, 0.95))
         self._maps = maps
 
     def zero_grad(self) -> None:
@@ -45,7 +52,7 @@ class CentredAdam:
         return {f"{number}.{what}": value for number, one in kept.items() for what, value in one.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state` of the same groups."""
+        """Go on from a `state` of the same parameters."""
         kept: dict[int, dict[str, Tensor]] = {}
         for name, value in state.items():
             number, _, what = name.partition(".")
@@ -53,8 +60,9 @@ class CentredAdam:
         self._adam.load_state_dict({**self._adam.state_dict(), "state": kept})
 
     @torch.no_grad()
-    def step(self, share: float) -> None:
-        """One step at `share` of each rate."""
+    def step(self, done: int, progress: float) -> None:
+        """The step behind so many others, after a share of the way."""
+        share = min(1.0, (done + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
         for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
         maps = [centred for centred in self._maps if centred.bias.grad is not None]  # no input reached the others

@@ -8,7 +8,6 @@ Several processes take every step together: each runs what it has of the batch t
 gradients, sizes and sums over rows are added up. So all take the same steps, those of one process to rounding.
 """
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,10 +30,9 @@ from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, 
 from hf_lgelu.refit.resume import RungWork, Steps
 
 _STEPS = 200
-_RATES = (0.0003, 0.003, 0.02)  # of a parameter's mean absolute value, at the most; falls to zero as a cosine
+_RATES = (0.0003, 0.003, 0.02)
 _TRIAL = 16  # steps after which one of them is taken
 _FAR_FROM_DONE, _LONGER = 0.9, 3  # where the trial leaves less than this share of the loss, so many times the steps
-_WARMUP = 10
 _LOOKS = 8  # how often the held-out inputs are looked at
 _NO_SPREAD = 1e-12  # of a column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
@@ -177,7 +175,7 @@ class _Distillation:
     def _descent(self, rate: float, steps: int, looks: int, tried: Sequence[float]) -> _Seen:
         """The best state seen from the start on; `tried` is what the descents before came to."""
         _put(self._parameters, self.start.values)
-        optimizer = self._optimizer(rate)
+        optimizer = CentredAdam(self._parameters, rate, self._centred)
         done, best = self._taken_up(optimizer)
         every = max(1, steps // looks)
         begun = self._time_share()
@@ -188,7 +186,7 @@ class _Distillation:
                     best = self._nearer(best)
                 break
             progress = max(step / steps, (share - begun) / (1 - begun))
-            self._step(optimizer, number, min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress)))
+            self._step(optimizer, number, step, progress)
             if (step + 1) % every == 0:
                 best = self._nearer(best)
             if self._keeps_new:
@@ -201,19 +199,14 @@ class _Distillation:
         now = self._look()
         return _Seen(now, self._values()) if now < best.loss else best
 
-    def _optimizer(self, rate: float) -> CentredAdam:
-        sizes = [max(parameter.detach().abs().mean().item(), 1e-3) for parameter in self._parameters]
-        groups = [{"params": [one], "lr": rate * size} for one, size in zip(self._parameters, sizes, strict=True)]
-        return CentredAdam(groups, self._centred)
-
-    def _step(self, optimizer: CentredAdam, number: int, share: float) -> None:
+    def _step(self, optimizer: CentredAdam, number: int, done: int, progress: float) -> None:
         with torch.enable_grad(), self._step_precision():
             loss = self._loss(self._batches[number].load(), weight=self._batches[number].weight)
         optimizer.zero_grad()
         loss.backward()
         sum_gradients(self._parameters)
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        optimizer.step(share)
+        optimizer.step(done, progress)
 
     @torch.no_grad()
     def _look(self) -> float:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import pytest
 import torch
@@ -21,18 +22,22 @@ def test_adam_on_a_centred_map_is_adam_on_the_other_parameters(transposed):
     torch.manual_seed(10)
     rows, targets = torch.randn(50, 4, dtype=torch.float64) + 8, torch.randn(50, 3, dtype=torch.float64)
     mean = rows.mean(0)
-    weight, bias = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    weight, bias = torch.randn(3, 4, dtype=torch.float64), 1e-5 * torch.randn(3, dtype=torch.float64)
     free = [weight.clone().requires_grad_(True), (bias + weight @ mean).requires_grad_(True)]
-    plain = torch.optim.Adam([{"params": [value], "lr": 0.05} for value in free], betas=(0.9, 0.95))
+    # Of b' it is the rate of b.
+    rates = [0.1 * max(value.abs().mean().item(), 0.001) for value in (weight, bias)]
+    plain = torch.optim.Adam([{"params": [value]} for value in free], betas=(0.9, 0.95))
     stored = [(weight.T if transposed else weight).clone().requires_grad_(True), bias.clone().requires_grad_(True)]
-    centred = CentredAdam([{"params": [value], "lr": 0.1} for value in stored], [CentredMap(*stored, mean, transposed)])
-    for _ in range(20):
+    centred = CentredAdam(stored, 0.1, [CentredMap(*stored, mean, transposed)])
+    for number in range(20):
+        for group, rate in zip(plain.param_groups, rates, strict=True):
+            group["lr"] = rate * min(number + 1, 10) / 10 * math.cos(math.pi * number / 40) ** 2
         plain.zero_grad()
         (F.linear(rows - mean, *free) - targets).square().mean().backward()
         plain.step()
         centred.zero_grad()
         (F.linear(rows, stored[0].T if transposed else stored[0], stored[1]) - targets).square().mean().backward()
-        centred.step(0.5)
+        centred.step(number, number / 20)
     torch.testing.assert_close(stored[0].T if transposed else stored[0], free[0], rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(stored[1], free[1] - free[0] @ mean, rtol=1e-7, atol=1e-9)
 
@@ -160,7 +165,7 @@ def test_more_steps_are_taken_where_the_first_ones_bring_much(monkeypatch, name,
     converted[2].weight.data += 0.5 * torch.randn(3, 24)
     taken = []
     step = CentredAdam.step
-    monkeypatch.setattr(CentredAdam, "step", lambda self, share: (taken.append(share), step(self, share)))
+    monkeypatch.setattr(CentredAdam, "step", lambda self, *given: (taken.append(given), step(self, *given)))
     monkeypatch.setattr("hf_lgelu.refit.distill._STEPS", 20)
     distill(model, converted, deal_folds(read_batches(torch.randn(300, 4))), names=[name], steps=steps)
     assert len(taken) == 3 * 16 + expected
