@@ -109,7 +109,7 @@ class Attempts:
         if effort == "distill" and best is not None:
             return self._distilled(best)
         is_placed = effort != "refit" and self._dials.can_be_placed
-        room = self._room() if is_placed else Room(self._model)
+        room = self._room if is_placed else Room(self._model)
         sites = self._exchange.sites(room.model)
         with evaluation_mode(room.model):
             converted = independent_copy(room.model)
@@ -155,7 +155,9 @@ class Attempts:
                       if is_placed or self._dials.zeros is not None),
         )  # fmt: skip
 
+    @functools.cached_property
     def _room(self) -> Room:
+        """For the placed gates of every rung."""
         with evaluation_mode(self._model):
             sites = self._exchange.sites(self._model)
             program = Program(self._model, sites, self._folds.first.load().inputs, _chosen(self._outputs))

@@ -22,6 +22,7 @@ from hf_lgelu.refit.dials import EFFORTS, Dials
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import Metric, OutOfTimeError, climb
 from hf_lgelu.refit.target_gates import TARGETS
+from hf_lgelu.refit.widen import make_room
 
 
 def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features(monkeypatch):
@@ -210,8 +211,10 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     assert f"refit {report.steps[0].distance:.3g}, place {report.steps[1].distance:.3g}" in str(report)
 
 
-def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path):
-    inputs, saved = tokens(120), []
+def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path, monkeypatch):
+    inputs, saved, rooms = tokens(120), [], []
+    make = lambda *given: rooms.append(make_room(*given)) or rooms[-1]  # noqa: E731
+    monkeypatch.setattr("hf_lgelu.refit.attempts.make_room", make)
     for build in (llama, gpt2, bert):
         model = build()
         before = copy.deepcopy(model.state_dict())
@@ -219,6 +222,7 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
         converted, report = convert_to_relu(model, inputs, width_budget=1.25, max_kl=None, **options)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert report.width_share == 1.25
+        assert len(rooms) == len(saved) + 1  # one for all rungs
         kept = [step.distance for step in report.steps if step.is_kept]
         assert kept == sorted(kept, reverse=True)
         assert len(kept) > 1
