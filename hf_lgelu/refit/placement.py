@@ -9,7 +9,8 @@ what it was in shape.
 Behind a BatchNorm they go into its scale and shift in the same way.
 
 In a gated unit, φ(z)·u, only what is constant in φ becomes linear in the unit's input, and no map there takes it up
-unless units are added for it; so the fit is without b and d, or with b alone, and weighted by u².
+unless units are added for it; so the fit is without b and d, or with b alone, and weighted by u²
+where no other unit has that half, too.
 """
 
 import operator
