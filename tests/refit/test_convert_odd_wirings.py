@@ -149,7 +149,7 @@ def test_maps_that_cannot_be_solved_for_together_come_one_behind_the_other(build
 
 @pytest.mark.parametrize("effort", ["refit", "place"])
 def test_a_gate_that_works_in_place(effort, monkeypatch):
-    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *gaps: True)  # the last rung is looked at here
+    monkeypatch.setattr("hf_lgelu.refit.attempts.is_nearer", lambda *gaps: True)  # the last rung is looked at here
     torch.manual_seed(0)
     model = drawn(nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 3)))
     inputs = rows(400, 6)
@@ -171,7 +171,7 @@ class Tripled(nn.Module):
 
 
 def test_what_works_in_place_behind_a_placed_gate_is_none_of_what_the_gate_gives(monkeypatch):
-    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *gaps: True)
+    monkeypatch.setattr("hf_lgelu.refit.attempts.is_nearer", lambda *gaps: True)
     converted = []
     for in_place in (False, True):
         torch.manual_seed(0)
@@ -305,7 +305,7 @@ class SharedHalf(nn.Module):
 
 @pytest.mark.parametrize("is_one_module", [True, False])
 def test_half_of_a_gated_unit_that_another_one_uses_too_stays_as_it_is(is_one_module, monkeypatch):
-    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *gaps: True)  # every rung is looked at here
+    monkeypatch.setattr("hf_lgelu.refit.attempts.is_nearer", lambda *gaps: True)  # every rung is looked at here
     torch.manual_seed(0)
     model, inputs = drawn(SharedHalf(is_one_module)), rows(600, 4)
     with torch.no_grad():
