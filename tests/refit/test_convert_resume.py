@@ -118,11 +118,11 @@ def test_distillation_that_was_killed_goes_on_from_its_last_step(tmp_path, monke
     steps, killed_at = [], [None]
 
     class Counted(distill.CentredAdam):
-        def step(self, share):
-            steps.append(share)
+        def step(self, *given):
+            steps.append(given)
             if len(steps) == killed_at[0]:
                 raise KilledError
-            super().step(share)
+            super().step(*given)
 
     monkeypatch.setattr(distill, "CentredAdam", Counted)
     monkeypatch.setattr(resume, "_TIMES_THE_WRITING", 0)
