@@ -5,7 +5,7 @@ families add others. So here, too, no list of names is kept: each key that holds
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,7 @@ _LEFT_OPEN = ("inner", "intermediate")  # in the names of keys that may be None:
 
 def plan_width_changes(
     model: PreTrainedModel,
-    old: Sequence[int],
-    new: int | Sequence[int],
+    resized: Callable[[Any], Any],
     beside: Sequence[Sequence[ConfigChange]] = ((),),
 ) -> list[ConfigChange] | None:
     """The changes after which the config alone builds the tensors that `model` has now; None if no key does that.
@@ -29,12 +28,12 @@ def plan_width_changes(
 
     Args:
         model: has other shapes than its config says.
-        old: widths that its config still says. A key that holds one of them counts, or the whole list.
-        new: what such a key is to hold.
+        resized: what a key is to hold in the place of what it holds, an integer or a list, or None where a family
+            leaves the width open; the same where that is no width.
         beside: what may have to change besides, each tried with each of these keys, and alone.
     """
     shapes = _shapes(model)
-    keys = _keys(model.config, list(old), new)
+    keys = _keys(model.config, resized)
     for width, other in itertools.product(([], *([change] for change in keys), keys), beside):
         changes = [*width, *other]
         if _built_shapes(model, changes) == shapes:
@@ -62,12 +61,11 @@ def config_entries(
             yield (*path, key), value
 
 
-def _keys(config: PreTrainedConfig, old: list[int], new: int | Sequence[int]) -> list[ConfigChange]:
+def _keys(config: PreTrainedConfig, resized: Callable[[Any], Any]) -> list[ConfigChange]:
     entries = list(config_entries(config))
-    # False is no width of 0, nor True one of 1.
-    held = [(path, value) for path, value in entries if value == old or (type(value) is int and value in old)]
+    held = [(path, value) for path, value in entries if type(value) in (int, list)]  # False is no width of 0
     held += [(path, None) for path, value in entries if value is None and any(part in path[-1] for part in _LEFT_OPEN)]
-    return [ConfigChange(path, value, new) for path, value in held if value != new]
+    return [ConfigChange(path, value, new) for path, value in held if (new := resized(value)) != value]
 
 
 def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:

@@ -4,24 +4,19 @@ First the original is written into the wider architecture, padded with zeros: th
 compares the two networks sees one shape.
 """
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.models.config_keys import (
-    CONFIG_REFUSALS,
-    ConfigChange,
-    UnsupportedConfigError,
-    apply_changes,
-)
+from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
 from hf_lgelu.models.config_plans import ConfigPlans
+from hf_lgelu.models.config_widths import config_entries, plan_width_changes
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.dataflow.operation_names import COPIES, RESHAPES
 from hf_lgelu.models.dataflow.trace import operation_name, shape_of
@@ -206,43 +201,18 @@ def _put(model: nn.Module, name: str, value: Tensor) -> None:
 
 
 def _plan(root: PreTrainedModel, widths: set[int], extra: int) -> list[ConfigChange]:
-    """The changes of a config after which it builds exactly the parameters that `root` has now."""
-    shapes = {name: tuple(value.shape) for name, value in root.named_parameters()}
-    entries = list(_entries(root.config.to_dict()))
-    larger = [
-        ConfigChange(path, value, value + extra)
-        for path, value in entries
-        if extra and type(value) is int and value in widths
-    ]
-    # GPT-2 leaves the width open: four times the hidden size.
-    larger += [
-        ConfigChange(path, None, min(widths) + extra)
-        for path, value in entries
-        if extra and value is None and ("inner" in path[-1] or "intermediate" in path[-1])
-    ]
+    """The changes of a config after which it builds exactly the tensors that `root` has now."""
+
+    def resized(value: Any) -> Any:
+        value = min(widths) if value is None and extra else value
+        return value + extra if isinstance(value, int) and value in widths else value
+
+    entries = config_entries(root.config)
     biases = [ConfigChange(path, False, True) for path, value in entries if value is False and "bias" in path[-1]]
-    for size, bias in itertools.product([[change] for change in larger] + [larger, []], [[], *([b] for b in biases)]):
-        if _built_shapes(root, [*size, *bias]) == shapes:
-            return [*size, *bias]
-    raise UnsupportedConfigError(
-        f"no key of {type(root.config).__name__} builds {type(root).__name__} with {extra} more units in each block, "
-        "with a bias before the gates or without"
-    )
-
-
-def _entries(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _entries(value, (*path, key))
-        else:
-            yield (*path, key), value
-
-
-def _built_shapes(root: PreTrainedModel, changes: list[ConfigChange]) -> Mapping[str, tuple[int, ...]] | None:
-    try:
-        config: PreTrainedConfig = apply_changes(root.config, changes)
-        with torch.device("meta"):
-            built = type(root)(config)
-    except CONFIG_REFUSALS:
-        return None  # a key that is no part of this model's shape
-    return {name: tuple(value.shape) for name, value in built.named_parameters()}
+    changes = plan_width_changes(root, resized, [[], *([bias] for bias in biases)])
+    if changes is None:
+        raise UnsupportedConfigError(
+            f"no key of {type(root.config).__name__} builds {type(root).__name__} with {extra} more units in each "
+            "block, with a bias before the gates or without"
+        )
+    return changes

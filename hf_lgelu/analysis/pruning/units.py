@@ -8,6 +8,7 @@ all that is promised.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -246,12 +247,17 @@ def _write_widths(model: nn.Module, old: list[int], new: list[int]) -> str | Non
     values: list[Any] = [new[0]] if len(set(new)) == 1 else []
     if isinstance(model.config, MLPConfig):
         values.append(new)
-    for value in values:
-        changes = plan_width_changes(model, old, value)
+    for width in values:
+        changes = plan_width_changes(model, partial(_resized, old=old, new=width))
         if changes:
             write_config_changes(model, changes)
             return ", ".join(".".join(change.path) for change in changes)
     return None
+
+
+def _resized(value: Any, old: list[int], new: Any) -> Any:
+    """What a key is to hold that held one of the old widths, all of them, or None."""
+    return new if value is None or value == old or value in old else value
 
 
 def _check_choice(fraction: float | None, threshold: float | str | None, criterion: str) -> None:
