@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 
 import pytest
 from lgelu_lab.studies.records import EpochRecord, RunRecord
@@ -31,6 +32,20 @@ def make_record(
         hardware={"cpu": "abacus", "cpu_cores": 1, "accelerators": [], "processes": 1, "threads_per_process": 1},
     )  # fmt: skip
     return dataclasses.replace(record, **fields)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_stays_is_not_collected():
+    """Trainer.train() and timers collect garbage first, and looking through all of torch takes longer than they do.
+
+    What is left of a module's tests is frozen with it: a second is spent once a module, not once a run.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # else extensions complain at the interpreter's end of what they see left
 
 
 @pytest.fixture(scope="session")

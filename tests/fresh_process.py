@@ -4,6 +4,7 @@ A new interpreter needs five seconds of a core to import the two. These are fork
 nothing itself.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -65,6 +66,7 @@ def _start_server() -> dict[str, str]:
 
 
 def _run(words: list[str], environment: dict[str, str], said: Path) -> None:
+    gc.freeze()  # each Trainer.train() collects garbage: not among what the server has imported
     os.environ.clear()
     os.environ.update(environment)
     for stream, suffix in ((1, ".out"), (2, ".err")):

@@ -2,43 +2,36 @@
 
 import functools
 import math
-import operator
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from torch import nn
-from tqdm.auto import tqdm
 
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.own_forward import independent_copy
-from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.models.task_outputs import task_outputs
-from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import conversion_sums, evaluation_of, unit_gaps
 from hf_lgelu.refit.dials import EFFORTS, Dials, Effort
 from hf_lgelu.refit.distill import distill
 from hf_lgelu.refit.exchange import Exchange
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
-from hf_lgelu.refit.ladder import Climb, Metric, OutOfTimeError, climb
-from hf_lgelu.refit.layers import Layer, Layers, find_layers
-from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.ladder import Climb, Metric, climb
+from hf_lgelu.refit.layers import find_layers
+from hf_lgelu.refit.layerwise import LayerStep, Reconstruction, refit_layers
 from hf_lgelu.refit.nearer import CHOSEN_ON_THEM, is_nearer
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.preparation import Preparation
-from hf_lgelu.refit.processes import main_decides
-from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.program import Programs
 from hf_lgelu.refit.progress import Progress
-from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
-from hf_lgelu.refit.resume import RungWork, Work
-from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
+from hf_lgelu.refit.report import Evaluation, LayerRefit
+from hf_lgelu.refit.resume import Work
 from hf_lgelu.refit.thinning import Thinning
 from hf_lgelu.refit.verdict import ConversionRefusedError
-from hf_lgelu.refit.weights import forget_checkpoint, forget_quantizer, write_refit
+from hf_lgelu.refit.weights import forget_checkpoint, forget_quantizer
 from hf_lgelu.refit.widen import Room, make_room
 
 
@@ -72,6 +65,8 @@ class Attempts:
         self._model, self._folds, self._exchange, self._dials = model, folds, exchange, dials
         self._outputs, self._allow_unrefitted = outputs, allow_unrefitted
         self._progress, self._work = progress, work
+        self._programs = Programs(model, exchange.sites(model), _chosen(outputs))
+        self._wide_programs: Programs | None = None
         self._ends = math.inf if dials.max_seconds is None else time.perf_counter() + dials.max_seconds
 
     @property
@@ -93,6 +88,8 @@ class Attempts:
                 f"more than the refit (effort={efforts[-1]!r}) is only done where inputs can be held out for it: give "
                 f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
             )
+        if self._dials.width_budget > 1:
+            self._programs_of(self._room)  # what cannot be widened is known before the work
         self._progress.plan(efforts)
         return climb(
             efforts,
@@ -110,18 +107,16 @@ class Attempts:
             return self._distilled(best)
         is_placed = effort != "refit" and self._dials.can_be_placed
         room = self._room if is_placed else Room(self._model)
-        sites = self._exchange.sites(room.model)
+        programs = self._programs_of(room)
         with evaluation_mode(room.model):
             converted = independent_copy(room.model)
         rewritten = self._exchange.carry_out(converted)
         changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(converted)]
         forget_checkpoint(converted)
         carrier = Carrier(
-            room.model,
+            programs,
             converted,
-            sites,
             self._folds,
-            _chosen(self._outputs),
             gate_maps_change=effort != "refit" or self._dials.zeros is not None,
             whole_blocks=effort == "blocks",
         )
@@ -130,12 +125,12 @@ class Attempts:
         program, found = carrier.trace.program, carrier.layers
         steps: list[LayerStep] = []
         if is_placed:
-            steps.append(Preparation(room.model, sites, self._folds, program, found, room.extra))
+            steps.append(Preparation(room.model, programs.sites, self._folds, program, found, room.extra))
         if self._dials.zeros is not None:
-            steps.append(Thinning(room.model, sites, self._folds, program, found, self._dials.zeros))
+            steps.append(Thinning(room.model, programs.sites, self._folds, program, found, self._dials.zeros))
         if effort == "blocks":
-            steps.append(Reconstruction(carrier, sites))
-        layers = _refit(
+            steps.append(Reconstruction(carrier, programs.sites))
+        layers = refit_layers(
             carrier,
             converted,
             self._allow_unrefitted,
@@ -159,8 +154,8 @@ class Attempts:
     def _room(self) -> Room:
         """For the placed gates of every rung."""
         with evaluation_mode(self._model):
-            sites = self._exchange.sites(self._model)
-            program = Program(self._model, sites, self._folds.first.load().inputs, _chosen(self._outputs))
+            program = self._programs.of(self._folds.first)
+            sites = self._programs.sites
             found = find_layers(program, self._model, sites)
             try:
                 return make_room(self._model, program, found.layers, len(sites), self._dials.width_budget)
@@ -170,6 +165,14 @@ class Attempts:
                 ways = "Keep no gate, or use width_budget=1" if keep else "Use width_budget=1"
                 message = f"width_budget={self._dials.width_budget:g}: {error}.{kept} {ways}"
                 raise ConversionRefusedError(message) from error
+
+    def _programs_of(self, room: Room) -> Programs:
+        """One set for all rungs on the same model."""
+        if room.model is self._programs.model:
+            return self._programs
+        if self._wide_programs is None:
+            self._wide_programs = Programs(room.model, self._exchange.sites(room.model), _chosen(self._outputs))
+        return self._wide_programs
 
     def _distilled(self, best: Attempt) -> Attempt:
         converted = independent_copy(best.model)
@@ -201,139 +204,6 @@ class Attempts:
         swap = self._exchange.direct_swap(self._model)
         sums = conversion_sums(self._model, converted, swap, batches, self._outputs)
         return (None, ()) if sums is None else (evaluation_of(sums), unit_gaps(sums))
-
-
-class LayerStep(Protocol):
-    """What is done to the converted network beside the refits."""
-
-    def begin(self, converted: nn.Module) -> None:
-        """Before the first layer."""
-
-    def behind_layer(self, converted: nn.Module, index: int) -> str | None:
-        """After the refit of a layer; a note for the report."""
-
-
-class Reconstruction:
-    """The step of effort "blocks": both maps of a block by Adam, then once more the ridge."""
-
-    def __init__(self, carrier: Carrier, sites: Sequence[ActivationSite]) -> None:
-        self._carrier, self._sites = carrier, sites
-
-    def begin(self, converted: nn.Module) -> None:
-        """Nothing."""
-
-    def behind_layer(self, converted: nn.Module, index: int) -> str | None:
-        """The block of a layer, where it is one; the rows of the first fold decide whether it is kept."""
-        block = self._carrier.trace.blocks.get(index)
-        if block is None:
-            return None
-        none = BlockRows.none(converted, block)  # a process may have no batch of a fold
-        unseen, *others = [BlockRows.of([none, *parts]) for parts in self._carrier.block_rows]
-        gate = converted.get_submodule(self._sites[block.unit.site].name)
-        done = reconstruct_block(converted, block, gate, BlockRows.of(others), unseen)
-        if not done.is_kept:
-            return "both maps moved: no nearer, taken back"
-        layer = self._carrier.layers.layers[index]
-        fit, total = fit_layer(layer, block_moments(converted, block, gate, [unseen, *others]))
-        write_refit(converted, self._carrier.trace.program, layer, fit, total)
-        return f"both maps moved: error times {done.after / done.before:.2f}"
-
-
-def _refit(
-    carrier: Carrier,
-    converted: nn.Module,
-    allow_unrefitted: bool,
-    bar: tqdm,
-    steps: Sequence[LayerStep],
-    work: RungWork,
-    ends: float,
-) -> list[LayerRefit]:
-    """Refit `converted` in place, layer after layer, and let `steps` do their part; what was done to each.
-
-    A step keeps nothing from layer to layer but in the network: layers that are done are taken from `work`.
-    Raises OutOfTimeError where layers are left when time.perf_counter() is at `ends`.
-    """
-    with carrier:
-        found, names = carrier.layers, carrier.site_names
-        _refuse_unfit(type(converted).__name__, found, allow_unrefitted)
-        for step in steps:
-            step.begin(converted)
-        work.begin(converted)
-        done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names, True) for unfit in found.unfit]
-        done += [_kept(names[index], (index,), "no output that counts depends on it", names) for index in found.beside]
-        with bar:
-            for index, layer in enumerate(found.layers):
-                if ends < math.inf and main_decides(time.perf_counter() > ends):
-                    raise OutOfTimeError
-                if index < work.done:
-                    done += filter(None, [work.restore(index, converted)])
-                    bar.update(carrier.steps_per_layer)
-                    continue
-                if index == work.done:
-                    for before in range(index):
-                        carrier.pass_by(before)
-                bar.set_postfix_str(layer.maps[0].name)
-                fit, total = fit_layer(layer, carrier.moments(index, bar.update))
-                write_refit(converted, carrier.trace.program, layer, fit, total)
-                notes = [step.behind_layer(converted, index) for step in steps]
-                done.append(_described(layer, fit, total, names, filter(None, notes)))
-                work.save(index, converted, done[-1])
-                bar.update()
-    return done
-
-
-def fit_layer(layer: Layer, folds: Sequence[Moments]) -> tuple[RidgeFit, Moments]:
-    """The fit, the same on every process, and the sums over all rows. Raises ConversionRefusedError where they are not
-    finite."""
-    try:
-        fit = fit_ridge(folds, intercept=layer.has_intercept)
-    except NotFiniteError as error:
-        raise ConversionRefusedError(
-            f"what reaches {layer.name} is not finite, in the original or behind the layers already refitted; look "
-            "for NaN or infinities in the data and in the weights"
-        ) from error
-    return fit, functools.reduce(operator.add, folds)
-
-
-def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> None:
-    if found.unfit and not allow_unrefitted:
-        named = "".join(f"\n  {unfit.name}: {unfit.reason}" for unfit in found.unfit)
-        raise ConversionRefusedError(
-            f"what is behind the gates of {model_class} cannot all be refitted:{named}\nTo "
-            "exchange these gates all the same, with the weights as they are, pass allow_unrefitted=True "
-            "(--allow_unrefitted); or train the model with hardening"
-        )
-    if not found.layers:
-        raise ConversionRefusedError(
-            f"{model_class} has no linear map behind its gates that could be refitted; train it with hardening, or "
-            "exchange the gates alone (substitute_relu) and measure what that changes"
-        )
-
-
-def _kept(name: str, sites: Sequence[int], note: str, names: Sequence[str], is_unfit: bool = False) -> LayerRefit:
-    gates = tuple(names[index] for index in sites)
-    return LayerRefit((name,), gates, "kept", None, None, None, 0, 0, note, is_unfit=is_unfit)
-
-
-def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str], notes: Iterable[str]) -> LayerRefit:
-    return LayerRefit(
-        layers=tuple(consumer.name for consumer in layer.maps),
-        sites=tuple(names[index] for index in layer.sites),
-        choice=fit.choice,
-        strength=fit.strength,
-        error_before=fit.error_before,
-        error_after=fit.error_after,
-        width=layer.width,
-        rows=total.count,
-        note=", ".join((*_notes(layer, total.count), *notes)) or None,
-    )
-
-
-def _notes(layer: Layer, rows: int) -> Iterator[str]:
-    if not layer.has_intercept:
-        yield "no bias: only its weights were refitted"
-    if rows < ENOUGH_ROWS * layer.width:
-        yield f"starved: {rows:,} rows for {layer.width:,} features"
 
 
 def _chosen(names: Sequence[str] | None) -> OutputsOf:

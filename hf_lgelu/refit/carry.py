@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import same_randomness
-from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.batches import DECODER_INPUTS
 from hf_lgelu.refit.blocks import BlockRows
 from hf_lgelu.refit.carried_states import CarriedStates
@@ -24,7 +22,7 @@ from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.placement import find_gate_units
-from hf_lgelu.refit.program import Gate, Program, Stage, Stop, differing_nodes, plan_stages, upstream
+from hf_lgelu.refit.program import Gate, Program, Programs, Stage, Stop, differing_nodes, plan_stages, upstream
 from hf_lgelu.refit.widen import Block, find_blocks
 
 ROWS_PER_FEATURE = 16
@@ -68,24 +66,22 @@ class Carrier:
 
     def __init__(
         self,
-        model: nn.Module,
+        programs: Programs,
         converted: nn.Module,
-        sites: Sequence[ActivationSite],
         folds: Folds,
-        outputs: OutputsOf | None = None,
         gate_maps_change: bool = False,
         whole_blocks: bool = False,
     ) -> None:
-        """`sites` are those of `model`; `converted`, its copy with other gates there, is refitted meanwhile.
+        """`converted`, a copy of the programs' model with other gates at their sites, is refitted meanwhile.
 
-        `outputs` says which outputs count, by default all. With `gate_maps_change` the maps before the gates of
+        With `gate_maps_change` the maps before the gates of
         `converted` are not the original's; with `whole_blocks` they may be changed together with the one behind the
         gate, and `block_rows` has what that takes.
         """
         self._gate_maps_change, self._whole_blocks = gate_maps_change, whole_blocks
         self.block_rows: list[list[BlockRows]] = []
-        self._model, self._converted, self._sites, self._folds = model, converted, sites, folds
-        self._outputs = outputs
+        self._programs, self._converted, self._folds = programs, converted, folds
+        self._model, self._sites = model, sites = programs.model, programs.sites
         self._gates = _gate([site.module for site in sites])
         self._new_gates = _gate([converted.get_submodule(site.name) for site in sites])
         self._images = len(folds.units.keys) - folds.held_out_units
@@ -157,9 +153,9 @@ class Carrier:
                 self._states.put((fold, place), _pruned(trace.stages[index], values))
 
     def _trace(self, batch: FoldBatch) -> Trace:
-        shape = (len(batch), *sorted(batch.lengths.items()))
+        shape = batch.shape
         if shape not in self._traces:
-            program = Program(self._model, self._sites, batch.load().inputs, self._outputs)
+            program = self._programs.of(batch)
             layers = find_layers(program, self._model, self._sites)
             blocks = _blocks(program, layers) if self._whole_blocks else {}
             stops = [

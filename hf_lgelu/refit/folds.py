@@ -7,6 +7,7 @@ they contain.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from accelerate import PartialState
 
@@ -39,6 +40,11 @@ class FoldBatch:
     def load(self) -> Batch:
         """Inputs and labels."""
         return self.units.take(self.numbers, self.lengths)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The same for batches whose tensors have the same shapes."""
+        return (len(self), *sorted(self.lengths.items()))
 
     @property
     def seeds(self) -> list[int]:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from hf_lgelu.models.dataflow.trace import OutputsOf, export_sites, is_site, read_flow, stored_name
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.refit.folds import FoldBatch
 
 Gate = Callable[[int, Tensor], Tensor]
 """(index of a site, its input) → its output."""
@@ -110,6 +111,22 @@ class Program:
         for step in name.split("."):
             found = getattr(found, step)
         return found
+
+
+class Programs:
+    """The forward passes of one model, each shape of inputs traced once: a trace takes longer than running a batch."""
+
+    def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], outputs: OutputsOf | None = None) -> None:
+        """As for `Program`; `sites` are those of `model`."""
+        self.model, self.sites = model, sites
+        self._outputs = outputs
+        self._traced: dict[Any, Program] = {}
+
+    def of(self, batch: FoldBatch) -> Program:
+        """On inputs of a batch's shape."""
+        if batch.shape not in self._traced:
+            self._traced[batch.shape] = Program(self.model, self.sites, batch.load().inputs, self._outputs)
+        return self._traced[batch.shape]
 
 
 def upstream(node: Node) -> set[Node]:

@@ -326,7 +326,7 @@ def test_the_given_model_is_untouched(fails, monkeypatch):
     training = {name: module.training for name, module in modules.items()}
     hooks = {name: len(module._forward_hooks) for name, module in modules.items()}
     if fails:
-        monkeypatch.setattr("hf_lgelu.refit.attempts.write_refit", _interrupted)
+        monkeypatch.setattr("hf_lgelu.refit.layerwise.write_refit", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             convert_to_relu(model, net.inputs())
     else:

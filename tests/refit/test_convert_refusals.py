@@ -201,7 +201,7 @@ def test_a_refit_that_is_worse_than_the_direct_swap(monkeypatch):
     net = BY_NAME["mlp"]
     model = net.model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    monkeypatch.setattr("hf_lgelu.refit.attempts.write_refit", _add_noise)
+    monkeypatch.setattr("hf_lgelu.refit.layerwise.write_refit", _add_noise)
     with pytest.raises(ConversionRefusedError) as caught:
         convert_to_relu(model, net.inputs())
     held_out = caught.value.report.held_out

@@ -1,7 +1,5 @@
 """What makes runs of tiny models quick and their sums ordered."""
 
-import gc
-
 import pytest
 import torch
 
@@ -14,12 +12,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def imports_are_not_collected():
-    """Every Trainer.train() collects garbage first; looking through all of torch takes longer than a tiny run."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()

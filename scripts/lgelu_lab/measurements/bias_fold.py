@@ -19,6 +19,7 @@ from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.processes import known_processes
+from hf_lgelu.refit.program import Programs
 from hf_lgelu.refit.ridge import RidgeFit
 from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.weights import write_refit
@@ -38,7 +39,7 @@ def fold_biases(model: PreTrainedModel, calibration: Any, benchmark: Benchmark) 
     student = copy.deepcopy(model)
     substitute_relu(student, kinds=SMOOTH_KINDS)
     folds = deal_folds(read_batches(calibration, collate=benchmark.collate), state=known_processes())
-    with evaluation_mode(model), Carrier(model, student, sites, folds) as carrier:
+    with evaluation_mode(model), Carrier(Programs(model, sites), student, folds) as carrier:
         if carrier.layers.unfit:
             reasons = "; ".join(f"{unfit.name}: {unfit.reason}" for unfit in carrier.layers.unfit)
             raise ConversionRefusedError(f"the biases behind some gates cannot be fitted: {reasons}")
