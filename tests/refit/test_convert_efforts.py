@@ -21,6 +21,7 @@ from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.dials import EFFORTS, Dials
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import Metric, OutOfTimeError, climb
+from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.target_gates import TARGETS
 from hf_lgelu.refit.widen import make_room
 
@@ -209,6 +210,18 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     assert [type(module).__name__ for module in best] == ["Linear", "ReLU", "Linear"]
     assert [step.effort for step in report.steps] == ["refit", "place", "blocks"]
     assert f"refit {report.steps[0].distance:.3g}, place {report.steps[1].distance:.3g}" in str(report)
+
+
+def test_a_network_is_traced_once_for_each_shape_of_its_inputs(monkeypatch):
+    """Tracing takes most of a small conversion, and every rung starts from the same network."""
+    traced = []
+    trace = Program.__init__
+    monkeypatch.setattr(Program, "__init__", lambda self, *given: traced.append(given[0]) or trace(self, *given))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4))
+    report = convert_to_relu(model, torch.randn(400, 6), effort="distill", distill_steps=5).report
+    assert [step.effort for step in report.steps] == ["refit", "place", "blocks", "distill"]
+    assert traced == [model]
 
 
 def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path, monkeypatch):
