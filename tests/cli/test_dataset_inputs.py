@@ -146,10 +146,14 @@ def test_other_models_get_a_sequence_a_text_with_its_class(tokenizer, bert):
     bert(**made.first(3))
 
 
-def test_classes_of_another_task_are_no_labels(tokenizer, bert):
+def test_classes_of_another_task_are_no_labels(tokenizer, bert, monkeypatch):
+    said = []
+    monkeypatch.setattr("hf_lgelu.cli.inputs.dataset_inputs.logger.warning", said.append)
     names = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["sun", "rain"])})
     rows = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": [0, 1, 0, 1]}, features=names)
     assert "labels" not in whole(inputs(rows, bert, tokenizer[0]))
+    assert len(said) == 1
+    assert "does not hold the model's classes, by name (no, yes) or number (0 to 1): nothing is scored by it" in said[0]
     plain = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": [0, 1, 2, 1]})
     assert "labels" not in whole(inputs(plain, bert, tokenizer[0]))
     base = BertModel(BertConfig(vocab_size=300, max_position_embeddings=16, **SMALL))

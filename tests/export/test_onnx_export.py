@@ -210,6 +210,15 @@ def test_a_difference_on_another_batch_size_is_an_error_and_leaves_what_was_ther
     assert report.other_shapes_max_abs_difference == pytest.approx(5e-5, rel=0.1)
 
 
+def test_the_module_inside_torch_compile_is_exported(tmp_path):
+    torch.manual_seed(0)
+    model, rows = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    report = export_onnx(torch.compile(model), tmp_path / "a.onnx", rows)
+    assert report.inputs == {"input": ("batch", 4)}
+    (found,) = OnnxModel(tmp_path / "a.onnx")({"input": rows})
+    torch.testing.assert_close(torch.from_numpy(found), model(rows), rtol=1e-5, atol=1e-6)
+
+
 def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
     path, network = tmp_path / "a.onnx", mlp("relu")
     with pytest.raises(TypeError, match=r"must be float32, got torch\.float16"):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from hf_lgelu.cli.inputs.images import ProcessedImages, image_processor_of
 from hf_lgelu.cli.inputs.input_set import InputSet, TensorRows, float_rows, sample_numbers
@@ -24,6 +25,8 @@ from hf_lgelu.cli.inputs.texts import (
 from hf_lgelu.cli.named_places import local, require_data_there
 from hf_lgelu.cli.near_names import did_you_mean
 from hf_lgelu.models.task_outputs import is_causal
+
+logger = logging.get_logger(__name__)
 
 _NAMED = {"text": ("text", "sentence", "content"), "image": ("image", "img")}
 _LABELS = ("label", "labels")
@@ -258,7 +261,7 @@ def _is_classifier(model: PreTrainedModel) -> bool:
 
 
 def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | None:
-    """(N,) int64 classes of the model; None where the data set has none, or those of another task.
+    """(N,) int64 classes of the model; None where the data set has none, or, with a warning, those of another task.
 
     Raises ValueError for a column that was asked for by name and holds none.
     """
@@ -272,12 +275,15 @@ def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | No
         raise ValueError(f"{name.description} has no column {column!r}{near}; it has {', '.join(rows.column_names)}")
     values = np.asarray(rows.with_format("numpy")[column][:])
     labels = _as_model_classes(values, getattr(rows.features[column], "names", None), model)
-    if labels is None and name.label_column is not None:
+    if labels is None:
         classes = ", ".join(map(str, model.config.id2label.values()))
-        raise ValueError(
+        reason = (
             f"column {column!r} of {name.description} does not hold the model's classes, by name ({classes[:200]}) or "
             f"number (0 to {model.config.num_labels - 1})"
         )
+        if name.label_column is not None:
+            raise ValueError(reason)
+        logger.warning(f"{reason}: nothing is scored by it")
     return labels
 
 

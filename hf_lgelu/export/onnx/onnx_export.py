@@ -22,6 +22,7 @@ from hf_lgelu.export.onnx.onnx_run import (
 )
 from hf_lgelu.extras import require
 from hf_lgelu.models.example_run import Inputs, evaluation_mode
+from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.whole_file import whole_file
 
@@ -123,6 +124,7 @@ def export_onnx(
         require(package, "onnx")
     _check_model(model)
     _check_numbers(opset, tolerance)
+    model = uncompiled(model)  # whose forward names its arguments
     inputs = named_inputs(model, inputs)
     axes = choose_axes(inputs, dynamic_axes)
     if any(tensor.device.type != "cpu" for tensor in itertools.chain(model.parameters(), model.buffers())):
