@@ -1,9 +1,16 @@
 """λ-GELU in a model that trains an adapter of PEFT."""
 
 from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from hf_lgelu.activation.module import SharedLambdaGate
+from hf_lgelu.models.config_keys import gate_names
+from hf_lgelu.models.origin import forget_checkpoint, written_gates
+from hf_lgelu.models.site_record import has_record
 from hf_lgelu.models.sites import find_sites, require_lambda_gelu
+
+logger = logging.get_logger(__name__)
 
 
 def hardness_modules_to_save(model: nn.Module) -> list[str]:
@@ -11,7 +18,12 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
 
     `get_peft_model` freezes every parameter that the adapter does not own, s too, and an adapter's checkpoint holds
     no λ. Named in `modules_to_save`, each λ-GELU trains beside the adapter, is saved with it, comes back with it,
-    and stays after `merge_and_unload`, from where `substitute_relu` goes on. `model` stays as it is.
+    and stays after `merge_and_unload`, from where `substitute_relu` goes on.
+
+    `model` computes what it did. Where it was loaded from a checkpoint whose config does not say these gates (the
+    activation string was given to `from_pretrained`), it forgets where, and a warning says so: PEFT would name that as
+    the adapter's base, load the plain network by that name, and leave every λ out without a word. Such an adapter is
+    loaded with `PeftModel.from_pretrained(base, adapter)` on a base that has the gates.
 
     Raises ValueError for a model without λ-GELU, and for granularity "network", whose sites share one s: PEFT
     copies each module for itself.
@@ -30,4 +42,19 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
             f"{', '.join(shared[:4])} share the hardness of {names[0]} (granularity 'network'), and PEFT would copy "
             "each for itself; use granularity 'layer', 'channel' or 'neuron' with adapters"
         )
+    if isinstance(model, PreTrainedModel):
+        _forget_plain_checkpoint(model)
     return names
+
+
+def _forget_plain_checkpoint(model: PreTrainedModel) -> None:
+    """Also where the config's file is not found again, and nobody knows what it says."""
+    built = gate_names(model.config.to_json_string())
+    if not model.name_or_path or has_record(model.config) or written_gates(model) == built:
+        return
+    logger.warning(
+        f"the config in {model.name_or_path} is not known to say {', '.join(sorted(built)) or 'λ-gates'}, so an "
+        "adapter of this model names no base: loaded by that name, the base would have other activations. Load the "
+        "base with the activation string again, and the adapter with PeftModel.from_pretrained(base, adapter)"
+    )
+    forget_checkpoint(model)

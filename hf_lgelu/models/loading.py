@@ -8,16 +8,14 @@ extended here, each calling the original.
 """
 
 import functools
-import os
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import CONFIG_NAME, logging
+from transformers.utils import logging
 
 from hf_lgelu.activation.module import LambdaGate, state_problem
-from hf_lgelu.models.config_keys import gate_names
+from hf_lgelu.models.origin import written_gates
 from hf_lgelu.models.site_record import describes, recorded_models
 from hf_lgelu.models.sites import lambda_gelu_modules
 
@@ -110,21 +108,12 @@ def _is_of_another_activation(model: PreTrainedModel, loading_info: Any, owned: 
 def _config_says_lambda_gelu(model: PreTrainedModel) -> bool | None:
     """Whether the config of the checkpoint being loaded says λ-GELU; None where there is none to ask.
 
-    A record of gates is a checkpoint's own: nobody writes one by hand. Names of gates count in the config's file only,
-    since the config that the model is built from may have been given by hand.
+    A record of gates is a checkpoint's own: nobody writes one by hand. Names of gates count in the config's file only.
     """
     if any("activation" not in entry for _, record in recorded_models(model) for entry in record):
         return True
-    source = getattr(model.config, "name_or_path", None) or "None"  # transformers writes str(None) for weights by hand
-    if source == "None":
-        return False
-    file: Any = os.path.join(source, CONFIG_NAME)
-    if not os.path.exists(source):
-        file = try_to_load_from_cache(source, CONFIG_NAME, revision=getattr(model.config, "_commit_hash", None))
-    if not isinstance(file, str) or not os.path.isfile(file):
-        return None
-    with open(file, encoding="utf-8") as text:
-        return bool(gate_names(text.read()))
+    written = written_gates(model)
+    return None if written is None else bool(written)
 
 
 def _refuse_lost_sites(model: PreTrainedModel, loading_info: Any) -> None:

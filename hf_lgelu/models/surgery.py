@@ -23,6 +23,7 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
+from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.site_record import (
     describe_sites,
     forget_sites,
@@ -320,6 +321,7 @@ def _carry_out(
 ) -> SurgeryReport:
     before = {id(parameter): parameter for parameter in model.parameters()}
     replaced = exchange(sites, modules)
+    forget_checkpoint(model)
     if change is not None:
         after = {id(parameter): parameter for parameter in model.parameters()}
         change.carry_out(

@@ -11,6 +11,7 @@ from torch import nn
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.carry import Carrier
@@ -31,7 +32,7 @@ from hf_lgelu.refit.report import Evaluation, LayerRefit
 from hf_lgelu.refit.resume import Work
 from hf_lgelu.refit.thinning import Thinning
 from hf_lgelu.refit.verdict import ConversionRefusedError
-from hf_lgelu.refit.weights import forget_checkpoint, forget_quantizer
+from hf_lgelu.refit.weights import forget_quantizer
 from hf_lgelu.refit.widen import Room, make_room
 
 

@@ -5,7 +5,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.moments import Moments
@@ -68,16 +67,6 @@ def forget_quantizer(model: nn.Module) -> Iterator[str]:
             if config is not None and getattr(config, "quantization_config", None) is not None:
                 del config.quantization_config
                 yield f"{name}.quantization_config removed".removeprefix(".") + ": the weights are floating point"
-
-
-def forget_checkpoint(model: nn.Module) -> None:
-    """Of where a network was loaded from: an adapter of PEFT that is trained on it would name that as its base.
-
-    Changes `model` in place.
-    """
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            module.name_or_path = module.config._name_or_path = ""
 
 
 @torch.no_grad()

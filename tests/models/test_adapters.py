@@ -1,8 +1,10 @@
 """LoRA beside λ-GELU, with the real peft: λ is learned, hardened, saved, loaded and merged with the adapter."""
 
+from functools import partial
+
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -122,3 +124,88 @@ def test_an_s_that_peft_has_frozen_is_told():
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     with pytest.raises(ValueError, match=r"is frozen .*modules_to_save=hardness_modules_to_save\(model\)"):
         check_hardness_learns(model, optimizer)
+
+
+INPUTS = {"input_ids": IDS, "use_cache": False}
+
+
+def equalized(model):
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_fc.weight[:, 0] *= 64  # one loud unit
+    hf_lgelu.equalize_ranges(model, INPUTS)
+    return model
+
+
+def pruned(model):
+    return hf_lgelu.prune_units(model, INPUTS, fraction=0.25, criterion="magnitude").model
+
+
+def changed(model, operate, **options):
+    operate(model, **options)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("activation", "operate"),
+    [
+        ("gelu", partial(changed, operate=hf_lgelu.replace_activations)),
+        ("gelu", partial(changed, operate=substitute_relu, kinds=("gelu",))),
+        ("lambda_gelu", partial(changed, operate=substitute_relu)),
+        ("lambda_gelu", partial(changed, operate=hf_lgelu.fold_hardness, inputs=INPUTS)),
+        ("relu", equalized),
+        ("relu", pruned),
+    ],
+    ids=["gates", "swap", "substituted", "folded", "equalized", "pruned"],
+)
+def test_an_adapter_on_a_changed_network_does_not_name_the_original_as_its_base(activation, operate, tmp_path):
+    """Loaded by that name it would sit on another network, and nothing would say so."""
+    gpt2(activation).save_pretrained(tmp_path / "original")
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "original")
+    lora(operate(model), task_type="CAUSAL_LM").save_pretrained(tmp_path / "adapter")
+    assert PeftConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path is None
+    with pytest.raises(OSError, match=r"connect|None"):  # it looks for a checkpoint of no name
+        AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+
+
+def test_what_changes_nothing_for_good_leaves_the_name(tmp_path):
+    gpt2().save_pretrained(tmp_path)
+    model = GPT2LMHeadModel.from_pretrained(tmp_path)
+    with temporary_relu(model), pytest.raises(ValueError, match="no activation module"):
+        hf_lgelu.replace_activations(model)
+    initialize_hardness(model, init_hardness=1.5)
+    assert hardness_modules_to_save(model) == SITES
+    assert model.name_or_path == model.config.name_or_path == str(tmp_path)
+
+
+def test_an_adapter_on_a_base_whose_config_says_other_gates_names_none(tmp_path, caplog):
+    gpt2("gelu_new").save_pretrained(tmp_path / "plain")
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "plain", activation_function="lambda_gelu_tanh")
+    adapted = lora(model, modules_to_save=hardness_modules_to_save(model), task_type="CAUSAL_LM")
+    assert f"the config in {tmp_path / 'plain'} is not known to say lambda_gelu_tanh" in caplog.text
+    expected = logits(trained(adapted))
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert PeftConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path is None
+    with pytest.raises(OSError, match=r"connect|None"):
+        AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    base = GPT2LMHeadModel.from_pretrained(tmp_path / "plain", activation_function="lambda_gelu_tanh")
+    assert torch.equal(logits(PeftModel.from_pretrained(base, tmp_path / "adapter").eval()), expected)
+
+
+def test_an_adapter_on_a_base_that_says_its_gates_names_it(tmp_path, caplog):
+    gpt2().save_pretrained(tmp_path / "soft")
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "soft")
+    adapted = lora(model, modules_to_save=hardness_modules_to_save(model), task_type="CAUSAL_LM")
+    expected = logits(trained(adapted))
+    adapted.save_pretrained(tmp_path / "adapter")
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    assert torch.equal(logits(loaded), expected)
+    assert "names no base" not in caplog.text
+
+
+def test_an_adapter_on_a_base_of_recorded_gates_names_it(tmp_path):
+    model = gpt2("gelu")
+    hf_lgelu.replace_activations(model, granularity="channel", inputs=INPUTS)
+    model.save_pretrained(tmp_path)
+    loaded = hf_lgelu.from_pretrained(GPT2LMHeadModel, tmp_path)
+    assert hardness_modules_to_save(loaded) == SITES
+    assert loaded.name_or_path == str(tmp_path)

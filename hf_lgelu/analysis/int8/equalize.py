@@ -30,6 +30,7 @@ from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import Inputs, forward_pre_hooks, run_example
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.operable import uncompiled
+from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.sites import ActivationSite, find_relu_sites
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
@@ -141,6 +142,8 @@ def _multiply(model: nn.Module, factors: Mapping[str, Tensor], inputs: Inputs) -
     for name, factor in factors.items():
         parameters[name].mul_(factor.to(parameters[name]))
     if _agree(before, outputs_of(model, inputs)):
+        if factors:
+            forget_checkpoint(model)
         return
     for name, parameter in parameters.items():
         parameter.copy_(kept[name])

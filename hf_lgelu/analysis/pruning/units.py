@@ -23,6 +23,7 @@ from hf_lgelu.models.config_keys import write_config_changes
 from hf_lgelu.models.config_widths import plan_width_changes
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.mlp import MLPConfig
+from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.sites import checked_module
 
@@ -205,6 +206,7 @@ def _remove(model: nn.Module, pruner: Pruner, chosen: Mapping[str, Sequence[int]
     for layer in pruner.layers:
         if chosen.get(layer.name):
             pruner.remove(layer, chosen[layer.name])
+    forget_checkpoint(pruner.model)
     widths = {layer.name: layer.units - len(chosen.get(layer.name, ())) for layer in pruner.layers}
     for layer in pruner.layers:
         found = pruner.units(layer.name)

@@ -24,6 +24,7 @@ from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.operable import uncompiled
+from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.own_forward import in_own_forward
 from hf_lgelu.models.site_record import forget_sites
 from hf_lgelu.models.sites import (
@@ -116,6 +117,7 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
     _write(_folded_parameters(model, plan))
     for site in sites:
         site.put(_PLAIN_MODULES[site.kind]())
+    forget_checkpoint(model)
     return FoldReport(
         tuple(
             FoldedSite(site.name, tuple(hardness.flatten().tolist()), multiplied, divided)
