@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import activations as hf_activations
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
+from hf_lgelu.models.example_run import NOT_TAKEN
 
 LAMBDA_GATE_CLASSES = (LambdaGate, SharedLambdaGate)
 
@@ -124,7 +126,30 @@ def kind_of(module: nn.Module) -> str | None:
     """The kind of smooth gate that `module` is, or None; a λ-gate's is its row of GATES."""
     if isinstance(module, LAMBDA_GATE_CLASSES):
         return module.gate
-    return next((kind for kind in _KIND_CLASSES if isinstance(module, _plain_classes(kind))), None)
+    return next((kind for kind in _KIND_CLASSES if _plain_class(module, kind) is not None), None)
+
+
+def _plain_class(module: nn.Module, kind: str) -> type | None:
+    """The class among those of a kind whose function `module` computes; None where a subclass computes its own."""
+    base = next((cls for cls in type(module).__mro__ if cls in _plain_classes(kind)), None)
+    return base if base is not None and _computes_as(module, base) else None
+
+
+@torch.no_grad()
+def _computes_as(module: nn.Module, base: Any) -> bool:
+    """Whether a module of a subclass gives on numbers what `base`'s forward does, and will: it has nothing to learn."""
+    own: Any = type(module).forward
+    if own is base.forward:
+        return True
+    x = torch.linspace(-8, 8, 129, dtype=torch.float64, device="cpu")
+    x = torch.cat([x, 100 * x])  # what is clipped may be clipped far out
+    try:
+        given, expected = own(module, x.clone()), base.forward(module, x.clone())
+    except NOT_TAKEN:
+        return False
+    # A subclass may compute in float32.
+    same = isinstance(given, Tensor) and given.shape == x.shape and torch.allclose(given.double(), expected, 1e-6, 1e-6)
+    return same and not list(module.parameters())
 
 
 def is_activation(module: nn.Module) -> bool:
@@ -142,11 +167,12 @@ def function_of(module: Any) -> tuple[type, str | None, float | None]:
 
 def plain_gate_of(module: nn.Module) -> str | None:
     """The row of GATES whose λ = 1 is the plain activation `module`, or None where there is none."""
-    if isinstance(module, _plain_classes("silu")):
+    if _plain_class(module, "silu") is not None:
         return "lambda_silu"
-    if not isinstance(module, _plain_classes("gelu")) or type(module).__name__ in _SIGMOID_CLASSES:
+    form = _plain_class(module, "gelu")
+    if form is None or form.__name__ in _SIGMOID_CLASSES:
         return None
-    is_tanh = type(module).__name__ in _TANH_CLASSES or getattr(module, "approximate", None) == "tanh"
+    is_tanh = form.__name__ in _TANH_CLASSES or getattr(module, "approximate", None) == "tanh"
     return "lambda_gelu_tanh" if is_tanh else "lambda_gelu"
 
 

@@ -417,3 +417,68 @@ def test_attention_and_softmax_are_no_activations():
 def test_sites_are_found_in_registration_order_below_containers():
     model = nn.ModuleDict({"b": Chain(nn.GELU(), nn.GELU()), "a": nn.Sequential(nn.Identity(), nn.GELU())})
     assert [site.name for site in find_sites(model)] == ["b.blocks.0.0", "b.blocks.1.0", "a.1"]
+
+
+class Scaled(nn.SiLU):
+    """Swish with a factor of its own."""
+
+    def forward(self, x):
+        return 1.1 * super().forward(x)
+
+
+class Clipped(nn.GELU):
+    def forward(self, x):
+        return super().forward(x).clamp(max=10.0)
+
+
+class Swish(nn.SiLU):
+    """Learns its factor, and begins with SiLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.factor * x)
+
+
+class Refusing(nn.Mish):
+    def forward(self, x):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("own", [Scaled, Clipped, Swish, Refusing])
+def test_a_subclass_that_computes_its_own_function_is_left_alone(own):
+    model = Chain(own(), nn.GELU())
+    assert [site.name for site in find_sites(model)] == ["blocks.1.0"]
+    assert [site.name for site in replace_activations(model).sites] == ["blocks.1.0"]
+    with pytest.raises(ValueError, match="no activation module of kind gelu, silu, mish"):
+        substitute_relu(Chain(own()), kinds=("gelu", "silu", "mish"))
+
+
+class Named(nn.GELU):
+    pass
+
+
+class Spelled(nn.SiLU):
+    def forward(self, x):
+        return (x.float() * torch.sigmoid(x.float())).type_as(x)
+
+
+class New(activations.NewGELUActivation):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "gate"),
+    [
+        (Named, "lambda_gelu"),
+        (lambda: Named(approximate="tanh"), "lambda_gelu_tanh"),
+        (Spelled, "lambda_silu"),
+        (New, "lambda_gelu_tanh"),
+    ],
+)
+def test_a_subclass_that_computes_its_bases_function_is_one_of_its_kind(make, gate):
+    model = Chain(make())
+    replace_activations(model)
+    assert model.blocks[0][0].gate == gate
