@@ -49,8 +49,8 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
 
 def _forget_plain_checkpoint(model: PreTrainedModel) -> None:
     """Also where the config's file is not found again, and nobody knows what it says."""
-    built = gate_names(model.config.to_json_string())
-    if not model.name_or_path or has_record(model.config) or written_gates(model) == built:
+    built, written = gate_names(model.config.to_json_string()), written_gates(model) or set()
+    if not model.name_or_path or has_record(model.config) or (built and built <= written):
         return
     logger.warning(
         f"the config in {model.name_or_path} is not known to say {', '.join(sorted(built)) or 'λ-gates'}, so an "

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.module import LambdaGate, state_problem
+from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.origin import written_gates
-from hf_lgelu.models.site_record import describes, recorded_models
+from hf_lgelu.models.site_record import describes, has_record, recorded_models
 from hf_lgelu.models.sites import lambda_gelu_modules
 
 logger = logging.get_logger(__name__)
@@ -66,6 +67,8 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
             # Its missing keys are no fault, so they are not listed.
             loading_info.missing_keys = set(loading_info.missing_keys) - owned
             logger.info(f"{len(modules)} λ-GELU hardnesses are new and start at λ = {modules[0][1].init_hardness}")
+        elif owned - set(loading_info.missing_keys):
+            _tell_other_gates(self)
         lost = sorted(key for key in loading_info.unexpected_keys if key.endswith(".raw_hardness"))
         if lost and not owned:
             logger.warning(
@@ -114,6 +117,20 @@ def _config_says_lambda_gelu(model: PreTrainedModel) -> bool | None:
         return True
     written = written_gates(model)
     return None if written is None else bool(written)
+
+
+def _tell_other_gates(model: PreTrainedModel) -> None:
+    """Say it where λ that is loaded was learned in another gate: a record of gates has been compared.
+
+    The file may say more gates than the model has, which can be a part of what was saved.
+    """
+    written, built = written_gates(model), gate_names(model.config.to_json_string())
+    if written and not built <= written and not has_record(model.config):
+        logger.warning(
+            f"The gates of the checkpoint are {', '.join(sorted(written))} and those of this model "
+            f"{', '.join(sorted(built))}: with the same λ they are another function. To keep the network, leave the "
+            "activation as the checkpoint's config says it"
+        )
 
 
 def _refuse_lost_sites(model: PreTrainedModel, loading_info: Any) -> None:

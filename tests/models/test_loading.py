@@ -14,6 +14,7 @@ from transformers import (
     BertForSequenceClassification,
     BertLMHeadModel,
     BertModel,
+    CLIPTextModel,
     EncoderDecoderModel,
     PreTrainedModel,
 )
@@ -174,6 +175,37 @@ def test_lambda_gelu_weights_read_as_another_function_are_warned_of(activation, 
     learn(BERT.build("lambda_gelu")).save_pretrained(tmp_path)
     BertForMaskedLM.from_pretrained(tmp_path, hidden_act=activation)
     assert ("holds the hardness of 3 λ-GELU activations" in caplog.text) is warns
+
+
+@pytest.mark.parametrize(
+    ("saved", "read", "warns"),
+    [
+        ("lambda_gelu", "lambda_silu", True),
+        ("lambda_gelu_tanh", "lambda_gelu", True),
+        ("lambda_gelu", "lambda_gelu_relu", True),
+        ("lambda_silu", "lambda_silu", False),
+        ("silu", "lambda_gelu", False),  # no λ is lost
+    ],
+)
+def test_hardness_read_into_another_gate_is_warned_of(saved, read, warns, tmp_path, caplog):
+    BERT.build(saved).save_pretrained(tmp_path)
+    BertForMaskedLM.from_pretrained(tmp_path, hidden_act=read)
+    text = f"The gates of the checkpoint are {saved} and those of this model {read}: with the same λ they are another"
+    assert (text in caplog.text) is warns
+
+
+def test_gates_of_two_kinds_and_a_record_of_gates_are_the_checkpoints_own(tmp_path, caplog):
+    model = BERT.build()
+    replace_activations(model, granularity="channel", inputs={"input_ids": torch.zeros(1, 3, dtype=int)})
+    model.save_pretrained(tmp_path / "channels")
+    from_pretrained(BertForMaskedLM, tmp_path / "channels")
+    clip = BY_NAME["clip"]
+    model = clip.build()
+    model.config.text_config.hidden_act, model.config.vision_config.hidden_act = "lambda_gelu", "lambda_silu"
+    type(model)(model.config).save_pretrained(tmp_path / "two")
+    clip.model_class.from_pretrained(tmp_path / "two")
+    CLIPTextModel.from_pretrained(tmp_path / "two")
+    assert "gates of the checkpoint" not in caplog.text
 
 
 def test_a_relu_checkpoint_is_not_warned_of(tmp_path, caplog):
