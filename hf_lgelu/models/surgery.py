@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from hf_lgelu.activation.gates import DEFAULT_GATE, FORWARDS, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
 from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
+from hf_lgelu.models.comparison import allowed_rounding, outputs_of
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -110,7 +111,9 @@ def replace_activations(
         granularity: "layer", "channel", "neuron" or "network".
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
-        inputs: needed for "channel" and "neuron", which take their shapes from one forward pass.
+        inputs: needed for "channel" and "neuron", which take their shapes from one forward pass. With them, a model
+            that uses the input of an in-place activation again is refused: no λ-gate works in place, and what comes
+            later would see another value there. Without them that cannot be known.
         channel_axis: the axis of channels in every activation's input; found from the forward pass if None.
         include: a predicate on site names; the default takes all.
         rewrite_config: make a transformers config rebuild the model. With one λ per layer and a key that
@@ -122,7 +125,8 @@ def replace_activations(
 
     Raises:
         TypeError: the model is no module, or an argument has the wrong type.
-        ValueError: nothing to replace, an argument is wrong, or a λ of a gate that goes is also that of one that stays.
+        ValueError: nothing to replace, an argument is wrong, a λ of a gate that goes is also that of one that stays, or
+            the input of an in-place activation is used again.
         RuntimeError: the model is wrapped for distributed training or by PEFT, or scripted; or the optimizer cannot
             take up a hardness. After every error model and optimizer are unchanged.
 
@@ -144,6 +148,8 @@ def replace_activations(
     sites = found_sites(model, kinds, include)
     require_whole_hardness(model, sites)
     shapes = _raw_shapes(model, sites, granularity, inputs, channel_axis)
+    if inputs is not None:
+        _refuse_reused_inputs(model, sites, inputs)
     modules: list[nn.Module] = []
     for site in sites:
         name = gate or gate_of(site.module)
@@ -173,8 +179,8 @@ def substitute_relu(
     """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
 
     Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first; it is
-    0 where the gate's forward pass is ReLU already. What else the network computes smoothly is seen by
-    `find_smooth_calls`.
+    0 where the gate's forward pass is ReLU already. ReLU works in place where what it replaces did. What else the
+    network computes smoothly is seen by `find_smooth_calls`.
 
     Args:
         model: any module tree; as for `replace_activations`.
@@ -215,9 +221,14 @@ def _plan_substitution(
 ) -> tuple[list[ActivationSite], list[nn.Module], ConfigPlans]:
     sites = found_sites(model, check_kinds(kinds))
     require_whole_hardness(model, sites)
-    modules: list[nn.Module] = [nn.ReLU() for _ in sites]
+    modules: list[nn.Module] = [relu_for(site) for site in sites]
     plans = _config_plans(model, sites, modules, _plan_relu) if rewrite_config else ConfigPlans()
     return sites, modules, plans
+
+
+def relu_for(site: ActivationSite) -> nn.ReLU:
+    """ReLU for the place of an activation: in place where that is, since something may read its input after it."""
+    return nn.ReLU(inplace=bool(getattr(site.module, "inplace", False)))
 
 
 def found_sites(
@@ -274,6 +285,33 @@ def _raw_shapes(
     return {
         name: raw_shape(shape, axis if channel_axis is None else channel_axis) for name, (shape, axis) in seen.items()
     }
+
+
+def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> None:
+    """Raise ValueError where the model computes otherwise once its in-place activations leave their inputs alone."""
+    in_place = [site for site in sites if getattr(site.module, "inplace", False)]
+    if not in_place:
+        return
+    expected = outputs_of(model, inputs)
+
+    def matters(some: Sequence[ActivationSite]) -> bool:
+        try:
+            for site in some:
+                site.module.inplace = False
+            found = outputs_of(model, inputs)
+        finally:
+            for site in some:
+                site.module.inplace = True
+        pairs = zip(expected, found, strict=True)
+        return not all(torch.allclose(a, b, rtol=0, atol=allowed_rounding(a), equal_nan=True) for a, b in pairs)
+
+    if matters(in_place):
+        names = [site.name for site in in_place if matters([site])] or [site.name for site in in_place]
+        raise ValueError(
+            f"{', '.join(names)} works in place, and its input is used again: what uses it sees the activation's "
+            "output there, and would see its input behind a λ-gate, which does not work in place. Have the model's "
+            "code take the output where it means it, or leave these sites as they are (include=)"
+        )
 
 
 def _config_plans(

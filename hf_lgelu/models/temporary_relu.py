@@ -7,7 +7,7 @@ from torch import nn
 
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.sites import LEARNED_KINDS, check_kinds
-from hf_lgelu.models.surgery import SurgeryReport, exchange, found_sites
+from hf_lgelu.models.surgery import SurgeryReport, exchange, found_sites, relu_for
 
 
 @contextmanager
@@ -38,13 +38,13 @@ class TemporaryRelu:
         model: nn.Module,
         *,
         kinds: Sequence[str] = LEARNED_KINDS,
-        make: Callable[[], nn.Module] = nn.ReLU,
+        make: Callable[[], nn.Module] | None = None,
         include: Callable[[str], bool] | None = None,
     ) -> None:
         """`make` gives another gate than ReLU; `include` says by name which sites, by default all."""
         self._model, self._inside = model, operable_module(model, temporarily=True)
         self._sites = found_sites(self._inside, check_kinds(kinds), include)
-        self._relus = [make() for _ in self._sites]
+        self._relus = [relu_for(site) if make is None else make() for site in self._sites]
 
     @contextmanager
     def applied(self) -> Iterator[SurgeryReport]:

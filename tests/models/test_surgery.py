@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import timm.layers
@@ -417,6 +418,57 @@ def test_attention_and_softmax_are_no_activations():
 def test_sites_are_found_in_registration_order_below_containers():
     model = nn.ModuleDict({"b": Chain(nn.GELU(), nn.GELU()), "a": nn.Sequential(nn.Identity(), nn.GELU())})
     assert [site.name for site in find_sites(model)] == ["b.blocks.0.0", "b.blocks.1.0", "a.1"]
+
+
+class Reuse(nn.Module):
+    """Uses what an activation has got after it has worked on it in place."""
+
+    def __init__(self, act: nn.Module, *, reused: bool = True) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.harmless, self.act = nn.SiLU(inplace=True), act
+        self.reused = reused
+
+    def forward(self, x):
+        hidden = self.second(self.harmless(self.first(x)))
+        gated = self.act(hidden)
+        return self.third(gated) + (self.third(hidden) if self.reused else 0)
+
+
+IN_PLACE = [partial(nn.SiLU, inplace=True), partial(nn.Mish, inplace=True), partial(timm.layers.Swish, inplace=True)]
+
+
+@pytest.mark.parametrize("make", IN_PLACE)
+def test_relu_works_in_place_where_the_activation_did(make):
+    model, x = Reuse(make()), torch.randn(16, 4)
+    hidden = model.second(F.relu(model.first(x))).relu()
+    expected = 2 * model.third(hidden)
+    with temporary_relu(model, kinds=("silu", "mish")):
+        torch.testing.assert_close(model(x), expected)
+    substitute_relu(model, kinds=("silu", "mish"))
+    torch.testing.assert_close(model(x), expected)
+    model(x).sum().backward()
+
+
+@pytest.mark.parametrize("granularity", ["layer", "channel"])
+@pytest.mark.parametrize("make", IN_PLACE)
+def test_an_in_place_activation_whose_input_is_used_again_is_refused(make, granularity):
+    model, x = Reuse(make()), torch.randn(16, 4)
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=r"^act works in place, and its input is used again"):
+        replace_activations(model, kinds=("silu", "mish"), granularity=granularity, inputs=x)
+    assert_unchanged(model, before)
+    assert model.harmless.inplace
+    assert model.act.inplace
+
+
+def test_an_in_place_activation_whose_input_is_used_nowhere_else_is_replaced():
+    model, x = Reuse(nn.SiLU(inplace=True), reused=False), torch.randn(16, 4)
+    expected = model(x)
+    assert len(replace_activations(model, inputs=x, init_hardness=1 + 1e-6)) == 2
+    torch.testing.assert_close(model(x), expected)
+    substitute_relu(model)
+    assert not model.act.inplace  # the λ-gate was not
 
 
 class Scaled(nn.SiLU):
