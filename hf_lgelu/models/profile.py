@@ -23,6 +23,9 @@ from hf_lgelu.models.sites import (
     require_lambda_gelu,
 )
 
+DEFAULT_HIGH_HARDNESS = 2.0
+"""λ at the high end of an initial profile."""
+
 
 @torch.no_grad()
 def hardness_profile(model: nn.Module) -> dict[str, float]:
@@ -90,7 +93,7 @@ def initialize_hardness(
     model: nn.Module,
     init_mode: str = "uniform",
     init_hardness: float = DEFAULT_INIT_HARDNESS,
-    high_hardness: float = 2.0,
+    high_hardness: float = DEFAULT_HIGH_HARDNESS,
     *,
     temperature: float | None = None,
     inputs: Inputs | None = None,
@@ -104,7 +107,7 @@ def initialize_hardness(
         init_mode: "uniform" (every λ = `init_hardness`), "increasing" (linear in λ from `init_hardness` at the
             first site to `high_hardness` at the last) or "decreasing" (the reverse).
         init_hardness: λ₀, above 1.
-        high_hardness: the high end of the other two modes; "uniform" has no use for it.
+        high_hardness: the high end of the other two modes; "uniform" has none.
         temperature: t of every site from now on; None keeps each one's own.
         inputs: run once to learn in which order the activations are called. Without them the
             order is that of registration, which is the same in nearly every published architecture.
@@ -113,14 +116,19 @@ def initialize_hardness(
         {module name: λ} in the order used.
 
     Raises:
-        ValueError: no λ-GELU, an unknown mode, a λ or t out of range, or example inputs that never reach a
-            site. No λ has then changed.
+        ValueError: no λ-GELU, an unknown mode, a λ or t out of range, a high end for "uniform", or example inputs that
+            never reach a site. No λ has then changed.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
     >>> hf_lgelu.initialize_hardness(model, "increasing", init_hardness=1.0067, high_hardness=2.0)
     {'layers.0.activation': 1.0067, 'layers.1.activation': 2.0}
     """
+    if init_mode == "uniform" and high_hardness != DEFAULT_HIGH_HARDNESS:
+        raise ValueError(
+            f"high_hardness={high_hardness} is the high end of 'increasing' and 'decreasing', and 'uniform' sets every "
+            f"λ to init_hardness, {init_hardness}. Name the mode, or leave high_hardness out"
+        )
     owners = _in_execution_order(model, inputs)
     values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
     for (_, module), value in zip(owners, values, strict=True):

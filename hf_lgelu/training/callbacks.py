@@ -81,12 +81,12 @@ class HardeningCallback(TrainerCallback):
             before it, the mean λ has moved by at most `plateau_tolerance` of itself, and after ⌊switch_fraction·T⌋
             epochs at the latest. The means stand in the trainer's `state.log_history`, so that a resumed run decides
             as the uninterrupted one does.
-        plateau_tolerance: relative, per epoch; at least 0.
+        plateau_tolerance: relative, per epoch; at least 0. With switch="plateau" alone.
         rate: "schedule" (the paper's), or "tolerance": the progress of an epoch is the largest, between that of the
             epoch before and 1, with which the predictions are at most `rate_tolerance` from those before the move (mean
             KL on `data`, to 1/1024 of the way that is left); in the last epoch it is 1 in any case. Needs
             strategy="epoch". At progress 1 a move ends κ/target from ReLU: where it costs no more, hardening is over.
-        rate_tolerance: nats of a prediction; at least 0.
+        rate_tolerance: nats of a prediction; at least 0. With rate="tolerance" alone.
         data: for "measured" and "tolerance", one batch or an iterable of batches, held out of training. Each process
             gets the same; the first decides. LambdaGELUTrainer takes 8 batches of its evaluation data if None.
 
@@ -135,6 +135,10 @@ class HardeningCallback(TrainerCallback):
                 raise ValueError(f"unknown {what} {given!r} of hardening; accepted: {', '.join(accepted)}")
         check_rate("plateau_tolerance", plateau_tolerance)
         check_rate("rate_tolerance", rate_tolerance)
+        if switch != "plateau" and plateau_tolerance != DEFAULT_PLATEAU_TOLERANCE:
+            raise ValueError("plateau_tolerance counts with switch='plateau' alone: give that too, or leave it out")
+        if rate != "tolerance" and rate_tolerance != DEFAULT_RATE_TOLERANCE:
+            raise ValueError("rate_tolerance counts with rate='tolerance' alone: give that too, or leave it out")
         if rate == "tolerance" and strategy == "steps":
             raise ValueError("rate='tolerance' measures once an epoch: harden with strategy='epoch'")
         switch_position(1, switch_fraction)  # raises on a fraction out of range

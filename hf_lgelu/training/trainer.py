@@ -36,7 +36,7 @@ from hf_lgelu.training.evaluation import (
 from hf_lgelu.training.hardening import HARDENED_FRACTION, Target, is_hardened
 from hf_lgelu.training.hardness_log import HardnessLogCallback
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
-from hf_lgelu.training.refusals import check_ratio_of_rates, refuse_liger
+from hf_lgelu.training.refusals import check_ratio_of_rates, idle_tolerances, refuse_idle_options, refuse_liger
 from hf_lgelu.training.relufication import RELUFIED_KINDS, RelufyCallback
 from hf_lgelu.training.resume import check_checkpoint_activations
 
@@ -114,6 +114,7 @@ class LambdaGELUTrainer(Trainer):
     ) -> None:
         args = LambdaGELUTrainingArguments(output_dir="tmp_trainer") if args is None else args  # Trainer's own default
         _check_arguments(args)
+        refuse_idle_options(args, _HARDENING_OPTIONS.values())
         super().__init__(model, args, *others, **options)
         self._compares_substitution = False
         self._substitution: TemporaryRelu | None = None
@@ -342,7 +343,10 @@ def _objective_as_it_is(metrics: dict[str, float]) -> float:
 
 
 def _hardening_callback(args: LambdaGELUTrainingArguments) -> HardeningCallback:
-    return HardeningCallback(**{option: getattr(args, name) for option, name in _HARDENING_OPTIONS.items()})
+    idle = idle_tolerances(args)  # a search may set one beside another switch or rate
+    return HardeningCallback(
+        **{option: getattr(args, name) for option, name in _HARDENING_OPTIONS.items() if name not in idle}
+    )
 
 
 def _check_arguments(args: Any) -> None:

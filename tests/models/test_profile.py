@@ -63,7 +63,7 @@ def test_the_profile_reads_the_modules_in_registration_order():
 def test_one_module_has_a_profile_of_its_own():
     assert hardness_profile(LambdaGELU(init_hardness=1.5)) == {"": pytest.approx(1.5)}
     module = LambdaGELU()
-    assert initialize_hardness(module, "uniform", 3.0, 3.0) == {"": 3.0}
+    assert initialize_hardness(module, "uniform", 3.0) == {"": 3.0}
     assert module.hardness.item() == pytest.approx(3.0)
 
 
@@ -143,6 +143,7 @@ ERRORS = [
     ({"init_hardness": 1.0}, "1.0"),
     ({"init_mode": "increasing", "init_hardness": 3.0, "high_hardness": 2.0}, "init_hardness must not exceed"),
     ({"temperature": -1.0}, "temperature"),
+    ({"high_hardness": 9.0}, "high_hardness=9.0 is the high end of 'increasing' and 'decreasing'"),
 ]
 
 

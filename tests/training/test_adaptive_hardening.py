@@ -239,6 +239,7 @@ def test_a_decision_is_made_once_an_epoch():
     [
         ({"rate": "fast"}, "unknown rate 'fast' of hardening; accepted: schedule, tolerance"),
         ({"rate_tolerance": -1.0}, "rate_tolerance must be a finite number >= 0, got -1.0"),
+        ({"rate_tolerance": 0.5}, "rate_tolerance counts with rate='tolerance' alone"),
         ({"rate": "tolerance", "strategy": "steps"}, "measures once an epoch: harden with strategy='epoch'"),
         ({"target_hardness": "soft"}, "target_hardness must be a number, or one by name, or 'measured', got 'soft'"),
         ({"target_hardness": "measured", "tolerance": 1.0}, r"tolerance must be a number in \(0, 1\), got 1.0"),

@@ -37,7 +37,7 @@ def model():
     """Two sites with hardness and temperature of their own."""
     model = tiny_model()
     initialize_hardness(model, "increasing", init_hardness=1.02, high_hardness=7.0)
-    initialize_hardness(model.activations[1], init_hardness=7.0, high_hardness=7.0, temperature=0.3)
+    initialize_hardness(model.activations[1], init_hardness=7.0, temperature=0.3)
     return model
 
 
@@ -110,7 +110,7 @@ def test_the_rest_of_the_gradient_is_that_of_the_annealed_hardness(model):
     other = copy.deepcopy(model)
     anneal_hardness(model, 0.5)
     for module, annealed in zip(lambda_gelus(other), hardness_values(model), strict=True):
-        initialize_hardness(module, init_hardness=annealed, high_hardness=annealed)
+        initialize_hardness(module, init_hardness=annealed)
     for each in (model, other):
         each(**batch(rows(8))).loss.backward()
     for (name, parameter), twin in zip(model.named_parameters(), other.parameters(), strict=True):

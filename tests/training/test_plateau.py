@@ -109,6 +109,7 @@ def test_a_resumed_run_decides_as_the_uninterrupted_one_did(tmp_path, learned, s
     ("options", "message"),
     [
         ({"switch": "later"}, "unknown switch 'later' of hardening; accepted: fixed, plateau"),
+        ({"plateau_tolerance": 0.5}, "plateau_tolerance counts with switch='plateau' alone"),
         ({"plateau_tolerance": -0.1}, "plateau_tolerance must be a finite number >= 0, got -0.1"),
     ],
 )

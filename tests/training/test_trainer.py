@@ -232,6 +232,29 @@ def test_arguments_that_change_later_reach_the_callback_too(tmp_path):
     assert not any(isinstance(callback, HardeningCallback) for callback in trainer.callback_handler.callbacks)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target_hardness": 50.0}, "target_hardness would do nothing, since harden is off: give harden=True"),
+        (
+            {"hardening_schedule": "cosine", "switch_fraction": 0.5},
+            "switch_fraction, hardening_schedule would do nothing, since harden is off",
+        ),
+        ({"harden": True, "plateau_tolerance": 0.5}, "plateau_tolerance counts with hardening_switch='plateau' alone"),
+        ({"harden": True, "rate_tolerance": 0.5}, "rate_tolerance counts with hardening_rate='tolerance' alone"),
+        ({"relufication": True, "tolerance": 0.01}, "tolerance would do nothing, since harden is off"),
+    ],
+)
+def test_an_option_that_nothing_would_read_is_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_trainer(tmp_path, **options)
+
+
+def test_an_option_that_counts_is_taken(tmp_path):
+    tiny_trainer(tmp_path, harden=True, hardening_switch="plateau", plateau_tolerance=0.5)
+    tiny_trainer(tmp_path, tiny_model("gelu"), relufication=True, switch_fraction=0.5)
+
+
 def test_a_trial_of_a_search_hardens_as_it_says(tmp_path, monkeypatch):
     # It knows the trials of installed searches only.
     monkeypatch.setattr(transformers.integrations, "hp_params", lambda trial: trial)

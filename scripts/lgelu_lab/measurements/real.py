@@ -279,10 +279,11 @@ def _tune(model: nn.Module, measured: _Measured, *, harden: bool) -> None:
     if harden:
         replace_activations(model)
     with tempfile.TemporaryDirectory() as folder:
+        annealing = {"hardening_schedule": "geometric", "hardening_strategy": "steps", "switch_fraction": 0.0}
         arguments = LambdaGELUTrainingArguments(
             folder, max_steps=measured.settings.finetune_steps, per_device_train_batch_size=8, learning_rate=5e-5,
-            seed=measured.settings.seed, harden=harden, hardening_schedule="geometric", hardening_strategy="steps",
-            switch_fraction=0.0, require_lambda_gelu=harden, log_hardness=False, remove_unused_columns=False,
+            seed=measured.settings.seed, harden=harden, **(annealing if harden else {}), require_lambda_gelu=harden,
+            log_hardness=False, remove_unused_columns=False,
             report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
             dataloader_pin_memory=torch.accelerator.is_available(),
         )  # fmt: skip

@@ -17,6 +17,12 @@ from lgelu_lab.studies.folder import FolderBusyError
 from lgelu_lab.studies.records import ERROR_FILE, RECORD_FILE
 from lgelu_lab.studies.resume import check_same_run, has_leftovers, train_resumably
 
+_OF_A_DIAL = {"plateau_tolerance": ("hardening_switch", "plateau"), "rate_tolerance": ("hardening_rate", "tolerance")}
+_OF_HARDENING = (
+    *("target_hardness", "tolerance", "switch_fraction", "hardening_schedule", "hardening_strategy"),
+    *("hardening_switch", "hardening_rate", *_OF_A_DIAL),
+)
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -98,6 +104,16 @@ def check_settings(settings: Mapping[str, Any], experiments: Sequence[Experiment
         )
 
 
+def _overridden(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a run, without what only other runs of its study read: LambdaGELUTrainer refuses it."""
+    chosen = {**arguments, **overrides}
+    idle = set() if chosen.get("harden") else {*_OF_HARDENING}
+    if chosen.get("relufication"):
+        idle.discard("switch_fraction")
+    idle |= {name for name, (dial, value) in _OF_A_DIAL.items() if chosen.get(dial) != value}
+    return {name: value for name, value in chosen.items() if name in arguments or name not in idle}
+
+
 def run_study(
     experiments: Sequence[Experiment],
     folder: str | os.PathLike,
@@ -112,7 +128,8 @@ def run_study(
         experiments: the runs; each writes to `folder`/<its name>.
         folder: where records go. A run whose record.json is there is skipped; one that was interrupted
             goes on from its last checkpoint.
-        overrides: arguments that replace those of every run, e.g. {"num_train_epochs": 2}.
+        overrides: arguments that replace those of every run, e.g. {"num_train_epochs": 2}; those that say how to
+            harden go to the runs that read them.
         worker: this process's share; all of it by default.
         run: does one run, from its arguments; the default trains.
 
@@ -123,8 +140,8 @@ def run_study(
     """
     worker, folder = worker or Worker(), Path(folder)
     arguments = {
-        experiment.name: {**experiment.arguments, **(overrides or {}), "output_dir": str(folder / experiment.name)}
-        for experiment in experiments
+        each.name: {**_overridden(each.arguments, overrides or {}), "output_dir": str(folder / each.name)}
+        for each in experiments
     }
     finished = [name for name in arguments if _is_finished(folder / name)]
     for name in finished if run is None else ():

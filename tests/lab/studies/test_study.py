@@ -1,5 +1,6 @@
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import study as script
@@ -204,6 +205,31 @@ def test_a_setting_that_tells_runs_apart_is_refused(name):
     check_settings({"bf16": True, "save_final_model": True, "max_steps": 3}, grid)
     with pytest.raises(ValueError, match=f"^{name} cannot be a setting of every run"):
         check_settings({"bf16": True, name: 1}, grid)
+
+
+def test_a_setting_of_hardening_goes_to_the_runs_that_read_it(record_of, tmp_path):
+    """The others would be refused, not trained."""
+    kinds = {
+        "plain": {},
+        "hardened": {"harden": True},
+        "plateau": {"harden": True, "hardening_switch": "plateau"},
+        "relufied": {"relufication": True},
+    }
+    got = {}
+    settings = {"switch_fraction": 0.5, "hardening_schedule": "cosine", "plateau_tolerance": 0.1, "max_steps": 3}
+    experiments = [Experiment(name, arguments) for name, arguments in kinds.items()]
+
+    def run(arguments):
+        got[Path(arguments["output_dir"]).name] = arguments.keys() & settings.keys()
+        write_record(record_of(), arguments["output_dir"])
+
+    assert run_study(experiments, tmp_path, overrides=settings, run=run) == []
+    assert got == {
+        "plain": {"max_steps"},
+        "hardened": settings.keys() - {"plateau_tolerance"},
+        "plateau": settings.keys(),
+        "relufied": {"max_steps", "switch_fraction"},
+    }
 
 
 def test_temperature_is_a_setting_where_the_study_does_not_vary_it():
