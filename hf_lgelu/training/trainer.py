@@ -240,6 +240,8 @@ class LambdaGELUTrainer(Trainer):
         finally:
             self._compares_substitution, self._substitution = False, None
             self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess
+        if output.predictions is None:  # there was no batch
+            return output
         rows, *logits = output.predictions
         loss = output.metrics.get(f"{metric_key_prefix}_loss")
         metrics = {**output.metrics, **comparison_metrics(rows, metric_key_prefix, loss)}

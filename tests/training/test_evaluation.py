@@ -64,6 +64,15 @@ def test_without_metrics_losses_and_changes_are_reported(tmp_path, option):
     assert not any("accuracy" in name for name in metrics)
 
 
+@pytest.mark.parametrize("options", [{}, {"prediction_loss_only": True}, {"eval_do_concat_batches": False}])
+def test_of_no_rows_trainers_metrics_are_all(tmp_path, options):
+    options |= {"eval_dataset": [], "compute_metrics": accuracy}
+    expected = tiny_trainer(tmp_path, plain=True, **options).evaluate().keys()
+    found = tiny_trainer(tmp_path, **options).evaluate()
+    assert {name for name in found if "relu_model_preparation_time" not in name} == expected
+    assert tiny_trainer(tmp_path, **options).predict([]).predictions is None
+
+
 def test_without_labels_only_the_changes_are_reported(tmp_path):
     unlabelled = [{"features": sample["features"]} for sample in SAMPLES]
     model = tiny_model(seed=3)
