@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from hf_lgelu.models.example_run import NOT_TAKEN, run_example
+from hf_lgelu.models.padding import counted_rows
 from hf_lgelu.models.task_outputs import IGNORED_LABEL
 
 LABEL_KEYS = ("labels", "label")
@@ -19,9 +20,6 @@ LABEL_KEYS = ("labels", "label")
 
 BARE = ""
 """The name under which `Batch.tensors` lists inputs that are one tensor."""
-
-DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
-"""What the decoder of an encoder-decoder takes beside the encoder's output."""
 
 _SEQUENCES = ("input_ids", "attention_mask", "decoder_input_ids")
 _DATASET_BATCH = 256
@@ -64,24 +62,8 @@ class Batch:
         return {name: value for name, value in self.inputs.items() if not isinstance(value, Tensor)}
 
     def counted(self, values: Tensor, part: str) -> Tensor | None:
-        """Which rows of `values` are no padding: a mask of all axes but the last, or None for all of them.
-
-        Where the decoder was given inputs of its own, the encoder's mask says nothing of what is behind it, even where
-        both are as long.
-
-        Args:
-            values: what the network has at some place.
-            part: the name of the output, module or weight there.
-        """
-        masks: tuple[str, ...] = ("attention_mask", "decoder_attention_mask")
-        if any(step.startswith("encoder") for step in part.split(".")):
-            masks = masks[:1]
-        elif any(given in self.tensors for given in DECODER_INPUTS):
-            masks = masks[1:]
-        for mask in (self.tensors[name] for name in masks if name in self.tensors):
-            if mask.shape == values.shape[:-1]:
-                return mask.bool().to(values.device)
-        return None
+        """`counted_rows` of these inputs."""
+        return counted_rows(self.tensors, values, part)
 
     def without_padding(self, values: Tensor, part: str, channel_axis: int = -1) -> Tensor:
         """The `counted` rows of `values`, (n, channels)."""

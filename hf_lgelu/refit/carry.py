@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from hf_lgelu.models.example_run import same_randomness
-from hf_lgelu.refit.batches import DECODER_INPUTS
+from hf_lgelu.models.padding import DECODER_INPUTS
 from hf_lgelu.refit.blocks import BlockRows
 from hf_lgelu.refit.carried_states import CarriedStates
 from hf_lgelu.refit.features import choose_positions

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hf_lgelu.activation.gates import GATES, Gate
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
+from hf_lgelu.models.padding import counted_rows
 from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, owner_of, require_lambda_gelu
 
 MEASURED = "measured"
@@ -32,7 +33,10 @@ class _Seen:
         self.count, self.squares = 0, 0.0
         self.histogram = torch.zeros(torch.Size(self.shape).numel(), len(_MIDDLES), dtype=torch.int64)
 
-    def add(self, z: Tensor) -> None:
+    def add(self, z: Tensor, counted: Tensor | None) -> None:
+        """Where `counted` is a mask of all axes but the last, of the rows in it."""
+        if counted is not None and len(self.shape) == 1:
+            z = z[counted]
         z = z.detach().double().cpu()
         self.count += z.numel()
         self.squares += z.relu().square().sum().item()
@@ -58,6 +62,7 @@ def layer_targets(
 
     The mean is taken over a histogram of the z that are seen. Where a gate has a λ per channel or neuron, each gets its
     own, by its own z and the ρ of the whole gate; where several sites share a λ, it is that of all their z together.
+    Positions that a batch's attention mask calls padding do not count, where z is of its shape (sequences, tokens).
     `model` stays as it is. `anneal_hardness(model, progress, target_hardness=...)`, `is_hardened(model, ...)` and
     `HardeningCallback(target_hardness=...)` take what this returns.
 
@@ -85,12 +90,16 @@ def layer_targets(
     owners = require_lambda_gelu(model)
     seen = {id(module): _Seen(module) for _, module in owners}
 
+    named: Mapping[str, Any] = {}  # the inputs that run
+
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen[id(owner_of(module))].add(args[0])
+        seen[id(owner_of(module))].add(args[0], counted_rows(named, args[0], names[id(module)]))
 
     batches = [data] if isinstance(data, Tensor | Mapping) else data
-    with forward_hooks([module for module in model.modules() if isinstance(module, LAMBDA_GATE_CLASSES)], note):
+    names = {id(module): name for name, module in model.named_modules() if isinstance(module, LAMBDA_GATE_CLASSES)}
+    with forward_hooks([module for module in model.modules() if id(module) in names], note):
         for batch in batches:
+            named = batch if isinstance(batch, Mapping) else {}
             run_example(model, batch)
     return {name: _target(name, seen[id(module)], tolerance) for name, module in owners}
 

@@ -143,3 +143,30 @@ def test_sites_that_share_a_hardness_count_together():
 def test_what_gives_no_target_is_refused(data, tolerance, said):
     with pytest.raises(ValueError, match=said):
         layer_targets(nn.Sequential(GATE_MODULES["lambda_gelu"]()), data, tolerance=tolerance)
+
+
+class Tokens(nn.Module):
+    """A gate behind an embedding, with as many λ as its granularity says."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.embedding, self.act = nn.Embedding(30, 8), GATE_MODULES["lambda_gelu"](**options)
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.act(self.embedding(input_ids))
+
+
+@pytest.mark.parametrize("options", [{}, {"granularity": "channel", "raw_shape": (8,)}], ids=["layer", "channel"])
+def test_padding_does_not_count(options):
+    torch.manual_seed(0)
+    model = Tokens(**options)
+    with torch.no_grad():
+        model.embedding.weight[0] *= 20  # what is padded with
+    rows = [torch.randint(1, 30, (length,)) for length in (9, 5, 7)]
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    (found,) = layer_targets(model, {"input_ids": ids, "attention_mask": mask}).values()
+    (expected,) = layer_targets(model, [{"input_ids": row[None]} for row in rows]).values()
+    (with_padding,) = layer_targets(model, {"input_ids": ids}).values()
+    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), rtol=1e-9, atol=0)
+    assert (torch.as_tensor(with_padding) != torch.as_tensor(expected)).all()
