@@ -171,7 +171,10 @@ def convert_to_relu(
     """
     started = time.perf_counter()
     model = operable_module(model)
-    dials = Dials(target, zeros, effort, width_budget, tolerance, max_seconds, max_kl, distill_steps, bf16)
+    dials = Dials(
+        target=target, zeros=zeros, effort=effort, width_budget=width_budget, tolerance=tolerance,
+        max_seconds=max_seconds, max_kl=max_kl, distill_steps=distill_steps, bf16=bf16,
+    )  # fmt: skip
     _require_convertible(model, kinds, dials, metric, outputs)
     keep = check_keep(keep, [site.name for site in find_sites(model, kinds)])
     state = known_processes()
@@ -193,15 +196,16 @@ def convert_to_relu(
                 progress=Progress(progress and state.is_main_process), work=work,
             )  # fmt: skip
             best, steps = attempts.climb(None if metric is None else Metric(metric, model))
+        evaluation = None
+        if second is not None:
+            evaluation = evaluate_conversion(model, best.model, exchange.direct_swap(model), second, outputs)
         report = ConversionReport(
             model=type(model).__name__,
             gates={site.name: type(site.module).__name__ for site in exchange.sites(model)},
             kept={name: type(model.get_submodule(name)).__name__ for name in exchange.keep},
             layers=tuple(with_returns(model, best.model, best.layers, best.scaled, folds, outputs)),
             held_out=best.held_out,
-            evaluation=None
-            if second is None
-            else evaluate_conversion(model, best.model, exchange.direct_swap(model), second, outputs),
+            evaluation=evaluation,
             repeated=0 if second is None else second.repeated(),
             units=folds.units.given,
             distinct_units=len(folds.units.keys),
