@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from fresh_process import run_fresh
-from test_convert_efforts import bert, gpt2, llama, tokens
+from loud_nets import bert, gpt2, llama, tokens
 from torch import nn
 from torch.nn import functional as F
 from transformers import (

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_convert_efforts import bert, llama, tokens
+from loud_nets import bert, llama, tokens
 from torch import nn
 from transformers import BertForSequenceClassification
 
