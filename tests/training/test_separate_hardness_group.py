@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_training import names_in, raw_values, tiny_model
+from tiny_training import Fused, Layerwise, names_in, raw_values, tiny_model
 from torch import nn
 
 import hf_lgelu
@@ -93,19 +93,6 @@ def test_a_second_separation_is_refused():
 def test_a_model_without_lambda_gelu_is_refused():
     with pytest.raises(ValueError, match="TinyClassifier has no λ-GELU activation"):
         separate(tiny_model("relu"))
-
-
-class Layerwise(torch.optim.Optimizer):
-    """As transformers' LayerWiseDummyOptimizer: groups that hold a dummy."""
-
-    def __init__(self, parameters):
-        super().__init__([torch.empty(1)], {"lr": 0.1})
-
-
-class Fused(torch.optim.SGD):
-    """As LOMO: ordinary groups, and an update inside backward that does not look at them."""
-
-    def fused_backward(self, loss, lr): ...
 
 
 @pytest.mark.parametrize("kind", [Layerwise, Fused])

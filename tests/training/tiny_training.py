@@ -174,3 +174,16 @@ def names_in(model: nn.Module, group: dict[str, Any]) -> list[str]:
     """Of the parameters of an optimizer's group."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return sorted(names[id(parameter)] for parameter in group["params"])
+
+
+class Layerwise(torch.optim.Optimizer):
+    """As transformers' LayerWiseDummyOptimizer: groups that hold a dummy."""
+
+    def __init__(self, parameters):
+        super().__init__([torch.empty(1)], {"lr": 0.1})
+
+
+class Fused(torch.optim.SGD):
+    """As LOMO: ordinary groups, and an update inside backward that does not look at them."""
+
+    def fused_backward(self, loss, lr): ...
