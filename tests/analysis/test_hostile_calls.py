@@ -71,9 +71,13 @@ def test_tensors_without_numbers_in_rows(name, kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["export_relu", "export_gelu", "export_onnx", "certify_substitution"])
-@pytest.mark.parametrize("rows", [ROWS[:0], ROWS * math.nan], ids=["empty", "nan"])
-def test_no_rows_and_nan_measure_nothing(name, rows, tmp_path):
-    with pytest.raises((ValueError, RuntimeError)):
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [(ROWS[:0], "at least one row|at least 1|N ≥ 1"), (ROWS * math.nan, "NaN|by nan")],
+    ids=["empty", "nan"],
+)
+def test_no_rows_and_nan_measure_nothing(name, rows, message, tmp_path):
+    with pytest.raises((ValueError, RuntimeError), match=message):
         TAKING[name](model_for(name), rows, tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
@@ -94,6 +98,6 @@ def test_axes_are_named_in_a_mapping(axes, tmp_path):
 def test_a_card_is_made_of_facts(facts, tmp_path):
     with pytest.raises(TypeError, match="facts must be CardFacts"):
         write_card(tmp_path, facts)
-    with pytest.raises((FileNotFoundError, ValueError)):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
         write_card(tmp_path, CardFacts())
     assert list(tmp_path.iterdir()) == []

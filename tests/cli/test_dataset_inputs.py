@@ -1,6 +1,5 @@
 """A data set's rows as a model takes them: which column, which rows, which labels, and what is refused."""
 
-import contextlib
 import json
 import shutil
 
@@ -271,7 +270,7 @@ def test_no_code_of_a_checkpoint_is_run_or_asked_for(tokenizer, bert, tmp_path, 
     (tmp_path / "own" / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "own" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.setattr("builtins.input", lambda *words: pytest.fail("asked"))
-    with contextlib.suppress(ValueError):  # or the tokenizer is made of what is no code
+    with pytest.raises(ValueError, match=r"none can be loaded from .* contains custom code"):
         inputs(datasets.Dataset.from_dict({"text": TEXTS}), bert, str(tmp_path / "own"))
     assert not (tmp_path / "ran").exists()
 

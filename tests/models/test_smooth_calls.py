@@ -119,12 +119,27 @@ def test_the_softplus_of_the_hardness_is_no_gate_and_a_softplus_of_the_input_is(
 
 
 @pytest.mark.parametrize(
-    ("cell", "inputs"),
-    [(nn.LSTM(4, 4), (2, 3, 4)), (nn.GRU(4, 4), (2, 3, 4)), (nn.LSTMCell(4, 4), (2, 4)), (nn.RNN(4, 4), (2, 3, 4))],
-    ids=["LSTM", "GRU", "LSTMCell", "RNN"],
+    ("cell", "inputs", "counts"),
+    [
+        (nn.GRU(4, 4), (2, 3, 4), {"sigmoid": 4, "tanh": 2}),  # two steps
+        (nn.LSTMCell(4, 4), (2, 4), {"sigmoid": 3, "tanh": 2}),
+        (nn.RNN(4, 4), (2, 3, 4), {"tanh": 2}),
+        (nn.LSTM(4, 4), (2, 3, 4), {"sigmoid": 6, "tanh": 4}),
+    ],
+    ids=["GRU", "LSTMCell", "RNN", "LSTM"],
 )
-def test_recurrent_cells_are_smooth(cell, inputs):
-    assert find_smooth_calls(cell, torch.randn(inputs)) != []
+def test_recurrent_cells_are_smooth(cell, inputs, counts):
+    with torch.backends.mkldnn.flags(enabled=False):  # which has one operation for all of an LSTM
+        found = find_smooth_calls(cell, torch.randn(inputs))
+    expected = [SmoothCall("", type(cell).__name__, name, "function", count) for name, count in counts.items()]
+    assert sorted(found, key=lambda call: call.operation) == expected
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without mkldnn")
+def test_an_lstm_in_one_operation_is_smooth():
+    assert find_smooth_calls(nn.LSTM(4, 4), torch.randn(2, 3, 4)) == [
+        SmoothCall("", "LSTM", "mkldnn_rnn_layer", "function", 1)
+    ]
 
 
 @pytest.mark.parametrize(("activation", "operations"), [("gelu", ["_transformer_encoder_layer_fwd"]), ("relu", [])])

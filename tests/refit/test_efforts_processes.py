@@ -66,7 +66,10 @@ def test_two_processes_climb_the_whole_ladder(launched):
     assert report == other_report
     _, whole = efforts_run.converted(None)
     assert [step["effort"] for step in report["steps"]] == ["refit", "place", "blocks", "distill"]
-    # Kinks are placed by batches that each process has, and other rows are drawn for the blocks.
-    for given, expected, tolerance in zip(report["steps"], whole["steps"], (1e-6, 0.5, 0.5, 0.5), strict=True):
+    # The first two rungs are those of one process but for rounding (1e-14 was seen). Other rows are drawn for the
+    # blocks: 5 % and 7 % were seen, and whether so little is kept may differ, too.
+    for given, expected, tolerance in zip(report["steps"], whole["steps"], (1e-9, 1e-9, 0.15, 0.2), strict=True):
         assert given["distance"] == pytest.approx(expected["distance"], rel=tolerance)
+    kept = [[step["is_kept"] for step in steps[:2]] for steps in (report["steps"], whole["steps"])]
+    assert kept == [[True, False]] * 2
     assert BY_NAME["mlp"].model().state_dict().keys() == one.keys()

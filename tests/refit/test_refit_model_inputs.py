@@ -145,10 +145,12 @@ def test_targets_of_other_lengths_in_every_batch():
     report = convert_to_relu(model, batches, evaluation_data=batches).report
     tokens = sum(int((label != -100).sum()) for label in labels)
     assert report.evaluation.rows == tokens
+    apart = report.held_out
+    assert 0 < apart.units < apart.rows < tokens
     decoder = next(layer for layer in report.layers if layer.layers[0].startswith("decoder"))
-    assert decoder.rows < tokens
+    assert decoder.rows == tokens - apart.rows
     encoder = next(layer for layer in report.layers if layer.layers[0].startswith("encoder"))
-    assert encoder.rows % 7 == 0
+    assert encoder.rows == 7 * (48 - apart.units)  # its inputs have no mask
 
 
 def test_a_collated_data_set_as_both():

@@ -18,6 +18,7 @@ from tiny_training import (
 )
 
 from hf_lgelu import HardeningCallback, release_hardness, replace_activations
+from hf_lgelu.training.epoch_count import require_epochs
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -179,7 +180,12 @@ def test_progress_is_the_position_of_the_trainer():
     for step, expected in ((0, None), (19, None), (20, 1 / 60), (78, 59 / 60), (79, 1), (80, 1)):
         assert by_step.progress(at(0.5, step)) == expected
     assert by_epoch.progress(at(1.0, total_epochs=2**40)) is None
-    assert sys.maxsize > 2**40  # the number that stands for "no length" is refused, a large one is not
+
+
+def test_the_number_that_stands_for_no_length_is_refused_and_a_large_one_is_not():
+    require_epochs(SimpleNamespace(num_train_epochs=2**40), "so nothing")
+    with pytest.raises(ValueError, match="the training data has no length, so nothing"):
+        require_epochs(SimpleNamespace(num_train_epochs=sys.maxsize), "so nothing")
 
 
 def test_release_after_training_brings_the_learned_hardness_back(tmp_path):

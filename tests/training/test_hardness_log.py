@@ -184,12 +184,14 @@ def test_logs_of_several_hardnesses_per_layer_are_their_means(tmp_path):
 def test_logging_can_be_turned_off(tmp_path):
     trainer = tiny_trainer(tmp_path, log_hardness=False, **RUN)
     trainer.train()
+    assert sum("loss" in entry for entry in trainer.state.log_history) == 12
     assert not any(name.startswith("hardness") for entry in trainer.state.log_history for name in entry)
 
 
 def test_a_baseline_has_nothing_to_log(tmp_path):
     trainer = tiny_trainer(tmp_path, tiny_model("gelu"), require_lambda_gelu=False, **RUN)
     trainer.train()
+    assert sum("loss" in entry for entry in trainer.state.log_history) == 12
     assert not any(name.startswith("hardness") for entry in trainer.state.log_history for name in entry)
 
 

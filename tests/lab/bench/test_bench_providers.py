@@ -50,6 +50,8 @@ def test_a_provider_computes_what_its_name_says(name):
     try:
         module = provider.build(x, 3.0)
     except RuntimeError as error:
+        if "was asked for and cannot be used here" not in str(error):
+            raise
         pytest.skip(str(error))
     expected = EXPECTED.get(name, lambda v: v * torch.special.ndtr(3.0 * v))(x.detach().double())
     assert torch.allclose(module(x).double(), expected, rtol=1e-5, atol=1e-6)

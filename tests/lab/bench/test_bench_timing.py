@@ -1,5 +1,7 @@
 """The order of turns, repetitions and quantiles, against numbers by hand."""
 
+import time
+
 import pandas
 import pytest
 from lgelu_lab.kernel_bench import timing
@@ -69,17 +71,33 @@ def test_ratios_are_taken_within_a_round():
     assert {summary.loc["gelu", f"ratio_{name}"] for name in timing.QUANTILES} == {1.0}
 
 
+def test_a_clock_gives_seconds_of_one_call():
+    """A mean over 3 calls of 4 s, not their sum, on a clock that only the calls move."""
+    now = [100.0]
+
+    def call():
+        now[0] += 4.0
+
+    assert timing._clock_of(lambda: now[0])(call, 3) == 4.0
+
+
 @pytest.mark.parametrize("name", ["thread_time", "perf_counter"])
-def test_the_clocks_give_seconds_of_one_call(name):
-    # Busy for 20 ms by the same kind of clock; a mean over 3 calls, not their sum.
-    now = getattr(timing.time, name)
+def test_each_clock_is_the_one_it_is_named_after(name):
+    """Whatever else runs: 3 calls take at least what they see go by within them, and at most what goes by outside."""
+    now, within = getattr(time, name), []
 
-    def busy():
-        end = now() + 0.02
-        while now() < end:
+    def call():
+        begun = now()
+        while now() < begun + 0.002:
             pass
+        time.sleep(0.01)  # by the processor's clock this is nothing
+        within.append(now() - begun)
 
-    assert timing.CLOCKS[name](busy, 3) == pytest.approx(0.02, rel=0.25)
+    begun = now()
+    seconds = timing.CLOCKS[name](call, 3)
+    outside = now() - begun
+    assert sum(within) <= 3 * seconds * (1 + 1e-9)
+    assert 3 * seconds <= outside * (1 + 1e-9)
 
 
 def test_clock_for_one_thread_several_and_a_gpu():
