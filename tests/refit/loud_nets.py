@@ -36,11 +36,11 @@ def loud(model, factor=3.0):
     return model.eval()
 
 
-def llama(**more):
+def llama(layers=2, **more):
     return loud(
         LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=2,
+                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=layers,
                 num_attention_heads=2, max_position_embeddings=16, **more,
             )
         ),
@@ -48,18 +48,16 @@ def llama(**more):
     )  # fmt: skip
 
 
-def gpt2():
-    ids = {"bos_token_id": 0, "eos_token_id": 0}
-    return loud(
-        GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=16, **ids)), 1.0
-    )
+def gpt2(layers=2):
+    sizes = {"n_embd": 16, "n_layer": layers, "n_head": 2, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    return loud(GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes)), 1.0)
 
 
-def bert():
+def bert(layers=2):
     return loud(
         BertForSequenceClassification(
             BertConfig(
-                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=2,
+                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=layers,
                 num_attention_heads=2, max_position_embeddings=16, num_labels=3,
             )
         ),

@@ -1,6 +1,7 @@
 """Kinks and slopes, units always on, copies: what is written into wider blocks, and that they compute the formula."""
 
 import copy
+from functools import cache
 
 import numpy as np
 import pytest
@@ -74,17 +75,23 @@ def test_low_rank_is_the_best_in_the_metric_of_the_inputs():
     torch.testing.assert_close((rows @ right.T).square().mean(0), torch.ones(2, dtype=torch.float64), rtol=1e-4, atol=0)
 
 
+@cache
+def one_layer(build):
+    """(network of one layer in float64, its inputs, what `traced` says of it), which the tests leave as it is."""
+    model, inputs = build(layers=1).double(), tokens(4)
+    return model, inputs, traced(model, inputs)
+
+
 @pytest.mark.parametrize("build", [llama, gpt2, bert])
 def test_room_changes_no_output(build):
-    model, inputs = build(), tokens(4)
-    sites, program, layers, _ = traced(model, inputs)
+    model, inputs, (sites, program, layers, _) = one_layer(build)
     room = make_room(model, program, layers, len(sites), 1.25)
     assert room.extra == 10 if build is not gpt2 else room.extra == 16
     width = 64 if build is gpt2 else 40
     assert make_room(model, program, layers, len(sites), 99.0).extra == 16 + 5 * width
     assert any("→" in str(change) for change in room.config_changes)
     with torch.no_grad():
-        torch.testing.assert_close(room.model(**inputs).logits, model(**inputs).logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(room.model(**inputs).logits, model(**inputs).logits, rtol=0, atol=1e-12)
 
 
 def test_a_width_that_is_another_key_too_is_found_where_the_config_checks_its_sizes():
@@ -118,16 +125,14 @@ def test_wider_blocks_beside_a_kept_gate_are_refused_by_its_name():
     assert said in str(refusal.value)
 
 
-@pytest.mark.parametrize("build", [llama, gpt2])
-@pytest.mark.parametrize("copied", [[], [3, 0, 3, 7]])
+@pytest.mark.parametrize(("build", "copied"), [(llama, []), (llama, [3, 0, 3, 7]), (gpt2, [3, 0, 3, 7])])
 def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copied):
     """With as many units as inputs, a block is W_down(Σ aₖ·ReLU(z - cₖ) + b + d·z)·u to rounding, written by hand."""
-    model, inputs = build().double(), tokens(4)
-    sites, program, layers, blocks = traced(model, inputs)
+    model, inputs, (sites, program, layers, blocks) = one_layer(build)
     extra = 16 + len(copied)
     room = make_room(model, program, layers, len(sites), 1 + extra / blocks[0].width)
     sites, program, layers, blocks = traced(room.model, inputs)
-    assert (room.extra, len(blocks)) == (extra, 2)
+    assert (room.extra, len(blocks)) == (extra, 1)
     block, width = blocks[0], blocks[0].width - extra
     torch.manual_seed(4)
     rows = torch.randn(500, 16, dtype=torch.float64)
@@ -164,10 +169,10 @@ def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copi
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("build", [llama, bert])
+@pytest.mark.parametrize("build", [llama, pytest.param(bert, marks=pytest.mark.slow)])
 def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
     """Twice and four times the units, on other inputs than those that were fitted on."""
-    model, inputs = build(), tokens(100)
+    model, inputs = build(layers=1), tokens(100)
     others = tokens(100, seed=9)
     gaps = []
     for budget in (2.0, 4.0):
