@@ -1,5 +1,6 @@
 """Every family of the tables: λ-GELU in, forward, backward, to disk and back, ReLU in, and out of the house."""
 
+import copy
 import json
 from collections import Counter
 from pathlib import Path
@@ -34,12 +35,35 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def over(families):
-    return pytest.mark.parametrize("family", families, ids=lambda family: family.name)
+def over(families, quick=ALL):
+    """A test of each; of those that are not in `quick` a slow one."""
+    return pytest.mark.parametrize(
+        "family",
+        [pytest.param(one, id=one.name, marks=() if one in quick else pytest.mark.slow) for one in families],
+    )
+
+
+def _of_each_form() -> list[Family | TimmFamily]:
+    """The first family of each way in which a config says its activation, or a timm model takes it."""
+    forms: dict = {}
+    for family in LEAVES_THE_HOUSE:
+        form = tuple(family.relu_config.items()) if isinstance(family, Family) else family.accepts
+        forms.setdefault(form, family)
+    return list(forms.values())
+
+
+OF_EACH_FORM = _of_each_form()
+_BUILT: dict[str, nn.Module] = {}
 
 
 def with_lambda_gelu(family: Family | TimmFamily) -> nn.Module:
-    """The family's model with λ-GELU, by name, by class or by surgery."""
+    """The family's model with λ-GELU, by name, by class or by surgery: a copy, since each is made once."""
+    if family.name not in _BUILT:
+        _BUILT[family.name] = _build(family)
+    return copy.deepcopy(_BUILT[family.name])
+
+
+def _build(family: Family | TimmFamily) -> nn.Module:
     if isinstance(family, Family):
         by_surgery = not family.keys
         model = family.build() if by_surgery else family.build("lambda_gelu")
@@ -91,7 +115,7 @@ def test_every_hardness_gets_a_gradient(family):
         assert module.raw_hardness.grad.abs() > 0
 
 
-@over(FAMILIES)
+@over(FAMILIES, quick=[family for family in FAMILIES if not family.keys])  # the others are saved below
 def test_checkpoint_comes_back_exactly(family, tmp_path):
     model = with_lambda_gelu(family)
     untrained = logits_of(model, family.inputs())
@@ -155,11 +179,23 @@ def test_substitution_that_no_config_can_say_is_refused(family):
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
+    """is_quick → what `_read_elsewhere` finds of those families; one process reads all of them."""
+    found = {}
+
+    def of(is_quick):
+        if is_quick not in found:
+            families = [family for family in LEAVES_THE_HOUSE if (family in OF_EACH_FORM) == is_quick]
+            found[is_quick] = _read_elsewhere(families, SOFT if is_quick else {}, tmp_path_factory.mktemp("relu"))
+        return found[is_quick]
+
+    return of
+
+
+def _read_elsewhere(families, soft, root):
     """From one process without hf_lgelu: {family: (logits with λ-GELU, with ReLU here, with ReLU there)}, and what it
     said of each checkpoint with λ-GELU."""
-    root = tmp_path_factory.mktemp("relu")
-    here = {family.name: _leave(family, root / family.name) for family in LEAVES_THE_HOUSE}
-    for name, (family, options) in SOFT.items():
+    here = {family.name: _leave(family, root / family.name) for family in families}
+    for name, (family, options) in soft.items():
         model = BY_NAME[family].build()
         replace_activations(model, inputs=BY_NAME[family].inputs(), **options)
         model.save_pretrained(root / "soft" / name)
@@ -185,7 +221,7 @@ SOFT = {
 
 @pytest.mark.parametrize("name", SOFT)
 def test_a_checkpoint_with_lambda_gelu_is_refused_by_a_process_without_the_package(elsewhere, name):
-    said = elsewhere[1][name]
+    said = elsewhere(True)[1][name]
     named = {"by the key": "'lambda_gelu'", "ReLU forward": "'lambda_gelu_relu'"}
     assert named.get(name, "hf_lgelu") in said
 
@@ -211,8 +247,8 @@ def _leave(family: Family | TimmFamily, folder: Path) -> tuple[torch.Tensor, tor
     return smooth, logits_of(model, family.inputs())
 
 
-@over(LEAVES_THE_HOUSE)
+@over(LEAVES_THE_HOUSE, quick=OF_EACH_FORM)
 def test_relu_model_computes_the_same_in_a_process_without_hf_lgelu(family, elsewhere):
-    smooth, relu, relu_elsewhere = elsewhere[0][family.name]
+    smooth, relu, relu_elsewhere = elsewhere(family in OF_EACH_FORM)[0][family.name]
     assert_apart(smooth, relu)
     assert_close(relu_elsewhere, relu)

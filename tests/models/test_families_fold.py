@@ -61,6 +61,10 @@ REFUSED = {
     "timm-gmlp": {"blocks.0.mlp_channels.act", "blocks.1.mlp_channels.act"},
 }
 FOLDING = tuple(family for family in ALL if family.name not in REFUSED)
+# Their gates stand between the same maps as another family's: BERT's, llama's, a gated T5's, a ViT's, CLIP's, BART's.
+AS_ANOTHER = {
+    *("roberta", "bert-classification", "mistral", "qwen2", "gemma", "timm-deit", "siglip", "llava", "whisper"),
+}
 NOT_IN_FLOAT64 = {"mixtral"}  # its experts' matrix product
 
 
@@ -74,7 +78,7 @@ def prepared(family):
     return model.double(), {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
 
 
-@over(FOLDING)
+@over(FOLDING, quick=[family for family in FOLDING if family.name not in AS_ANOTHER])
 def test_folding_leaves_the_function(family):
     model, inputs = prepared(family)
     before = logits_of(model, inputs)
@@ -101,5 +105,5 @@ def test_exactly_the_sites_that_do_not_fold_are_named(family):
 
 
 def test_the_table_knows_only_families():
-    assert {family.name for family in ALL} >= set(REFUSED)
+    assert {family.name for family in ALL} >= {*REFUSED, *AS_ANOTHER}
     assert any(isinstance(family, Family) for family in FOLDING)
