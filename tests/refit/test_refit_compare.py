@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.compare import (
     Compared,
     add_sums,
@@ -23,7 +23,8 @@ from hf_lgelu.refit.compare import (
     metric_sums,
     metric_values,
 )
-from hf_lgelu.refit.distill import output_loss
+from hf_lgelu.refit.distill import distill, output_loss
+from hf_lgelu.refit.folds import deal_folds
 
 
 class Last(nn.Module):
@@ -241,14 +242,17 @@ class Suppressed(nn.Module):
 
 def test_classes_that_cannot_be_add_nothing():
     net = BY_NAME["mlp"]
-    reports = [
-        convert_to_relu(
-            model, net.inputs(), evaluation_data=net.inputs(seed=9), effort="distill", distill_steps=40
-        ).report
-        for model in (net.model(), Suppressed(net.model()))
-    ]
+    fresh, reports, outputs = net.inputs(seed=9), [], []
+    for model in (net.model(), Suppressed(net.model())):
+        converted, report = convert_to_relu(model, net.inputs(), evaluation_data=fresh)
+        reports.append(report)
+        refitted = converted(fresh).detach()
+        names = [name for name, _ in converted.named_parameters()]
+        distill(model, converted, deal_folds(read_batches(net.inputs())), names=names, steps=40)
+        outputs.append(converted(fresh).detach())
+        assert (outputs[-1] - refitted)[:, 0].abs().max() > 1e-4  # it has moved
+    torch.testing.assert_close(outputs[0], outputs[1][:, [0, *range(2, outputs[1].shape[1])]], rtol=0, atol=1e-9)
     plain, suppressed = (report.evaluation.refitted for report in reports)
     assert 0 < plain.kl == pytest.approx(suppressed.kl, rel=1e-9)
     assert plain.relative_error == pytest.approx(suppressed.relative_error, rel=1e-9)
     assert plain.max_logit_change == pytest.approx(suppressed.max_logit_change, rel=1e-9)
-    assert [step.is_kept for step in reports[0].steps] == [step.is_kept for step in reports[1].steps]
