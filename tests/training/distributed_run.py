@@ -35,6 +35,7 @@ RUNS = {
     },
     "without checkpointing": {"ddp_find_unused_parameters": False},
 }
+RESUMED = ("epoch", "measured")  # what a step hardens by is in its number, and the other run has nothing more to keep
 MEASURED = {"target_hardness": "measured", "hardening_rate": "tolerance", "rate_tolerance": 1e-9}
 
 
@@ -111,11 +112,12 @@ def train(folder: Path, **options) -> dict:
     assert before != learned[0] != learned[-1]
     assert len(frozen) == (EPOCHS - SWITCH) * UPDATES
     assert frozen == [learned[-1]] * len(frozen)
-    resumed = trainer_for(folder / "resumed", save_strategy="no", **options)
-    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{2 * UPDATES}"))
-    for name, tensor in trainer.model.state_dict().items():
-        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
-    assert notes(resumed) == notes(trainer)
+    if folder.name in RESUMED:
+        resumed = trainer_for(folder / "resumed", save_strategy="no", **options)
+        resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{2 * UPDATES}"))
+        for name, tensor in trainer.model.state_dict().items():
+            assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+        assert notes(resumed) == notes(trainer)
     return {
         "hardness": watch.hardness, "raw": watch.raw[-1], "metrics": evaluate(trainer), "notes": notes(trainer),
     }  # fmt: skip

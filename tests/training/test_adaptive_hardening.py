@@ -146,8 +146,8 @@ def test_the_advance_is_that_of_a_plain_loop(bounded):
 
 
 def test_it_is_resumed_from_the_middle_bit_for_bit(bounded, tmp_path):
-    _, folder, options, whole, seen = bounded
-    for step in (7, 10, 12, 15, 28, 33, 36):
+    bound, folder, options, whole, seen = bounded
+    for step in {0.001: (12, 28, 36), 0.004: (28,)}[bound]:
         resumed, tail = run(tmp_path, checkpoint=str(folder / f"checkpoint-{step}"), seed=99, **options)
         assert tail.trained == seen.trained[step:]
         assert_same_state(state_of(resumed.model), state_of(whole.model))
@@ -170,9 +170,6 @@ def test_targets_are_measured_when_s_freezes_and_hardening_ends_there(tmp_path):
     ((epoch, targets),) = notes(trainer, TARGETS)
     assert (epoch, targets) == (float(SWITCH), pytest.approx(wanted, rel=1e-6))
     assert len(set(targets.values())) == 2
-    assert all(
-        target > value for target, value in zip(targets.values(), hardness_profile(frozen).values(), strict=True)
-    )
     start = list(hardness_profile(frozen).values())
     assert all(target > value for target, value in zip(targets.values(), start, strict=True))
     for epoch in range(SWITCH, EPOCHS):
