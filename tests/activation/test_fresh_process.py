@@ -1,12 +1,14 @@
 """What only a new process shows: the environment's kernel, the first build of a cache, and a machine without Triton."""
 
-import subprocess
-import sys
+import os
+
+from fresh_process import run_fresh
 
 CODE = """
 import os, sys, pathlib
 import torch
-for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+# What the process was made with: Triton is to be missing, and the others would be registered in at every new import.
+for name in [name for name in sys.modules if name.split(".")[0] in ("triton", "transformers", "timm", "accelerate")]:
     del sys.modules[name]
 sys.modules["triton"] = None  # torch looks for it where it is imported; it is hidden from us alone
 
@@ -40,12 +42,16 @@ print("broken:", availability._trial(torch.device("cpu")))
 """
 
 
-def test_a_new_process(environment, tmp_path):
+def test_a_new_process(tmp_path, monkeypatch):
     broken = tmp_path / "broken" / "triton"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('libtriton.so: no such file')")
-    environment |= {"LGELU_CACHE_DIR": str(tmp_path / "cache"), "BROKEN": str(broken.parent)}
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, check=False)
+    for name in [name for name in os.environ if name.startswith("LGELU_KERNEL")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LGELU_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("BROKEN", str(broken.parent))
+    (tmp_path / "program.py").write_text(CODE)
+    done = run_fresh(tmp_path / "program.py")
     assert done.returncode == 0, done.stderr
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert said["unknown"].startswith("the environment variable LGELU_KERNEL must be one of cpu, ")
