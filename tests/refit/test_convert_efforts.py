@@ -228,10 +228,10 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
     inputs, saved, rooms = tokens(120), [], []
     make = lambda *given: rooms.append(make_room(*given)) or rooms[-1]  # noqa: E731
     monkeypatch.setattr("hf_lgelu.refit.attempts.make_room", make)
-    for build in (llama, gpt2, bert):
+    for build in (llama, bert):
         model = build()
         before = copy.deepcopy(model.state_dict())
-        options = {"effort": "distill", "distill_steps": 60} if build is llama else {"effort": "place"}
+        options = {"effort": "distill", "distill_steps": 20} if build is llama else {"effort": "place"}
         converted, report = convert_to_relu(model, inputs, width_budget=1.25, max_kl=None, **options)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert report.width_share == 1.25

@@ -13,10 +13,10 @@ from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.weights import forget_quantizer, why_not_writable
 
 
-def llama():
+def llama(layers=2):
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=30,
+        hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2, vocab_size=30,
         max_position_embeddings=16, initializer_range=0.3, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
@@ -61,7 +61,7 @@ def test_what_is_merged_converts_and_comes_back(tmp_path):
 @pytest.mark.parametrize("effort", [{}, {"effort": "place", "width_budget": 1.5}], ids=["refit", "wider"])
 def test_an_adapter_trained_on_the_result_does_not_name_the_original_as_its_base(effort, tmp_path):
     """Loaded by that name it would sit on the smooth network, and nothing would say so."""
-    llama().save_pretrained(tmp_path / "smooth")
+    llama(layers=1).save_pretrained(tmp_path / "smooth")
     model = LlamaForCausalLM.from_pretrained(tmp_path / "smooth")
     converted, _ = convert_to_relu(model, tokens(), **effort)
     adapted = peft.get_peft_model(converted, peft.LoraConfig(r=2, target_modules=["q_proj"]))
@@ -141,30 +141,31 @@ def compiled(model):
 
 @pytest.fixture(scope="module")
 def two_blocks():
-    """A way to make the same small network again, and what becomes of it."""
+    """A way to make the same small network again, and what becomes of it by two efforts."""
 
     def make():
         torch.manual_seed(0)
         layers = (nn.Linear(6, 12), nn.SiLU(), nn.Linear(12, 8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 3))
         return drawn(nn.Sequential(*layers)).float()
 
-    return make, convert_to_relu(make(), inputs_of_six(), effort="blocks")
+    return make, {effort: convert_to_relu(make(), inputs_of_six(), effort=effort) for effort in ("refit", "blocks")}
 
 
 @pytest.mark.parametrize(
-    "enter",
+    ("enter", "effort"),
     [
-        compiled,
-        lambda model: torch.inference_mode(),
-        lambda model: torch.autocast("cpu", dtype=torch.bfloat16),
+        (compiled, "refit"),
+        (lambda model: torch.inference_mode(), "blocks"),  # in which no step of Adam could be taken
+        (lambda model: torch.autocast("cpu", dtype=torch.bfloat16), "refit"),
     ],
     ids=["compiled", "inference", "autocast"],
 )
-def test_what_the_caller_is_in_changes_nothing(enter, two_blocks):
-    make, (plain, expected) = two_blocks
+def test_what_the_caller_is_in_changes_nothing(enter, effort, two_blocks):
+    make, conversions = two_blocks
+    plain, expected = conversions[effort]
     model = make()
     with enter(model):
-        converted, report = convert_to_relu(model, inputs_of_six(), effort="blocks")
+        converted, report = convert_to_relu(model, inputs_of_six(), effort=effort)
     assert report.layers == expected.layers
     values = converted.state_dict()
     assert all(torch.equal(value, values[name]) for name, value in plain.state_dict().items())
