@@ -21,6 +21,7 @@ from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitut
 from hf_lgelu.activation.module import SharedLambdaGate
 
 MODELS = ["gpt2", "resnet", "timm-wrapper-resnet18", "bert", "t5", "bart", "mpt", "clip", "openai-gpt"]
+GRANULARITIES = ("channel", "neuron", "network")
 MLP_SITES = ("encoder.layer.0.intermediate.intermediate_act_fn", "encoder.layer.1.intermediate.intermediate_act_fn")
 BERT_HEAD = "cls.predictions.transform.transform_act_fn"
 
@@ -45,8 +46,14 @@ def raw_values(model: nn.Module) -> dict[str, list]:
     return {name: m.raw_hardness.tolist() for name, m in model.named_modules() if isinstance(m, LambdaGELU)}
 
 
-@pytest.mark.parametrize("granularity", ["channel", "neuron", "network"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "granularity"),
+    [
+        pytest.param(name, granularity, marks=() if name == "bert" or granularity == usual else pytest.mark.slow)
+        for name, usual in zip(MODELS, GRANULARITIES * len(MODELS), strict=False)
+        for granularity in GRANULARITIES
+    ],
+)
 def test_a_checkpoint_comes_back_exactly_and_can_be_saved_again(name, granularity, tmp_path):
     family = BY_NAME[name]
     model = operated(family, granularity)
