@@ -79,8 +79,10 @@ def exact_error(gate, hardness, deviation):
     return float(2 * mpmath.quad(density, [0, 1, 2, 4, 8, 16, 32]))
 
 
-@every_gate
-@pytest.mark.parametrize(("granularity", "shape"), [("channel", (3, 1)), ("neuron", (3, 5))])
+@pytest.mark.parametrize(
+    ("gate", "granularity", "shape"),
+    [(gate, "channel", (3, 1)) if gate != "lambda_gelu" else (gate, "neuron", (3, 5)) for gate in GATES],
+)
 def test_each_channel_and_neuron_has_its_own(gate, granularity, shape):
     deviations = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
     gate_module = GATE_MODULES[gate](granularity=granularity, raw_shape=shape)
