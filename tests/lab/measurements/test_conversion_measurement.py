@@ -45,13 +45,13 @@ def rows_of(count, seed):
     return FeatureRows(features, (features[:, 0] > 0).long())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data():
     test = rows_of(50, 1)
     return BenchmarkData(rows_of(300, 0), test, test, "test", "test", ("a", "b", "c"), {})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def measured(data):
     return measure_conversion(both(), DIGITS, data, REFIT)
 
