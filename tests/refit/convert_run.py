@@ -10,8 +10,8 @@ from refit_nets import BY_NAME
 from hf_lgelu import convert_to_relu
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
-NAMES = ("mlp", "downsampling")
 WAYS = ("each has all", "each has a share")
+CASES = (*(("mlp", way) for way in WAYS), ("downsampling", "each has a share"))
 
 
 def given(name: str, way: str, process: int) -> list[torch.Tensor]:
@@ -53,8 +53,7 @@ def refused() -> str:
 def run(folder: Path, state: PartialState) -> None:
     """Convert everything, in the same order on both, into `folder`."""
     found = {}
-    for name in NAMES:
-        for way in WAYS:
-            found[name, way] = converted(name, given(name, way, state.process_index))
+    for name, way in CASES:
+        found[name, way] = converted(name, given(name, way, state.process_index))
     found["refused"] = refused()
     torch.save(found, folder / f"{state.process_index}.pt")

@@ -27,8 +27,7 @@ def assert_like(actual, expected):
         assert actual == expected
 
 
-@pytest.mark.parametrize("way", convert_run.WAYS)
-@pytest.mark.parametrize("name", convert_run.NAMES)
+@pytest.mark.parametrize(("name", "way"), convert_run.CASES)
 def test_two_processes_convert_as_one_does(launched, name, way):
     weights, report = convert_run.converted(name, convert_run.given(name, way, 0) + convert_run.given(name, way, 1))
     (first, first_report), (second, second_report) = (found[name, way] for found in launched)
