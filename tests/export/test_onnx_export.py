@@ -124,7 +124,7 @@ def test_gpt2_computes_what_float64_does_at_any_batch_size_and_length(gpt2, expo
     assert np.abs(wanted[seen] - unmasked[seen]).max() > 1e-2  # the mask matters
 
 
-@pytest.mark.parametrize("opset", [18, 25])
+@pytest.mark.parametrize("opset", [18, pytest.param(25, marks=pytest.mark.slow)])
 def test_the_file_has_the_opset_that_was_asked_for(tmp_path, opset):
     report = export_onnx(mlp("gelu"), tmp_path / "a.onnx", torch.randn(2, 5), opset=opset)
     (version,) = {entry.version for entry in onnx.load(tmp_path / "a.onnx").opset_import if not entry.domain}

@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-SETTINGS = RealSettings(units=(1000,), finetune_steps=4, evaluation_units=12)
+SETTINGS = RealSettings(units=(1000,), finetune_steps=2, evaluation_units=12)
 WORDS = (
     *("the", "cat", "sat", "on", "a", "mat", "and", "then", "it"),
     *("left", "house", "for", "walk", "in", "long", "garden"),
@@ -101,7 +101,7 @@ def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeyp
     assert counts.items() <= record.data.items()
     assert record.data["classes"] == (3 if network.corpus.label else None)
     assert [row["method"] for row in rows[:3]] == ["original", "direct", "converted"]
-    of_the_labelled = [] if task == "embedding" else [("direct", 4), ("converted", 4), ("hardened", 4)]
+    of_the_labelled = [] if task == "embedding" else [("direct", 2), ("converted", 2), ("hardened", 2)]
     assert [(row["method"], row["steps"]) for row in tuned] == of_the_labelled
     assert len({row["kl"] for row in tuned} | {row["kl"] for row in rows[:3]}) == len(rows) or task == "embedding"
     assert converted["refusal"] is None
