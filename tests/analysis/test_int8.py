@@ -267,12 +267,12 @@ def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     config = BertConfig(
-        vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        vocab_size=40, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=16, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     model = BertForSequenceClassification(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(140):
+    for _ in range(100):
         inputs, labels = padded_rows(48, generator)
         model(**inputs, labels=labels).loss.backward()
         optimizer.step()
@@ -286,12 +286,12 @@ def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
         for name in ("float.onnx", "int8.onnx")
     ]
     assert scores[0] > 0.9
-    assert abs(scores[1] - scores[0]) <= 0.01  # 0.25 without the masks in float
+    assert abs(scores[1] - scores[0]) <= 0.01  # without the masks in float a quarter of the predictions changes
     assert report.relative_error < 0.1
     assert report.change.unchanged_predictions > 0.98
     assert report.calibration_rows == 128
-    assert report.counts.operations["Softmax"] == 2
-    assert "5 operations on attention masks stay in float" in str(report)
+    assert report.counts.operations["Softmax"] == 1
+    assert "3 operations on attention masks stay in float" in str(report)
 
 
 def test_data_are_what_export_takes(files, tmp_path):

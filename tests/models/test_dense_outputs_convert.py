@@ -50,10 +50,9 @@ def d_fine() -> nn.Module:
 
 
 def yolos() -> nn.Module:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    return YolosForObjectDetection(
-        YolosConfig(**sizes, image_size=[32, 32], patch_size=8, num_detection_tokens=5, num_labels=3)
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    sizes |= {"image_size": [32, 32], "patch_size": 8, "use_mid_position_embeddings": False}  # there is no middle
+    return YolosForObjectDetection(YolosConfig(**sizes, num_detection_tokens=5, num_labels=3))
 
 
 def segformer() -> nn.Module:
@@ -90,7 +89,7 @@ class Dense:
 
 BOXES = ("logits", "pred_boxes")
 DENSE: Mapping[str, Dense] = {
-    "yolos": Dense(yolos, BOXES, 2, side=32),
+    "yolos": Dense(yolos, BOXES, 1, side=32),
     "segformer": Dense(segformer, ("logits",), 2, side=32),
     # the stem's three, one of each of four stages; of the encoder one in the MLP, one lateral, one downsampling, and in
     # each of two joining blocks two convolutions and three re-parameterizable ones; the decoder has ReLU

@@ -229,7 +229,7 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
     make = lambda *given: rooms.append(make_room(*given)) or rooms[-1]  # noqa: E731
     monkeypatch.setattr("hf_lgelu.refit.attempts.make_room", make)
     for build in (llama, bert):
-        model = build()
+        model = build(layers=1)
         before = copy.deepcopy(model.state_dict())
         options = {"effort": "distill", "distill_steps": 20} if build is llama else {"effort": "place"}
         converted, report = convert_to_relu(model, inputs, width_budget=1.25, max_kl=None, **options)
