@@ -205,8 +205,8 @@ def rounding(threshold):
 @pytest.mark.parametrize(("threshold", "point"), [(5.0, 4.5), (2.0, 3.0)])
 def test_float32_and_float64_must_agree(monkeypatch, threshold, point):
     """4.5 rounds to 8, above 5; 3 rounds to 0, below 2: one precision has another class, and the other has not."""
-    for label in (0, 1):
-        assert statuses(verify(rounding(threshold), [[point]], [label], [0.1])) == [(0, 0.1, "misclassified")]
+    either = verify(rounding(threshold), [[point]] * 2, [0, 1], [0.1])
+    assert statuses(either) == [(0, 0.1, "misclassified"), (1, 0.1, "misclassified")]
     monkeypatch.setattr(robustness, "find_adversarial", lambda *args, **options: torch.tensor([point]))
     monkeypatch.setattr(MarabouNetwork, "score_lead_bounds", lambda *args: {1: np.inf})
     monkeypatch.setattr(MarabouNetwork, "find_lead", lambda *args: ("sat", np.array([point])))
