@@ -14,7 +14,7 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit import attempts, distill, resume
+from hf_lgelu.refit import distill, layerwise, resume
 from hf_lgelu.refit.program import Program
 
 
@@ -85,7 +85,7 @@ def killed(folder, at, network, data, options, _):
     if at == "distill":
         counted(distill, "output_loss", 50)
     else:
-        counted(*((attempts, "fit_layer") if at > 0 else (resume.os, "replace")), abs(at))
+        counted(*((layerwise, "fit_layer") if at > 0 else (resume.os, "replace")), abs(at))
     convert_to_relu(network(), data(), checkpoint_dir=folder, **options)
 
 
@@ -100,7 +100,7 @@ def facts(report):
 def resumed(folder, network, data, options, _):
     network, data = network(), data()
     whole = convert_to_relu(network, data, **options)
-    fits = counted(attempts, "fit_layer", None)
+    fits = counted(layerwise, "fit_layer", None)
     again = convert_to_relu(network, data, checkpoint_dir=folder, **options)
     state = again.model.state_dict()
     same = all(torch.equal(value, state[key]) for key, value in whole.model.state_dict().items())

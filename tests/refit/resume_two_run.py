@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from resume_run import counted, facts, mlp, rows, trace_once
 from two_processes import two_that_know_each_other
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.refit import attempts, blocks, distill, resume
+from hf_lgelu.refit import blocks, distill, layerwise, resume
 
 STEPS_OF_A_BLOCK = 5
 OPTIONS = {"refit": {}, "distill": {"effort": "distill", "distill_steps": 4, "batch_size": 100}}
@@ -45,7 +46,7 @@ def killed(effort: str, folder: Path, victim: int, owner: object, name: str, at:
 def resumed(effort: str, folder: Path, rank: int) -> str:
     """Layers fitted, steps and looks of distillation, and whether the result is that of a run in one go."""
     whole = converted(effort, rank, None)
-    fits, losses = counted(attempts, "fit_layer", None), counted(distill, "output_loss", None)
+    fits, losses = counted(layerwise, "fit_layer", None), counted(distill, "output_loss", None)
     again = converted(effort, rank, folder)
     state = again.model.state_dict()
     same = all(torch.equal(value, state[key]) for key, value in whole.model.state_dict().items())
@@ -59,9 +60,13 @@ def forked(call: Callable[[int], str], environments: list[dict[str, str]]) -> No
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            os.environ.update(environment)
-            os.write(writing, call(rank).encode())
-            os._exit(0)
+            try:
+                os.environ.update(environment)
+                os.write(writing, call(rank).encode())
+                os._exit(0)
+            finally:  # an error must not end it as the parent would end: that waits for threads that no fork has
+                traceback.print_exc()
+                os._exit(1)
         os.close(writing)
         children.append((child, reading))
     for child, reading in children:
@@ -80,8 +85,8 @@ def main(effort: str, folder: Path) -> None:
     """One conversion, killed in another process each time."""
     work, copy = folder / "work", folder / "copy"
     trace_once()
-    attempts.reconstruct_block = functools.partial(blocks.reconstruct_block, steps=STEPS_OF_A_BLOCK)
-    in_two(functools.partial(killed, effort, work, 1, attempts, "fit_layer", 1))
+    layerwise.reconstruct_block = functools.partial(blocks.reconstruct_block, steps=STEPS_OF_A_BLOCK)
+    in_two(functools.partial(killed, effort, work, 1, layerwise, "fit_layer", 1))
     forked(functools.partial(said, effort, work), [{}])
     shutil.copytree(work, copy)
     (copy / "refit-00000.safetensors").unlink()
