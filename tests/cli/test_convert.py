@@ -21,7 +21,7 @@ from hf_lgelu.cli import given_checkpoint
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit import attempts
+from hf_lgelu.refit import layerwise
 from hf_lgelu.refit.verdict import ConversionRefusedError
 
 FILES = {"config.json", "model.safetensors", "README.md", "report.json", "report.md", "refit.png"}
@@ -191,7 +191,7 @@ def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, c
     assert status == 1
     assert "another model, on other inputs or with other arguments" in errors
     monkeypatch.setattr(module, "_write", write)
-    monkeypatch.setattr(attempts, "fit_layer", None)  # nothing is left to fit
+    monkeypatch.setattr(layerwise, "fit_layer", None)  # nothing is left to fit
     assert call(*words, "--disable_tqdm")[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["relu"]
 

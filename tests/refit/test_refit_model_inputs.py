@@ -16,7 +16,7 @@ from hf_lgelu.refit.batches import Batch, for_decoder
 
 @pytest.fixture
 def no_work(monkeypatch):
-    monkeypatch.setattr(module, "_refit", lambda *_: pytest.fail("the work had begun"))
+    monkeypatch.setattr(module, "refit_layers", lambda *_: pytest.fail("the work had begun"))
 
 
 @pytest.mark.parametrize(
