@@ -163,21 +163,22 @@ def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:
 def without_guard(config: PreTrainedConfig) -> list[ConfigChange]:
     """The config changes that have each guarded key say what it said of the plain network."""
     return [
-        ConfigChange((*path, *key.split(".")), guard, plain)
-        for path, guards in _kept(config, _GUARDED, ())
-        for key, (plain, guard) in guards.items()
-        if _value(config, (*path, *key.split("."))) == guard
+        ConfigChange(path, guard, plain) for path, plain, guard in _guarded(config) if _value(config, path) == guard
     ]
 
 
 def with_guard(config: PreTrainedConfig) -> list[ConfigChange]:
     """The reverse of `without_guard`."""
     return [
-        ConfigChange((*path, *key.split(".")), plain, guard)
-        for path, guards in _kept(config, _GUARDED, ())
-        for key, (plain, guard) in guards.items()
-        if _value(config, (*path, *key.split("."))) == plain
+        ConfigChange(path, plain, guard) for path, plain, guard in _guarded(config) if _value(config, path) == plain
     ]
+
+
+def _guarded(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """(path, what it says of the plain network, its guard) of every guarded key."""
+    for path, guards in _kept(config, _GUARDED, ()):
+        for key, (plain, guard) in guards.items():
+            yield (*path, *key.split(".")), plain, guard
 
 
 def recorded_models(
