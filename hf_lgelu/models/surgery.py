@@ -1,37 +1,23 @@
 """Replacing the activations of a model that exists: plain ones by λ-gates, those by ReLU."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, FORWARDS, check_gate
+from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
 from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
-from hf_lgelu.models.config_keys import (
-    ConfigChange,
-    UnsupportedConfigError,
-    apply_changes,
-    built_otherwise,
-    combined,
-    plan_config_changes,
-)
+from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.gate_configs import config_plans, plan_gates, plan_relu
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.origin import forget_checkpoint
-from hf_lgelu.models.site_record import (
-    describe_sites,
-    forget_sites,
-    recorded_plain_sites,
-    remember_sites,
-    without_guard,
-)
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SELF_GATE_KINDS,
@@ -165,7 +151,7 @@ def replace_activations(
         )
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
-    plans = _config_plans(model, sites, modules, _plan_gates) if rewrite_config else ConfigPlans()
+    plans = config_plans(model, sites, modules, plan_gates) if rewrite_config else ConfigPlans()
     return _carry_out(model, sites, modules, plans, change)
 
 
@@ -222,7 +208,7 @@ def _plan_substitution(
     sites = found_sites(model, check_kinds(kinds))
     require_whole_hardness(model, sites)
     modules: list[nn.Module] = [relu_for(site) for site in sites]
-    plans = _config_plans(model, sites, modules, _plan_relu) if rewrite_config else ConfigPlans()
+    plans = config_plans(model, sites, modules, plan_relu) if rewrite_config else ConfigPlans()
     return sites, modules, plans
 
 
@@ -312,42 +298,6 @@ def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inp
             "output there, and would see its input behind a λ-gate, which does not work in place. Have the model's "
             "code take the output where it means it, or leave these sites as they are (include=)"
         )
-
-
-def _config_plans(
-    model: nn.Module,
-    sites: Iterable[ActivationSite],
-    modules: Iterable[nn.Module],
-    plan: Callable[[PreTrainedModel, dict[str, nn.Module]], list[ConfigChange]],
-) -> ConfigPlans:
-    names = (site.name for site in sites)
-    return ConfigPlans.of(model, dict(zip(names, modules, strict=True)), plan)
-
-
-def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-    plain = without_guard(root.config)
-    others = built_otherwise(root, apply_changes(root.config, plain))
-    record = describe_sites(root, planned, dict.fromkeys([*recorded_plain_sites(root.config), *others]))
-    kinds = {entry.get("gate", DEFAULT_GATE) + FORWARDS[entry.get("forward", "gate")] for entry in record}
-    if len(kinds) == 1 and all(entry.get("granularity") == "layer" for entry in record):
-        try:
-            names = {entry["site"] for entry in record}
-            changes = plan_config_changes(root, names, kinds.pop(), apply_changes(root.config, plain))
-            return combined(root.config, plain, changes) + forget_sites(root.config)
-        except UnsupportedConfigError:
-            pass  # then the config remembers the sites themselves
-    return remember_sites(root, record)
-
-
-def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-    try:
-        return plan_config_changes(root, set(planned), "relu") + forget_sites(root.config)
-    except UnsupportedConfigError as error:
-        raise UnsupportedConfigError(
-            f"{error}. Saved and loaded, the model would come back with other activations. To substitute in memory "
-            "only, pass rewrite_config=False",
-            error.missed,
-        ) from error
 
 
 def _carry_out(

@@ -67,7 +67,6 @@ class Attempts:
         self._outputs, self._allow_unrefitted = outputs, allow_unrefitted
         self._progress, self._work = progress, work
         self._programs = Programs(model, exchange.sites(model), _chosen(outputs))
-        self._wide_programs: Programs | None = None
         self._ends = math.inf if dials.max_seconds is None else time.perf_counter() + dials.max_seconds
 
     @property
@@ -90,7 +89,7 @@ class Attempts:
                 f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
             )
         if self._dials.width_budget > 1:
-            self._programs_of(self._room)  # what cannot be widened is known before the work
+            _ = self._room  # what cannot be widened is known before the work
         self._progress.plan(efforts)
         return climb(
             efforts,
@@ -108,7 +107,7 @@ class Attempts:
             return self._distilled(best)
         is_placed = effort != "refit" and self._dials.can_be_placed
         room = self._room if is_placed else Room(self._model)
-        programs = self._programs_of(room)
+        programs = self._programs if room.model is self._model else self._wide_programs
         with evaluation_mode(room.model):
             converted = independent_copy(room.model)
         rewritten = self._exchange.carry_out(converted)
@@ -167,13 +166,10 @@ class Attempts:
                 message = f"width_budget={self._dials.width_budget:g}: {error}.{kept} {ways}"
                 raise ConversionRefusedError(message) from error
 
-    def _programs_of(self, room: Room) -> Programs:
-        """One set for all rungs on the same model."""
-        if room.model is self._programs.model:
-            return self._programs
-        if self._wide_programs is None:
-            self._wide_programs = Programs(room.model, self._exchange.sites(room.model), _chosen(self._outputs))
-        return self._wide_programs
+    @functools.cached_property
+    def _wide_programs(self) -> Programs:
+        """Of the room, for every rung that is made in it."""
+        return Programs(self._room.model, self._exchange.sites(self._room.model), _chosen(self._outputs))
 
     def _distilled(self, best: Attempt) -> Attempt:
         converted = independent_copy(best.model)

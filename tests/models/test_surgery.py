@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, BertForMaskedLM, activations
 
 from hf_lgelu import LambdaGELU, LambdaGELUTanh, LambdaSiLU, replace_activations, substitute_relu, temporary_relu
 from hf_lgelu.activation.module import SharedLambdaGate
-from hf_lgelu.models import surgery
+from hf_lgelu.models import gate_configs
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, is_activation
@@ -212,7 +212,7 @@ def test_a_failure_in_planning_leaves_the_model_as_it_was(operate, monkeypatch):
 
     model = BERT.build()
     before = snapshot(model)
-    monkeypatch.setattr(surgery, "plan_config_changes", fail)
+    monkeypatch.setattr(gate_configs, "plan_config_changes", fail)
     with pytest.raises(OSError, match="disk full"):
         operate(model)
     assert_unchanged(model, before)
