@@ -19,6 +19,7 @@ from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.bias_fold import fold_biases
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import TrainedModel, available_rows, draw_calibration, evaluate
+from lgelu_lab.studies.experiments import STUDIES
 
 CONVERSION_COLUMNS: dict[str, str] = {
     "model": "network: gelu, which is converted, or hardened_relu, which was trained to be a ReLU network",
@@ -177,7 +178,7 @@ CONVERSION = Measurement(
     name="conversion",
     description="ReLU without training: direct swap, bias fold, refit at several numbers of rows and the rungs above, "
     "beside hardening",
-    benchmarks=("mlp-digits", "mlp-adult", "mlp-fmnist", "resnet18-cifar10", "deit-tiny-imagenet", "gpt2-wikitext2"),
+    benchmarks=STUDIES["downstream"].benchmarks,
     models=("gelu", "hardened_relu"),
     settings=ConversionSettings,
     measure=measure_conversion,

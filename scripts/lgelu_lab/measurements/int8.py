@@ -21,6 +21,7 @@ from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, Rows
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import TrainedModel, without_augmentation
+from lgelu_lab.studies.experiments import STUDIES
 
 FLOAT32 = "float32"
 
@@ -278,10 +279,7 @@ def _check(settings: Int8Settings) -> None:
 INT8 = Measurement(
     name="int8",
     description="float32 and static int8 in onnxruntime: score, size, latency, activations that stay float",
-    benchmarks=(
-        *("mlp-digits", "mlp-adult", "mlp-fmnist"),
-        *("resnet18-cifar10", "deit-tiny-imagenet", "gpt2-wikitext2"),
-    ),
+    benchmarks=STUDIES["downstream"].benchmarks,
     models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
     settings=Int8Settings,
     measure=measure_int8,
