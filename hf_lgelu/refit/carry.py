@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from hf_lgelu.models.example_run import same_randomness
-from hf_lgelu.models.padding import DECODER_INPUTS
+from hf_lgelu.models.padding import DECODER_INPUTS, is_of_sound, mask_of_frames
 from hf_lgelu.refit.blocks import BlockRows
 from hf_lgelu.refit.carried_states import CarriedStates
 from hf_lgelu.refit.features import choose_positions
@@ -220,12 +220,10 @@ class Carrier:
         for consumer in layer.maps:
             data = _known(consumer.data, behind, values.converted, values.same)
             features.append(consumer.geometry.feature_rows(data, positions))
-        mask = trace.masks[index]
-        # Only where rows are tokens.
-        counted = None if mask is None or values.same[mask].numel() != len(residuals) else values.same[mask]
-        return Rows(
-            torch.cat(features, dim=-1), residuals, targets, None if counted is None else counted.reshape(-1).bool()
-        )
+        counted = _counted(trace, index, values, positions)
+        # Only where rows are tokens, or what is made of sound.
+        counted = None if counted is None or counted.numel() != len(residuals) else counted.reshape(-1)
+        return Rows(torch.cat(features, dim=-1), residuals, targets, counted)
 
     def _positions(self, layer: Layer, batch: FoldBatch, index: int) -> Tensor | None:
         """Which positions of the layer's feature maps are fitted, per image; None for all."""
@@ -278,6 +276,19 @@ def _mask(program: Program, layer: Layer) -> Node | None:
     text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]
     # The image tower of a model with two has as many rows as the text's mask only by chance.
     return inputs.get("attention_mask") if not text or any(node in sources for node in text) else None
+
+
+def _counted(trace: Trace, index: int, values: Values, positions: Tensor | None) -> Tensor | None:
+    """Which positions of a layer no mask calls padding, (B, T), and of the chosen ones where some are; None for all."""
+    node = trace.masks[index]
+    if node is None:
+        return None
+    mask, first = values.same[node], trace.layers.layers[index].maps[0]
+    output = first.node.meta["val"]
+    if output.ndim == 3 and is_of_sound(mask, {given.name: given.meta["val"] for given in trace.program.inputs}):
+        mask = mask_of_frames(mask, output.shape[2 if first.geometry.kind == "convolution" else 1])
+        mask = mask if positions is None else mask.gather(1, positions)
+    return mask.bool()
 
 
 def _loaded(trace: Trace, state: Mapping[str, Mapping[str, Any]]) -> Values:

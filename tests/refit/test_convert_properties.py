@@ -273,6 +273,39 @@ def test_padding_never_enters():
     assert report.layers[0].rows == fitted
 
 
+class Heard(nn.Module):
+    """Frames of four samples each, by convolutions, then by linear maps; means are of those that are no padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate, self.second = nn.Conv1d(1, 6, 2, 2), nn.GELU(), nn.Conv1d(6, 5, 2, 2)
+        self.up, self.act, self.down, self.head = nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 5), nn.Linear(5, 3)
+
+    def forward(self, input_values, attention_mask):
+        x = self.second(self.gate(self.first(input_values[:, None]))).movedim(1, 2)
+        x = x + self.down(self.act(self.up(x)))
+        weight = attention_mask[:, 3::4, None].to(x.dtype)
+        return self.head((x * weight).sum(1) / weight.sum(1))
+
+
+@pytest.mark.parametrize("samples", [40, 400], ids=["all positions", "chosen positions"])
+def test_the_padding_of_sound_never_enters(samples):
+    torch.manual_seed(0)
+    model, generator = drawn(Heard()), torch.Generator().manual_seed(1)
+    frames = torch.randint(2, samples // 4 + 1, (48, 1), generator=generator)
+    sound = torch.randn(48, samples, generator=generator, dtype=torch.float64)
+    mask = torch.arange(samples) < 4 * frames
+
+    def converted(padding):
+        data = {"input_values": torch.where(mask, sound, padding), "attention_mask": mask.long()}
+        return convert_to_relu(model, data, batch_size=8)
+
+    (silent, report), (loud, _) = converted(0.0), converted(7.0)
+    assert_same_state(silent.state_dict(), loud.state_dict())
+    assert {layer.layers for layer in report.layers} == {("second",), ("down",)}
+    assert not torch.equal(silent.down.weight, model.down.weight)
+
+
 class TwoTowers(Masked):
     """An image of seven patches beside a text of seven tokens."""
 
