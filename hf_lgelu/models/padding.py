@@ -1,10 +1,11 @@
-"""Which positions of a batch are padding, by its attention masks."""
+"""What sequences are padded with, and which positions of a batch are padding, by its attention masks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 """What the decoder of an encoder-decoder takes beside the encoder's output."""
@@ -35,6 +36,35 @@ def counted_rows(inputs: Mapping[str, Any], values: Tensor, part: str) -> Tensor
             return mask.bool().to(values.device)
         if isinstance(mask, Tensor) and values.ndim == 3 and is_of_sound(mask, inputs):
             return mask_of_frames(mask, values.shape[1]).to(values.device)
+    return None
+
+
+def pad_tokens(model: nn.Module) -> dict[str, int]:
+    """{input: the token that it is padded with}, by the model's config: what it looks for where it has to know.
+
+    A classifier on a decoder takes the last token that is none of these, whatever the attention mask says.
+    """
+    config = getattr(model, "config", None)
+    if not isinstance(config, PreTrainedConfig):
+        return {}
+    parts = {"input_ids": getattr(config, "encoder", None), "decoder_input_ids": getattr(config, "decoder", None)}
+    tokens = {name: _pad_token(part or config) for name, part in parts.items()}
+    return {name: token for name, token in tokens.items() if token is not None}
+
+
+def _pad_token(config: PreTrainedConfig) -> int | None:
+    text = config.get_text_config()
+    token, vocabulary = getattr(text, "pad_token_id", None), getattr(text, "vocab_size", None)
+    is_one = isinstance(token, int) and token >= 0 and (not isinstance(vocabulary, int) or token < vocabulary)
+    return token if is_one else None
+
+
+def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """How many frames an audio network of transformers makes of so many steps, where it says so."""
+    for module in model.modules():
+        count = getattr(module, "_get_feat_extract_output_lengths", None)
+        if callable(count):
+            return count
     return None
 
 

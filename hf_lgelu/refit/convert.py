@@ -179,7 +179,8 @@ def convert_to_relu(
     keep = check_keep(keep, [site.name for site in find_sites(model, kinds)])
     state = known_processes()
     batches = read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)
-    folds = deal_folds(for_decoder(model, batches), batch_size=batch_size, state=state)
+    batches = for_decoder(model, batches)
+    folds = deal_folds(batches, batch_size=batch_size, state=state, model=model, outputs=outputs)
     compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
     second = second_set(model, evaluation_data, folds, state, batch_size=batch_size, collate=collate)
     with plain_calls(model), evaluation_mode(model):

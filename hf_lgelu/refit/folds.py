@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate import PartialState
+from torch import nn
 
 from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.padded_sides import settle_side
 from hf_lgelu.refit.units import Units, read_units
 
 FOLDS = 4
@@ -131,19 +133,29 @@ class Folds:
         return FoldBatch(self.units, (own,), self.units.longest([own]))
 
 
-def deal_folds(batches: Iterable[Batch], *, batch_size: int | None = None, state: PartialState | None = None) -> Folds:
+def deal_folds(
+    batches: Iterable[Batch],
+    *,
+    batch_size: int | None = None,
+    state: PartialState | None = None,
+    model: nn.Module | None = None,
+    outputs: Sequence[str] | None = None,
+) -> Folds:
     """The distinct units in four folds and a part that is held out.
 
     Args:
         batches: of this process; read once and kept.
         batch_size: the most units run at once; by default 1,024 rows of features, 2,048 tokens, 32 images.
         state: the processes that share the work, each of which must call; None for this one alone.
+        model: that takes them; says how sequences of different lengths are padded.
+        outputs: of the model, names of those that count.
 
-    Raises ValueError for batches that do not go together, and for fewer than 16 distinct rows.
+    Raises ValueError for batches that do not go together, for fewer than 16 distinct rows, and for sequences of
+    different lengths that the model does not take with padding.
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    units = read_units(batches, state)
+    units = read_units(batches, state, model=model)
     if not units.given:
         raise ValueError(
             "data holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass a "
@@ -155,6 +167,7 @@ def deal_folds(batches: Iterable[Batch], *, batch_size: int | None = None, state
             f"{sum(units.rows)} in {len(units.keys)} distinct units of {units.given} given; give more inputs, at best "
             "several times the width of the widest layer"
         )
+    units = units if model is None else settle_side(units, model, outputs)
     held_out, folds, size = _deal(units.rows, batch_size or units.at_once)
     process = 0 if state is None else state.process_index
     parts, apart = list(_halves(units, folds, size)), [(_short_first(units, held_out), None)]

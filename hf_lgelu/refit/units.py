@@ -3,15 +3,16 @@
 Units are known by what they contain, and come in the order of their digests, which is as good as a random one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
-from torch import Tensor
+from torch import Tensor, nn
 
+from hf_lgelu.models.padding import frames_of_sound, is_of_sound, pad_tokens
 from hf_lgelu.models.task_outputs import IGNORED_LABEL
 from hf_lgelu.refit.batches import BARE, LABEL_KEYS, Batch
 from hf_lgelu.refit.processes import each_has
@@ -41,6 +42,8 @@ class Units:
         given: units given, duplicates among them.
         lengths: {name: length} of each unit's tensors that may be of different lengths, as they were given.
         at_once: the most units that are run together.
+        fill: {name: what its sequences are padded with}; the rest with 0.
+        left: names whose sequences were given with padding in front, and get more of it there.
     """
 
     batches: Sequence[Batch]
@@ -51,6 +54,8 @@ class Units:
     given: int
     lengths: Sequence[Mapping[str, int]]
     at_once: int
+    fill: Mapping[str, int] = field(default_factory=dict)
+    left: frozenset[str] = frozenset()
 
     def longest(self, numbers: Iterable[int]) -> dict[str, int]:
         """{name: length} to which the sequences of some units have to be padded."""
@@ -61,7 +66,7 @@ class Units:
         return found
 
     def take(self, numbers: Sequence[int], lengths: Mapping[str, int]) -> Batch:
-        """The units `numbers` of this process as one batch, sequences padded on the right to `lengths`."""
+        """The units `numbers` of this process as one batch, sequences padded to `lengths`."""
         by_batch: dict[int, tuple[list[int], list[int]]] = {}
         for position, number in enumerate(numbers):
             batch, row = self.places[self.keys[number]]
@@ -69,10 +74,27 @@ class Units:
             positions.append(position)
             rows.append(row)
         sources = [(_named(self.batches[batch]), *where) for batch, where in by_batch.items()]
-        taken = {name: _gather(name, sources, len(numbers), lengths.get(name)) for name in sources[0][0]}
+        taken = {name: self._gather(name, sources, len(numbers), lengths.get(name)) for name in sources[0][0]}
         labels = taken.pop(_LABELS, None)
         inputs = self.batches[0].inputs
         return Batch(taken[BARE] if isinstance(inputs, Tensor) else inputs | taken, labels)
+
+    def _gather(
+        self, name: str, sources: Sequence[tuple[dict[str, Tensor], list[int], list[int]]], units: int,
+        length: int | None,
+    ) -> Tensor:  # fmt: skip
+        """One tensor of several units, from (tensors, positions in the result, rows) of each batch that has some."""
+        first = sources[0][0][name]
+        out = first.new_full((units, *(first.shape[1:] if length is None else (length,))), self.fill.get(name, 0))
+        for tensors, positions, rows in sources:
+            value = tensors[name]
+            if length is None:
+                out[positions] = value[rows]
+            elif name in self.left:
+                out[positions, length - value.shape[1] :] = value[rows]
+            else:
+                out[positions, : value.shape[1]] = value[rows]
+        return out
 
 
 class _Own(NamedTuple):
@@ -82,26 +104,30 @@ class _Own(NamedTuple):
     structures: set[tuple[str, ...]]
     units: dict[bytes, tuple[int, Mapping[str, int]]]
     at_once: int
+    left: frozenset[str]
 
 
-def read_units(batches: Iterable[Batch], state: PartialState | None = None) -> Units:
+def read_units(batches: Iterable[Batch], state: PartialState | None = None, *, model: nn.Module | None = None) -> Units:
     """Every unit once; of several with the same key the one given first, with its labels.
 
-    Units without a row (nothing but padding) are left out.
+    Units without a row (nothing but padding) are left out. Sequences of different lengths are padded as the model's
+    config says, and where the given ones were.
 
     Args:
         batches: of this process; read once and kept.
         state: the processes that share the work, each of which must call; None for this one alone.
+        model: that takes them.
 
     Raises ValueError where batches differ in names, dtypes, shapes or constants; tensors with the shape of the
     attention mask may differ in length.
     """
     batches = [batch for batch in batches if len(batch)]
+    frames = None if model is None else frames_of_sound(model)
     places: dict[bytes, tuple[int, int]] = {}
     found: dict[bytes, tuple[int, Mapping[str, int]]] = {}
     for number, batch in enumerate(batches):
         given = {name: value.shape[1] for name, value in _named(batch).items() if _may_be_padded(batch, name)}
-        for row, (key, count) in enumerate(zip(unit_keys(batch), _row_counts(batch), strict=True)):
+        for row, (key, count) in enumerate(zip(unit_keys(batch), _row_counts(batch, frames), strict=True)):
             if count and key not in places:
                 places[key], found[key] = (number, row), (count, given)
     own = _Own(
@@ -109,6 +135,7 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None) -> U
         structures={_structure(batch) for batch in batches},
         units=found,
         at_once=min(map(_units_at_once, batches), default=_ROWS_AT_ONCE),
+        left=frozenset().union(*map(_padded_in_front, batches)),
     )
     parts = [own] if state is None else each_has(own)
     _require_alike(parts)
@@ -128,6 +155,8 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None) -> U
         given=sum(part.given for part in parts),
         lengths=[everything[key][1] for key in keys],
         at_once=min(part.at_once for part in parts),
+        fill={_LABELS: IGNORED_LABEL} | ({} if model is None else pad_tokens(model)),
+        left=frozenset().union(*(part.left for part in parts)),
     )
 
 
@@ -179,12 +208,28 @@ def _units_at_once(batch: Batch) -> int:
     return _ROWS_AT_ONCE if short and some_float else _IMAGES_AT_ONCE
 
 
-def _row_counts(batch: Batch) -> list[int]:
-    """Tokens of each sequence, 1 for anything else."""
+def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list[int]:
+    """Tokens of each sequence, `frames` of a sound, 1 for anything else."""
     mask, tokens = batch.tensors.get("attention_mask"), batch.tensors.get("input_ids")
     if mask is not None and mask.ndim == 2:
-        return mask.count_nonzero(1).tolist()
+        counts = mask.count_nonzero(1)
+        if is_of_sound(mask, batch.tensors):
+            counts = counts.clamp(max=1) if frames is None else frames(counts).clamp(min=0)
+        return counts.tolist()
     return [1 if tokens is None else tokens[0].numel()] * len(batch)
+
+
+def _padded_in_front(batch: Batch) -> frozenset[str]:
+    """Names of a batch's sequences that begin with padding somewhere; labels are with what is decoded, if anything."""
+    named = _named(batch)
+    has_decoder = any(name.startswith("decoder_") for name in named)
+    found = set()
+    for name in filter(lambda name: _may_be_padded(batch, name), named):
+        decoded = name.startswith("decoder_") or (name == _LABELS and has_decoder)
+        mask = named.get("decoder_attention_mask" if decoded else "attention_mask")
+        if mask is not None and mask.ndim == 2 and bool(((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any()):
+            found.add(name)
+    return frozenset(found)
 
 
 def _structure(batch: Batch) -> tuple[str, ...]:
@@ -217,20 +262,3 @@ def _mask_of(batch: Batch, name: str) -> Tensor | None:
 
 def _bytes(value: Tensor) -> memoryview:
     return memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def _gather(
-    name: str, sources: Sequence[tuple[dict[str, Tensor], list[int], list[int]]], units: int, length: int | None
-) -> Tensor:
-    """One tensor of several units, from (tensors, positions in the result, rows) of each batch that has some."""
-    first = sources[0][0][name]
-    out = first.new_full(
-        (units, *(first.shape[1:] if length is None else (length,))), IGNORED_LABEL if name == _LABELS else 0
-    )
-    for tensors, positions, rows in sources:
-        value = tensors[name]
-        if length is None:
-            out[positions] = value[rows]
-        else:
-            out[positions, : value.shape[1]] = value[rows]
-    return out

@@ -17,6 +17,7 @@ from transformers import (
     BertGenerationDecoder,
     BertModel,
     GPT2Config,
+    GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
     T5Config,
@@ -368,6 +369,18 @@ def test_models_of_other_inputs_are_sent_to_the_function(tokenizer):
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"main input is 'input_features'.*hf_lgelu\.convert_to_relu"):
         inputs(rows, whisper)
+
+
+def test_tokenized_rows_are_padded_with_what_the_model_looks_for():
+    """A classifier on a decoder takes the last token that is not the pad token: another one would be taken for it."""
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 30, "n_positions": 8, "num_labels": 3}
+    model = GPT2ForSequenceClassification(GPT2Config(**sizes, pad_token_id=29, bos_token_id=0, eos_token_id=0)).eval()
+    sequences = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 10]]
+    batch = whole(inputs(datasets.Dataset.from_dict({"input_ids": sequences}), model))
+    order = sample_numbers(3, None, 0).tolist()
+    assert batch["input_ids"].tolist() == [(sequences[i] + [29] * 5)[:5] for i in order]
+    alone = torch.cat([model(torch.tensor([sequences[i]])).logits for i in order])
+    torch.testing.assert_close(model(**batch).logits, alone)
 
 
 def test_splits_of_a_folder(tmp_path):

@@ -2,9 +2,50 @@
 
 import pytest
 import torch
-from transformers import Wav2Vec2Config, Wav2Vec2Model
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertModel,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    GPT2Config,
+    GPT2Model,
+    Wav2Vec2Config,
+    Wav2Vec2Model,
+)
 
-from hf_lgelu.models.padding import counted_rows, mask_of_frames
+from hf_lgelu.models.padding import counted_rows, mask_of_frames, pad_tokens
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
+
+
+def decoder(**tokens):
+    return GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=30, bos_token_id=0, eos_token_id=0, **tokens)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (GPT2Model(decoder(pad_token_id=29)), {"input_ids": 29, "decoder_input_ids": 29}),
+        (GPT2Model(decoder(pad_token_id=None)), {}),
+        (BertModel(BertConfig(**SMALL, pad_token_id=3)), {"input_ids": 3, "decoder_input_ids": 3}),
+        (nn.Linear(2, 2), {}),
+    ],
+)
+def test_the_token_is_that_of_the_config(model, expected):
+    assert pad_tokens(model) == expected
+
+
+def test_encoder_and_decoder_may_have_their_own():
+    encoder = BertConfig(**SMALL, pad_token_id=3)
+    both = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder(pad_token_id=7))
+    assert pad_tokens(EncoderDecoderModel(both)) == {"input_ids": 3, "decoder_input_ids": 7}
+
+
+def test_a_token_that_the_vocabulary_does_not_have_is_none():
+    model = GPT2Model(decoder(pad_token_id=29))
+    model.config.pad_token_id = 30
+    assert pad_tokens(model) == {}
 
 
 @pytest.mark.parametrize(("steps", "frames"), [(12, 3), (12, 12), (13, 3), (480, 47)])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.units import read_units
@@ -178,6 +179,50 @@ def test_sequences_of_different_lengths_are_padded_on_the_right():
     wider = units.take([0, 1], {"input_ids": 6, "attention_mask": 6, "labels": 5})
     assert wider.inputs["input_ids"].shape == (2, 6)
     assert wider.labels.shape == (2, 5)
+
+
+def test_sequences_given_with_padding_in_front_get_more_of_it_there():
+    short = {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 1]])}
+    long = {"input_ids": torch.tensor([[9, 4, 5, 6]]), "attention_mask": torch.tensor([[0, 1, 1, 1]])}
+    given = [Batch(short, labels=torch.tensor([[7, 8]])), Batch(long, labels=torch.tensor([[-100, 9, 10, 11]]))]
+    taken = take_all(read_units(given))
+    found = {tuple(row) for row in torch.cat([*taken.inputs.values(), taken.labels], 1).tolist()}
+    assert found == {
+        (0, 0, 1, 2, 0, 0, 1, 1, -100, -100, 7, 8),
+        (9, 4, 5, 6, 0, 1, 1, 1, -100, 9, 10, 11),
+    }
+
+
+def test_a_decoders_padding_lies_where_its_own_mask_has_it():
+    def batch(length):
+        tokens = torch.arange(1, length + 1)[None]
+        in_front = (torch.arange(length) >= length - 2).long()[None]
+        return Batch(
+            {
+                "input_ids": tokens, "attention_mask": in_front,
+                "decoder_input_ids": tokens, "decoder_attention_mask": in_front.flip(1),
+            },
+            labels=tokens,
+        )  # fmt: skip
+
+    taken = take_all(read_units([batch(3), batch(4)]))
+    short = taken.inputs["input_ids"][:, 0].argmin()
+    found = {name: value[short].tolist() for name, value in {**taken.inputs, "labels": taken.labels}.items()}
+    assert found == {
+        "input_ids": [0, 1, 2, 3], "attention_mask": [0, 0, 1, 1], "decoder_input_ids": [1, 2, 3, 0],
+        "decoder_attention_mask": [1, 1, 0, 0], "labels": [1, 2, 3, -100],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("has_frames", "rows"), [(True, {3, 5}), (False, {1})])
+def test_rows_of_a_sound_are_its_frames_where_the_model_says_how_many(has_frames, rows):
+    model = nn.Module()
+    if has_frames:
+        model._get_feat_extract_output_lengths = lambda samples: samples // 4
+    mask = (torch.arange(24) < torch.tensor([[12], [22], [3], [0]])).long()
+    units = read_units([Batch({"input_values": torch.randn(4, 24), "attention_mask": mask})], model=model)
+    assert set(units.rows) == rows
+    assert len(units.rows) == (2 if has_frames else 3)  # what is too short for a frame is left out
 
 
 @pytest.mark.parametrize(

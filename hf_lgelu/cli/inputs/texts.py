@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_lgelu.cli.inputs.input_set import TensorRows, sample_numbers
+from hf_lgelu.models.padding import pad_tokens
 from hf_lgelu.models.task_outputs import IGNORED_LABEL, is_causal
 
 LONGEST = 1024
@@ -113,11 +114,13 @@ def encoded_sequences(
     masks = found["attention_mask"] if "attention_mask" in rows.column_names else [[1] * len(ids) for ids in sequences]
     begins = [mask.index(1) if 1 in mask else 0 for mask in masks]
 
-    def padded(column: list[list[int]]) -> Tensor:
+    def padded(column: list[list[int]], value: int) -> Tensor:
         cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
-        return torch.nn.utils.rnn.pad_sequence(cut, batch_first=True).to(torch.int64)
+        return torch.nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=value).to(torch.int64)
 
-    tensors = {"input_ids": padded(sequences), "attention_mask": padded(masks)}
+    # A classifier on a decoder looks for the model's own.
+    ids = padded(sequences, pad_tokens(model).get("input_ids", 0))
+    tensors = {"input_ids": ids, "attention_mask": padded(masks, 0)}
     if is_causal(model):
         tensors["labels"] = _predicted(tensors["input_ids"]).masked_fill(tensors["attention_mask"] == 0, IGNORED_LABEL)
     elif labels is not None:

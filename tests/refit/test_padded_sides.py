@@ -1,0 +1,107 @@
+"""Sequences of different lengths are padded where that changes nothing: what is reported is what the model gives."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2ForSequenceClassification
+
+from hf_lgelu import convert_to_relu
+
+PAD = 29
+
+
+class Pooled(nn.Module):
+    """Tokens and perhaps their numbers, a gate, and what `pool` makes of (B, T, 6) and the mask."""
+
+    def __init__(self, pool, numbered=False):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(30, 6), nn.Embedding(20, 6)
+        self.up, self.act, self.down, self.head = nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6), nn.Linear(6, 4)
+        self.pool, self.numbered = pool, numbered
+
+    def forward(self, input_ids, attention_mask):
+        x = self.embed(input_ids)
+        if self.numbered:
+            x = x + self.places(torch.arange(input_ids.shape[1]))
+        return self.head(self.pool(x + self.down(self.act(self.up(x))), attention_mask[..., None].to(x.dtype)))
+
+
+def last(x, mask):
+    return x[:, -1]
+
+
+def mean(x, mask):
+    return (x * mask).sum(1) / mask.sum(1)
+
+
+def whole(x, mask):
+    return x.mean(1)
+
+
+def classifier():
+    """Of the last token that is not `PAD`, whatever the mask says."""
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 20, "num_labels": 4, "vocab_size": 30}
+    return GPT2ForSequenceClassification(GPT2Config(**sizes, pad_token_id=PAD, bos_token_id=0, eos_token_id=0))
+
+
+def drawn(build):
+    torch.manual_seed(0)
+    model = build()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.4)
+    return model.eval()
+
+
+def batches(model, count, seed, in_front=False):
+    """Of one length each, with the classes that the model finds; every second one with padding of the user's own."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for number in range(count):
+        length = int(torch.randint(5, 14, (1,), generator=generator))
+        ids = torch.randint(0, PAD, (8, length), generator=generator)
+        mask = torch.ones_like(ids)
+        if number % 2:
+            mask[: 8 // 2, : length // 3] = 0
+            mask = mask if in_front else mask.flip(1)
+        inputs = {"input_ids": ids.masked_fill(mask == 0, PAD), "attention_mask": mask}
+        with torch.no_grad():
+            found = model(**inputs)
+        made.append({**inputs, "labels": getattr(found, "logits", found).argmax(-1)})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("build", "in_front"),
+    [
+        (classifier, False),
+        (lambda: Pooled(mean), False),
+        (lambda: Pooled(mean), True),
+        (lambda: Pooled(mean, numbered=True), False),
+        (lambda: Pooled(mean, numbered=True), True),  # more of it in front would number the tokens anew
+        (lambda: Pooled(last), True),
+    ],
+    ids=["last that is no padding", "mean", "mean, left", "numbered", "numbered, left", "last, left"],
+)
+def test_the_original_predicts_what_it_does_without_more_padding(build, in_front):
+    model = drawn(build)
+    report = convert_to_relu(model, batches(model, 24, 1, in_front), evaluation_data=batches(model, 9, 2)).report
+    assert report.held_out.original_metrics["accuracy"] == 1
+    assert report.held_out.units >= 20
+
+
+def test_a_network_that_takes_the_last_position_is_padded_in_front_though_nothing_was():
+    model = drawn(lambda: Pooled(last))
+    given = [batch for batch in batches(model, 48, 1) if bool(batch["attention_mask"].all())]
+    report = convert_to_relu(model, given).report
+    assert report.held_out.original_metrics["accuracy"] == 1
+    assert report.held_out.units >= 20
+
+
+@pytest.mark.parametrize("in_front", [False, True])
+def test_a_network_that_bears_no_padding_is_refused(in_front):
+    model = drawn(lambda: Pooled(whole, numbered=True))
+    with pytest.raises(ValueError, match=r"padded to 13, .* padding behind it, by .* Give sequences of one length"):
+        convert_to_relu(model, batches(model, 24, 1, in_front))
+    (one,) = [batch for batch in batches(model, 24, 1) if batch["input_ids"].shape[1] == 13][:1]
+    assert convert_to_relu(model, one).report.distinct_units == 8
