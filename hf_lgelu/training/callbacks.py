@@ -38,6 +38,7 @@ from hf_lgelu.training.hardening import (
 from hf_lgelu.training.layer_targets import DEFAULT_SWAP_TOLERANCE, MEASURED, check_tolerance
 from hf_lgelu.training.optim import check_hardness_learns, hold_averaged_hardness
 from hf_lgelu.training.refusals import refuse_best_checkpoints, refuse_deepspeed, require_gradient, tell_released
+from hf_lgelu.training.resume import forget_best
 from hf_lgelu.training.schedules import (
     DEFAULT_PLATEAU_TOLERANCE,
     DEFAULT_SWITCH_FRACTION,
@@ -192,6 +193,9 @@ class HardeningCallback(TrainerCallback):
             )
         if not self.selects_hardened_checkpoints:
             refuse_best_checkpoints(args)
+        targets = self.targets_at(state)
+        if targets is None or not is_hardened(model, targets):
+            forget_best(state, "its gates were soft, and hardening looks for the best among hardened ones")
         by_step = self.strategy == "steps" and self.switch == "fixed"  # a plateau is one of epochs
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
         if self.switch_fraction > 0 and switch_position(total, self.switch_fraction) == 0:

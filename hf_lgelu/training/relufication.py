@@ -8,6 +8,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
 from hf_lgelu.models.surgery import require_substitutable, substitute_relu
 from hf_lgelu.training.epoch_count import EpochCount, require_epochs
+from hf_lgelu.training.resume import forget_best
 from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, hardening_progress, switch_position
 
 RELUFIED_KINDS = ("gelu", "silu", "mish")
@@ -40,6 +41,10 @@ class RelufyCallback(TrainerCallback):
             raise ValueError(f"{type(model).__name__} has no activation of kind {', '.join(RELUFIED_KINDS)} to relufy")
         require_epochs(state, "so epochs cannot be counted and ReLU would never be put in; give it a length")
         require_substitutable(model, kinds=RELUFIED_KINDS)
+        epochs = int(state.num_train_epochs)
+        best = (state.best_global_step or 0) * epochs / max(1, state.max_steps)
+        if best <= switch_position(epochs, self.switch_fraction):
+            forget_best(state, "its gates were smooth, and the best is looked for among networks of ReLU")
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any

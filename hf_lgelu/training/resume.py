@@ -1,14 +1,16 @@
-"""Whether a checkpoint that a training goes on from is one of its model."""
+"""What a training takes over from the checkpoint that it goes on from: one of its model, and its best epoch so far."""
 
 import json
 import os
 
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers import PreTrainedModel, TrainerState
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.sites import lambda_gelu_modules
+
+logger = logging.get_logger(__name__)
 
 
 def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
@@ -35,6 +37,14 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
             f"{', '.join(sorted(built))}, which is another function of the same weights. Resume with the model as it "
             "was when the checkpoint was written"
         )
+
+
+def forget_best(state: TrainerState, why: str) -> None:
+    """Let no epoch count as the best so far: the run that the checkpoint is of chose by other rules."""
+    if state.best_metric is None:
+        return
+    logger.warning(f"The best epoch so far, of step {state.best_global_step}, counts no longer: {why}")
+    state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
 
 def _unwrapped(name: str) -> str:

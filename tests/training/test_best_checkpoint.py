@@ -28,9 +28,9 @@ class Epochs(TrainerCallback):
         self.states.append(state_of(model))
 
 
-def train(folder, rising=False, callbacks=(), **options):
+def train(folder, rising=False, callbacks=(), activation="lambda_gelu", resume=None, **options):
     """A metric that falls with every epoch, so that the first, the softest, has the best; or one that rises."""
-    model, epochs = tiny_model(), Epochs()
+    model, epochs = tiny_model(activation), Epochs()
     trainer = tiny_trainer(
         folder,
         model,
@@ -38,7 +38,7 @@ def train(folder, rising=False, callbacks=(), **options):
         callbacks=[epochs, *callbacks],
         **{**RUN, **options},
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer, epochs.states
 
 
@@ -150,6 +150,33 @@ def test_resuming_remembers_the_best_hardened_checkpoint(tmp_path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-18"))
     assert step_of(resumed) == 15
     assert_same_state(state_of(resumed.model), best)
+
+
+def test_the_best_of_a_run_that_did_not_harden_counts_no_longer(tmp_path, caplog):
+    options = {"save_strategy": "epoch", "load_best_model_at_end": True}
+    train(tmp_path, **(options | {"num_train_epochs": 2}))
+    resumed, states = train(tmp_path, **options, harden=True, resume=True)
+    assert "step 3, counts no longer" in caplog.text
+    assert min(hardness_values(resumed.model)) > 0.5 * TARGET
+    assert step_of(resumed) == 15  # the metric falls, and from epoch 5 on the gates are hard
+    assert_same_state(state_of(resumed.model), states[2])
+
+
+def test_the_best_of_a_gelu_run_is_none_of_one_that_puts_relu_in(tmp_path, caplog):
+    options = {"save_strategy": "epoch", "load_best_model_at_end": True}
+    train(tmp_path, **(options | {"num_train_epochs": 2}), activation="gelu", require_lambda_gelu=False)
+    resumed, states = train(tmp_path, **options, activation="gelu", relufication=True, resume=True)
+    assert "step 3, counts no longer" in caplog.text
+    assert step_of(resumed) == 9  # ReLU is in from epoch 3 on
+    assert_same_state(state_of(resumed.model), states[0])
+
+
+def test_a_relu_network_that_was_the_best_still_is_behind_a_resume(tmp_path, caplog):
+    options = {"save_strategy": "epoch", "load_best_model_at_end": True, "relufication": True}
+    train(tmp_path, **options, activation="gelu")
+    resumed, _ = train(tmp_path, **options, activation="gelu", resume=str(tmp_path / "checkpoint-18"))
+    assert "counts no longer" not in caplog.text
+    assert step_of(resumed) == 9
 
 
 @pytest.mark.parametrize(
