@@ -1,5 +1,6 @@
 """Running a model once on example inputs, to see what really happens inside."""
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
@@ -7,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
 """One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
@@ -30,7 +32,7 @@ def call_alike(model: nn.Module, inputs: Inputs) -> Any:
     given = placed(inputs, model)
     with same_randomness():
         if isinstance(given, Tensor):
-            return model(given)
+            return model(given, **outputs_by_name(model))
         return call_by_name(model, given) if isinstance(given, dict) else model(*given)
 
 
@@ -73,7 +75,17 @@ def call_by_name(model: nn.Module, inputs: dict[str, Any]) -> Any:
     An nn.Sequential takes one argument, `input`: a SentenceTransformer, which is one, the mapping itself.
     """
     whole = isinstance(model, nn.Sequential) and inputs.keys() != {"input"}
-    return model(inputs) if whole else model(**inputs)
+    return model(inputs) if whole else model(**(outputs_by_name(model) | inputs))
+
+
+def outputs_by_name(model: nn.Module) -> dict[str, Any]:
+    """What makes a network of transformers name its outputs though its config wants a tuple: which of them are class
+    scores is known by their names."""
+    if not isinstance(model, PreTrainedModel) or getattr(model.config, "return_dict", True):
+        return {}
+    taken = inspect.signature(model.forward).parameters.values()
+    takes = any(parameter.name == "return_dict" or parameter.kind is parameter.VAR_KEYWORD for parameter in taken)
+    return {"return_dict": True} if takes else {}
 
 
 @contextmanager

@@ -83,13 +83,18 @@ def _require_replaceable(target: Path, overwrite: bool) -> None:
 def folder_beside(target: Path) -> Iterator[Path]:
     """Yield a new hidden folder beside `target`, on the same disk; it is removed in the end.
 
-    Raises NotADirectoryError where a file stands in the way to it.
+    Raises NotADirectoryError where a file stands in the way to it, and OSError where nothing can be written.
     """
     above = next((parent for parent in target.parents if parent.exists()), None)
     if above is not None and not above.is_dir():
         raise NotADirectoryError(f"{above} is a file, and nothing can be written below it; give another place")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=_SUFFIX))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=_SUFFIX))
+    except OSError as error:  # it names the hidden folder, which nobody gave
+        raise OSError(
+            error.errno, f"{error.strerror}: nothing can be written to {target.parent}; give another place", str(target)
+        ) from error
     lock = None
     try:
         lock = _locked(folder / _LOCK)  # as long as this process lives

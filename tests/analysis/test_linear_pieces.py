@@ -109,6 +109,19 @@ def test_a_unit_at_its_kink_is_off():
     assert pieces.same_region(torch.tensor([[-4.0, 9.0]])).tolist() == [True]
 
 
+class Named(nn.Module):
+    """|x| and −|x|, by the key of class scores."""
+
+    def forward(self, x):
+        size = nn.functional.relu(x) + nn.functional.relu(-x)
+        return {"logits": torch.cat([size, -size], -1)}
+
+
+def test_scores_may_have_their_name_as_a_key():
+    pieces = local_linear_model(Named(), torch.tensor([[2.0], [-3.0]]))
+    assert pieces.weight.tolist() == [[[1.0], [-1.0]], [[-1.0], [1.0]]]
+
+
 def test_more_rows_than_are_run_at_a_time():
     model, inputs = relu_mlp(), torch.randn(300, 5)
     pieces = local_linear_model(model, inputs, batch_size=100)

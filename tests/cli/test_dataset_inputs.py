@@ -345,7 +345,7 @@ def test_numbers_go_to_the_mlp(mlp):
 def test_numbers_that_do_not_fit_are_refused(mlp):
     with pytest.raises(ValueError, match=r"has 2 features a row \(x, y\), and the model takes 3"):
         inputs(datasets.Dataset.from_dict({"x": [1.0], "y": [2.0]}), mlp)
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(ValueError, match=r"of shape \(1, 3\) 1 are none, in feature 1 \(counted from 0\)"):
         inputs(datasets.Dataset.from_dict({"x": [1.0], "y": [float("nan")], "z": [1.0]}), mlp)
     with pytest.raises(ValueError, match=r"numeric columns, or one column of lists.*and has name"):
         inputs(datasets.Dataset.from_dict({"name": ["a"]}), mlp)
@@ -400,6 +400,18 @@ def test_splits_of_a_folder(tmp_path):
         load_splits(str(tmp_path / "empty"))
     with pytest.raises(FileNotFoundError, match=r"there is no folder or file .*did you mean .*files\?.*give a folder"):
         load_splits(str(tmp_path / "filse"))
+
+
+def test_a_table_without_a_line_of_names_is_refused_and_one_of_names_alone_has_no_rows(tmp_path):
+    file = tmp_path / "table.csv"
+    file.write_text("0.5,1,-2e3\n1.5,2,3\n")
+    with pytest.raises(ValueError, match=r"first line of .*table\.csv would be .*: 0\.5, 1, -2e3\."):
+        load_splits(str(file))
+    file.write_text("0,1,2\n1.5,2,3\n")  # as pandas writes a table without names
+    assert load_splits(str(file))["train"].num_rows == 1
+    file.write_text("a,b\n")
+    with pytest.raises(ValueError, match=r"table\.csv has no rows"):
+        load_splits(str(file))
 
 
 @pytest.mark.parametrize("ending", ["csv", "json", "jsonl", "parquet", "txt"])

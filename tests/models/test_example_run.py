@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import BatchEncoding
+from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from hf_lgelu.models.example_run import evaluation_mode, forward_hooks, run_example
 
@@ -32,6 +32,18 @@ FORMS = [
 @pytest.mark.parametrize(("inputs", "expected"), FORMS, ids=lambda value: type(value).__name__)
 def test_inputs_of_every_form(inputs, expected):
     assert run_example(Add(), inputs).tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_outputs_have_their_names_though_the_config_wants_a_tuple(bare):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertForSequenceClassification(BertConfig(**sizes, vocab_size=20, return_dict=False)).eval()
+    ids = torch.randint(0, 20, (2, 5))
+    found = run_example(model, ids if bare else {"input_ids": ids})
+    assert list(found) == ["logits"]
+    (expected,) = model(ids)
+    torch.testing.assert_close(found.logits, expected)
+    assert model.config.return_dict is False
 
 
 @pytest.mark.parametrize("inputs", ["ab", 3, None])

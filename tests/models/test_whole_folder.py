@@ -213,3 +213,16 @@ def test_a_folder_of_other_things_is_not_replaced(tmp_path):
         write_half(target, overwrite=True)
     assert (target / "one" / "config.json").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_where_nothing_can_be_written_the_place_that_was_given_is_named(tmp_path, monkeypatch):
+    def refuse(dir, prefix, suffix):
+        raise OSError(30, "Read-only file system", f"{dir}/{prefix}x{suffix}")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    target = tmp_path / "model"
+    wanted = "Read-only file system: nothing can be written to"
+    with pytest.raises(OSError, match=wanted) as caught, whole_folder(target):
+        pass
+    assert caught.value.errno == 30
+    assert str(caught.value.filename) == str(target)

@@ -181,11 +181,12 @@ class InputFlow(TorchDispatchMode):
 
 
 def scores_of(output: Any) -> Tensor:
-    """The class scores in a network's output: the tensor itself, or its `logits`.
+    """The class scores in a network's output: the tensor itself, or its `logits`, an attribute or by that key.
 
     Raises TypeError for an output of another kind.
     """
-    scores = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    scores = output if isinstance(output, Tensor) else named
     if not isinstance(scores, Tensor):
         raise TypeError(f"the network must give a tensor or an output with `logits`, got {type(output).__name__}")
     return scores

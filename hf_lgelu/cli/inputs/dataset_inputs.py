@@ -83,11 +83,29 @@ def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
         else:
             found = datasets.load_dataset(str(path or name), config)
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        if "corresponds to no data" in str(error):  # what datasets says of a file with names alone
+            raise ValueError(f"{name} has no rows") from error
         raise ValueError(
             f"{name} cannot be read as a data set ({error.__cause__ or error}); give a folder or Hub id that "
             f"datasets.load_dataset takes, or a file that ends in {', '.join(_BUILDERS)}"
         ) from error
-    return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+    splits = dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+    if path is not None and path.suffix.lower() == ".csv":
+        _require_names(name, next(iter(splits.values())).column_names)
+    return splits
+
+
+def _require_names(name: str, columns: list[str]) -> None:
+    if columns == [str(number) for number in range(len(columns))]:  # as pandas numbers them
+        return
+    try:
+        [float(column) for column in columns]
+    except ValueError:
+        return
+    raise ValueError(
+        f"the first line of {name} would be taken for the names of its columns, and holds numbers: "
+        f"{', '.join(columns[:4])}. Give the file a line with names"
+    )
 
 
 def _builder(file: Path) -> str:

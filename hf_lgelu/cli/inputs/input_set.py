@@ -80,8 +80,15 @@ def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:
 def float_rows(values: Any) -> Tensor:
     """(N, F) float32 of what numpy takes. Raises ValueError for another shape, or numbers that are not finite."""
     found = torch.as_tensor(np.asarray(values, dtype=np.float32))
-    if found.ndim != 2 or not found.isfinite().all():
-        raise ValueError(f"features must be finite numbers of shape (rows, features), got shape {tuple(found.shape)}")
+    if found.ndim != 2:
+        raise ValueError(f"features must be numbers of shape (rows, features), got shape {tuple(found.shape)}")
+    wrong = found.isfinite().logical_not().nonzero()
+    if len(wrong):
+        features = ", ".join(map(str, wrong[:, 1].unique().tolist()))
+        raise ValueError(
+            f"features must be finite numbers, and of shape {tuple(found.shape)} {len(wrong)} are none, in feature "
+            f"{features} (counted from 0). Leave such rows out, or fill them as where the model was trained"
+        )
     return found
 
 

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, call_by_name, run_example
+from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, call_by_name, outputs_by_name, run_example
 from hf_lgelu.models.sites import ActivationSite
 
 # What reads a tensor's shape or dtype and does not use its values.
@@ -174,7 +174,9 @@ class _OutputTensors(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         if "use_cache" in inspect.signature(self.model.forward).parameters:  # a language model of transformers
             kwargs.setdefault("use_cache", False)
-        return self._outputs(self.model(*args, **kwargs) if args else call_by_name(self.model, kwargs))
+        if args:
+            return self._outputs(self.model(*args, **(outputs_by_name(self.model) | kwargs)))
+        return self._outputs(call_by_name(self.model, kwargs))
 
 
 class _Tracer(nn.Module):
