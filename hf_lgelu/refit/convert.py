@@ -96,7 +96,8 @@ def convert_to_relu(
             half of a gated unit.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
             `hf_lgelu.refit.batches.read_batches`). Labels, where there are some, only go into the metrics of the
-            report. Of several processes each may have all of it, or a share.
+            report. Of several processes each may have all of it, or a share. Sequences of different lengths need an
+            attention mask; they are padded as the config says, where the model's outputs bear it.
         evaluation_data: a second set, in the same forms, on which the networks are compared; the same on every process.
             What it has in common with `data` is counted in a warning.
         batch_size: inputs run at once. Default: 1,024 rows of features, 2,048 tokens, 32 images.
@@ -151,8 +152,9 @@ def convert_to_relu(
         progress: show a progress bar.
 
     Raises:
-        ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, no output of
-            a name in `outputs`, or a model that torch.export cannot trace.
+        ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, sequences of
+            different lengths of a model that gives something else where they are padded, no output of a name in
+            `outputs`, or a model that torch.export cannot trace.
         TypeError: a model that is no module, or data of another kind.
         ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized, numbers are not finite,
             the refit is no nearer to the original than the direct swap, with `strict` further than `max_kl`, or
