@@ -1,11 +1,14 @@
 """One traced forward pass that can be run in parts, with the weights of the original or of the network under way."""
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -27,9 +30,9 @@ class Program:
         self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf | None = None
     ) -> None:
         """Trace `model` up to the `outputs` that count, all by default. Raises ValueError where torch.export cannot."""
-        # Without operations in place, the value of a node stays what it was however long it is kept.
         program, reached = export_sites(model, sites, inputs, outputs)
-        program = program.run_decompositions({})
+        if not _can_be_kept(program):
+            program = program.run_decompositions({})  # takes longer than the trace itself
         self.flow = read_flow(model, program, reached)
         self._module = program.graph_module
         self._constants = program.constants
@@ -111,6 +114,16 @@ class Program:
         for step in name.split("."):
             found = getattr(found, step)
         return found
+
+
+def _can_be_kept(program: ExportedProgram) -> bool:
+    """Whether the value of each node stays what it was however long it is kept: no operation works in place, and none
+    stands for others that may."""
+    called = (node.target for node in program.graph.nodes if node.op == "call_function")
+    return all(
+        target is operator.getitem or (isinstance(target, OpOverload) and not target._schema.is_mutable)
+        for target in called
+    )
 
 
 class Programs:
