@@ -88,6 +88,7 @@ class Carrier:
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._states = CarriedStates(MEMORY_LIMIT)
         self._traces: dict[Any, Trace] = {}
+        self._counting_padding: set[int] = set()
         self.trace = self._trace(folds.first)
 
     def __enter__(self) -> "Carrier":
@@ -127,6 +128,11 @@ class Carrier:
                     visit()
             sums.append(total.sums().reduce_over_processes())
         return sums
+
+    def note(self, index: int) -> str | None:
+        """What to know of a layer's rows, for the report."""
+        counts_padding = index in self._counting_padding
+        return "padding counts too: its rows are not those of the attention mask" if counts_padding else None
 
     @torch.no_grad()
     def pass_by(self, index: int) -> None:
@@ -221,8 +227,11 @@ class Carrier:
             data = _known(consumer.data, behind, values.converted, values.same)
             features.append(consumer.geometry.feature_rows(data, positions))
         counted = _counted(trace, index, values, positions)
-        # Only where rows are tokens, or what is made of sound.
-        counted = None if counted is None or counted.numel() != len(residuals) else counted.reshape(-1)
+        if counted is not None and counted.numel() != len(residuals):  # rows are no tokens, nor made of sound
+            if len(residuals) != len(counted) and not bool(counted.all()):  # nor one a unit
+                self._counting_padding.add(index)
+            counted = None
+        counted = None if counted is None else counted.reshape(-1)
         return Rows(torch.cat(features, dim=-1), residuals, targets, counted)
 
     def _positions(self, layer: Layer, batch: FoldBatch, index: int) -> Tensor | None:

@@ -70,7 +70,7 @@ def refit_layers(
                 bar.set_postfix_str(layer.maps[0].name)
                 fit, total = fit_layer(layer, carrier.moments(index, bar.update))
                 write_refit(converted, carrier.trace.program, layer, fit, total)
-                notes = [step.behind_layer(converted, index) for step in steps]
+                notes = [carrier.note(index), *(step.behind_layer(converted, index) for step in steps)]
                 done.append(_described(layer, fit, total, names, filter(None, notes)))
                 work.save(index, converted, done[-1])
                 bar.update()

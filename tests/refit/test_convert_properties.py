@@ -306,6 +306,32 @@ def test_the_padding_of_sound_never_enters(samples):
     assert not torch.equal(silent.down.weight, model.down.weight)
 
 
+class Lengthened(Masked):
+    """Tokens behind two of the network's own, as images and prompts stand before a text."""
+
+    def __init__(self):
+        super().__init__()
+        self.prompt, self.last = nn.Parameter(torch.randn(2, 5)), nn.Linear(5, 5)
+
+    def forward(self, input_ids, attention_mask):
+        x = torch.cat([self.prompt.expand(len(input_ids), 2, 5), self.embed(input_ids)], 1)
+        x = x + self.down(self.act(self.up(x)))
+        weight = nn.functional.pad(attention_mask, (2, 0), value=1)[..., None].to(x.dtype)
+        return self.head(nn.functional.relu(self.last((x * weight).sum(1) / weight.sum(1))))
+
+
+@pytest.mark.parametrize(("padded", "note"), [(True, "padding counts too"), (False, None)])
+def test_where_rows_are_not_those_of_the_mask_the_report_says_that_padding_counts(padded, note):
+    torch.manual_seed(0)
+    data = sentences(pad=45)
+    if not padded:
+        data["attention_mask"] = torch.ones_like(data["attention_mask"])
+    (layer,) = convert_to_relu(drawn(Lengthened()), data, batch_size=8).report.layers
+    assert layer.rows % 9 == 0
+    assert (layer.note or "").startswith(note or "")
+    assert (layer.note is None) == (note is None)
+
+
 class TwoTowers(Masked):
     """An image of seven patches beside a text of seven tokens."""
 
