@@ -10,7 +10,6 @@ from transformers import PreTrainedConfig
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 """What the decoder of an encoder-decoder takes beside the encoder's output."""
 
-
 SOUND_INPUTS = ("input_values", "input_features")
 """What audio networks listen to; behind their first layers many of its steps are one."""
 
@@ -44,16 +43,20 @@ def pad_tokens(model: nn.Module) -> dict[str, int]:
 
     A classifier on a decoder takes the last token that is none of these, whatever the attention mask says.
     """
-    config = getattr(model, "config", None)
-    if not isinstance(config, PreTrainedConfig):
+    configs = (getattr(module, "config", None) for module in model.modules())  # a network of one's own may hold one
+    config = next((found for found in configs if isinstance(found, PreTrainedConfig)), None)
+    if config is None:
         return {}
     parts = {"input_ids": getattr(config, "encoder", None), "decoder_input_ids": getattr(config, "decoder", None)}
-    tokens = {name: _pad_token(part or config) for name, part in parts.items()}
+    tokens = {name: _pad_token(part if isinstance(part, PreTrainedConfig) else config) for name, part in parts.items()}
     return {name: token for name, token in tokens.items() if token is not None}
 
 
 def _pad_token(config: PreTrainedConfig) -> int | None:
-    text = config.get_text_config()
+    try:
+        text = config.get_text_config()
+    except ValueError:  # it has several
+        return None
     token, vocabulary = getattr(text, "pad_token_id", None), getattr(text, "vocab_size", None)
     is_one = isinstance(token, int) and token >= 0 and (not isinstance(vocabulary, int) or token < vocabulary)
     return token if is_one else None

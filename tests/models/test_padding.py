@@ -29,6 +29,7 @@ def decoder(**tokens):
         (GPT2Model(decoder(pad_token_id=29)), {"input_ids": 29, "decoder_input_ids": 29}),
         (GPT2Model(decoder(pad_token_id=None)), {}),
         (BertModel(BertConfig(**SMALL, pad_token_id=3)), {"input_ids": 3, "decoder_input_ids": 3}),
+        (nn.Sequential(GPT2Model(decoder(pad_token_id=29))), {"input_ids": 29, "decoder_input_ids": 29}),
         (nn.Linear(2, 2), {}),
     ],
 )
