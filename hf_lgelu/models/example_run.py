@@ -33,7 +33,7 @@ def call_alike(model: nn.Module, inputs: Inputs) -> Any:
     with same_randomness():
         if isinstance(given, Tensor):
             return model(given, **outputs_by_name(model))
-        return call_by_name(model, given) if isinstance(given, dict) else model(*given)
+        return call_by_name(model, given) if isinstance(given, dict) else model(*given, **outputs_by_name(model))
 
 
 def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[Any, ...]:

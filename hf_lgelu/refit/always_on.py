@@ -41,7 +41,7 @@ def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable
     batch: Batch
 
     def see(unit: GateUnit, module: nn.Module, inputs: tuple) -> None:
-        rows = batch.without_padding(inputs[0].detach(), unit.before.weight_name)[:, None]
+        rows = batch.without_padding(inputs[0].detach(), unit.before.weight_name, -1)[:, None]
         nothing = rows.new_zeros(len(rows), 1, 1)
         sums[unit.site].add(rows, nothing, nothing)
 

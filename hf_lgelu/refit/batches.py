@@ -61,14 +61,14 @@ class Batch:
             return {}
         return {name: value for name, value in self.inputs.items() if not isinstance(value, Tensor)}
 
-    def counted(self, values: Tensor, part: str) -> Tensor | None:
+    def counted(self, values: Tensor, part: str, *, channels_last: bool = False) -> Tensor | None:
         """`counted_rows` of these inputs."""
-        return counted_rows(self.tensors, values, part)
+        return counted_rows(self.tensors, values, part, channels_last=channels_last)
 
-    def without_padding(self, values: Tensor, part: str, channel_axis: int = -1) -> Tensor:
-        """The `counted` rows of `values`, (n, channels)."""
-        values = values.movedim(channel_axis, -1)
-        counted = self.counted(values, part)
+    def without_padding(self, values: Tensor, part: str, channel_axis: int | None = None) -> Tensor:
+        """The `counted` rows of `values`, (n, channels); the last axis is that of the channels where none is given."""
+        values = values if channel_axis is None else values.movedim(channel_axis, -1)
+        counted = self.counted(values, part, channels_last=channel_axis is not None)
         return values.reshape(-1, values.shape[-1]) if counted is None else values[counted]
 
     def __len__(self) -> int:

@@ -22,6 +22,7 @@ from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.placement import find_gate_units
+from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.program import Gate, Program, Programs, Stage, Stop, differing_nodes, plan_stages, upstream
 from hf_lgelu.refit.widen import Block, find_blocks
 
@@ -130,9 +131,9 @@ class Carrier:
         return sums
 
     def note(self, index: int) -> str | None:
-        """What to know of a layer's rows, for the report."""
-        counts_padding = index in self._counting_padding
-        return "padding counts too: its rows are not those of the attention mask" if counts_padding else None
+        """What to know of a layer's rows, for the report; each process must call."""
+        may_count = any(each_has(index in self._counting_padding))
+        return "padding may count: its rows are not those of the attention mask" if may_count else None
 
     @torch.no_grad()
     def pass_by(self, index: int) -> None:
@@ -294,9 +295,11 @@ def _counted(trace: Trace, index: int, values: Values, positions: Tensor | None)
         return None
     mask, first = values.same[node], trace.layers.layers[index].maps[0]
     output = first.node.meta["val"]
-    if output.ndim == 3 and is_of_sound(mask, {given.name: given.meta["val"] for given in trace.program.inputs}):
-        mask = mask_of_frames(mask, output.shape[2 if first.geometry.kind == "convolution" else 1])
-        mask = mask if positions is None else mask.gather(1, positions)
+    length = output.shape[2 if first.geometry.kind == "convolution" else 1] if output.ndim == 3 else None
+    if length is not None and is_of_sound(mask, {given.name: given.meta["val"] for given in trace.program.inputs}):
+        mask = mask_of_frames(mask, length)
+    if positions is not None and mask.shape[1:] == (length,):
+        mask = mask.gather(1, positions)
     return mask.bool()
 
 

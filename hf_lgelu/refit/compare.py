@@ -146,7 +146,7 @@ def batch_sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn
     first = next(iter(networks[0]))
     sums: Sums = {"units": len(batch)}
     for name in networks[0]:
-        counted = batch.counted(networks[0][name], name)
+        counted = batch.counted(networks[0][name], name, channels_last=True)
         values = [network[name] for network in networks]
         rows = [value.reshape(-1, value.shape[-1]) if counted is None else value[counted] for value in values]
         units = _unit_of_rows(values[0], counted)

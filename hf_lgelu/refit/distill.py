@@ -301,7 +301,7 @@ def output_loss(
     total = torch.zeros((), device=next(converted.parameters()).device)
     for number, (name, expected) in enumerate(reference.tensors.items()):
         pair = (expected, given.tensors[name])
-        counted = batch.counted(expected, name)
+        counted = batch.counted(expected, name, channels_last=True)
         if counted is not None:
             pair = tuple(value[counted] for value in pair)
         wanted, found = (value.reshape(-1, value.shape[-1]).float() for value in pair)

@@ -1,51 +1,62 @@
 """On which side sequences of different lengths are padded: where that changes nothing of what the network computes."""
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from accelerate import PartialState
 from torch import Tensor, nn
 
-from hf_lgelu.models.example_run import NOT_TAKEN, run_example
-from hf_lgelu.models.task_outputs import task_outputs
+from hf_lgelu.models.example_run import NOT_TAKEN
+from hf_lgelu.models.task_outputs import are_class_scores
 from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.units import Units
 
 _MOST_CHANGE = 0.1
-"""Of a sequence's outputs by padding, relative to them. Rounding in bfloat16 makes 0.01, a position that is not the
-right one about 1."""
+"""Of outputs by padding, relative to how far they are spread. Rounding in bfloat16 makes 0.01, a position that is not
+the right one about 1."""
 
-_TRIED = 2  # of the shortest sequences of each process
+_TRIED = 8  # of the shortest sequences of each process
+
+Outputs = dict[str, list[Tensor]]
+"""By name, of one sequence after the other, (rows, columns) in float64, without padding."""
 
 
-def settle_side(units: Units, model: nn.Module, outputs: Sequence[str] | None = None) -> Units:
+def settle_side(
+    units: Units, model: nn.Module, outputs: Sequence[str] | None = None, state: PartialState | None = None
+) -> Units:
     """The units, padded on the side on which they were given with padding, or where the model bears none there, on the
     other.
 
     A classifier that takes the last position needs padding in front; one that numbers positions from the first, behind.
 
     Args:
-        units: of all processes, each of which must call.
+        units: of all processes.
         model: the original.
         outputs: names of the outputs that count.
+        state: the processes, each of which must call; None for this one alone.
 
     Raises ValueError where a sequence has other outputs with padding on either side.
     """
     whole = units.longest(range(len(units.keys)))
-    others = frozenset() if units.left else frozenset(whole)
-    changes = []
-    for side in (units.left, others):
+    changes = {}
+    for side in (units.left, frozenset() if units.left else frozenset(whole)):
         there = replace(units, left=side)
-        changes.append(max(each_has(_largest_change(there, model, outputs, whole))))
-        if changes[-1] <= _MOST_CHANGE:
+        change = _largest_change(there, model, outputs, whole)
+        changes[side] = change if state is None else max(each_has(change))
+        if changes[side] <= _MOST_CHANGE:
             return there
-    behind, before = changes if not units.left else reversed(changes)
+    behind = changes.pop(frozenset())
+    (in_front,) = changes.values()
     raise ValueError(
         f"{type(model).__name__} gives something else for a sequence that is padded to {max(whole.values())}, the "
-        f"longest of the data: outputs change by {behind:.2g} of their size with padding behind it, by {before:.2g} "
-        "with padding before it, though an attention mask hides the padding. Give sequences of one length, padded as "
-        "they are where the model is used"
+        f"longest of the data: outputs change by {behind:.2g} of their spread with padding behind it, by "
+        f"{in_front:.2g} with padding in front, though an attention mask hides the padding. Give sequences of one "
+        "length, padded as they are where the model is used"
     )
 
 
@@ -53,29 +64,45 @@ def _largest_change(units: Units, model: nn.Module, outputs: Sequence[str] | Non
     """Of what the model gives for the shortest sequences that this process has; 0 where all are as long."""
     own = [number for number, key in enumerate(units.keys) if key in units.places]
     own.sort(key=lambda number: sum(units.lengths[number].values()))
-    short = [number for number in own[:_TRIED] if units.lengths[number] != whole]
-    changes = [
-        _change(model, units.take([number], units.longest([number])), units.take([number], whole), outputs)
-        for number in short
+    given: Outputs = defaultdict(list)
+    padded: Outputs = defaultdict(list)
+    for number in own[:_TRIED]:
+        if units.lengths[number] == whole:
+            continue
+        try:
+            _run(model, units.take([number], units.longest([number])), outputs, given)
+        except NOT_TAKEN:
+            return 0.0  # what the model does not take is told where all of it is
+        try:
+            _run(model, units.take([number], whole), outputs, padded)
+        except NOT_TAKEN:
+            return math.inf
+    return max((_change(given[name], padded[name]) for name in given), default=0.0)
+
+
+def _run(model: nn.Module, batch: Batch, outputs: Sequence[str] | None, into: Outputs) -> None:
+    for name, output in compared_outputs(model, batch.inputs, outputs).tensors.items():
+        counted = batch.counted(output, name, channels_last=True)
+        rows = (output if counted is None else output[counted]).double().reshape(-1, output.shape[-1])
+        # A number that is added to all classes changes nothing, and may be larger than all that does.
+        is_centred = are_class_scores(name) and rows.shape[-1] > 1
+        into[name].append(rows - rows.mean(-1, keepdim=True) if is_centred else rows)
+
+
+def _change(given: list[Tensor], padded: list[Tensor]) -> float:
+    """‖padded − given‖ / ‖given − its mean‖ over the rows of all; of a single row its own norm."""
+    # Of a sound padding may make a frame more; rows that are no tokens at all cannot be compared.
+    pairs = [
+        (first[: len(second)], second[: len(first)])
+        for first, second in zip(given, padded, strict=True)
+        if abs(len(first) - len(second)) <= 1 and first.shape[1:] == second.shape[1:]
     ]
-    return max(changes, default=0.0)
-
-
-def _change(model: nn.Module, given: Batch, padded: Batch, outputs: Sequence[str] | None) -> float:
-    try:
-        first, second = (task_outputs(run_example(model, batch.inputs), outputs) for batch in (given, padded))
-    except NOT_TAKEN:
-        return 0.0  # what the model does not take is told where all of it is
-    changes = [0.0]
-    for name in first.keys() & second.keys():
-        wanted, found = (_counted(batch, of[name], name) for batch, of in ((given, first), (padded, second)))
-        if wanted.shape == found.shape:  # else rows are no tokens, or frames, of which padding may make one more
-            finite = wanted.isfinite() & found.isfinite()
-            wanted, found = wanted[finite].double(), found[finite].double()
-            changes.append(((found - wanted).norm() / wanted.norm().clamp(min=torch.finfo(torch.float64).tiny)).item())
-    return max(changes)
-
-
-def _counted(batch: Batch, output: Tensor, name: str) -> Tensor:
-    counted = batch.counted(output, name)
-    return output if counted is None else output[counted]
+    if not pairs:
+        return 0.0
+    wanted, found = (torch.cat(rows) for rows in zip(*pairs, strict=True))
+    known = wanted.isfinite()
+    if not bool((found.isfinite() | ~known).all()):
+        return math.inf
+    wanted, found = wanted.masked_fill(~known, 0.0), found.masked_fill(~known, 0.0)
+    spread = wanted - wanted.mean(0) if len(wanted) > 1 else wanted
+    return ((found - wanted).norm() / spread.norm().clamp(min=torch.finfo(torch.float64).tiny)).item()

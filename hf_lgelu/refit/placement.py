@@ -201,7 +201,7 @@ def gate_rows(
 
     def some(values: Tensor, unit: GateUnit) -> Tensor:
         """Evenly spaced ones of those that are no padding, copied: what is behind may work in place on them."""
-        rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis or -1)
+        rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis)
         return rows[:: max(1, len(rows) // -(-wanted // len(batches)))].to(torch.float64, copy=True)
 
     def see(gate: nn.Module, *call: Tensor) -> None:

@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.dataflow.trace import OutputsOf, export_sites, is_site, read_flow, stored_name
+from hf_lgelu.models.dataflow.trace import OutputsOf, export_sites, is_site, operation_name, read_flow, stored_name
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import FoldBatch
@@ -117,13 +117,17 @@ class Program:
 
 
 def _can_be_kept(program: ExportedProgram) -> bool:
-    """Whether the value of each node stays what it was however long it is kept: no operation works in place, and none
-    stands for others that may."""
-    called = (node.target for node in program.graph.nodes if node.op == "call_function")
-    return all(
-        target is operator.getitem or (isinstance(target, OpOverload) and not target._schema.is_mutable)
-        for target in called
-    )
+    """Whether the value of each node stays what it was however long it is kept: no operation works in place or moves
+    a norm's running statistics, and none stands for others that may."""
+    return all(_keeps(node) for node in program.graph.nodes if node.op == "call_function")
+
+
+def _keeps(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    in_place = not isinstance(node.target, OpOverload) or node.target._schema.is_mutable
+    by_batch = operation_name(node) in ("batch_norm", "instance_norm") and bool(node.args[5])
+    return not in_place and not by_batch
 
 
 class Programs:

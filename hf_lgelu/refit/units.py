@@ -209,12 +209,12 @@ def _units_at_once(batch: Batch) -> int:
 
 
 def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list[int]:
-    """Tokens of each sequence, `frames` of a sound, 1 for anything else."""
+    """Tokens of each sequence, `frames` of a sound (or its steps, where nobody says how many), 1 for anything else."""
     mask, tokens = batch.tensors.get("attention_mask"), batch.tensors.get("input_ids")
     if mask is not None and mask.ndim == 2:
         counts = mask.count_nonzero(1)
         if is_of_sound(mask, batch.tensors):
-            counts = counts.clamp(max=1) if frames is None else frames(counts).clamp(min=0)
+            counts = counts if frames is None else frames(counts).clamp(min=0)
         return counts.tolist()
     return [1 if tokens is None else tokens[0].numel()] * len(batch)
 

@@ -193,9 +193,10 @@ class HardeningCallback(TrainerCallback):
             )
         if not self.selects_hardened_checkpoints:
             refuse_best_checkpoints(args)
-        targets = self.targets_at(state)
-        if targets is None or not is_hardened(model, targets):
-            forget_best(state, "its gates were soft, and hardening looks for the best among hardened ones")
+        if self.selects_hardened_checkpoints and state.best_metric is not None:
+            targets = self.targets_at(state)
+            if targets is None or not is_hardened(model, targets):
+                forget_best(state, "its gates were soft, and hardening looks for the best among hardened ones")
         by_step = self.strategy == "steps" and self.switch == "fixed"  # a plateau is one of epochs
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
         if self.switch_fraction > 0 and switch_position(total, self.switch_fraction) == 0:

@@ -7,11 +7,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
 from hf_lgelu.models.surgery import require_substitutable, substitute_relu
+from hf_lgelu.training.adaptive import noted
 from hf_lgelu.training.epoch_count import EpochCount, require_epochs
 from hf_lgelu.training.resume import forget_best
 from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, hardening_progress, switch_position
 
 RELUFIED_KINDS = ("gelu", "silu", "mish")
+
+_SWITCHED = "relufication/switched"  # of the log history
 
 
 class RelufyCallback(TrainerCallback):
@@ -41,9 +44,7 @@ class RelufyCallback(TrainerCallback):
             raise ValueError(f"{type(model).__name__} has no activation of kind {', '.join(RELUFIED_KINDS)} to relufy")
         require_epochs(state, "so epochs cannot be counted and ReLU would never be put in; give it a length")
         require_substitutable(model, kinds=RELUFIED_KINDS)
-        epochs = int(state.num_train_epochs)
-        best = (state.best_global_step or 0) * epochs / max(1, state.max_steps)
-        if best <= switch_position(epochs, self.switch_fraction):
+        if not noted(state, _SWITCHED):  # an earlier best is of a run that put no ReLU in
             forget_best(state, "its gates were smooth, and the best is looked for among networks of ReLU")
 
     def on_epoch_begin(
@@ -53,3 +54,5 @@ class RelufyCallback(TrainerCallback):
         progress = hardening_progress(self._epochs.number(state), int(state.num_train_epochs), self.switch_fraction)
         if progress is not None and find_sites(model, RELUFIED_KINDS):
             substitute_relu(model, kinds=RELUFIED_KINDS)
+            if not noted(state, _SWITCHED):
+                state.log_history.append({_SWITCHED: True, "epoch": state.epoch, "step": state.global_step})

@@ -40,10 +40,11 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
 
 
 def forget_best(state: TrainerState, why: str) -> None:
-    """Let no epoch count as the best so far: the run that the checkpoint is of chose by other rules."""
+    """Let no checkpoint count as the best so far: the run that it is of chose by other rules."""
     if state.best_metric is None:
         return
-    logger.warning(f"The best epoch so far, of step {state.best_global_step}, counts no longer: {why}")
+    step = "" if state.best_global_step is None else f", of step {state.best_global_step}"
+    logger.warning(f"The best checkpoint so far{step}, counts no longer: {why}")
     state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
 

@@ -407,8 +407,12 @@ def test_a_table_without_a_line_of_names_is_refused_and_one_of_names_alone_has_n
     file.write_text("0.5,1,-2e3\n1.5,2,3\n")
     with pytest.raises(ValueError, match=r"first line of .*table\.csv would be .*: 0\.5, 1, -2e3\."):
         load_splits(str(file))
-    file.write_text("0,1,2\n1.5,2,3\n")  # as pandas writes a table without names
-    assert load_splits(str(file))["train"].num_rows == 1
+    file.write_text("0,0,0\n1.5,2,3\n")
+    with pytest.raises(ValueError, match=r"holds numbers: 0, 0, 0\."):
+        load_splits(str(file))
+    for names in ("0,1,2", "2019,2020,2021"):
+        file.write_text(f"{names}\n1.5,2,3\n")
+        assert load_splits(str(file))["train"].num_rows == 1
     file.write_text("a,b\n")
     with pytest.raises(ValueError, match=r"table\.csv has no rows"):
         load_splits(str(file))

@@ -14,7 +14,7 @@ from transformers import (
     Wav2Vec2Model,
 )
 
-from hf_lgelu.models.padding import counted_rows, mask_of_frames, pad_tokens
+from hf_lgelu.models.padding import counted_rows, frames_of_sound, mask_of_frames, pad_tokens
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
 
@@ -41,6 +41,19 @@ def test_encoder_and_decoder_may_have_their_own():
     encoder = BertConfig(**SMALL, pad_token_id=3)
     both = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder(pad_token_id=7))
     assert pad_tokens(EncoderDecoderModel(both)) == {"input_ids": 3, "decoder_input_ids": 7}
+
+
+def test_a_part_without_a_token_has_that_of_the_whole():
+    encoder = BertConfig(**SMALL, pad_token_id=3)
+    both = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder(pad_token_id=None))
+    both.pad_token_id = 5
+    assert pad_tokens(EncoderDecoderModel(both)) == {"input_ids": 3, "decoder_input_ids": 5}
+
+
+def test_of_several_counts_the_last_is_that_of_the_frames():
+    model = nn.Module()
+    model._get_feat_extract_output_lengths = lambda steps: (steps // 2, steps // 4)
+    assert frames_of_sound(model)(torch.tensor([12, 40])).tolist() == [3, 10]
 
 
 def test_a_token_that_the_vocabulary_does_not_have_is_none():
@@ -88,5 +101,6 @@ FRAMES = [[True] * 4, [True, True, False, False]]
     ],
 )
 def test_only_what_is_made_of_sound_has_its_mask(inputs, shape, expected):
-    found = counted_rows(inputs, torch.zeros(shape), "encoder.layers.0")
+    found = counted_rows(inputs, torch.zeros(shape), "encoder.layers.0", channels_last=True)
     assert (None if found is None else found.tolist()) == expected
+    assert counted_rows(inputs, torch.zeros(shape), "encoder.layers.0") is None  # it may be (B, channels, T)

@@ -320,8 +320,8 @@ class Lengthened(Masked):
         return self.head(nn.functional.relu(self.last((x * weight).sum(1) / weight.sum(1))))
 
 
-@pytest.mark.parametrize(("padded", "note"), [(True, "padding counts too"), (False, None)])
-def test_where_rows_are_not_those_of_the_mask_the_report_says_that_padding_counts(padded, note):
+@pytest.mark.parametrize(("padded", "note"), [(True, "padding may count"), (False, None)])
+def test_where_rows_are_not_those_of_the_mask_the_report_says_that_padding_may_count(padded, note):
     torch.manual_seed(0)
     data = sentences(pad=45)
     if not padded:

@@ -6,6 +6,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from hf_lgelu import convert_to_relu
+from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.refit.folds import deal_folds
 
 PAD = 29
 
@@ -44,12 +46,15 @@ def classifier():
     return GPT2ForSequenceClassification(GPT2Config(**sizes, pad_token_id=PAD, bos_token_id=0, eos_token_id=0))
 
 
-def drawn(build):
+def drawn(build, offset=0.0):
+    """`offset` is added to the scores of all classes, which changes nothing."""
     torch.manual_seed(0)
     model = build()
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.4)
+    if offset:
+        nn.init.constant_(model.head.bias, offset)
     return model.eval()
 
 
@@ -90,18 +95,46 @@ def test_the_original_predicts_what_it_does_without_more_padding(build, in_front
     assert report.held_out.units >= 20
 
 
-def test_a_network_that_takes_the_last_position_is_padded_in_front_though_nothing_was():
-    model = drawn(lambda: Pooled(last))
+@pytest.mark.parametrize("offset", [0.0, 20.0])
+def test_a_network_that_takes_the_last_position_is_padded_in_front_though_nothing_was(offset):
+    model = drawn(lambda: Pooled(last), offset)
     given = [batch for batch in batches(model, 48, 1) if bool(batch["attention_mask"].all())]
     report = convert_to_relu(model, given).report
     assert report.held_out.original_metrics["accuracy"] == 1
     assert report.held_out.units >= 20
 
 
+def test_values_far_from_zero_are_known_by_their_spread():
+    """(B, 1), named: no class scores."""
+
+    class Value(Pooled):
+        def forward(self, input_ids, attention_mask):
+            return {"prediction": super().forward(input_ids, attention_mask)[:, :1] + 100}
+
+    model = drawn(lambda: Value(last))
+    given = [
+        {name: batch[name] for name in ("input_ids", "attention_mask")}
+        for batch in batches(drawn(lambda: Pooled(last)), 48, 1)
+        if bool(batch["attention_mask"].all())
+    ]
+    assert "input_ids" in deal_folds(read_batches(given), model=model).units.left
+
+
+def test_a_side_on_which_numbers_are_lost_is_none():
+    def pool(x, mask):
+        return (x * mask).sum(1) / mask.sum(1) + torch.where(mask[:, -1] > 0, 0.0, torch.nan)
+
+    model = drawn(lambda: Pooled(pool))
+    given = [batch for batch in batches(model, 24, 1) if bool(batch["attention_mask"].all())]
+    assert "input_ids" in deal_folds(read_batches(given), model=model).units.left
+
+
 @pytest.mark.parametrize("in_front", [False, True])
 def test_a_network_that_bears_no_padding_is_refused(in_front):
     model = drawn(lambda: Pooled(whole, numbered=True))
-    with pytest.raises(ValueError, match=r"padded to 13, .* padding behind it, by .* Give sequences of one length"):
+    with pytest.raises(
+        ValueError, match=r"padded to 13, .* padding behind it, by .* in front, .* Give sequences of one length"
+    ):
         convert_to_relu(model, batches(model, 24, 1, in_front))
     (one,) = [batch for batch in batches(model, 24, 1) if batch["input_ids"].shape[1] == 13][:1]
     assert convert_to_relu(model, one).report.distinct_units == 8

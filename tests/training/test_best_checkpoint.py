@@ -163,11 +163,12 @@ def test_the_best_of_a_run_that_did_not_harden_counts_no_longer(tmp_path, caplog
 
 
 def test_the_best_of_a_gelu_run_is_none_of_one_that_puts_relu_in(tmp_path, caplog):
-    options = {"save_strategy": "epoch", "load_best_model_at_end": True}
-    train(tmp_path, **(options | {"num_train_epochs": 2}), activation="gelu", require_lambda_gelu=False)
-    resumed, states = train(tmp_path, **options, activation="gelu", relufication=True, resume=True)
-    assert "step 3, counts no longer" in caplog.text
-    assert step_of(resumed) == 9  # ReLU is in from epoch 3 on
+    """That went on for longer than half of the run that puts ReLU in, and had its best at its end."""
+    options = {"save_strategy": "epoch", "load_best_model_at_end": True, "activation": "gelu"}
+    train(tmp_path, rising=True, require_lambda_gelu=False, **(options | {"num_train_epochs": 4}))
+    resumed, states = train(tmp_path, **options, relufication=True, resume=True)
+    assert "step 12, counts no longer" in caplog.text
+    assert step_of(resumed) == 15
     assert_same_state(state_of(resumed.model), states[0])
 
 
@@ -177,6 +178,15 @@ def test_a_relu_network_that_was_the_best_still_is_behind_a_resume(tmp_path, cap
     resumed, _ = train(tmp_path, **options, activation="gelu", resume=str(tmp_path / "checkpoint-18"))
     assert "counts no longer" not in caplog.text
     assert step_of(resumed) == 9
+
+
+def test_a_plain_trainer_keeps_its_best_behind_a_resume(tmp_path, caplog):
+    """It loads none, and counts soft epochs too."""
+    options = {"save_strategy": "epoch", "plain": True, "metric_for_best_model": "score"}
+    train(tmp_path, **options, callbacks=[HardeningCallback(), StopAt(2)])
+    resumed, _ = train(tmp_path, **options, callbacks=[HardeningCallback()], resume=True)
+    assert "counts no longer" not in caplog.text
+    assert resumed.state.best_global_step == 3
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A data set → rows that a model takes, by the kind of input that the model is for."""
 
+import csv
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,20 +92,22 @@ def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
         ) from error
     splits = dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
     if path is not None and path.suffix.lower() == ".csv":
-        _require_names(name, next(iter(splits.values())).column_names)
+        _require_names(name, path)
     return splits
 
 
-def _require_names(name: str, columns: list[str]) -> None:
-    if columns == [str(number) for number in range(len(columns))]:  # as pandas numbers them
-        return
+def _require_names(name: str, file: Path) -> None:
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        first = next(csv.reader(lines), [])
     try:
-        [float(column) for column in columns]
+        numbers = [float(column) for column in first]
     except ValueError:
         return
+    if all(number.is_integer() for number in numbers) and numbers == sorted(set(numbers)):
+        return  # years, wavelengths, or numbered by pandas
     raise ValueError(
         f"the first line of {name} would be taken for the names of its columns, and holds numbers: "
-        f"{', '.join(columns[:4])}. Give the file a line with names"
+        f"{', '.join(first[:4])}. Give the file a line with names"
     )
 
 

@@ -118,9 +118,10 @@ def encoded_sequences(
         cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
         return torch.nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=value).to(torch.int64)
 
-    # A classifier on a decoder looks for the model's own.
-    ids = padded(sequences, pad_tokens(model).get("input_ids", 0))
-    tensors = {"input_ids": ids, "attention_mask": padded(masks, 0)}
+    mask, pad = padded(masks, 0), pad_tokens(model).get("input_ids")
+    ids = padded(sequences, pad or 0)
+    # A classifier on a decoder looks for the model's own, whatever the rows were padded with.
+    tensors = {"input_ids": ids if pad is None else ids.masked_fill(mask == 0, pad), "attention_mask": mask}
     if is_causal(model):
         tensors["labels"] = _predicted(tensors["input_ids"]).masked_fill(tensors["attention_mask"] == 0, IGNORED_LABEL)
     elif labels is not None:

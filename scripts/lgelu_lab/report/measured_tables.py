@@ -41,16 +41,15 @@ from lgelu_lab.studies.experiments import STUDIES
 
 _ALL = STUDIES["downstream"].benchmarks
 _DENSE = ("mlp-digits", "mlp-fmnist")
-_ALL_BUT_CIFAR100 = tuple(name for name in _ALL if name != "resnet18-cifar100")
 
 MEASURED_ON: dict[str, tuple[str, ...]] = {
-    "int8": _ALL_BUT_CIFAR100,
+    "int8": _ALL,
     "verification": _DENSE,
     "zeros": _ALL,
     "pruning": _DENSE,
     "linear_pieces": _DENSE,
     "certificate": _DENSE,
-    "conversion": _ALL_BUT_CIFAR100,
+    "conversion": _ALL,
     "conversion-finetuning": ("mlp-digits", "mlp-adult", "mlp-fmnist", "gpt2-wikitext2"),
     "gates": STUDIES["gates"].benchmarks,
 }
