@@ -128,11 +128,13 @@ class Carrier:
                     total.add(rows)
                     visit()
             sums.append(total.sums().reduce_over_processes())
+        if any(each_has(index in self._counting_padding)):
+            self._counting_padding.add(index)
         return sums
 
     def note(self, index: int) -> str | None:
-        """What to know of a layer's rows, for the report; each process must call."""
-        may_count = any(each_has(index in self._counting_padding))
+        """What to know of the rows of a layer whose moments were taken, for the report."""
+        may_count = index in self._counting_padding
         return "padding may count: its rows are not those of the attention mask" if may_count else None
 
     @torch.no_grad()
