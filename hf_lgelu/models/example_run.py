@@ -31,9 +31,9 @@ def call_alike(model: nn.Module, inputs: Inputs) -> Any:
     """Call `model`, in the mode that it is in, on the inputs `placed` for it; it draws the same numbers every time."""
     given = placed(inputs, model)
     with same_randomness():
-        if isinstance(given, Tensor):
-            return model(given, **outputs_by_name(model))
-        return call_by_name(model, given) if isinstance(given, dict) else model(*given, **outputs_by_name(model))
+        if isinstance(given, dict):
+            return call_by_name(model, given)
+        return model(*((given,) if isinstance(given, Tensor) else given), **outputs_by_name(model))
 
 
 def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[Any, ...]:

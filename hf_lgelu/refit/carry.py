@@ -234,8 +234,7 @@ class Carrier:
             if len(residuals) != len(counted) and not bool(counted.all()):  # nor one a unit
                 self._counting_padding.add(index)
             counted = None
-        counted = None if counted is None else counted.reshape(-1)
-        return Rows(torch.cat(features, dim=-1), residuals, targets, counted)
+        return Rows(torch.cat(features, dim=-1), residuals, targets, None if counted is None else counted.reshape(-1))
 
     def _positions(self, layer: Layer, batch: FoldBatch, index: int) -> Tensor | None:
         """Which positions of the layer's feature maps are fitted, per image; None for all."""

@@ -82,8 +82,7 @@ def _largest_change(units: Units, model: nn.Module, outputs: Sequence[str] | Non
 
 def _run(model: nn.Module, batch: Batch, outputs: Sequence[str] | None, into: Outputs) -> None:
     for name, output in compared_outputs(model, batch.inputs, outputs).tensors.items():
-        counted = batch.counted(output, name, channels_last=True)
-        rows = (output if counted is None else output[counted]).double().reshape(-1, output.shape[-1])
+        rows = batch.without_padding(output, name, -1).double()
         # A number that is added to all classes changes nothing, and may be larger than all that does.
         is_centred = are_class_scores(name) and rows.shape[-1] > 1
         into[name].append(rows - rows.mean(-1, keepdim=True) if is_centred else rows)

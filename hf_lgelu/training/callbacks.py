@@ -193,7 +193,7 @@ class HardeningCallback(TrainerCallback):
             )
         if not self.selects_hardened_checkpoints:
             refuse_best_checkpoints(args)
-        if self.selects_hardened_checkpoints and state.best_metric is not None:
+        elif state.best_metric is not None:
             targets = self.targets_at(state)
             if targets is None or not is_hardened(model, targets):
                 forget_best(state, "its gates were soft, and hardening looks for the best among hardened ones")

@@ -114,14 +114,15 @@ def encoded_sequences(
     masks = found["attention_mask"] if "attention_mask" in rows.column_names else [[1] * len(ids) for ids in sequences]
     begins = [mask.index(1) if 1 in mask else 0 for mask in masks]
 
-    def padded(column: list[list[int]], value: int) -> Tensor:
+    def padded(column: list[list[int]]) -> Tensor:
         cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
-        return torch.nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=value).to(torch.int64)
+        return torch.nn.utils.rnn.pad_sequence(cut, batch_first=True).to(torch.int64)
 
-    mask, pad = padded(masks, 0), pad_tokens(model).get("input_ids")
-    ids = padded(sequences, pad or 0)
-    # A classifier on a decoder looks for the model's own, whatever the rows were padded with.
-    tensors = {"input_ids": ids if pad is None else ids.masked_fill(mask == 0, pad), "attention_mask": mask}
+    ids, mask = padded(sequences), padded(masks)
+    if "input_ids" in (pad := pad_tokens(model)):
+        # A classifier on a decoder looks for the model's own, whatever the rows were padded with.
+        ids = ids.masked_fill(mask == 0, pad["input_ids"])
+    tensors = {"input_ids": ids, "attention_mask": mask}
     if is_causal(model):
         tensors["labels"] = _predicted(tensors["input_ids"]).masked_fill(tensors["attention_mask"] == 0, IGNORED_LABEL)
     elif labels is not None:
