@@ -18,20 +18,22 @@ _ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, tor
 class OutputChange:
     """How far the first output of one model (not the loss) is from another's.
 
-    `rows` is the number of predictions (all axes but the last; each is an argmax over the last), `largest_output` the
-    largest finite absolute value of the first model's. An infinity that both have at one place is no change.
+    `rows` is the number of predictions (all axes but the last; each is an argmax over the last) and
+    `unchanged_predictions` the share of them that stay, None where a row has a single score, for no class is the
+    largest of one; `largest_output` the largest finite absolute value of the first model's. An infinity that both have
+    at one place is no change.
     """
 
     max_change: float
     largest_output: float
-    unchanged_predictions: float
+    unchanged_predictions: float | None
     rows: int
 
     def __str__(self) -> str:
-        return (
-            f"largest change {self.max_change:.3g} of outputs up to {self.largest_output:.3g}, "
-            f"{self.unchanged_predictions:.2%} of {self.rows} predictions unchanged"
-        )
+        text = f"largest change {self.max_change:.3g} of outputs up to {self.largest_output:.3g}"
+        if self.unchanged_predictions is None:
+            return f"{text}, on {self.rows} rows of one score"
+        return f"{text}, {self.unchanged_predictions:.2%} of {self.rows} predictions unchanged"
 
 
 def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
@@ -87,13 +89,20 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
         )
     if first.isnan().any():
         raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
-    agreement = ((first.argmax(-1) == second.argmax(-1)) & ~second.isnan().any(-1)).double()
+    unchanged = None
+    if has_classes(first):
+        unchanged = ((first.argmax(-1) == second.argmax(-1)) & ~second.isnan().any(-1)).double().mean().item()
     return OutputChange(
         max_change=difference(first, second).abs().max().item(),
         largest_output=_largest(first),
-        unchanged_predictions=agreement.mean().item(),
-        rows=agreement.numel(),
+        unchanged_predictions=unchanged,
+        rows=first.numel() // (first.shape[-1] if first.ndim > 1 else 1),
     )
+
+
+def has_classes(output: Tensor) -> bool:
+    """Whether it has several scores a row, the largest of which may be a class predicted."""
+    return output.ndim > 1 and output.shape[-1] > 1
 
 
 def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction
 
+from hf_lgelu.models.comparison import has_classes
 from hf_lgelu.models.task_outputs import IGNORED_LABEL
 
 _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
@@ -60,7 +61,7 @@ def _equal_rows(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
 
 def _equal_classes(before: Tensor, after: Tensor, labels: Any) -> tuple[Tensor, Tensor]:
     """(which predictions stay the same, which count); both empty where no class is predicted."""
-    if before.dim() < 2 or before.shape[-1] < 2:
+    if not has_classes(before):
         return torch.empty(0, dtype=torch.bool), torch.empty(0, dtype=torch.bool)
     same = (before.argmax(-1) == after.argmax(-1)) & ~before.isnan().any(-1) & ~after.isnan().any(-1)
     counted = torch.ones_like(same)

@@ -390,3 +390,76 @@ def test_a_gate_that_computes_relu_is_not_moved_by_the_swap():
     assert torch.equal(model(inputs), plain(inputs))
     certificate = certify_substitution(model, inputs)
     assert (certificate.bound, certificate.measured, certificate.certified_fraction) == (0.0, 0.0, 1.0)
+
+
+def single(width=1):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), LambdaGELU(init_hardness=1.05), nn.Linear(16, width)).eval()
+
+
+@pytest.mark.parametrize("score_axis", [True, False])
+def test_of_a_single_score_no_class_is_certified(score_axis):
+    """It said that all predictions stay where the sign, which is the class, turned round."""
+    model, inputs = single(), torch.randn(512, 4)
+    if not score_axis:
+        model.append(nn.Flatten(0))
+    found = certify_substitution(model, inputs, batch_size=100)
+    before = model(inputs)
+    substitute_relu(model)
+    assert ((before > 0) != (model(inputs) > 0)).any()
+    assert (found.certified_fraction, found.unchanged_predictions, found.rows) == (None, None, 512)
+    assert found.measured == pytest.approx((before - model(inputs)).abs().max().item(), rel=1e-5)
+    assert found.measured <= found.input_bounds
+    assert "on 512 rows of one score, no class each" in str(found)
+    assert "predictions" not in str(found)
+
+
+class Summed(nn.Module):
+    """Scores of a whole sequence: the sum over its rows."""
+
+    def __init__(self, always):
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(3, 5), LambdaGELU(init_hardness=2.0), nn.Linear(5, 2)
+        self.always = always
+
+    def forward(self, x):
+        hidden = self.gate(self.first(x))
+        return self.last(hidden.sum(-2) if self.always or x.ndim > 2 else hidden)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_without_inputs_there_is_no_bound_where_it_depends_on_how_many_rows_there_are(always):
+    torch.manual_seed(0)
+    model = Summed(always)
+    found = certify_substitution(model)
+    assert found.bound is None
+    assert "the bound depends on the shape of an input; pass inputs" in found.reason
+    inputs = torch.randn(8, 50, 3)
+    told = certify_substitution(model, inputs)
+    absolute = model.last.weight.abs().double() @ torch.full((5,), 50 * KAPPA / 2.0, dtype=torch.float64)
+    torch.testing.assert_close(told.logit_bounds, absolute, rtol=1e-6, atol=0)
+    assert told.measured <= told.input_bounds <= told.bound
+
+
+def test_rows_of_any_number_of_axes_have_one_bound():
+    model = single(3)
+    found = certify_substitution(model)
+    of_rows = certify_substitution(model, torch.randn(2, 7, 4)).logit_bounds
+    assert of_rows.shape == (7, 3)
+    torch.testing.assert_close(of_rows, found.logit_bounds.expand(7, 3))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_bound_that_is_no_number_is_none(value):
+    model = single(3)
+    model[2].weight.data[0, 0] = value
+    found = certify_substitution(model)
+    assert found.bound is None
+    assert "not finite; look at the model's weights" in found.reason
+
+
+def test_nan_among_several_inputs_is_refused():
+    config = MLPConfig(num_features=3, hidden_size=6, num_hidden_layers=1, num_labels=2, hidden_act="lambda_gelu")
+    inputs = {"features": torch.tensor([[1.0, torch.nan, 0.0]]), "labels": torch.tensor([0])}
+    with pytest.raises(ValueError, match="inputs hold NaN"):
+        certify_substitution(MLPForClassification(config), inputs)

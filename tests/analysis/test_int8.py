@@ -187,6 +187,23 @@ def test_a_file_too_far_from_float_is_not_kept(files, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_of_a_single_score_have_no_predictions_that_stay(tmp_path):
+    """It said 100 % where the sign of most rows turned round."""
+    paths = []
+    for name, bias in (("a", 0.0), ("b", 0.5)):
+        constants = [numpy_helper.from_array(np.full(1, bias, np.float32), "bias")]
+        ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 1]) for n in ("x", "score")]
+        graph = helper.make_graph(
+            [helper.make_node("Add", ["x", "bias"], ["score"])], "g", ends[:1], ends[1:], constants
+        )
+        paths.append(tmp_path / f"{name}.onnx")
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), paths[-1])
+    rows = np.random.default_rng(1).uniform(-0.4, 0, size=(50, 1)).astype(np.float32)
+    found = compare_onnx(*paths, rows)
+    assert (found.change.unchanged_predictions, found.change.rows, found.kl) == (None, 50, None)
+    assert "on 50 rows of one score" in str(found)
+
+
 def test_smooth_float_and_relu_int8_are_compared_on_other_rows(files):
     """Closed forms from the outputs themselves, in float64."""
     float_gelu, _, _ = files["Gelu"]

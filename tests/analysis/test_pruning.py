@@ -127,7 +127,7 @@ def test_what_is_not_zero_behind_a_dead_unit_is_noticed_and_the_model_left_alone
     with torch.no_grad():
         model[0].bias[2] = -100.0
         model[2].bias.fill_(1.0)
-    with pytest.raises(RuntimeError, match=r"changed an output by .*does not keep 0 at 0"):
+    with pytest.raises(RuntimeError, match=r"changed an output by .*not keep 0 at 0"):
         remove_dead_units(model, [torch.randn(9, 3, dtype=torch.float64)])
     assert model[0].weight.shape == (4, 3)
 
@@ -377,6 +377,79 @@ class Parts(nn.Module):
 
     def forward(self, x):
         return self.join(self, self.relu(self.first(x)), x)
+
+
+class Between(nn.Module):
+    """A layer of 8, ReLU, and what `between` makes of its units before the last layer."""
+
+    def __init__(self, between, first=None, last=None):
+        super().__init__()
+        self.first, self.relu = first or nn.Linear(3, 8), nn.ReLU()
+        self.last, self.between = last or nn.Linear(8, 2), between
+        self.register_buffer("mask", torch.rand(8))
+
+    def forward(self, x):
+        return self.last(self.between(self, self.relu(self.first(x))))
+
+
+def convolutions(between):
+    return Between(between, nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1))
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5])
+@pytest.mark.parametrize(
+    "model",
+    [
+        Between(lambda m, h: h.flip(-1)),
+        Between(lambda m, h: h.view(-1, 2, 4).transpose(1, 2).flatten(1)),
+        convolutions(lambda m, h: torch.channel_shuffle(h, 2)),
+        Between(lambda m, h: h * m.mask),
+        Between(lambda m, h: h.view(-1, 8)),
+        Between(lambda m, h: h + 1),
+    ],
+    ids=["turned round", "heads", "shuffled", "a buffer", "a size in the forward", "not 0 at 0"],
+)
+def test_what_cannot_be_cut_is_an_error_and_no_other_network(model, fraction):
+    """torch-pruning takes what it takes: another unit's weights, or too few for what follows."""
+    torch.manual_seed(0)
+    inputs = torch.randn(5, 3, *([] if isinstance(model.first, nn.Linear) else (4, 4)))
+    with torch.no_grad():
+        model.first.weight[[3, 6]] = 1e-9  # the least important: without them almost nothing changes
+        model.first.bias[[3, 6]] = 0.0
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"such a layer cannot be cut|cannot remove units of first"):
+        prune_units(model, [inputs], fraction=fraction, criterion="magnitude")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_what_each_channel_passes_alone_may_stand_between():
+    torch.manual_seed(0)
+    model = Between(lambda m, h: m.pool(m.norm(h)).flatten(1), nn.Conv2d(3, 8, 3, bias=False), nn.Linear(8, 2))
+    model.pool, model.norm = nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8)
+    with torch.no_grad():
+        model.norm.bias.copy_(torch.rand(8))  # a unit at 0 is not 0 behind it, and is gone all the same
+    pruned = prune_units(model.eval(), [torch.randn(4, 3, 8, 8)], fraction=0.5, criterion="magnitude")
+    left = kept(pruned.removed["first"], 8)
+    assert pruned.widths == {"first": 4}
+    x = torch.randn(3, 3, 8, 8)
+    hidden = model.norm(model.first(x).relu()).mean((2, 3))[:, left]
+    torch.testing.assert_close(pruned.model(x), hidden @ model.last.weight[:, left].T + model.last.bias)
+
+
+def test_units_that_feed_a_grouped_convolution_stay():
+    sizes = {"cardinality": 2, "base_width": 8}
+    model = timm.models.resnet.ResNet(timm.models.resnet.Bottleneck, [1, 1, 1, 1], num_classes=3, **sizes).eval()
+    with pytest.raises(ValueError, match="no hidden layer that can be pruned"):
+        prune_units(model, [torch.randn(2, 3, 32, 32)], fraction=0.25, criterion="magnitude")
+
+
+def test_tied_weights_stay_tied():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    model[4].weight = model[0].weight
+    with pytest.raises(ValueError, match="no hidden layer that can be pruned"):
+        prune_units(model, [torch.randn(4, 6)], fraction=0.5, criterion="magnitude")
+    model[4].weight = nn.Parameter(model[0].weight.detach().clone())
+    assert prune_units(model, [torch.randn(4, 6)], fraction=0.5, criterion="magnitude").widths == {"0": 3, "2": 3}
 
 
 @pytest.mark.parametrize(

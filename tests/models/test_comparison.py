@@ -144,3 +144,19 @@ def test_another_tensor_dtype_or_name_is_another_model():
             other.bias.data.copy_(model.bias.data)
         with pytest.raises(RuntimeError, match=r"loaded again, has another bias(, weight)?$"):
             require_same_model(model, other, inputs)
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((7, 1), 7), ((7,), 7), ((2, 3, 1), 6)])
+def test_of_a_single_score_a_row_no_prediction_is_said_to_stay(shape, rows):
+    class Fixed(nn.Module):
+        def __init__(self, shift):
+            super().__init__()
+            self.shift = shift
+
+        def forward(self, x):
+            return x + self.shift
+
+    change = compare_models(Fixed(0.0), Fixed(0.5), torch.randn(shape))
+    assert (change.unchanged_predictions, change.rows) == (None, rows)
+    assert change.max_change == pytest.approx(0.5, rel=1e-6)
+    assert str(change).endswith(f", on {rows} rows of one score")

@@ -92,6 +92,7 @@ def compare_files(
     sums: dict[int, list[Any]] = {}  # of each output: Σ(int8 − float)², rows, Σfloat and Σfloat² of each column
     largest = size = 0.0
     same = predictions = 0
+    of_classes = False
     for batch in batches:
         for index, (wanted, found) in enumerate(zip(float_model(batch), int8_model(batch), strict=True)):
             if wanted.dtype.kind != "f" or not wanted.size:
@@ -108,13 +109,14 @@ def compare_files(
             if index == min(sums):
                 largest = float(np.maximum(largest, difference.max(initial=0.0)))  # max would lose NaN
                 size = max(size, float(np.abs(rows).max(initial=0.0)))
+                of_classes = columns > 1
                 best = [values.reshape(-1, columns).argmax(-1) for values in (wanted, found)]
                 same += int((best[0] == best[1]).sum())
                 predictions += len(rows)
     if not predictions:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
     error = float(np.max([_relative_error(*values) for values in sums.values()]))
-    return OutputChange(largest, size, same / predictions, predictions), error
+    return OutputChange(largest, size, same / predictions if of_classes else None, predictions), error
 
 
 def _relative_error(squared_error: float, rows: int, total: np.ndarray, squares: np.ndarray) -> float:

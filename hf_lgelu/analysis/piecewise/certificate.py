@@ -9,13 +9,15 @@ from torch import Tensor, nn
 
 from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
-from hf_lgelu.models.comparison import outputs_of
+from hf_lgelu.models.comparison import has_classes, outputs_of
 from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.profile import hardness_profile, smallest_by_site, swap_errors
 from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites
 from hf_lgelu.models.temporary_relu import temporary_relu
+
+_ROWS = 13  # of an input that is tried: a number that no layer is likely to have
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class SiteCertificate:
 class SubstitutionCertificate:
     """What is known of the swap, in units of the scores.
 
-    `logit_bounds` (outputs,) hold for every input, in exact arithmetic; None with a `reason` where the structure is
-    not followed. The others speak of the inputs given and are None without: `input_bounds`, the largest bound of any
-    score with the gates' inputs known; `certified_fraction` of the rows whose predicted class provably stays;
-    `measured` and `unchanged_predictions`, the largest change and the share of equal predictions when swapped in
-    float64; `rows`, predictions compared.
+    `logit_bounds` (outputs,) hold for every input of the shape of the rows given, in exact arithmetic; None with a
+    `reason` where the structure is not followed. The others speak of the inputs given and are None without:
+    `input_bounds`, the largest bound of any score with the gates' inputs known; `certified_fraction` of the rows whose
+    predicted class provably stays; `measured` and `unchanged_predictions`, the largest change and the share of equal
+    predictions when swapped in float64; `rows`, predictions compared. Where a row has a single score, no class is the
+    largest, and the two shares are None.
     """
 
     sites: tuple[SiteCertificate, ...]
@@ -65,6 +68,9 @@ class SubstitutionCertificate:
             return "\n".join([*lines, "nothing measured: no inputs given"])
         if self.input_bounds is not None:
             lines.append(f"on these inputs, at most: {self.input_bounds:.4g}")
+        if self.unchanged_predictions is None:
+            return "\n".join([*lines, f"measured: {self.measured:.4g} on {self.rows} rows of one score, no class each"])
+        if self.certified_fraction is not None:
             lines.append(f"predictions that provably stay: {self.certified_fraction:.2%}")
         lines.append(
             f"measured: {self.measured:.4g}; {self.unchanged_predictions:.2%} of {self.rows} predictions equal"
@@ -84,11 +90,12 @@ def certify_substitution(
             connections), λ-GELU and ReLU get a bound (swap_error.py beside this file); any other is measured only.
         inputs: a tensor (N, ...), alone or under the name of the model's first argument; anything else that the model
             takes by keyword or position is measured only. Rows must not depend on each other. One row is enough for
-            the bound over every input; without any, it is known where the first layer is linear.
+            the bound over every input of its shape; without any, it is known where the first layer is linear and each
+            row of its inputs gets scores of its own.
         batch_size: rows of a tensor at a time.
 
     Raises:
-        ValueError: the model has no λ-GELU; the inputs have no row, or a tensor of them holds NaN or infinity.
+        ValueError: the model has no λ-GELU; the inputs have no row, one of them holds NaN, or the only one infinity.
         RuntimeError: the model gives no floating-point output, or one that is not finite.
 
     Example:
@@ -127,6 +134,10 @@ def _in_float64(network: nn.Module, inputs: Inputs | None) -> Inputs | None:
 
 
 def _check_finite(inputs: Inputs | None) -> None:
+    if isinstance(inputs, Mapping | list):  # an additive mask may be −inf
+        values = inputs.values() if isinstance(inputs, Mapping) else inputs
+        if any(isinstance(value, Tensor) and bool(value.isnan().any()) for value in values):
+            raise ValueError("inputs hold NaN; give numbers")
     if not isinstance(inputs, Tensor):
         return
     require_plain(inputs)
@@ -137,41 +148,67 @@ def _check_finite(inputs: Inputs | None) -> None:
 
 
 def _every_input_bound(network: nn.Module, inputs: Inputs | None) -> tuple[Tensor | None, str | None]:
-    guessed = inputs is None
-    if guessed:
-        first = next((module for module in network.modules() if list(module.parameters(recurse=False))), None)
-        if not isinstance(first, nn.Linear):
-            return None, "the shape of an input is not known; pass inputs, one row is enough"
-        inputs = torch.zeros(1, first.in_features, dtype=torch.float64, device=first.weight.device)
+    if inputs is None:
+        return _bound_of_any_shape(network)
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         return None, "bounds need the network's one input as a floating-point tensor"
     try:
         _, bounds = bound_swap(network, inputs[:1], every_input=True)
     except (NotPiecewiseAffineError, TypeError) as error:
         return None, str(error)
+    return _of_one_row(bounds)
+
+
+def _bound_of_any_shape(network: nn.Module) -> tuple[Tensor | None, str | None]:
+    """The bound where nobody says what an input looks like: that of rows, if one more axis does not change it."""
+    first = next((module for module in network.modules() if list(module.parameters(recurse=False))), None)
+    if not isinstance(first, nn.Linear):
+        return None, "the shape of an input is not known; pass inputs, one row is enough"
+    rows = torch.zeros(_ROWS, first.in_features, dtype=torch.float64, device=first.weight.device)
+    try:
+        _, bounds = bound_swap(network, rows, every_input=True)
+    except (NotPiecewiseAffineError, TypeError) as error:
+        return None, str(error)
     except RuntimeError as error:
-        if not guessed:
-            raise
-        shape = tuple(inputs.shape)
+        shape = tuple(rows.shape)
         return None, f"an input of {shape} was tried and is not what the network takes ({error}); pass inputs"
-    return bounds[0], None
+    try:
+        _, of_one = bound_swap(network, rows[None], every_input=True)
+    except (NotPiecewiseAffineError, TypeError, ValueError, RuntimeError):
+        of_one = bounds[None]  # it takes rows alone
+    if len(bounds) != _ROWS or of_one.shape[1:] != bounds.shape or not _same(of_one[0], bounds):
+        return None, "the bound depends on the shape of an input; pass inputs, one row is enough"
+    return _of_one_row(bounds)
 
 
-def _on_inputs(network: nn.Module, batches: list[Tensor]) -> tuple[float, float]:
+def _same(bounds: Tensor, others: Tensor) -> bool:
+    return torch.allclose(bounds, others, equal_nan=True)
+
+
+def _of_one_row(bounds: Tensor) -> tuple[Tensor | None, str | None]:
+    if not bool(bounds.isfinite().all()):
+        return None, "the bound is not finite; look at the model's weights"
+    return bounds[0] if bounds.ndim > 1 else bounds[:1], None
+
+
+def _on_inputs(network: nn.Module, batches: list[Tensor]) -> tuple[float, float | None]:
+    """The largest bound of a score, and the share of rows that keep their class; None where there are no classes."""
     largest, certified, rows = 0.0, 0, 0
     for batch in batches:
         scores, bounds = bound_swap(network, batch, every_input=False)
         largest = max(largest, bounds.max().item())
+        if not has_classes(scores):
+            continue
         top = scores.argmax(-1, keepdim=True)
         # The winner can lose its own bound, and each rival gain its own.
         lead = (scores - bounds).gather(-1, top) - (scores + bounds)
         certified += int((lead.scatter(-1, top, torch.inf) > 0).all(-1).sum())
         rows += top.numel()
-    return largest, certified / rows
+    return largest, certified / rows if rows else None
 
 
-def _measure(network: nn.Module, batches: list[Inputs]) -> tuple[float, float, int, dict[nn.Module, float]]:
-    """Largest change, share and number of equal predictions, and each gate's largest error, at all of its places."""
+def _measure(network: nn.Module, batches: list[Inputs]) -> tuple[float, float | None, int, dict[nn.Module, float]]:
+    """Largest change, share of equal predictions, their number, and each gate's largest error, at all of its places."""
     gates = {site.module: 0.0 for site in find_sites(network, LEARNED_KINDS)}
 
     def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
@@ -179,15 +216,17 @@ def _measure(network: nn.Module, batches: list[Inputs]) -> tuple[float, float, i
         gates[module] = max(gates[module], error)
 
     largest, agree, rows = 0.0, 0, 0
+    of_classes = False
     for batch in batches:
         with forward_hooks(list(gates), watch):
             before = _scores(network, batch)
         with temporary_relu(network):
             after = _scores(network, batch)
         largest = max(largest, (before - after).abs().max().item())
+        of_classes = has_classes(before)
         agree += int((before.argmax(-1) == after.argmax(-1)).sum())
-        rows += before.argmax(-1).numel()
-    return largest, agree / rows, rows, gates
+        rows += before.numel() // (before.shape[-1] if before.ndim > 1 else 1)
+    return largest, agree / rows if of_classes else None, rows, gates
 
 
 def _scores(network: nn.Module, batch: Inputs) -> Tensor:

@@ -1,6 +1,7 @@
 """Which hidden units can be removed without touching anything but the layer before and the layer after."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.analysis.pruning.zeros import GateCall, watch_gates
 from hf_lgelu.extras import require
 from hf_lgelu.models.comparison import floating_outputs
-from hf_lgelu.models.example_run import Inputs, evaluation_mode, placed
+from hf_lgelu.models.example_run import Inputs, evaluation_mode, forward_hooks, placed
 from hf_lgelu.models.sites import lambda_gelu_modules
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
@@ -24,11 +25,13 @@ _BY_CHANNEL = (nn.modules.batchnorm._NormBase,)
 class HiddenLayer:
     """A layer whose output units reach the next layer through an activation, and nothing else.
 
-    `gates` are the names of the activation's calls (GateCall.name).
+    `gates` are the names of the activation's calls (GateCall.name), `norms` those of what normalizes each unit alone,
+    before the activation or behind it.
     """
 
     name: str
     gates: tuple[str, ...]
+    norms: tuple[str, ...]
     kind: str
     units: int
 
@@ -75,21 +78,32 @@ class Pruner:
         if len({call.kind for call in calls}) != 1 or any(_has_several_hardnesses(call.module) for call in calls):
             return None
         group = self._group(layer, [0])
-        consumers = []
+        consumers, norms = [], []
         for dependency, _ in group:
             target = dependency.target.module
-            if target is layer or isinstance(target, _BY_CHANNEL) or not _has_parameters(target):
+            if target is layer or not _has_parameters(target):
+                continue
+            if isinstance(target, _BY_CHANNEL):
+                norms.append(target)
                 continue
             if not self._graph.is_in_channel_pruning_fn(dependency.handler) or not isinstance(target, _LAYERS):
                 return None
             consumers.append(target)
         if len(consumers) != 1 or not self._graph.check_pruning_group(self._group(layer, [0])):
             return None
+        # torch-pruning takes the same channels out of every group, not those that the units feed.
+        if getattr(consumers[0], "groups", 1) != 1 or self._is_tied(layer, *norms, *consumers):
+            return None
         units = calls[0].output.shape[calls[0].axis]
         if self.units(self._names[layer]) != units:
             return None
         gates = tuple(call.name for call in calls)
-        return HiddenLayer(self._names[layer], gates, calls[0].kind, units)
+        return HiddenLayer(self._names[layer], gates, tuple(self._names[norm] for norm in norms), calls[0].kind, units)
+
+    def _is_tied(self, *layers: nn.Module) -> bool:
+        """Whether a parameter of one of these is another module's too, which would go on with the whole of it."""
+        holders = Counter(id(tensor) for module in self._names for tensor in module._parameters.values())
+        return any(holders[id(tensor)] > 1 for layer in layers for tensor in layer.parameters(recurse=False))
 
     def units(self, name: str) -> int:
         """Units that the layer has now."""
@@ -104,6 +118,29 @@ class Pruner:
         else:
             prune = self._pruning.prune_conv_out_channels
         return self._graph.get_pruning_group(layer, prune, idxs=units)
+
+
+def outputs_without(
+    model: nn.Module, layers: Sequence[HiddenLayer], units: Mapping[str, Sequence[int]], inputs: Inputs
+) -> list[Tensor]:
+    """What the model gives with these units of each layer at 0, by no other means than its own forward."""
+    of_gate = {gate: units[layer.name] for layer in layers if units.get(layer.name) for gate in layer.gates}
+    of_norm = {
+        model.get_submodule(norm): units[layer.name]
+        for layer in layers
+        if units.get(layer.name)
+        for norm in layer.norms
+    }
+
+    def silence(call: GateCall) -> Tensor | None:
+        return _at_zero(call.output, call.axis, of_gate[call.name]) if call.name in of_gate else None
+
+    with forward_hooks(of_norm, lambda norm, args, output: _at_zero(output, 1, of_norm[norm])):
+        return floating_outputs(watch_gates(model, inputs, silence))
+
+
+def _at_zero(values: Tensor, axis: int, units: Sequence[int]) -> Tensor:
+    return values.index_fill(axis, torch.tensor(units, device=values.device), 0.0)
 
 
 def _layer_before(call: GateCall) -> nn.Module | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.analysis.pruning.prunable import HiddenLayer, Pruner
+from hf_lgelu.analysis.pruning.prunable import HiddenLayer, Pruner, outputs_without
 from hf_lgelu.analysis.pruning.zeros import RELU, GateZeros, checked_batches, measure_zeros
 from hf_lgelu.models.comparison import allowed_rounding, difference, outputs_of
 from hf_lgelu.models.config_keys import write_config_changes
@@ -84,7 +84,7 @@ def remove_dead_units(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Prun
         TypeError: `data` can be read only once.
         ValueError: no rows, or NaN or infinity in them; no hidden layer can be pruned, the gates are smooth, or no unit
             is dead.
-        RuntimeError: outputs on `data` differ by more than rounding.
+        RuntimeError: outputs on `data` differ by more than rounding, or the model does not run without the units.
 
     Example:
         >>> import torch
@@ -109,8 +109,7 @@ def remove_dead_units(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Prun
     if not any(chosen.values()):
         values = max(zeros[gate].values for layer in hard for gate in layer.gates)
         raise ValueError(f"no unit is dead: each fires at least once among {values:,} outputs; use prune_units")
-    pruned = _remove(model, pruner, chosen)
-    return _verified(model, pruned, data)
+    return _verified(model, _remove(model, pruner, chosen), data)
 
 
 def prune_units(
@@ -140,6 +139,8 @@ def prune_units(
         TypeError: `data` can be read only once.
         ValueError: an argument is wrong, no rows, or NaN or infinity in them; no hidden layer can be pruned, or no unit
             is chosen.
+        RuntimeError: without the units the model does not run, or gives something else on the first batch than the
+            given one does with these units at 0.
 
     Example:
         >>> import torch
@@ -164,7 +165,9 @@ def prune_units(
             f"no unit is chosen by fraction={fraction}, threshold={threshold} in layers of "
             f"{', '.join(str(layer.units) for layer in layers)} units"
         )
-    return _remove(model, pruner, chosen)
+    pruned = _remove(model, pruner, chosen)
+    _require_units_at_zero(model, pruned, pruner.layers, next(checked_batches(data)))
+    return pruned
 
 
 def unit_scores(model: nn.Module, layer: HiddenLayer, zeros: Mapping[str, GateZeros]) -> Tensor:
@@ -203,9 +206,12 @@ def _above(scores: Tensor, threshold: float | str) -> list[int]:
 
 
 def _remove(model: nn.Module, pruner: Pruner, chosen: Mapping[str, Sequence[int]]) -> PrunedModel:
-    for layer in pruner.layers:
-        if chosen.get(layer.name):
-            pruner.remove(layer, chosen[layer.name])
+    try:
+        for layer in pruner.layers:
+            if chosen.get(layer.name):
+                pruner.remove(layer, chosen[layer.name])
+    except (RuntimeError, IndexError) as error:
+        raise RuntimeError(f"torch-pruning cannot remove units of {layer.name}: {error}. {_OTHERWISE}") from error
     forget_checkpoint(pruner.model)
     widths = {layer.name: layer.units - len(chosen.get(layer.name, ())) for layer in pruner.layers}
     for layer in pruner.layers:
@@ -224,22 +230,59 @@ def _remove(model: nn.Module, pruner: Pruner, chosen: Mapping[str, Sequence[int]
     )
 
 
+_OTHERWISE = (
+    "What stands between an activation and the next layer may put its units into another order, have their number "
+    "written into the forward or a buffer, or not keep 0 at 0 (a normalization, a bias): such a layer cannot be cut"
+)
+
+
+def _require_units_at_zero(model: nn.Module, pruned: PrunedModel, layers: Sequence[HiddenLayer], batch: Inputs) -> None:
+    """Raise RuntimeError unless the pruned model gives what the given one does with these units at 0."""
+    expected = outputs_without(model, layers, pruned.removed, batch)
+    for first, second in zip(expected, _outputs_of_pruned(pruned, batch), strict=True):
+        change = _change(first, second)
+        # Sums over fewer units are rounded otherwise in every layer; half types are coarse as they are.
+        allowed = _allowed(first) * (10 if first.dtype.itemsize > 2 else 1)
+        if not change <= allowed:
+            raise RuntimeError(
+                f"without units of {', '.join(pruned.removed)} the model gives other outputs than with these units at "
+                f"0, by up to {change:.3g}, where rounding explains {allowed:.3g}. {_OTHERWISE}"
+            )
+
+
 def _verified(model: nn.Module, pruned: PrunedModel, data: Inputs | Iterable[Inputs]) -> PrunedModel:
     largest_change = 0.0
     for batch in checked_batches(data):
         # Every output: the first one alone is the loss where a batch has labels.
-        for first, second in zip(outputs_of(model, batch), outputs_of(pruned.model, batch), strict=True):
-            change = difference(first.double(), second.double()).abs().max().item()
-            # What is added up inside is about 1, also where the outputs are small.
-            allowed = max(allowed_rounding(first), allowed_rounding(torch.ones_like(first)))
+        for first, second in zip(outputs_of(model, batch), _outputs_of_pruned(pruned, batch), strict=True):
+            change, allowed = _change(first, second), _allowed(first)
             if not change <= allowed:
                 raise RuntimeError(
                     f"removing units that never fired changed an output by {change:.3g}, where rounding explains "
-                    f"{allowed:.3g}. Something between the activation and the next layer does not keep 0 at 0 (a "
-                    "normalization, a bias)"
+                    f"{allowed:.3g}. {_OTHERWISE}"
                 )
             largest_change = max(largest_change, change)
     return PrunedModel(**{**vars(pruned), "max_change": largest_change})
+
+
+def _outputs_of_pruned(pruned: PrunedModel, batch: Inputs) -> list[Tensor]:
+    try:
+        return outputs_of(pruned.model, batch)
+    except (RuntimeError, IndexError, ValueError) as error:
+        units = ", ".join(pruned.removed)
+        raise RuntimeError(f"without units of {units} the model no longer runs: {error}. {_OTHERWISE}") from error
+
+
+def _change(first: Tensor, second: Tensor) -> float:
+    """The largest change of a number; infinite where the shapes differ."""
+    if first.shape != second.shape:
+        return math.inf
+    return difference(first.double(), second.double()).abs().max().item()
+
+
+def _allowed(output: Tensor) -> float:
+    # What is added up inside is about 1, also where the outputs are small.
+    return max(allowed_rounding(output), allowed_rounding(torch.ones_like(output)))
 
 
 def _write_widths(model: nn.Module, old: list[int], new: list[int]) -> str | None:

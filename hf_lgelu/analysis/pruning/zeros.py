@@ -42,8 +42,10 @@ def gate_kind(module: nn.Module) -> str | None:
     return RELU if type(module) is nn.ReLU else kind_of(module)
 
 
-def watch_gates(model: nn.Module, inputs: Inputs, look: Callable[[GateCall], None]) -> None:
+def watch_gates(model: nn.Module, inputs: Inputs, look: Callable[[GateCall], Tensor | None]) -> Any:
     """Run `model` once on `inputs` (no gradients, eval mode) and hand each call of a gate to `look`, in order.
+
+    What `look` gives, unless that is None, takes the place of the gate's output. Returns the model's output.
 
     Raises ValueError if the model has no `nn.ReLU` and no smooth gate that runs.
     """
@@ -52,7 +54,8 @@ def watch_gates(model: nn.Module, inputs: Inputs, look: Callable[[GateCall], Non
     producer_of = WeakTensorKeyDictionary()  # weak: no activation outlives its use
     source_of: dict[nn.Module, nn.Module | None] = {}
 
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
+        taken = None
         data = args[0] if args and isinstance(args[0], Tensor) else None
         producer = None if data is None else producer_of.get(data)
         kind = gate_kind(module)
@@ -60,17 +63,20 @@ def watch_gates(model: nn.Module, inputs: Inputs, look: Callable[[GateCall], Non
             calls[module] += 1
             name = names[module] if calls[module] == 1 else f"{names[module]}#{calls[module]}"
             producers = _chain(producer, source_of)
-            look(GateCall(name, module, kind, output, channel_axis(data, producer), producers))
+            taken = look(GateCall(name, module, kind, output, channel_axis(data, producer), producers))
+            output = output if taken is None else taken
         # What only passes a tensor on (Identity, dropout in eval mode) did not make it; neither did an in-place gate.
         if isinstance(output, Tensor) and output is not data:
             producer_of[output] = module
             source_of[module] = producer
+        return taken
 
     leaves = [module for module in model.modules() if module in names or not list(module.children())]
     with forward_hooks(leaves, hook):
-        run_example(model, inputs)
+        given = run_example(model, inputs)
     if not calls:
         _refuse_other_activations(model)
+    return given
 
 
 def _refuse_other_activations(model: nn.Module) -> NoReturn:
