@@ -33,6 +33,7 @@ from hf_lgelu.training.hardening import (
     freeze_hardness,
     is_hardened,
     release_hardness,
+    smallest_soft_hardness,
     target_hardnesses,
 )
 from hf_lgelu.training.layer_targets import DEFAULT_SWAP_TOLERANCE, MEASURED, check_tolerance
@@ -249,11 +250,10 @@ class HardeningCallback(TrainerCallback):
 
     def _tell_soft(self, state: TrainerState, model: nn.Module) -> None:
         """Say it where training has ended before the gates were hard: ReLU in their place would be another network."""
-        targets = self.targets_at(state)
-        if lambda_gelu_modules(model) and (targets is None or not is_hardened(model, targets)):
-            hardness = min(hardness_profile(model).values())
+        hardness = smallest_soft_hardness(model, self.targets_at(state)) if lambda_gelu_modules(model) else None
+        if hardness is not None:
             logger.warning(
-                f"Training has ended and the gates are still soft (the smallest λ is {hardness:.4g}, less than "
+                f"Training has ended and the gates are still soft (down to λ = {hardness:.4g}, less than "
                 f"{HARDENED_FRACTION:.0%} of its target): ReLU in their place would be another network. Was it "
                 "stopped early, or resumed with another number of steps in an epoch? Train on to the last epoch, or "
                 "keep the λ-gates"

@@ -1,6 +1,6 @@
 """Hardening as functions of the model: the callback calls them, and so can any training loop."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -154,14 +154,30 @@ def is_hardened(
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
         raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
     by_device: dict[torch.device, list[Tensor]] = {}
+    for hardness, reached in _reached(model, targets, fraction):
+        by_device.setdefault(hardness.device, []).append(reached.all())
+    return all(bool(torch.stack(reached).all()) for reached in by_device.values())
+
+
+@torch.no_grad()
+def smallest_soft_hardness(
+    model: nn.Module, target_hardness: float | Mapping[str, Target] | None = None
+) -> float | None:
+    """The smallest λ that `is_hardened` finds too small; None where it finds none."""
+    found = _reached(model, target_hardnesses(target_hardness), HARDENED_FRACTION)
+    soft = [hardness[~reached] for hardness, reached in found]
+    return min((values.min().item() for values in soft if values.numel()), default=None)
+
+
+def _reached(model: nn.Module, targets: Mapping[str, Target], fraction: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """(every λ, which of them have reached `fraction` of the target) of each gate that does not compute ReLU."""
     target_of = _target_of_each(model, targets)
     for _, module in require_lambda_gelu(model):
         if module.forward_mode == "relu":
             continue
-        hardness = whole_tensor(module.hardness)
+        hardness = whole_tensor(module.hardness).flatten()
         wanted = (fraction * target_of[id(module)]).to(hardness)  # in float32, as λ is
-        by_device.setdefault(hardness.device, []).append((hardness.flatten() >= wanted).all())
-    return all(bool(torch.stack(reached).all()) for reached in by_device.values())
+        yield hardness, hardness >= wanted
 
 
 def _target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int, Tensor]:

@@ -6,19 +6,23 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from hf_lgelu import (
     HardeningCallback,
+    LambdaGELU,
     LambdaGELUTrainer,
     LambdaGELUTrainingArguments,
+    LambdaSiLU,
     MLPConfig,
     MLPForClassification,
     anneal_hardness,
     hardness_parameter_groups,
     hardness_profile,
+    replace_activations,
     separate_hardness_group,
 )
+from hf_lgelu.training.hardening import smallest_soft_hardness
 
 ROWS = [{"features": torch.randn(4), "labels": number % 2} for number in range(16)]
 
@@ -97,6 +101,25 @@ def test_a_training_that_stops_with_soft_gates_says_so(tmp_path, said, epochs, s
     told = [text for text in said() if "the gates are still soft" in text]
     assert bool(told) == soft
     assert (min(hardness_profile(model).values()) < 79) == soft
+
+
+def test_the_soft_gates_are_told_by_their_smallest_hardness(tmp_path, said):
+    """Of [3, 400, …] the mean would be hard; λ-SiLU at 90 is soft where λ-GELU at 85 is hard; ReLU forward is hard."""
+    model = MLPForClassification(MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2, hidden_act="gelu"))
+    replace_activations(model, granularity="channel", inputs=torch.randn(2, 4), include=lambda name: ".0." in name)
+    replace_activations(model, forward="relu")
+    model.layers[0].activation.hardness_override.copy_(torch.tensor([3.0, *[400.0] * 7]))
+    model.layers[1].activation.hardness_override.fill_(2.0)
+    assert smallest_soft_hardness(model) == 3.0
+    HardeningCallback()._tell_soft(TrainerState(), model)
+    (told,) = {text for text in said() if "the gates are still soft" in text}
+    assert "down to λ = 3, less than 50% of its target" in told
+    model.layers[0].activation.hardness_override.fill_(400.0)
+    assert smallest_soft_hardness(model) is None
+    gates = nn.ModuleList([LambdaGELU(), LambdaSiLU()])
+    gates[0].hardness_override.fill_(85.0)  # half of 159.6 is 79.8
+    gates[1].hardness_override.fill_(90.0)  # half of 277.3 is 138.6
+    assert smallest_soft_hardness(gates) == 90.0
 
 
 @pytest.mark.parametrize("hard", [False, True])
