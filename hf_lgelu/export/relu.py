@@ -46,7 +46,8 @@ class ReLUExport:
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        softest = min(self.hardness, key=self.hardness.__getitem__)
+        # Not by λ alone: a gate of another form, or with forward="relu", is harder at the same λ.
+        softest = max(self.hardness, key=lambda site: (self.swap_error[site], -self.hardness[site]))
         gate = f"λ = {self.hardness[softest]:.6g}, at most {self.swap_error[softest]:.3g} a unit"
         lines = [
             f"{len(self.hardness)} λ-GELU → ReLU, saved in {self.folder}",
