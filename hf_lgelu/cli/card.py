@@ -1,18 +1,19 @@
 """`hf-lgelu card`: the model card of a λ-GELU checkpoint, or of what `harden` made of one."""
 
 from argparse import Namespace
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub.constants import REPOCARD_NAME
 
 from hf_lgelu.cli.given_checkpoint import GivenCheckpoint, read_checkpoint
-from hf_lgelu.cli.known_facts import known_facts
+from hf_lgelu.cli.known_facts import known_facts, with_hardness_of
 from hf_lgelu.cli.named_places import local
 from hf_lgelu.export.hub.card import write_card
+from hf_lgelu.export.hub.card_facts import CardFacts
 from hf_lgelu.export.hub.conversion_card import original_licence
-from hf_lgelu.models.profile import gate_rows, hardness_profile
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, SELF_GATE_KINDS, find_relu_sites, find_sites, is_activation
 
 
 def card(arguments: Namespace) -> Path:
@@ -21,7 +22,8 @@ def card(arguments: Namespace) -> Path:
     Raises:
         NotADirectoryError: the checkpoint is no folder here.
         FileExistsError: there is a card, and --overwrite was not given.
-        ValueError: nothing is known of λ, neither from the checkpoint nor from facts.
+        ValueError: nothing is known of λ, neither from the checkpoint nor from facts, or the checkpoint has other
+            activations than an export of a λ-GELU network.
     """
     folder = local(arguments.model)
     if folder is None or not folder.is_dir():
@@ -29,9 +31,10 @@ def card(arguments: Namespace) -> Path:
     if (folder / REPOCARD_NAME).exists() and not arguments.overwrite:
         raise FileExistsError(f"{folder / REPOCARD_NAME} is there already; replace it with --overwrite")
     given = read_checkpoint(arguments.model)
-    facts, export = known_facts(given.name, arguments.facts), _form(given)
+    facts = known_facts(given.name, arguments.facts)
+    export = form_of(given, facts)
     if export == "lambda_gelu":
-        facts = replace(facts, hardness=hardness_profile(given.model), gates=gate_rows(given.model))
+        facts = with_hardness_of(facts, given.model)
     if not facts.hardness:
         raise ValueError(
             f"{given.name} has no λ-GELU any more, and its card would tell the hardness its gates had: give --facts "
@@ -44,9 +47,28 @@ def card(arguments: Namespace) -> Path:
     return path
 
 
-def _form(given: GivenCheckpoint) -> str:
-    """The name of its activations, as the card's writer knows the forms."""
-    kinds = {site.kind for site in find_sites(given.model)}
-    if kinds & set(LEARNED_KINDS):
+def form_of(given: GivenCheckpoint, facts: CardFacts) -> str:
+    """What became of its λ-gates, as the card's writer knows the forms; ValueError where the modules say none."""
+    model = given.model
+    smooth = {site.name: site.kind for site in find_sites(model)}
+    if set(smooth.values()) & set(LEARNED_KINDS):
         return "lambda_gelu"
-    return "gelu" if kinds & {"gelu", "silu"} else "relu"
+    relus = {site.name for site in find_relu_sites(model) if site.kind == "relu"}
+    plain = {name for name, kind in smooth.items() if kind in SELF_GATE_KINDS}
+    activations = {
+        name: type(module).__name__
+        for name, module in model.named_modules(remove_duplicate=False)
+        if is_activation(module)
+    }
+    were_gates = facts.hardness.keys() & activations  # a network has activations that never were λ-gates, too
+    if relus and not smooth and were_gates <= relus:
+        return "relu"
+    if plain and were_gates <= plain:
+        return "gelu"
+    found = " and ".join(f"{count} {name}" for name, count in Counter(activations.values()).items())
+    raise ValueError(
+        f"{given.name} has no λ-gate, and its activations ({found or 'no module of it is one'}) are not those that "
+        "`hf-lgelu harden` puts in the place of λ-gates. A card is written for a λ-GELU checkpoint, for one with ReLU "
+        "in the place of each gate and no smooth gate left, and for one with GELU or SiLU there and λ in the weights; "
+        "`hf-lgelu convert` writes the card of a network that it makes a ReLU network of"
+    )

@@ -1,7 +1,7 @@
 """The checkpoint that a command is given: what it is, whether it can be worked on, what its card says."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.example_run import NOT_TAKEN, run_example
 from hf_lgelu.models.sentence_embedder import SentenceEmbedder
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites
 
 GATE_NAMES = {gate.name: gate.label for gate in GATES.values()} | {"gelu": "GELU", "silu": "SiLU", "mish": "Mish"}
 
@@ -108,10 +108,10 @@ def _refuse_other_folders(name: str) -> None:
         )
 
 
-def gates_in_words(network: nn.Module) -> str:
+def gates_in_words(network: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str:
     """ "12 GELU" or "3 SiLU and 12 GELU", the smooth gates that a network has as modules; "no smooth gates"."""
-    kinds = Counter(site.kind for site in find_sites(network))
-    named = [f"{count} {GATE_NAMES.get(kind, kind)}" for kind, count in kinds.items()]
+    found = Counter(site.kind for site in find_sites(network, kinds))
+    named = [f"{count} {GATE_NAMES.get(kind, kind)}" for kind, count in found.items()]
     return " and ".join(named) or "no smooth gates"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hf_lgelu.cli.compared import compare, in_words
 from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
+    gates_in_words,
     push,
     read_checkpoint,
     repository,
@@ -17,11 +18,11 @@ from hf_lgelu.cli.given_checkpoint import (
 )
 from hf_lgelu.cli.inputs.chosen import evaluation_set
 from hf_lgelu.cli.inputs.input_set import InputSet
-from hf_lgelu.cli.known_facts import known_facts
+from hf_lgelu.cli.known_facts import known_facts, with_hardness_of
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
 from hf_lgelu.export.targets import ONNX_FILE, ExportOptions, check_target
-from hf_lgelu.models.profile import gate_rows, hardness_profile
+from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites
 from hf_lgelu.models.whole_folder import whole_folder
 
 _EXAMPLE_ROWS = 64
@@ -75,15 +76,23 @@ def _export(arguments: Namespace, given: GivenCheckpoint, evaluation: InputSet |
 def _write_card(arguments: Namespace, given: GivenCheckpoint, report: Any, folder: Path) -> None:
     known = known_facts(given.name, arguments.facts)
     facts = replace(
-        known,
-        hardness=hardness_profile(given.model),
-        gates=gate_rows(given.model),
+        with_hardness_of(known, given.model),
+        limits=(*known.limits, *_left_smooth(given, arguments.to)),
         change=report.change,
         license=arguments.license or known.license or original_licence(given.name),
         checkpoint=None,  # that of the new folder
     )
     repo_id = repository(arguments.push_to_hub, Path(arguments.output_dir))
     write_card(folder, facts, export=arguments.to, repo_id=repo_id)
+
+
+def _left_smooth(given: GivenCheckpoint, target: str) -> list[str]:
+    """What a card of a ReLU network has to say where gates of other kinds stand beside the λ-gates."""
+    kinds = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
+    if target != "relu" or not find_sites(given.model, kinds):
+        return []
+    others = gates_in_words(given.model, kinds)
+    return [f"It is no ReLU network throughout: beside its λ-gates it had {others}, and has them still."]
 
 
 def _require_whole(given: GivenCheckpoint, target: str) -> None:

@@ -1,9 +1,13 @@
 """What is known of a checkpoint's training: the facts beside it, or those that the user names."""
 
+from dataclasses import replace
 from pathlib import Path
+
+from torch import nn
 
 from hf_lgelu.cli.named_places import local
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE, CardFacts, load_card_facts
+from hf_lgelu.models.profile import gate_names, mean_of_several, smallest_by_site
 
 
 def known_facts(model: str, named: str | None) -> CardFacts:
@@ -17,3 +21,9 @@ def known_facts(model: str, named: str | None) -> CardFacts:
     if folder is not None and (folder / CARD_FACTS_FILE).is_file():
         return load_card_facts(folder)
     return CardFacts()
+
+
+def with_hardness_of(facts: CardFacts, model: nn.Module) -> CardFacts:
+    """The facts, with the λ-gates that the model has. Raises ValueError for a model without λ-GELU."""
+    means = mean_of_several(model)
+    return replace(facts, hardness=smallest_by_site(model), mean_hardness=means, gates=gate_names(model))

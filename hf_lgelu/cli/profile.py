@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hf_lgelu.cli.given_checkpoint import read_checkpoint, require_hardness
 from hf_lgelu.export.hub.hardness_figure import draw_hardness
-from hf_lgelu.models.profile import hardness_profile, swap_errors
+from hf_lgelu.models.profile import mean_of_several, smallest_by_site, swap_errors
 from hf_lgelu.models.whole_file import whole_file
 from hf_lgelu.training.hardening import is_hardened
 
@@ -23,24 +23,30 @@ def profile(arguments: Namespace) -> None:
         raise ValueError(f"--figure {arguments.figure}: a PNG is written; give it a name that ends in .png")
     given = read_checkpoint(arguments.model)
     require_hardness(given)
-    hardness = hardness_profile(given.model)
-    print(table(hardness, swap_errors(given.model)))
+    hardness, means = smallest_by_site(given.model), mean_of_several(given.model)
+    print(table(hardness, means, swap_errors(given.model)))
     print(f"hardened: {'yes' if is_hardened(given.model) else 'no'}")
     if arguments.figure is not None:
         path = Path(arguments.figure)
         with whole_file(path, overwrite=arguments.overwrite) as new:
-            draw_hardness(new, {}, hardness)
+            draw_hardness(new, {}, hardness, means)
         print(f"Picture: {path}")
 
 
-def table(hardness: Mapping[str, float], errors: Mapping[str, float]) -> str:
-    """A line for each gate: λ, the most that ReLU in its place changes one unit (κ/λ), and a bar, logarithmic in λ."""
+def table(hardness: Mapping[str, float], means: Mapping[str, float], errors: Mapping[str, float]) -> str:
+    """A line for each gate: its smallest λ, the most that ReLU in its place changes one unit (κ/λ), and a bar.
+
+    The bar is logarithmic in the smallest λ. Where gates have several λ, their mean stands before it.
+    """
     width = max(4, *map(len, hardness))
     longest = max(map(_length, hardness.values()))
-    lines = [f"{'gate':{width}}  {'λ':>10}  {'κ/λ':>8}"]
+    titles = ("mean λ", "smallest λ") if means else ("λ",)
+    lines = [f"{'gate':{width}}  {'  '.join(f'{title:>10}' for title in titles)}  {'κ/λ':>8}"]
     for gate, value in hardness.items():
         bar = "█" * round(_BAR * _length(value) / longest)
-        lines.append(f"{gate:{width}}  {value:10.4g}  {errors[gate]:8.2g}  {bar}".rstrip())
+        numbers = (means.get(gate, value), value) if means else (value,)
+        shown = "  ".join(f"{number:10.4g}" for number in numbers)
+        lines.append(f"{gate:{width}}  {shown}  {errors[gate]:8.2g}  {bar}".rstrip())
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.activation.gates import FORWARDS
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     check_temperature,
@@ -71,9 +72,19 @@ def smallest_by_site(model: nn.Module) -> dict[str, float]:
     return {site.name: whole_tensor(site.module.hardness).min().item() for site in sites}
 
 
-def gate_rows(model: nn.Module) -> dict[str, str]:
-    """{module name: its row of GATES} of every λ-gate's site, in registration order."""
-    return {site.name: site.kind for site in find_sites(model, LEARNED_KINDS)}
+def mean_of_several(model: nn.Module) -> dict[str, float]:
+    """{module name: mean λ} of the λ-gates' sites that have several λ (granularity channel or neuron).
+
+    Raises ValueError for a model without λ-GELU.
+    """
+    means = hardness_profile(model)
+    sites = find_sites(model, LEARNED_KINDS)
+    return {site.name: means[site.name] for site in sites if owner_of(site.module).raw_hardness.numel() > 1}
+
+
+def gate_names(model: nn.Module) -> dict[str, str]:
+    """{module name: what a config calls its gate, a key of ACTIVATION_NAMES} of every λ-gate's site, in order."""
+    return {site.name: site.kind + FORWARDS[site.module.forward_mode] for site in find_sites(model, LEARNED_KINDS)}
 
 
 def swap_errors(model: nn.Module) -> dict[str, float]:

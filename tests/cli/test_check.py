@@ -17,9 +17,14 @@ from transformers import (
     TimmWrapperConfig,
     TimmWrapperForImageClassification,
 )
+from transformers.activations import ACT2FN
 
+from hf_lgelu import replace_activations
+from hf_lgelu.cli.card import form_of
+from hf_lgelu.cli.given_checkpoint import GivenCheckpoint
 from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
 from hf_lgelu.models.checkpoint import load_checkpoint
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.profile import hardness_profile
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -191,6 +196,106 @@ def test_the_card_of_an_export_needs_the_hardness_it_had(place, tmp_path, call):
     status, _, errors = call("card", tmp_path / "nothing")
     assert status == 1
     assert "there is no folder" in errors
+
+
+def largest_swap_errors(model):
+    """{gate: the most that ReLU in its place changes a unit}, tried out on a fine grid, as many columns as units."""
+    x = torch.linspace(-8, 8, 40_001)[:, None].expand(-1, 4)
+    gates = {name: module for name, module in model.named_modules() if hasattr(module, "hardness")}
+    with torch.no_grad():
+        return {name: (gate(x) - x.relu()).abs().max().item() for name, gate in gates.items()}
+
+
+def with_several_hardnesses(folder):
+    """Two gates with a λ for each of four channels: 1, 400, 400, 400, and 100 four times."""
+    torch.manual_seed(0)
+    model = MLPForClassification(MLPConfig(num_features=4, hidden_size=4, num_hidden_layers=2, hidden_act="gelu"))
+    replace_activations(model, granularity="channel", inputs=torch.randn(2, 4))
+    for layer, values in zip(model.layers, ([1.0, 400.0, 400.0, 400.0], [100.0] * 4), strict=True):
+        layer.activation.hardness_override.copy_(torch.tensor(values))
+    model.save_pretrained(folder)
+    return load_checkpoint(folder)
+
+
+def test_of_several_hardnesses_the_smallest_is_told_with_its_bound(tmp_path, call):
+    soft, hard = largest_swap_errors(with_several_hardnesses(tmp_path / "soft")).values()
+    assert (soft, hard) == (pytest.approx(0.16997, abs=1e-5), pytest.approx(0.0016997, abs=1e-6))
+    _, said, _ = call("profile", tmp_path / "soft", "--figure", tmp_path / "h.png")
+    title, *lines = said.splitlines()[:3]
+    assert title.split() == ["gate", "mean", "λ", "smallest", "λ", "κ/λ"]
+    assert [line.split()[1:4] for line in lines] == [["300.2", "1", "0.17"], ["100", "100", "0.0017"]]
+    assert call("card", tmp_path / "soft")[0] == 0
+    words = ("harden", tmp_path / "soft", "--output_dir", tmp_path / "relu", "--allow_soft", "--disable_tqdm")
+    assert "softest gate layers.0.activation: λ = 1, at most 0.17 a unit" in call(*words)[1]
+    for folder in ("soft", "relu"):
+        text = (tmp_path / folder / "README.md").read_text()
+        assert "ended at λ from 1 to 100 (the smallest λ of each gate)" in text
+        assert f"| `layers.0.activation` | 300.2 | 1 | {soft:.2g} |" in text
+        assert f"| `layers.1.activation` | 100 | 100 | {hard:.2g} |" in text
+
+
+def test_card_profile_and_check_agree_where_the_forward_pass_is_relu(tmp_path, call):
+    torch.manual_seed(0)
+    config = MLPConfig(num_features=4, hidden_size=4, num_hidden_layers=2, hidden_act="lambda_gelu_relu")
+    MLPForClassification(config).save_pretrained(tmp_path / "model")
+    assert set(largest_swap_errors(load_checkpoint(tmp_path / "model")).values()) == {0.0}
+    _, said, _ = call("profile", tmp_path / "model")
+    assert [line.split()[2] for line in said.splitlines()[1:3]] == ["0", "0"]
+    assert "hardened: yes" in said
+    assert "Yes, its gates are" in call("check", tmp_path / "model", "--disable_tqdm")[1]
+    assert call("card", tmp_path / "model")[0] == 0
+    assert call("harden", tmp_path / "model", "--output_dir", tmp_path / "relu", "--disable_tqdm")[0] == 0
+    for folder in ("model", "relu"):
+        text = (tmp_path / folder / "README.md").read_text()
+        assert "Putting ReLU in its place changes nothing" in text
+        assert "| `layers.0.activation` | 1.05 | 0 |" in text
+        assert "smooth" not in text
+
+
+@pytest.mark.parametrize(
+    ("activation", "found"),
+    [
+        ("mish", "1 MishActivation"),
+        ("tanh", "1 Tanh"),
+        ("leaky_relu", "1 LeakyReLU"),
+        ("relu2", "1 ReLUSquaredActivation"),
+    ],
+)
+def test_no_card_calls_another_activation_relu(activation, found, tmp_path, call):
+    config = MLPConfig(num_features=4, hidden_size=4, num_hidden_layers=1, hidden_act=activation)
+    MLPForClassification(config).save_pretrained(tmp_path / "model")
+    save_card_facts(CardFacts({"layers.0.activation": 160.0}), tmp_path)
+    status, _, errors = call("card", tmp_path / "model", "--facts", tmp_path)
+    assert status == 1
+    assert f"has no λ-gate, and its activations ({found}) are not those" in errors
+    assert "ReLU in the place of each gate and no smooth gate left" in errors
+    assert not (tmp_path / "model" / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("activations", "gates", "form"),
+    [
+        (("relu", "relu"), (0, 1), "relu"),
+        (("relu", "tanh"), (0,), "relu"),  # as BERT's pooler
+        (("relu", "tanh"), (0, 1), None),
+        (("relu", "mish"), (0,), None),
+        (("relu", "gelu"), (0,), None),
+        (("relu", "gelu"), (1,), "gelu"),
+        (("gelu", "silu"), (0, 1), "gelu"),
+    ],
+)
+def test_the_form_is_that_of_the_gates_that_facts_name(activations, gates, form, tmp_path, call):
+    config = MLPConfig(num_features=4, hidden_size=4, num_hidden_layers=2, hidden_act="relu")
+    model = MLPForClassification(config)
+    for layer, name in zip(model.layers, activations, strict=True):
+        layer.activation = ACT2FN[name]
+    facts = CardFacts({f"layers.{number}.activation": 160.0 for number in gates})
+    given = GivenCheckpoint("model", model)
+    if form is None:
+        with pytest.raises(ValueError, match="model has no λ-gate, and its activations"):
+            form_of(given, facts)
+    else:
+        assert form_of(given, facts) == form
 
 
 def test_kernels_are_listed(call):

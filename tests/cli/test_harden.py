@@ -7,7 +7,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, ModernBertConfig, ModernBertForSequenceClassification
 
 from hf_lgelu import substitute_relu
 from hf_lgelu.cli.sentence_folder import find_sentence_folder
@@ -108,6 +108,21 @@ def test_what_is_not_to_be_hardened_is_told_what_to_do(model, reason, place, tmp
 def test_soft_gates_go_through_where_that_is_asked_for(place, tmp_path, call):
     assert call("harden", place / "soft", "--output_dir", tmp_path / "relu", "--allow_soft")[0] == 0
     assert load_checkpoint(tmp_path / "relu").config.hidden_act == "relu"
+
+
+def test_the_card_names_the_gates_that_stay_smooth(tmp_path, call):
+    """A key of the config for the layers, which learn λ, and one for the head, which does not."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    config = ModernBertConfig(vocab_size=20, **sizes, **ids, hidden_activation="lambda_gelu")
+    model = ModernBertForSequenceClassification(config)
+    anneal_hardness(model, 1.0)
+    model.save_pretrained(tmp_path / "model")
+    status, _, errors = call("harden", tmp_path / "model", "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert status == 0, errors
+    text = (tmp_path / "relu" / "README.md").read_text()
+    assert "- It is no ReLU network throughout: beside its λ-gates it had 1 GELU, and has them still." in text
 
 
 def test_the_folder_comes_with_its_card_or_not_at_all(place, tmp_path, monkeypatch, call):

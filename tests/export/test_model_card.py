@@ -335,6 +335,55 @@ def test_the_template_is_one_and_travels_with_the_package():
     assert citation in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_of_several_hardnesses_the_smallest_bounds_the_swap():
+    """Of λ = 1 and three of 400, by the functions themselves; the other gate has one λ."""
+    x = torch.linspace(-6, 6, 120_001, dtype=torch.float64)
+    exact = max((x * torch.special.ndtr(value * x) - x.relu()).abs().max().item() for value in (1.0, 400.0))
+    facts = with_facts(
+        hardness={"a": 1.0, "b": 50.0}, mean_hardness={"a": 300.25}, earlier_hardness={"as learned": {"a": 1.5}}
+    )
+    text = render_card(facts).text
+    assert f"at most κ/λ, κ = {exact:.5f}. Of a gate with several λ the smallest bounds that." in text
+    assert "| gate | mean λ as learned | mean λ | smallest λ | κ/λ |" in text
+    assert f"| `a` | 1.5000 | 300.2 | 1 | {exact:.2g} |" in text
+    assert f"| `b` | – | 50 | 50 | {exact / 50:.2g} |" in text
+    assert "Its 2 gates ended at λ from 1 to 50 (the smallest λ of each gate) after hardening." in text
+
+
+def test_gates_that_compute_relu_are_not_called_smooth():
+    def card_of(*names, export="lambda_gelu"):
+        hardness = {f"act{number}": 1.05 for number in range(len(names))}
+        facts = with_facts(hardness=hardness, gates=dict(zip(hardness, names, strict=True)), earlier_hardness={})
+        return render_card(facts, export=export).text
+
+    text = card_of("lambda_gelu_relu", "lambda_gelu_relu")
+    assert "The forward pass is ReLU, with λ in the gradients alone." in text
+    assert "A gate computes ReLU, with the gradients of x·Φ(λx): λ = 1 is GELU" in text
+    assert "Putting ReLU in its place changes nothing" in text
+    assert "| `act0` | 1.05 | 0 |\n| `act1` | 1.05 | 0 |" in text
+    assert "smooth" not in text
+    assert "Only the gates are ReLU" in text
+    assert "Putting ReLU in its place changes nothing" in card_of("lambda_silu_relu", export="relu")
+    text = card_of("lambda_gelu", "lambda_silu_relu", "lambda_silu_relu")
+    assert "The forward pass of 2 of them is ReLU" in text
+    assert "at most κ/λ, κ = 0.16997. Where κ/λ is 0, the gate computes ReLU" in text
+    assert "| `act0` | 1.05 | 0.16 |\n| `act1` | 1.05 | 0 |" in text
+    assert "1 of 3 gates are smooth: what needs a piecewise linear network does not apply" in text
+    with pytest.raises(ValueError, match=r"act1 computes ReLU .* no λ is folded into the weights"):
+        card_of("lambda_gelu", "lambda_gelu_relu", export="gelu")
+
+
+def test_facts_of_before_are_read(tmp_path):
+    """As 0.1.0 and early 0.2.0 wrote them: no mean_hardness, and gates that are rows of GATES."""
+    facts = {"hardness": {"a": 160.0, "b": 160.0}, "name": "letters", "gates": {"b": "lambda_silu"}, "license": "mit"}
+    (tmp_path / "card_facts.json").write_text(json.dumps(facts))
+    loaded = load_card_facts(tmp_path)
+    assert loaded == CardFacts({"a": 160.0, "b": 160.0}, "letters", gates={"b": "lambda_silu"}, license="mit")
+    text = render_card(dataclasses.replace(loaded, checkpoint=FACTS.checkpoint)).text
+    assert "| gate | λ | κ/λ |" in text
+    assert "| `b` | 160 | 0.0017 |" in text  # κ = 0.27846
+
+
 def test_a_card_of_another_gate_has_its_names_and_its_bound():
     facts = CardFacts({"a": 100.0, "b": 100.0}, gates={"b": "lambda_silu"}, checkpoint=FACTS.checkpoint)
     text = str(render_card(facts, export="lambda_gelu"))

@@ -8,7 +8,7 @@ from families import BY_NAME
 from torch import nn
 
 from hf_lgelu import LambdaGELU, hardness_profile, initialize_hardness, replace_activations
-from hf_lgelu.models.profile import smallest_by_site, smallest_hardness
+from hf_lgelu.models.profile import gate_names, mean_of_several, smallest_by_site, smallest_hardness
 from hf_lgelu.models.sites import find_sites, owner_of
 
 
@@ -96,6 +96,9 @@ def test_a_site_with_several_hardnesses_shows_their_mean():
     assert hardness_profile(model) == {"1": pytest.approx(sum(expected) / 3, rel=1e-6)}
     assert smallest_hardness(model) == pytest.approx(expected[0], rel=1e-6)
     assert smallest_by_site(model) == {"1": pytest.approx(expected[0], rel=1e-6)}
+    model.append(LambdaGELU(init_hardness=2.0, forward="relu"))
+    assert mean_of_several(model) == {"1": pytest.approx(sum(expected) / 3, rel=1e-6)}
+    assert gate_names(model) == {"1": "lambda_gelu", "2": "lambda_gelu_relu"}
     initialize_hardness(model, "uniform", 1.25)
     assert model[1].hardness.tolist() == pytest.approx([1.25] * 3)
 

@@ -2,13 +2,12 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.constants import REPOCARD_NAME
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, Gate, check_gate
+from hf_lgelu.activation.gates import ACTIVATION_NAMES, DEFAULT_GATE, Gate, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.card_facts import CardData, CardFacts, CardScores
@@ -51,8 +50,9 @@ def render_card(
         repo_id: on the Hub, "user/name".
 
     Raises:
-        ValueError: an unknown `export`, facts without hardness or checkpoint, a licence or repository that is not
-            named as the Hub names it, or the card would show an access token.
+        ValueError: an unknown `export`, facts without hardness or checkpoint, gates that are none or whose λ cannot
+            be in the weights (`forward="relu"`, "gelu"), a licence or repository that is not named as the Hub names it,
+            or the card would show an access token.
     """
     if not isinstance(facts, CardFacts):
         raise TypeError(f"facts must be CardFacts, got {type(facts).__name__}")
@@ -60,8 +60,13 @@ def render_card(
         raise ValueError(f"unknown export {export!r}; accepted: {', '.join(_EXPORTS)}")
     if not facts.hardness or facts.checkpoint is None:
         raise ValueError(
-            "a card describes a network that was trained with λ-GELU: its facts need hardness (hardness_profile, or "
-            "the export's report) and checkpoint (write_card reads it from the folder)"
+            "a card describes a network that was trained with λ-GELU: its facts need hardness (the report of "
+            "export_relu, or smallest_by_site) and checkpoint (write_card reads it from the folder)"
+        )
+    if export == "gelu" and (relus := _relu_forward(facts)):
+        raise ValueError(
+            f"{', '.join(relus)} computes ReLU (forward='relu'), so that no λ is folded into the weights; the card of "
+            "such a network is that of export='relu' or 'lambda_gelu'"
         )
     if any("```" in lines for lines in facts.loading_code.values()):
         raise ValueError("loading_code must be Python alone: ``` would end its block on the card")
@@ -77,7 +82,7 @@ def render_card(
         substitution=_substitution(facts, export),
         figure=figure,
         gate_note=_gate_note(facts),
-        hardness=_hardness_table(facts.hardness, facts.earlier_hardness, facts.gates),
+        hardness=_hardness_table(facts),
         recipe=_recipe(facts),
         plain_code=_plain_code(facts, checkpoint, export, where),
         carried_code=loading.with_carried_code(where) if checkpoint.own_code and export != "lambda_gelu" else "",
@@ -131,7 +136,7 @@ def write_card(
         facts = dataclasses.replace(facts, checkpoint=loading.facts_of_folder(folder))
     card = render_card(facts, export=export, figure=figure, repo_id=repo_id)
     with whole_file(folder / figure, overwrite=True) as new:
-        draw_hardness(new, facts.earlier_hardness, facts.hardness)
+        draw_hardness(new, facts.earlier_hardness, facts.hardness, facts.mean_hardness)
     with whole_file(folder / name, overwrite=True) as new:
         new.write_text(f"{str(card).rstrip()}\n", encoding="utf-8")
     return folder / name
@@ -176,9 +181,13 @@ def _summary(facts: CardFacts, checkpoint: CheckpointFacts, export: str) -> str:
     softest, hardest = min(facts.hardness.values()), max(facts.hardness.values())
     span = f"λ = {softest:.4g}" if f"{softest:.4g}" == f"{hardest:.4g}" else f"λ from {softest:.4g} to {hardest:.4g}"
     where = f", trained on {plain(facts.trained_on)}" if facts.trained_on else ""
+    span += " (the smallest λ of each gate)" if facts.mean_hardness else ""
     ended = f"Its {len(facts.hardness)} gates ended at {span}{' after hardening' if facts.hardened else ''}."
     learned, unlearned = _gate_labels(facts)
     what = _EXPORTS[export].format(learned=learned, plain=unlearned)
+    if export == "lambda_gelu" and (relus := _relu_forward(facts)):
+        of_some = "" if len(relus) == len(facts.hardness) else f" of {len(relus)} of them"
+        what += f" The forward pass{of_some} is ReLU, with λ in the gradients alone."
     return f"A network of class {code(checkpoint.model_class)}{where}. {what} {ended}"
 
 
@@ -217,18 +226,48 @@ def _substitution(facts: CardFacts, export: str) -> str:
     return "\n\n".join(parts)
 
 
+def _row_and_forward(facts: CardFacts, site: str) -> tuple[Gate, str]:
+    """Of a λ-gate. Raises ValueError for a name that no gate has."""
+    name = facts.gates.get(site, DEFAULT_GATE)
+    gate, forward = ACTIVATION_NAMES.get(name, (name, "gate"))
+    return check_gate(gate), forward
+
+
 def _gate_rows(facts: CardFacts) -> list[Gate]:
-    """Of its λ-gates, each once. Raises ValueError for a name that is no row of GATES."""
-    return [check_gate(name) for name in dict.fromkeys(facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness)]
+    """Of its λ-gates, each once."""
+    return list({row.name: row for row, _ in (_row_and_forward(facts, site) for site in facts.hardness)}.values())
+
+
+def _relu_forward(facts: CardFacts) -> list[str]:
+    """The λ-gates whose forward pass is ReLU, which a swap does not change."""
+    return [site for site in facts.hardness if _row_and_forward(facts, site)[1] == "relu"]
+
+
+def _swap_bound(facts: CardFacts, site: str) -> float:
+    """κ/λ of a gate, by its smallest λ; 0 where its forward pass is ReLU."""
+    row, forward = _row_and_forward(facts, site)
+    bound = swap_error_bound(facts.hardness[site], row.name)
+    return 0.0 if forward == "relu" else bound
 
 
 def _gate_note(facts: CardFacts) -> str:
     """What its gates are, and what their swap can change."""
     forms = "; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in _gate_rows(facts))
-    largest = max(row.swap_error for row in _gate_rows(facts))
-    return (
+    relus = _relu_forward(facts)
+    if len(relus) == len(facts.hardness):
+        return (
+            f"A gate computes ReLU, with the gradients of {forms}. Putting ReLU in its place changes nothing: "
+            "λ is in the gradients alone."
+        )
+    largest = max(_row_and_forward(facts, site)[0].swap_error for site in facts.hardness if site not in relus)
+    note = (
         f"A gate is {forms}. Putting ReLU in its place changes what one unit gives by at most κ/λ, κ = {largest:.5f}."
     )
+    if facts.mean_hardness:
+        note += " Of a gate with several λ the smallest bounds that."
+    if relus:
+        note += " Where κ/λ is 0, the gate computes ReLU, and λ is in its gradients alone."
+    return note
 
 
 def _gate_labels(facts: CardFacts) -> tuple[str, str]:
@@ -237,17 +276,17 @@ def _gate_labels(facts: CardFacts) -> tuple[str, str]:
     return " and ".join(row.label for row in rows), " or ".join(row.plain_label for row in rows)
 
 
-def _hardness_table(
-    final: Mapping[str, float], earlier: Mapping[str, Mapping[str, float]], gates: Mapping[str, str]
-) -> str:
-    """λ of every gate, at the stages `earlier` and at the end, and the bound of the swap."""
-    stages = {label: stage for label, stage in earlier.items() if stage}
-    titles = ("gate", *(f"λ {plain(label)}" for label in stages), "λ", "κ/λ")
+def _hardness_table(facts: CardFacts) -> str:
+    """λ of every gate, at the earlier stages and at the end, and the bound of the swap."""
+    stages = {label: stage for label, stage in facts.earlier_hardness.items() if stage}
+    means = facts.mean_hardness
+    final = ("mean λ", "smallest λ") if means else ("λ",)
+    titles = ("gate", *(f"{final[0]} {plain(label)}" for label in stages), *final, "κ/λ")
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-    for site, value in final.items():
+    for site, value in facts.hardness.items():
         before = [f"{stage[site]:.4f}" if site in stage else "–" for stage in stages.values()]
-        bound = swap_error_bound(value, gates.get(site, DEFAULT_GATE))
-        cells = (code(site or "model"), *before, f"{value:.4g}", f"{bound:.2g}")
+        mean = [f"{means.get(site, value):.4g}"] if means else []
+        cells = (code(site or "model"), *before, *mean, f"{value:.4g}", f"{_swap_bound(facts, site):.2g}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -292,11 +331,13 @@ def _plain_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, wher
 
 def _limits(facts: CardFacts, export: str) -> str:
     lines = [plain(limit) for limit in facts.limits]
-    if export == "relu":
+    relus = _relu_forward(facts)
+    if export == "relu" or len(relus) == len(facts.hardness):
         lines.append("Only the gates are ReLU: softmax, normalization and other parts are what they were.")
         lines.append("Zeros of ReLU are no speed-up by themselves; none is claimed.")
     else:
-        lines.append("The gates are smooth: what needs a piecewise linear network does not apply to this one.")
+        smooth = f"{len(facts.hardness) - len(relus)} of {len(facts.hardness)} gates" if relus else "The gates"
+        lines.append(f"{smooth} are smooth: what needs a piecewise linear network does not apply to this one.")
     if facts.data is None:
         lines.append("There is no record of its training: what it was trained on is not known here.")
     return "\n".join(f"- {line}" for line in lines)

@@ -90,12 +90,15 @@ class CardFacts:
     would show an access token is refused.
 
     Args:
-        hardness: {gate: λ} at the end of training (`hardness_profile`, or `ReLUExport.hardness`).
-        gates: {gate: row of GATES} (`gate_rows`) of those that are no λ-GELU.
+        hardness: {gate: λ} at the end of training, of a gate with several the smallest, which bounds its swap
+            (`hf_lgelu.models.profile.smallest_by_site`, or `ReLUExport.hardness`).
+        gates: {gate: its name in a config} (`hf_lgelu.models.profile.gate_names`), such as "lambda_silu" or
+            "lambda_gelu_relu", whose forward pass is ReLU; λ-GELU where it is left out.
+        mean_hardness: {gate: mean λ} of the gates with several λ (`hf_lgelu.models.profile.mean_of_several`).
         name: the card's title without its last part, which is the form of the export.
         trained_on: completes the sentence "A network of class X, trained on …".
         hardened: its gates were hardened, not only learned.
-        earlier_hardness: {stage: {gate: λ}} before, in the order of time.
+        earlier_hardness: {stage: {gate: λ}} before, in the order of time; of several λ the mean (`hardness_profile`).
         scores: of its evaluation.
         data: of its training and evaluation.
         recipe: {what: value} of its training.
@@ -141,6 +144,7 @@ class CardFacts:
     base_model: str | None = None
     checkpoint: CheckpointFacts | None = None
     gates: Mapping[str, str] = field(default_factory=dict)
+    mean_hardness: Mapping[str, float] = field(default_factory=dict)
 
 
 _NESTED = {"scores": CardScores, "data": CardData, "change": OutputChange, "checkpoint": CheckpointFacts}

@@ -1,11 +1,11 @@
 """The model card of a benchmark's run: its record as facts, and the cards of this repository."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hf_lgelu import CardData, CardFacts, CardScores, write_card
-from hf_lgelu.activation.gates import ACTIVATION_NAMES
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from lgelu_lab.report.paper import DATA_READ, data_folder
 from lgelu_lab.studies.records import RunRecord, read_record
@@ -60,6 +60,8 @@ weights = load_file("model.safetensors")
 model.load_state_dict({{name.removeprefix("timm_model."): tensor for name, tensor in weights.items()}})
 model.eval()"""
 
+_SEVERAL = ("channel", "neuron")  # granularities of which a record has the mean λ of each gate
+
 # Of each card of model_cards/: the run that it describes.
 COMMITTED_CARDS = {
     "deit-tiny-imagenet": "downstream/runs/deit-tiny-imagenet/lambda_gelu-uniform-hardened-seed0",
@@ -72,15 +74,32 @@ COMMITTED_CARDS = {
 }
 
 
-def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
-    """What a card says of the network of a run."""
+def card_facts(
+    record: RunRecord, *, license: str | None = None, smallest_hardness: Mapping[str, float] | None = None
+) -> CardFacts:
+    """What a card says of the network of a run.
+
+    Args:
+        record: of the run.
+        license: the Hub's short name of it.
+        smallest_hardness: {gate: its smallest λ} of the network that was saved. A record has their means alone.
+
+    Raises ValueError where gates have several λ and their smallest, which bound the swap, are not given.
+    """
     saved, benchmark = record.saved, record.config["benchmark"]
     loss, relu_loss = saved.loss, saved.relu_loss
     if record.config.get("label_smoothing_factor"):  # Trainer smooths the labels of an evaluation too: no loss of these
         loss = relu_loss = None
+    several = bool(saved.hardness) and record.config.get("granularity") in _SEVERAL
+    if several and smallest_hardness is None:
+        raise ValueError(
+            f"the gates of {record.name} have several λ, and its record has their means, which bound no swap: give "
+            "smallest_hardness (hf_lgelu.models.profile.smallest_by_site of the saved network)"
+        )
     return CardFacts(
-        hardness=saved.hardness,
-        gates=dict.fromkeys(saved.hardness, ACTIVATION_NAMES.get(record.config["activation"], ("",))[0]),
+        hardness=smallest_hardness if several and smallest_hardness is not None else saved.hardness,
+        mean_hardness=saved.hardness if several else {},
+        gates=dict.fromkeys(saved.hardness, record.config["activation"]),
         name=benchmark,
         trained_on=f"the benchmark {benchmark} of hf_lgelu",
         hardened=bool(record.config["harden"]),

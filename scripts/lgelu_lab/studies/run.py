@@ -39,6 +39,7 @@ from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
 from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import PROCESSOR_FILES, save_checkpoint
+from hf_lgelu.models.profile import smallest_by_site
 from hf_lgelu.models.sites import find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
@@ -202,6 +203,7 @@ def _save(
 ) -> RunRecord:
     """The networks, and then the record that names their digests: killed in between, no record is there."""
     folder = Path(trainer.args.output_dir)
+    smallest = smallest_by_site(trainer.model)  # of what is sharded every process has a part
     if run.save_final_model:
         if trainer.is_world_process_zero():  # what speaks of other weights must not outlive them
             _remove(folder / RECORD_FILE, folder / CARD_FACTS_FILE)
@@ -211,7 +213,8 @@ def _save(
             _save_relu(model_class, processor, folder, hardened=trainer.args.harden)
             record = replace(record, weights=weight_digests(folder))
             if record.saved.hardness:
-                save_card_facts(replace(card_facts(record), checkpoint=None), folder)
+                facts = card_facts(record, smallest_hardness=smallest)
+                save_card_facts(replace(facts, checkpoint=None), folder)
         sweep(folder / RECORD_FILE)
         write_record(record, folder)
         (folder / FAILED_FILE).unlink(missing_ok=True)  # of an earlier try

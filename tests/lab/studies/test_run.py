@@ -14,10 +14,11 @@ from lgelu_lab.measurements.networks import evaluate, load_data
 from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recipe
 from lgelu_lab.studies.records import read_record, require_own_weights
 from lgelu_lab.studies.run import DivergedError, run_benchmark, run_config
+from safetensors.torch import load_file
 from timm.optim import Muon
 from transformers import AutoModel, TrainingArguments
 
-from hf_lgelu import LambdaGELUTrainer, hardness_profile
+from hf_lgelu import LambdaGELUTrainer, hardness_profile, load_card_facts
 from hf_lgelu.models.mlp import MLPForClassification
 
 ROOT = Path(__file__).parents[3]
@@ -81,6 +82,18 @@ def test_the_saved_networks_score_what_the_record_says(hardened):
     assert scores == pytest.approx([record.last.score, record.last.relu_score], abs=1e-12)
     assert (before - after).abs().max().item() == pytest.approx(record.last.relu_max_logit_change, rel=1e-4)
     assert 0 < record.last.relu_max_logit_change < record.epochs[0].relu_max_logit_change
+
+
+def test_the_facts_of_gates_with_several_hardnesses_have_the_smallest(tmp_path):
+    record = digits(tmp_path, granularity="channel", num_train_epochs=1, harden=False, save_final_model=True)
+    state = load_file(tmp_path / "model.safetensors")
+    raw = [state[f"layers.{number}.activation.raw_hardness"].double() for number in range(4)]
+    hardness = [1 + torch.log1p(torch.exp(s / 0.1)) for s in raw]
+    facts = load_card_facts(tmp_path)
+    assert list(facts.hardness.values()) == pytest.approx([values.min().item() for values in hardness], rel=1e-5)
+    assert list(facts.mean_hardness.values()) == pytest.approx([values.mean().item() for values in hardness], rel=1e-5)
+    assert facts.mean_hardness == record.last.hardness
+    assert list(facts.hardness.values()) < list(facts.mean_hardness.values())
 
 
 def test_an_optimizer_of_timm_takes_the_place_of_the_recipes(tmp_path, monkeypatch):
