@@ -67,6 +67,15 @@ def with_facts(**changes):
     return dataclasses.replace(FACTS, **changes)
 
 
+def test_a_change_by_an_export_is_told_of_what_was_exported():
+    """A λ-GELU network's card said "On the example inputs of the export, : largest change …"."""
+    assert "On the example inputs" not in str(render_card(FACTS, export="lambda_gelu"))
+    for export, how in (("relu", "the swap to ReLU"), ("gelu", "λ was folded into the weights")):
+        assert f"On the example inputs of the export, after {how}: {FACTS.change}." in str(
+            render_card(FACTS, export=export)
+        )
+
+
 def test_whole_card():
     card = render_card(FACTS, figure="hardness.png", repo_id="someone/letters-relu")
     expected = (Path(__file__).parent / "expected_card.md").read_text(encoding="utf-8")

@@ -220,8 +220,8 @@ def _substitution(facts: CardFacts, export: str) -> str:
             f"{scores.relu_max_logit_change:.2g}, and {percent(scores.relu_unchanged_predictions)} of the predictions "
             "(the largest logit) stayed the same."
         )
-    if facts.change is not None:
-        after = {"relu": "after the swap to ReLU", "gelu": "after λ was folded into the weights"}.get(export, "")
+    after = {"relu": "after the swap to ReLU", "gelu": "after λ was folded into the weights"}.get(export)
+    if facts.change is not None and after is not None:  # a λ-GELU network has gone through no export
         parts.append(f"On the example inputs of the export, {after}: {facts.change}.")
     return "\n\n".join(parts)
 
