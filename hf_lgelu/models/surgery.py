@@ -100,7 +100,8 @@ def replace_activations(
         inputs: needed for "channel" and "neuron", which take their shapes from one forward pass. With them, a model
             that uses the input of an in-place activation again is refused: no λ-gate works in place, and what comes
             later would see another value there. Without them that cannot be known.
-        channel_axis: the axis of channels in every activation's input; found from the forward pass if None.
+        channel_axis: the axis of channels in every activation's input; found from the forward pass if None, by the
+            layers that the inputs come from.
         include: a predicate on site names; the default takes all.
         rewrite_config: make a transformers config rebuild the model. With one λ per layer and a key that
             can say so, plain `from_pretrained` then loads it; otherwise `hf_lgelu.from_pretrained` does.
@@ -267,10 +268,18 @@ def _raw_shapes(
         raise ValueError(
             f"granularity {granularity!r} takes its shapes from a forward pass: pass inputs, e.g. one batch"
         )
-    seen = site_input_shapes(model, sites, inputs)
-    return {
-        name: raw_shape(shape, axis if channel_axis is None else channel_axis) for name, (shape, axis) in seen.items()
-    }
+    shapes = {}
+    for name, (shape, found) in site_input_shapes(model, sites, inputs).items():
+        axis = found if channel_axis is None else channel_axis
+        if axis is None:
+            raise ValueError(
+                f"{name}: which axis of its input, of shape {shape}, counts channels cannot be told. Behind a 1-D "
+                "convolution it is axis 1 and behind a linear layer the last, and between such a layer and "
+                f"{name} stands an operation through which they are not followed. Give channel_axis, with include= "
+                "for the sites where it holds"
+            )
+        shapes[name] = raw_shape(shape, axis)
+    return shapes
 
 
 def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> None:

@@ -562,3 +562,20 @@ def test_what_was_pruned_can_be_printed():
     ]
     pruned = dataclasses.replace(pruned, max_change=None, config_key=None)
     assert str(pruned).splitlines()[3:] == ["  no config key holds these widths"]
+
+
+def test_a_gate_whose_units_cannot_be_told_keeps_no_other_layer_from_being_pruned():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.relu, self.second = nn.Conv1d(3, 6, 1), nn.ReLU(), nn.Conv1d(6, 4, 1)
+            self.gate = nn.ReLU()
+
+        def forward(self, x):
+            return self.gate(self.second(self.relu(self.first(x))).reshape(len(x), 2, -1))
+
+    model, rows = Mixed(), torch.randn(4, 3, 5)
+    model.first.bias.data[1] = -100.0
+    pruned = remove_dead_units(model, rows)
+    assert pruned.removed == {"first": [1]}
+    assert prune_units(model, rows, fraction=0.2).widths["first"] == 5

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers import Wav2Vec2Config, Wav2Vec2Model
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.module import LambdaGELU
@@ -71,6 +72,51 @@ def test_channels_of_an_image_lie_on_axis_one_and_calls_are_counted_apart():
     assert zeros["relu#2"].dead_units == [0, 1, 4]
     assert model.training
     assert model.norm.num_batches_tracked == 0
+
+
+class Residual1d(nn.Module):
+    """A block of a 1-D ResNet: the gate stands behind a sum, where its input is no layer's output."""
+
+    def __init__(self, between=lambda x: x):
+        super().__init__()
+        self.body, self.norm, self.down = nn.Conv1d(3, 6, 3, padding=1), nn.BatchNorm1d(6), nn.Conv1d(3, 6, 1)
+        self.between, self.relu = between, nn.ReLU()
+
+    def forward(self, x):
+        return self.relu(self.between(self.norm(self.body(x)) + self.down(x)))
+
+
+def test_units_of_a_block_along_a_length_are_its_channels():
+    torch.manual_seed(0)
+    model, rows = Residual1d().eval(), torch.randn(4, 3, 10)
+    model.down.bias.data[2] = -100.0
+    with torch.no_grad():
+        outputs = model(rows)
+    zeros = measure_zeros(model, rows)["relu"]
+    assert zeros.values == 40
+    assert zeros.zeros.tolist() == [sum(v == 0 for row in outputs for v in row[unit].tolist()) for unit in range(6)]
+    assert zeros.dead_units == [2]
+
+
+@pytest.mark.parametrize("norm", ["group", "layer"])
+@pytest.mark.parametrize("stable", [False, True])
+def test_units_of_wav2vec2_are_channels_at_every_gate(norm, stable):
+    sizes = {"conv_dim": (8, 8), "conv_stride": (4, 4), "conv_kernel": (4, 4), "num_feat_extract_layers": 2}
+    config = Wav2Vec2Config(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2, hidden_act="relu", feat_extract_activation="relu", feat_extract_norm=norm,
+        do_stable_layer_norm=stable, **sizes,
+    )  # fmt: skip
+    zeros = measure_zeros(Wav2Vec2Model(config), torch.randn(2, 640))
+    assert [len(counts.zeros) for counts in zeros.values()] == [8, 8, 12, 16]
+
+
+def test_units_that_cannot_be_told_from_frames_are_refused():
+    mixed = Residual1d(lambda x: x.reshape(4, 12, 5))
+    with pytest.raises(ValueError, match=r"relu: which axis of its input, of shape \(4, 12, 5\), counts units"):
+        measure_zeros(mixed, torch.randn(4, 3, 10))
+    mixed.between = torch.Tensor.tanh
+    assert len(measure_zeros(mixed, torch.randn(4, 3, 10))["relu"].zeros) == 6
 
 
 def test_what_smooth_gates_would_be_as_relu_is_their_off_fraction():

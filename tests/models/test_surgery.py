@@ -534,3 +534,20 @@ def test_a_subclass_that_computes_its_bases_function_is_one_of_its_kind(make, ga
     model = Chain(make())
     replace_activations(model)
     assert model.blocks[0][0].gate == gate
+
+
+def test_channels_along_a_length_that_cannot_be_told_have_to_be_given():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.act = nn.Conv1d(3, 6, 1), nn.GELU()
+
+        def forward(self, x):
+            return self.act(self.conv(x).reshape(len(x), 3, -1))
+
+    inputs = torch.randn(2, 3, 5)
+    with pytest.raises(ValueError, match=r"act: which axis of its input, of shape \(2, 3, 10\), .* Give channel_axis"):
+        replace_activations(Mixed(), granularity="channel", inputs=inputs)
+    model = Mixed()
+    replace_activations(model, granularity="channel", inputs=inputs, channel_axis=1)
+    assert model.act.raw_hardness.shape == (3, 1)

@@ -173,7 +173,10 @@ def _rescalable(
             left[site.name] = "no output depends on it"
             continue
         shape, axis = shapes[site.name]
-        ones = torch.ones([shape[axis], *[1] * (len(shape) - 1 - axis % len(shape))], dtype=torch.float64)
+        if axis is None:
+            left[site.name] = f"which axis of its input, of shape {shape}, counts units cannot be told"
+            continue
+        ones = torch.ones([shape[axis], *[1] * (len(shape) - 1 - axis)], dtype=torch.float64)
         # Of scales that differ: a weight with several calls may want one scale in one and its inverse in the other.
         plan = plan_scaling(model, flow, {index: 1 + ones.cumsum(0)})
         name = plan.after[index][0].rpartition(".")[0] if plan.after[index] else ""

@@ -94,11 +94,11 @@ class Pruner:
         # torch-pruning takes the same channels out of every group, not those that the units feed.
         if getattr(consumers[0], "groups", 1) != 1 or self._is_tied(layer, *norms, *consumers):
             return None
-        units = calls[0].output.shape[calls[0].axis]
-        if self.units(self._names[layer]) != units:
+        axis = calls[0].axis
+        if axis is None or self.units(self._names[layer]) != calls[0].output.shape[axis]:
             return None
-        gates = tuple(call.name for call in calls)
-        return HiddenLayer(self._names[layer], gates, tuple(self._names[norm] for norm in norms), calls[0].kind, units)
+        gates, around = tuple(call.name for call in calls), tuple(self._names[norm] for norm in norms)
+        return HiddenLayer(self._names[layer], gates, around, calls[0].kind, calls[0].output.shape[axis])
 
     def _is_tied(self, *layers: nn.Module) -> bool:
         """Whether a parameter of one of these is another module's too, which would go on with the whole of it."""

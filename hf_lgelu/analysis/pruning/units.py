@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.analysis.pruning.prunable import HiddenLayer, Pruner, outputs_without
-from hf_lgelu.analysis.pruning.zeros import RELU, GateZeros, checked_batches, measure_zeros
+from hf_lgelu.analysis.pruning.zeros import RELU, GateZeros, checked_batches, count_zeros
 from hf_lgelu.models.comparison import allowed_rounding, difference, outputs_of
 from hf_lgelu.models.config_keys import write_config_changes
 from hf_lgelu.models.config_widths import plan_width_changes
@@ -104,7 +104,7 @@ def remove_dead_units(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Prun
             f"{type(model).__name__} has smooth gates ({kinds}): their units never rest at exactly 0 over a range of "
             "inputs, so none is dead. Harden the model and substitute ReLU, or use prune_units"
         )
-    zeros = measure_zeros(model, data)
+    zeros = _zeros(model, data, hard)
     chosen = {layer.name: _dead(layer, zeros) for layer in hard}
     if not any(chosen.values()):
         values = max(zeros[gate].values for layer in hard for gate in layer.gates)
@@ -152,7 +152,7 @@ def prune_units(
     _check_choice(fraction, threshold, criterion)
     pruner = Pruner(independent_copy(checked_module(model)), next(checked_batches(data, twice=True)))
     layers = _require_layers(model, pruner)
-    zeros = measure_zeros(model, data) if criterion == "apoz" else {}
+    zeros = _zeros(model, data, layers) if criterion == "apoz" else {}
     chosen = {}
     for layer in layers:
         scores = unit_scores(model, layer, zeros)
@@ -184,6 +184,10 @@ def unit_scores(model: nn.Module, layer: HiddenLayer, zeros: Mapping[str, GateZe
     if not incoming.isfinite().all():
         raise ValueError(f"{layer.name} has weights that are NaN or infinite: there is no order of importance in them")
     return -incoming.abs().sum(1)
+
+
+def _zeros(model: nn.Module, data: Inputs | Iterable[Inputs], layers: Sequence[HiddenLayer]) -> Mapping[str, GateZeros]:
+    return count_zeros(model, data, names={gate for layer in layers for gate in layer.gates})
 
 
 def _dead(layer: HiddenLayer, zeros: Mapping[str, GateZeros]) -> list[int]:

@@ -5,7 +5,7 @@ outputs over rows and positions. It says what a network does on these data, and 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hf_lgelu.models.channel_axes import ChannelAxes
 from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain, run_example
-from hf_lgelu.models.input_shapes import channel_axis
 from hf_lgelu.models.sites import checked_module, is_activation, kind_of
 
 RELU = "relu"
@@ -25,15 +25,16 @@ RELU = "relu"
 class GateCall:
     """One call of an activation module.
 
-    `name` is the module's, with "#2", "#3", ... from its second call in a forward pass on. `producers` are the
-    modules that made its input, from the nearest backwards as far as each takes one tensor from the next.
+    `name` is the module's, with "#2", "#3", ... from its second call in a forward pass on. `axis` counts its units,
+    from 0; None where that is not known. `producers` are the modules that made its input, from the nearest backwards
+    as far as each takes one tensor from the next.
     """
 
     name: str
     module: nn.Module
     kind: str
     output: Tensor
-    axis: int
+    axis: int | None
     producers: tuple[nn.Module, ...]
 
 
@@ -53,6 +54,7 @@ def watch_gates(model: nn.Module, inputs: Inputs, look: Callable[[GateCall], Ten
     calls: Counter[nn.Module] = Counter()
     producer_of = WeakTensorKeyDictionary()  # weak: no activation outlives its use
     source_of: dict[nn.Module, nn.Module | None] = {}
+    axes = ChannelAxes(model)
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
         taken = None
@@ -63,7 +65,7 @@ def watch_gates(model: nn.Module, inputs: Inputs, look: Callable[[GateCall], Ten
             calls[module] += 1
             name = names[module] if calls[module] == 1 else f"{names[module]}#{calls[module]}"
             producers = _chain(producer, source_of)
-            taken = look(GateCall(name, module, kind, output, channel_axis(data, producer), producers))
+            taken = look(GateCall(name, module, kind, output, axes.of(data), producers))
             output = output if taken is None else taken
         # What only passes a tensor on (Identity, dropout in eval mode) did not make it; neither did an in-place gate.
         if isinstance(output, Tensor) and output is not data:
@@ -72,7 +74,7 @@ def watch_gates(model: nn.Module, inputs: Inputs, look: Callable[[GateCall], Ten
         return taken
 
     leaves = [module for module in model.modules() if module in names or not list(module.children())]
-    with forward_hooks(leaves, hook):
+    with forward_hooks(leaves, hook), axes.watching():
         given = run_example(model, inputs)
     if not calls:
         _refuse_other_activations(model)
@@ -158,7 +160,9 @@ def measure_zeros(
 
     An activation is an `nn.ReLU` or a smooth gate in the module tree; one that runs several times in a forward pass
     is counted by call ("relu", "relu#2", ...). Units lie along axis 1 behind a convolution or batch normalization,
-    along the last behind a linear layer. Nothing but counts is kept. In eval mode.
+    along the last behind a linear layer, and are followed from there through sums, slices and transposes. Behind
+    anything else they lie along axis 1 of four and more, and along the last of fewer. Nothing but counts is kept. In
+    eval mode.
 
     Args:
         model: any module tree.
@@ -169,7 +173,8 @@ def measure_zeros(
     Raises:
         TypeError: `data` holds no batches.
         ValueError: a negative threshold; no rows, or NaN or infinity in them; a model without an activation module, or
-            one that gives NaN; an activation whose units are not the same number in every batch.
+            one that gives NaN; an activation whose units are not the same number in every batch, or with three axes
+            of which it is not known in a model with 1-D convolutions.
 
     Example:
         >>> import torch
@@ -181,9 +186,18 @@ def measure_zeros(
     checked_module(model)
     if not threshold >= 0:
         raise ValueError(f"threshold must be at least 0, got {threshold}")
+    return count_zeros(model, data, threshold=threshold)
+
+
+def count_zeros(
+    model: nn.Module, data: Inputs | Iterable[Inputs], *, threshold: float = 1e-3, names: Collection[str] | None = None
+) -> dict[str, GateZeros]:
+    """What `measure_zeros` gives, of the calls of these `names` alone (`GateCall.name`)."""
     counts: dict[str, GateZeros] = {}
 
     def add(call: GateCall) -> None:
+        if names is not None and call.name not in names:
+            return
         new = _count(call, threshold)
         counts[call.name] = _sum(call.name, counts[call.name], new) if call.name in counts else new
 
@@ -229,6 +243,13 @@ def _require_rows(batch: Inputs, number: int) -> None:
 
 
 def _count(call: GateCall, threshold: float) -> GateZeros:
+    if call.axis is None:
+        raise ValueError(
+            f"{call.name}: which axis of its input, of shape {tuple(call.output.shape)}, counts units cannot be told. "
+            "Behind a 1-D convolution it is axis 1 and behind a linear layer the last, and between such a layer and "
+            f"{call.name} stands an operation through which they are not followed. A normalization layer right before "
+            "it would tell; or measure a part of the model without it"
+        )
     units = call.output.shape[call.axis]
     output = call.output.detach().movedim(call.axis, -1).reshape(-1, units)
     if output.isnan().any():
