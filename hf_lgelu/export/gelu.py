@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_lgelu.export.folding.fold import FoldedSite, fold_hardness
+from hf_lgelu.export.folding.fold import FoldedSite, fold_hardness, max_relative_change
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models
 from hf_lgelu.models.config_keys import ConfigChange
@@ -18,10 +18,6 @@ from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import require_lambda_gelu
 from hf_lgelu.models.whole_folder import whole_folder
-
-MAX_RELATIVE_CHANGE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-1, torch.bfloat16: 1e-1}
-"""How far the outputs of the GELU model may be from those of the λ-GELU model, as a fraction of the largest output, by
-dtype of the weights. Rounding stays far below."""
 
 _MAX_CHANGE_BY_RELOADING = 1e-5  # transformers' two spellings of GELU round differently; its tanh form is further off
 
@@ -135,7 +131,7 @@ def _change_after_reload(
     if not _relative(by_reloading) <= _MAX_CHANGE_BY_RELOADING:
         raise RuntimeError(f"the GELU model, saved and loaded again, computes something else: {by_reloading}")
     change = compare_models(before, reloaded, inputs)
-    allowed = MAX_RELATIVE_CHANGE.get(dtype, 1e-1)
+    allowed = max_relative_change(dtype)
     if not _relative(change) <= allowed:
         raise RuntimeError(
             f"the GELU model computes something else than the λ-GELU model: {change}. That is more than the "

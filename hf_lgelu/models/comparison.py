@@ -55,7 +55,13 @@ def floating_outputs(output: Any) -> list[Tensor]:
 
 def allowed_rounding(output: Tensor) -> float:
     """How far rounding may move a number of this output, by its dtype and the largest finite one."""
-    return _ROUNDING.get(output.dtype, _ROUNDING[torch.float32]) * _largest(output)
+    return _ROUNDING.get(output.dtype, _ROUNDING[torch.float32]) * largest_finite(output)
+
+
+def largest_finite(tensor: Tensor) -> float:
+    """The largest absolute value among those that are finite; 0 where there is none."""
+    finite = tensor[tensor.isfinite()]
+    return finite.abs().max().item() if finite.numel() else 0.0
 
 
 def difference(output: Tensor, other: Tensor) -> Tensor:
@@ -94,7 +100,7 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
         unchanged = ((first.argmax(-1) == second.argmax(-1)) & ~second.isnan().any(-1)).double().mean().item()
     return OutputChange(
         max_change=difference(first, second).abs().max().item(),
-        largest_output=_largest(first),
+        largest_output=largest_finite(first),
         unchanged_predictions=unchanged,
         rows=first.numel() // (first.shape[-1] if first.ndim > 1 else 1),
     )
@@ -124,17 +130,12 @@ def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> N
         if not torch.allclose(first, second, rtol=0, atol=allowed, equal_nan=True):  # infinities are equal here, too
             raise RuntimeError(
                 "the saved model, loaded again, gives other outputs: largest difference "
-                f"{_largest(first - second):.3g}, where rounding explains {allowed:.3g}"
+                f"{largest_finite(first - second):.3g}, where rounding explains {allowed:.3g}"
             )
 
 
 def _same(tensor: Tensor, other: Tensor) -> bool:
     return tensor.dtype == other.dtype and torch.equal(tensor.cpu(), other.cpu())
-
-
-def _largest(tensor: Tensor) -> float:
-    finite = tensor[tensor.isfinite()]
-    return finite.abs().max().item() if finite.numel() else 0.0
 
 
 def _tensors(output: object) -> list[Tensor]:

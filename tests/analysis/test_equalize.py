@@ -293,3 +293,16 @@ def test_a_compiled_model_is_rescaled_inside():
     assert equalize_ranges(compiled, rows()) == equalize_ranges(plain, rows())
     assert torch.equal(output(compiled, {"input": rows()}), before)
     assert torch.equal(compiled._orig_mod[0].weight, plain[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("2.weight", r"2\.weight holds NaN"), ("0.weight", "1 gives NaN or infinity")]
+)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_named(name, said, number):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    model.get_parameter(name).data[0] = number
+    weights = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=f"{said}.*look at the model's weights"):
+        equalize_ranges(model, torch.rand(64, 4))
+    assert all(torch.equal(value.nan_to_num(), weights[key].nan_to_num()) for key, value in model.state_dict().items())

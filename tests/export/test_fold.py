@@ -1,6 +1,7 @@
 """Folding λ into weights: closed forms for the weights, float64 for the function, and what must be refused."""
 
 import copy
+import random
 
 import pytest
 import torch
@@ -575,3 +576,62 @@ def test_a_gate_that_computes_relu_has_no_hardness_to_fold():
     with pytest.raises(ValueError, match=r"1 computes ReLU .* substitute_relu\(model\) makes it plain"):
         fold_hardness(model, torch.randn(2, 3))
     assert isinstance(model[1], LambdaGELU)
+
+
+class HiddenUse(nn.Module):
+    """Computes with the memory of its first weight once more, and says so nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 4))
+        self.hidden = [self.net[0].weight.detach()]
+
+    def forward(self, x):
+        return self.net(x) + x @ self.hidden[0].T
+
+
+def assert_as_it_was(model, inputs, said):
+    model.eval()
+    state, gates, before = copy.deepcopy(model.state_dict()), find_sites(model), computed(model, inputs)
+    with pytest.raises(ValueError, match=said):
+        fold_hardness(model, inputs)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert [site.module for site in find_sites(model)] == [site.module for site in gates]
+    assert torch.equal(computed(model, inputs), before)
+
+
+def test_a_fold_that_changes_the_function_is_taken_back():
+    assert_as_it_was(
+        harden(HiddenUse()), torch.randn(5, 3), "λ in its weights HiddenUse gives other outputs, and it is as"
+    )
+
+
+def test_a_fold_whose_numbers_leave_float16_is_taken_back():
+    model = nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 3)).half()
+    nn.init.constant_(model[0].weight, 1000.0)
+    assert_as_it_was(harden(model, (20.0,)), torch.full((1, 3), 3.0).half(), r"wider one \(model.float\(\)\)")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_deep_models_of_each_dtype_fold_though_rounding_adds_up(dtype):
+    layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), LambdaGELU())]
+    model = harden(nn.Sequential(*layers, nn.Linear(64, 8)), (1.37, 3.3, 20.7)).to(dtype)
+    assert len(fold_hardness(model, torch.randn(16, 64, dtype=dtype))) == 12
+
+
+def test_random_numbers_of_the_forward_do_not_count_as_a_change():
+    class Drawn(nn.Module):
+        def __init__(self, draw):
+            super().__init__()
+            self.net, self.draw = nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 3)), draw
+
+        def forward(self, x):
+            return self.net(x) + self.draw()
+
+    given = random.Random(0)
+    for draw in (lambda: torch.rand(3), given.random):
+        model = harden(Drawn(draw))
+        weight = model.net[0].weight.detach().clone()
+        assert len(fold_hardness(model, torch.ones(2, 3))) == 1
+        assert type(model.net[1]) is nn.GELU
+        torch.testing.assert_close(model.net[0].weight, 1.5 * weight)

@@ -23,9 +23,10 @@ from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.analysis.pruning.zeros import checked_batches
+from hf_lgelu.export.folding.checked_change import change_keeping_outputs
 from hf_lgelu.export.folding.own_memory import require_own_memory
 from hf_lgelu.export.folding.plan import plan_scaling
-from hf_lgelu.models.comparison import allowed_rounding, outputs_of
+from hf_lgelu.models.comparison import allowed_rounding
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import Inputs, forward_pre_hooks, run_example
 from hf_lgelu.models.input_shapes import site_input_shapes
@@ -93,8 +94,8 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
     Raises:
         TypeError: no module, or `data` holds no batches.
         ValueError: no ReLU in the model, none whose units can be rescaled, weights in float16, whose range is too
-            small for it, or that share memory without being one parameter; no rows, NaN or infinity; or a model that
-            torch.export cannot trace. The model is then as it was.
+            small for it, or that share memory without being one parameter; no rows, NaN or infinity, in the weights
+            either; or a model that torch.export cannot trace. The model is then as it was.
 
     Example:
         >>> import torch
@@ -126,6 +127,8 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
     _watch_inputs(model, found, itertools.chain([first], batches))
     for site in [site for site in found if not site.seen]:
         left[site.gate] = f"{site.layer} does not run as a module of its own"
+    for site in found:
+        site.require_finite(model)
     chosen = {site.index: site.best_scale(model, flow) for site in found if site.seen}
     layers = tuple(site.described(model, flow, chosen[site.index]) for site in found if site.seen)
     _multiply(model, plan_scaling(model, flow, chosen).factors, first)
@@ -137,28 +140,19 @@ def _multiply(model: nn.Module, factors: Mapping[str, Tensor], inputs: Inputs) -
     factors = {name: factor for name, factor in factors.items() if bool((factor != 1).any())}
     parameters = {name: model.get_parameter(name) for name in factors}
     require_own_memory(model, factors)
-    before = outputs_of(model, inputs)
     kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    for name, factor in factors.items():
-        parameters[name].mul_(factor.to(parameters[name]))
-    if _agree(before, outputs_of(model, inputs)):
-        if factors:
-            forget_checkpoint(model)
-        return
-    for name, parameter in parameters.items():
-        parameter.copy_(kept[name])
-    raise ValueError(
-        f"with its units rescaled {type(model).__name__} gives other outputs, and it is as it was. What it computes "
-        "with may lie in the memory of one of its weights without being registered: make it a parameter or a buffer"
-    )
 
+    def change() -> None:
+        for name, factor in factors.items():
+            parameters[name].mul_(factor.to(parameters[name]))
 
-def _agree(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
-    """Up to rounding, since kernels of a GPU may sum in another order at each call."""
-    return all(
-        torch.allclose(one, other, rtol=0, atol=allowed_rounding(one), equal_nan=True)
-        for one, other in zip(before, after, strict=True)
-    )
+    def undo() -> None:
+        for name, parameter in parameters.items():
+            parameter.copy_(kept[name])
+
+    change_keeping_outputs(model, inputs, change, undo, allowed=allowed_rounding, changed="with its units rescaled")
+    if factors:
+        forget_checkpoint(model)
 
 
 def _rescalable(
@@ -228,6 +222,13 @@ class _Units:
             kept = kept[: max(1, (_SAMPLE_VALUES - self.values) * len(kept) // kept.numel())].clone()
             self.sample.append(kept)
             self.values += kept.numel()
+
+    def require_finite(self, model: nn.Module) -> None:
+        """Raise ValueError for NaN or infinity in what the layer takes or in its weight: no scale could be chosen."""
+        if self.seen and not (self.least.isfinite().all() and self.most.isfinite().all()):
+            raise ValueError(f"{self.gate} gives NaN or infinity on these data; look at the model's weights")
+        if not model.get_parameter(f"{self.layer}.weight").isfinite().all():
+            raise ValueError(f"{self.layer}.weight holds NaN or infinity; look at the model's weights")
 
     def best_scale(self, model: nn.Module, flow: DataFlow) -> Tensor:
         """Of all candidates the one with the least error in int8; the first, no scale, where none is better."""

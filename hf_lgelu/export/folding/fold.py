@@ -4,7 +4,7 @@ a(x; λ) = gelu(λx)/λ (arXiv:2603.21991), so a λ-GELU between two layers is a
 before multiplied by λ (weight and bias), the weight of the one after divided by λ.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_lgelu.activation.gates import GATES, Gate
+from hf_lgelu.export.folding.checked_change import change_keeping_outputs
 from hf_lgelu.export.folding.own_memory import require_own_memory
 from hf_lgelu.export.folding.plan import FoldPlan, plan_fold
+from hf_lgelu.models.comparison import largest_finite
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -33,6 +35,17 @@ from hf_lgelu.models.sites import (
     find_sites,
     require_lambda_gelu,
 )
+
+MAX_RELATIVE_CHANGE: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-3,
+    torch.float16: 1e-1,
+    torch.bfloat16: 1e-1,
+}
+"""How far the outputs of the plain model may be from those with λ, as a fraction of the largest output, by dtype of the
+weights. Rounding stays far below."""
+
+_OTHER_DTYPES = 1e-1  # of fewer bits
 
 
 @dataclass(frozen=True)
@@ -89,8 +102,8 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
 
     Raises:
         ValueError: no λ-GELU; the model cannot be traced; or sites whose λ cannot be folded, each with the reason
-            (behind a residual sum, feeding several layers, between tied weights); or two parameters in one memory.
-            The model is then unchanged.
+            (behind a residual sum, feeding several layers, between tied weights); two parameters in one memory; or
+            outputs on `inputs` that the fold would change. The model is then unchanged.
         RuntimeError: (UnsupportedConfigError) no config key says GELU in its erf form at these sites. The model is
             then unchanged.
 
@@ -114,9 +127,7 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
     require_own_memory(model, plan.factors)
     gates = {site.name: site.kind for site in sites}
     plans = ConfigPlans.of(model, gates, _plan_plain) if rewrite_config else ConfigPlans()
-    _write(_folded_parameters(model, plan))
-    for site in sites:
-        site.put(_PLAIN_MODULES[site.kind]())
+    _put_folded(model, inputs, sites, _folded_parameters(model, plan))
     forget_checkpoint(model)
     return FoldReport(
         tuple(
@@ -183,6 +194,40 @@ def _folded_parameters(model: nn.Module, plan: FoldPlan) -> list[tuple[Tensor, T
             )
         folded.append((parameter, value))
     return folded
+
+
+def _put_folded(
+    model: nn.Module, inputs: Inputs, sites: Sequence[ActivationSite], folded: list[tuple[Tensor, Tensor]]
+) -> None:
+    """Write the parameters and place the plain gates; ValueError, and all as it was, where the outputs change."""
+    kept = [(parameter, parameter.detach().clone()) for parameter, _ in folded]
+
+    def change() -> None:
+        _write(folded)
+        for site in sites:
+            site.put(_PLAIN_MODULES[site.kind]())
+
+    def undo() -> None:
+        _write(kept)
+        for site in sites:
+            site.put(site.module)
+
+    # Inside, numbers may be rounded as any weight is, whatever the dtype of the outputs.
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    share = max(max_relative_change(dtype) for dtype in dtypes)
+    change_keeping_outputs(
+        model,
+        inputs,
+        change,
+        undo,
+        allowed=lambda output: max(share, max_relative_change(output.dtype)) * largest_finite(output),
+        changed="with λ in its weights",
+    )
+
+
+def max_relative_change(dtype: torch.dtype) -> float:
+    """MAX_RELATIVE_CHANGE of any dtype of weights."""
+    return MAX_RELATIVE_CHANGE.get(dtype, _OTHER_DTYPES)
 
 
 @torch.no_grad()
