@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.analysis.verification import marabou, robustness
-from hf_lgelu.analysis.verification.marabou import MarabouNetwork, marabou_refusal
+from hf_lgelu.analysis.verification.marabou import MarabouNetwork, UnreadableNetworkError, marabou_refusal
 from hf_lgelu.analysis.verification.robustness import find_adversarial, verify_robustness
 
 MARGIN = 1e-4
@@ -348,3 +348,53 @@ def test_numbers_in_other_clothes_say_the_same(epsilons, labels):
     report = verify_robustness(diamond(), torch.tensor([[0.2, 0.1]]), labels, epsilons=epsilons, attack_restarts=0)
     assert [(result.status, result.by) for result in report.results] == [("proved", "bounds")]
     assert report.results[0].epsilon == pytest.approx(0.05)
+
+
+def test_tanh_is_read_as_the_network_that_it_is():
+    """tanh(x) reaches 0.5 at artanh(0.5)."""
+    model = nn.Sequential(linear([[1.0]], [0.0]), nn.Tanh(), linear([[0.0], [1.0]], [0.5, 0.0]))
+    radius = float(np.arctanh(0.5))
+    report = verify(model, [[0.0]], [0], [0.99 * radius, 1.01 * radius], attack_restarts=0)
+    assert [result.status for result in report.results] == ["proved", "refuted"]
+
+
+def test_silu_spelled_out_is_refused_in_words_that_help():
+    class Spelled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.second(x * torch.sigmoid(x))
+
+    said = r"(?s)no product with another computed value.*the model itself \(Spelled\): sigmoid × 1.*substitute_relu"
+    with pytest.raises(UnreadableNetworkError, match=said):
+        verify(Spelled().eval(), [[0.0, 0.0]], [0], [0.1])
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_prove_nothing(number):
+    model = diamond()
+    model[0].weight.data[0, 0] = number
+    with pytest.raises(ValueError, match=r"0\.weight holds NaN or infinity; look at the model's weights"):
+        verify(model, [[0.2, 0.1]], [0], [0.3])
+    model = nn.Sequential(diamond(), nn.BatchNorm1d(2)).eval()
+    model[1].running_mean[0] = number
+    with pytest.raises(ValueError, match=r"1\.running_mean holds NaN or infinity"):
+        verify(model, [[0.2, 0.1]], [0], [0.3])
+
+
+def test_scores_are_found_by_key_as_by_attribute():
+    class Named(nn.Module):
+        def __init__(self, wrap):
+            super().__init__()
+            self.network, self.wrap = diamond(), wrap
+
+        def forward(self, x):
+            return self.wrap(self.network(x))
+
+    report = verify(Named(lambda scores: {"logits": scores}), [[0.2, 0.1]], [0], [0.34, 0.36], attack_restarts=0)
+    assert [result.status for result in report.results] == ["proved", "refuted"]
+    with pytest.raises(TypeError, match="a tensor or an output with `logits`, got dict"):
+        verify(Named(lambda scores: {"scores": scores}), [[0.2, 0.1]], [0], [0.3])

@@ -14,21 +14,22 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from hf_lgelu.analysis.piecewise.input_flow import scores_of
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import silence_process
 from hf_lgelu.extras import require
 
 
 class ScoresOnly(nn.Module):
-    """`model` with the class scores alone as output: (batch, classes), from a tensor or an output with `logits`."""
+    """`model` with the class scores alone as output: (batch, classes), from a tensor or an output with `logits`, an
+    attribute or by that key. TypeError for an output of another kind."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, inputs: Tensor) -> Tensor:
-        output = self.model(inputs)
-        return output if isinstance(output, Tensor) else output.logits
+        return scores_of(self.model(inputs))
 
 
 class UnreadableNetworkError(RuntimeError):
@@ -61,7 +62,7 @@ class MarabouNetwork:
                 with silence_process():
                     self._network = self._marabou.read_onnx(file)
             # The parser has no error class of its own, and looks operations and constants up in dictionaries.
-            except (NotImplementedError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            except (NotImplementedError, RuntimeError, KeyError, TypeError, ValueError, AssertionError) as error:
                 raise UnreadableNetworkError(
                     f"Marabou cannot read the network: {type(error).__name__}: {error}"
                 ) from error

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.analysis.verification.marabou import MarabouNetwork, ScoresOnly
+from hf_lgelu.analysis.verification.marabou import MarabouNetwork, ScoresOnly, UnreadableNetworkError
 from hf_lgelu.models.example_run import evaluation_mode, require_plain
 from hf_lgelu.models.own_forward import independent_copy
-from hf_lgelu.models.smooth_calls import find_smooth_calls
+from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 
 STATUSES = ("proved", "refuted", "unconfirmed", "timeout", "unknown", "misclassified")
 """unconfirmed: the solver's counterexample does not change the class in torch; timeout: the time ran out;
 unknown: the solver gave up by itself; misclassified: the input has another class already, and nothing was asked."""
 
-_PIECEWISE_OR_KNOWN = ("sigmoid", "tanh")  # smooth, and Marabou's parser has them all the same
+_SMOOTH_THAT_MARABOU_READS = ("sigmoid", "tanh")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def verify_robustness(
 
     What "proved" says: in Marabou's arithmetic of the exported graph, no wrong class leads the label by `margin` or
     more anywhere in the ball. It is no proof about float32 rounding, and a lead below `margin` is not excluded.
-    Marabou reads ReLU, sigmoid and tanh, but neither GELU nor erf; other verifiers (auto_LiRPA) can bound GELU.
+    Marabou reads ReLU, sigmoid and tanh, but neither GELU nor erf, nor a product of computed values (x·σ(x),
+    attention); other verifiers (auto_LiRPA) can bound GELU.
 
     Args:
         model: (batch, ...) → class scores, a tensor or an output with `logits`; float32, on the CPU.
@@ -104,10 +105,12 @@ def verify_robustness(
         seed: of the attack's random starts.
 
     Raises:
-        ValueError: the network is smooth (each place is named), or an argument does not fit.
+        ValueError: the network has smooth operations other than sigmoid and tanh (each place is named), NaN or
+            infinity in parameters or buffers, or an argument does not fit.
         TypeError: model, inputs, labels or epsilons are of another kind, or model and inputs not float32.
         ImportError: no maraboupy; the message names the extra [verify].
-        RuntimeError: Marabou cannot read the graph, in its own words (`UnreadableNetworkError`).
+        RuntimeError: Marabou cannot read the graph, in its own words (`UnreadableNetworkError`); the places of sigmoid
+            and tanh are named with it.
 
     Example:
         >>> import torch
@@ -123,13 +126,13 @@ def verify_robustness(
     _check(model, inputs, labels)
     _check_numbers(timeout_seconds, margin, attack_steps, attack_restarts)
     _check_box(inputs, scale, input_range)
-    _refuse_smooth(model, inputs[:1])
+    _require_finite_weights(model)
+    read = _refuse_smooth(model, inputs[:1])
     scores = ScoresOnly(model)
     with evaluation_mode(scores):
         _check_labels(scores, inputs[:1], labels)
-        verifier = _Verifier(
-            scores, MarabouNetwork(model, inputs[:1]), timeout_seconds, margin, attack_steps, attack_restarts, seed
-        )
+        network = _read_network(model, inputs[:1], read)
+        verifier = _Verifier(scores, network, timeout_seconds, margin, attack_steps, attack_restarts, seed)
         results = []
         for epsilon in epsilons:
             for index, (features, label) in enumerate(zip(inputs, labels.tolist(), strict=True)):
@@ -265,15 +268,34 @@ def _inner_box(lower: np.ndarray, upper: np.ndarray) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(low), torch.from_numpy(high)
 
 
-def _refuse_smooth(model: nn.Module, example: Tensor) -> None:
-    calls = [call for call in find_smooth_calls(model, example) if call.operation not in _PIECEWISE_OR_KNOWN]
-    if calls:
+def _refuse_smooth(model: nn.Module, example: Tensor) -> list[SmoothCall]:
+    """ValueError for smooth operations that Marabou does not read; those that it reads."""
+    calls = find_smooth_calls(model, example)
+    unread = [call for call in calls if call.operation not in _SMOOTH_THAT_MARABOU_READS]
+    if unread:
         raise ValueError(
-            f"{type(model).__name__} is smooth, and Marabou, which verifies piecewise-linear networks, has no GELU and "
-            f"no erf: {'; '.join(map(str, calls))}. Train with harden=True and verify the ReLU network "
-            "(hf_lgelu.substitute_relu(model), or a folder that export_relu saved), or use a verifier that bounds "
-            "this activation"
+            f"{type(model).__name__} is smooth, and Marabou reads ReLU, sigmoid and tanh, but no GELU and no erf: "
+            f"{'; '.join(map(str, unread))}. {_INSTEAD}"
         )
+    return calls
+
+
+def _read_network(model: nn.Module, example: Tensor, read: Sequence[SmoothCall]) -> MarabouNetwork:
+    try:
+        return MarabouNetwork(model, example)
+    except UnreadableNetworkError as error:
+        if not read:
+            raise
+        raise UnreadableNetworkError(
+            f"{error}. It reads sigmoid and tanh between affine layers, and no product with another computed value, as "
+            f"in x·σ(x), which is SiLU spelled out: {'; '.join(map(str, read))}. {_INSTEAD}"
+        ) from error
+
+
+_INSTEAD = (
+    "Train with harden=True and verify the ReLU network (hf_lgelu.substitute_relu(model), or a folder that export_relu "
+    "saved), or use a verifier that bounds this activation"
+)
 
 
 def _as_labels(labels: Tensor | Sequence[int]) -> Tensor:
@@ -308,6 +330,13 @@ def _check(model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
             "inputs must have shape (N, ...) with N at least 1, and labels (N,), got "
             f"{tuple(inputs.shape)} and {tuple(labels.shape)}"
         )
+
+
+def _require_finite_weights(model: nn.Module) -> None:
+    # A solver's bounds on infinite weights are numbers that prove anything.
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} holds NaN or infinity; look at the model's weights")
 
 
 def _check_numbers(timeout_seconds: float, margin: float, attack_steps: int, attack_restarts: int) -> None:
