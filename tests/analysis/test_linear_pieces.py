@@ -360,3 +360,11 @@ def test_no_more_than_batch_size_rows_run_at_a_time_and_the_inputs_stay():
     assert torch.equal(pieces.pattern, before > 0)
     expected = model[2].weight.detach().double() * (before > 0)[:, None]
     torch.testing.assert_close(pieces.weight, expected, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_to_blame(number):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.constant_(model[2].bias, number)
+    with pytest.raises(ValueError, match="gives NaN or infinity on these inputs; look at its weights"):
+        local_linear_model(model, torch.randn(4, 3))

@@ -99,7 +99,8 @@ def local_linear_model(model: nn.Module, inputs: Tensor, *, batch_size: int = 64
         TypeError: `inputs` is not a floating-point tensor, or the output is of another kind.
         ValueError: the network is not piecewise linear: smooth gates (λ-GELU, GELU, SiLU, tanh, ...), attention,
             layer norm; or it holds an operation that is piecewise linear without being a ReLU (max-pooling, clamp),
-            whose pieces are not recorded. Substitute λ-GELU first (hf_lgelu.substitute_relu).
+            whose pieces are not recorded. Substitute λ-GELU first (hf_lgelu.substitute_relu). Or NaN or infinity, in
+            the inputs or the scores.
         RuntimeError: a row depends on other rows, or a check found an affine function that is not the network's.
 
     Example:
@@ -152,6 +153,8 @@ def _pieces(network: nn.Module, inputs: Tensor, generator: torch.Generator) -> L
     batch_scores, pattern, sites = _run(network, inputs)
     if batch_scores.ndim != 2:
         raise ValueError(f"the network must give scores (batch, outputs), got shape {tuple(batch_scores.shape)}")
+    if not bool(batch_scores.isfinite().all()):
+        raise ValueError("the network gives NaN or infinity on these inputs; look at its weights")
     with torch.no_grad():
         weight, scores = vmap(jacrev(single, has_aux=True))(inputs)
     weight, scores = weight.detach(), scores.detach()
