@@ -99,6 +99,7 @@ LISTED = {
     "extras",
     "models.checkpoint",  # loading and saving with the processor's files
     "models.comparison",
+    "models.profile",  # the smallest λ of gates with several, for their cards
     "models.sites",
     "refit.dials",  # the efforts that a conversion can be asked for
 }
