@@ -161,12 +161,16 @@ def _folded(original: _Original, calibration: Any) -> tuple[PreTrainedModel, dic
 def change_of_outputs(original: PreTrainedModel, network: PreTrainedModel, batches: DataLoader) -> dict[str, float]:
     """{"kl", "agreement", "max_logit_change"} of the network's logits against the original's, over every prediction.
 
-    KL(original ‖ network) is a mean in nats, in float64; the agreement is the share with the same argmax.
+    KL(original ‖ network) is a mean in nats, in float64; the agreement is the share with the same argmax. Predictions
+    whose label is −100 are not counted.
     """
     kl, same, largest, predictions = 0.0, 0, 0.0, 0
     for batch in batches:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        expected, given = (model.eval()(**inputs).logits.flatten(0, -2).double() for model in (original, network))
+        expected, given = (model.eval()(**inputs).logits for model in (original, network))
+        labels = batch.get("labels")
+        counted = labels != -100 if labels is not None and labels.shape == expected.shape[:-1] else ...
+        expected, given = (logits[counted].flatten(0, -2).double() for logits in (expected, given))
         kl += F.kl_div(given.log_softmax(-1), expected.log_softmax(-1), reduction="sum", log_target=True).item()
         same += int((expected.argmax(-1) == given.argmax(-1)).sum())
         largest = max(largest, (expected - given).abs().max().item())

@@ -52,12 +52,14 @@ REAL_COLUMNS: dict[str, str] = {
     "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 units; of "
     "what was converted, its units equalized before)",
     "steps": "of training on the units with their labels, after the swap or the conversion, or while it hardens",
-    "units": "sequences or images that were fitted on; null where none are needed",
-    "rows": "of these, tokens or images that were counted",
-    "metric": "accuracy, perplexity (of a predicted token) or same_neighbour (share of units whose nearest neighbour, "
-    "by cosine, is the original's)",
-    "score": "the metric on the evaluation units",
-    "judged": "sequences or images judged on: as many as asked for, or as there are; null where there is no network",
+    "units": "sequences, images or sounds that were fitted on; null where none are needed",
+    "rows": "of these, tokens, images or frames that were counted",
+    "metric": "accuracy, perplexity (of a predicted token), same_neighbour (share of units whose nearest neighbour, "
+    "by cosine, is the original's) or word_error_rate (wrong, missing and added words of what the network writes, over "
+    "the words spoken; signs and case do not count)",
+    "score": "the metric on the evaluation units; null for sounds in onnxruntime, where nothing writes",
+    "judged": "sequences, images or sounds judged on: as many as asked for, or as there are; null where there is no "
+    "network",
     "kl": "mean KL(original ‖ network) in nats per prediction; null for embeddings",
     "agreement": "share of predictions with the original's argmax; for embeddings as same_neighbour",
     "cosine": "mean cosine of an embedding to the original's; null elsewhere",
@@ -81,7 +83,7 @@ class RealSettings:
     """How much is fitted on and judged on.
 
     Args:
-        units: sequences or images of the conversions; as many as there are where there are fewer.
+        units: sequences, images or sounds of the conversions; as many as there are where there are fewer.
         efforts: of the conversions on the most units; with fewer, only the first is made.
         width_budget: of the efforts above "refit".
         distill_steps: of the effort "distill", as `convert_to_relu` takes them.
@@ -140,8 +142,14 @@ class _Measured:
     network: RealNetwork
     settings: RealSettings
     model: PreTrainedModel
-    pad: int
+    processor: Any
     units: _Units
+
+    @cached_property
+    def pad(self) -> int:
+        """The token that fills up sequences; 0 where there are none."""
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        return getattr(tokenizer, "pad_token_id", None) or 0
 
     @cached_property
     def judged(self) -> list[Batch]:
@@ -153,7 +161,8 @@ class _Measured:
         asked = {"model": self.network.name, "method": method, "steps": 0, "metric": task.metric}
         scores: Row = {}
         if changed is not None:
-            scores = {**task.judge(self.model, changed, self.judged), "judged": len(self.units.judged)}
+            judged = task.judge(self.model, changed, self.judged, self.processor)
+            scores = {**judged, "judged": len(self.units.judged)}
         return dict.fromkeys(REAL_COLUMNS) | asked | {"precision": "float32"} | scores | values
 
 
@@ -166,8 +175,7 @@ def measure_real(
 
 def _load(network: RealNetwork, settings: RealSettings, data_dir: str | None, packages: Path | None) -> _Measured:
     model, processor = load_network(network, packages)
-    pad = getattr(processor, "pad_token_id", None) or 0
-    return _Measured(network, settings, model, pad, _units(network, processor, settings, data_dir))
+    return _Measured(network, settings, model, processor, _units(network, processor, settings, data_dir))
 
 
 def _rows(measured: _Measured) -> list[Row]:
@@ -341,7 +349,7 @@ def record_real(
             "train_samples": len(measured.units.fitted),
             "eval_samples": len(measured.units.judged),
             "eval_split": network.corpus.eval_split,
-            "classes": measured.model.config.num_labels if network.corpus.label else None,
+            "classes": measured.model.config.num_labels if rows[0]["metric"] == "accuracy" else None,
             **asdict(measured.units.origin),
         },
     )
@@ -359,18 +367,23 @@ def _units(network: RealNetwork, processor: Any, settings: RealSettings, data_di
     splits, most, judged_on = found.splits, max(settings.units), settings.evaluation_units
     fitted = _read(network, splits[corpus.fit_split], processor, settings, most + judged_on)
     if len(wanted) == 1:
+        judged_on = min(judged_on, len(fitted) // 2)
         return _Units(fitted[judged_on:], fitted[:judged_on], found.origin)
     judged = _read(network, splits[corpus.eval_split], processor, settings, judged_on)
     return _Units(fitted[:most], judged, found.origin)
 
 
 def _read(network: RealNetwork, split: Any, processor: Any, settings: RealSettings, wanted: int) -> list[Batch]:
+    import datasets  # takes a second
+
     corpus = network.corpus
     if corpus.label is None:  # running text: its paragraphs, or blocks of them
         texts, labels = paragraphs(split[corpus.column][:]), None
     else:
         order = torch.randperm(len(split), generator=torch.Generator().manual_seed(settings.seed))[:wanted].tolist()
         chosen = split.select(order)
+        if network.task == "speech":  # datasets would decode sounds by a library of its own
+            chosen = chosen.cast_column(corpus.column, datasets.Audio(decode=False))
         texts, labels = chosen[corpus.column][:], chosen[corpus.label][:]
     units = TASKS[network.task].units(texts, labels, processor, network.length)
     if corpus.label is None:

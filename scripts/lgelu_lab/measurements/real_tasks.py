@@ -1,34 +1,42 @@
 """How a network that nobody here trained is fed and judged, by what it is for."""
 
+import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.signal import resample_poly
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from lgelu_lab.measurements.conversion import change_of_outputs
 
 Batch = dict[str, Tensor]
 Judged = dict[str, float | None]
 _FEWEST_WORDS = 8
+_NOT_COUNTED = -100  # what transformers' losses leave out
 
 
 @dataclass(frozen=True)
 class Task:
     """How a kind of network is loaded, fed and judged.
 
-    `units(texts or images, labels, processor, length)` makes one batch of a unit each, `judge(original, network,
-    batches)` the columns of a row, of `judged_at_once` units a batch: the logits of a text fill the memory.
+    `units(texts, images or sounds, labels, processor, length)` makes one batch of a unit each, `judge(original,
+    network, batches, processor)` the columns of a row, of `judged_at_once` units a batch: the logits of a text fill
+    the memory. `processor_class` is transformers' class that loads the processor.
     """
 
     metric: str
     auto_class: str
-    units: Callable[[Sequence[Any], Sequence[int] | None, Any, int], list[Batch]]
-    judge: Callable[[nn.Module, nn.Module, list[Batch]], Judged]
+    units: Callable[[Sequence[Any], Sequence[Any] | None, Any, int], list[Batch]]
+    judge: Callable[[nn.Module, nn.Module, list[Batch], Any], Judged]
     judged_at_once: int = 16
+    processor_class: str = "AutoTokenizer"
 
 
 def paragraphs(lines: Sequence[str]) -> list[str]:
@@ -48,18 +56,22 @@ def paragraphs(lines: Sequence[str]) -> list[str]:
 def in_batches(units: Sequence[Batch], pad: int, at_once: int, *, labelled: bool = True) -> list[Batch]:
     """Batches of units, with or without their labels; units of about the same length go together."""
     kept = [{name: tensor for name, tensor in unit.items() if labelled or name != "labels"} for unit in units]
-    ordered = sorted(kept, key=lambda unit: next(iter(unit.values())).shape[-1])
+    ordered = sorted(kept, key=lambda unit: next(iter(unit.values())).shape[-1])  # of sounds, the text's
     return [joined(ordered[start : start + at_once], pad) for start in range(0, len(ordered), at_once)]
 
 
 def joined(units: Sequence[Batch], pad: int) -> Batch:
-    """One batch, padded where the units differ in length."""
-    fill = {"input_ids": pad, "attention_mask": 0}
-    longest = max(unit["input_ids"].shape[1] for unit in units) if "input_ids" in units[0] else 0
+    """One batch, the sequences padded behind where the units differ in length."""
+    fill = {"input_ids": pad, "decoder_input_ids": pad, "attention_mask": 0, "decoder_attention_mask": 0}
+    if units[0].get("labels", torch.empty(0)).ndim > 1:  # of tokens, not of a unit
+        fill["labels"] = _NOT_COUNTED
+    longest = {name: max(unit[name].shape[1] for unit in units) for name in fill if name in units[0]}
     return {
         name: torch.cat(
             [
-                F.pad(unit[name], (0, longest - unit[name].shape[1]), value=fill[name]) if name in fill else unit[name]
+                F.pad(unit[name], (0, longest[name] - unit[name].shape[1]), value=fill[name])
+                if name in fill
+                else unit[name]
                 for unit in units
             ]
         )
@@ -88,7 +100,64 @@ def _images(images: Sequence[Any], labels: Sequence[int] | None, processor: Any,
     ]
 
 
-def _judge_classes(original: nn.Module, network: nn.Module, batches: list[Batch]) -> Judged:
+def _sounds(
+    sounds: Sequence[Mapping[str, Any]], texts: Sequence[str] | None, processor: Any, length: int
+) -> list[Batch]:
+    """Each with its text for the decoder, where the network can hear it to its end and the text has `length` tokens."""
+    units, extractor = [], processor.feature_extractor
+    for sound, text in zip(sounds, texts or (), strict=True):
+        wave = _wave(sound, extractor.sampling_rate)
+        tokens = torch.tensor([processor.tokenizer(text)["input_ids"]])
+        if len(wave) > extractor.n_samples or tokens.shape[1] > length:
+            continue
+        heard = extractor(wave, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        read = {"decoder_input_ids": tokens[:, :-1], "decoder_attention_mask": torch.ones_like(tokens[:, 1:])}
+        units.append({**read, "input_features": heard["input_features"], "labels": tokens[:, 1:]})
+    return units
+
+
+def _wave(sound: Mapping[str, Any], rate: int) -> np.ndarray:
+    """(samples,) float32 at `rate` Hz, of a file as datasets holds it undecoded."""
+    import soundfile  # of sounds alone
+
+    file = io.BytesIO(sound["bytes"]) if sound["bytes"] is not None else sound["path"]
+    samples, written_at = soundfile.read(file, dtype="float32", always_2d=True)
+    return resample_poly(samples.mean(1), rate, written_at)
+
+
+def _judge_speech(original: nn.Module, network: nn.Module, batches: list[Batch], processor: Any) -> Judged:
+    """Errors of what the network writes by itself, greedily, over the words spoken; the rest with the text given."""
+    score = None
+    if isinstance(network, PreTrainedModel):  # what onnxruntime runs has no loop that writes
+        import jiwer  # of sounds alone
+
+        heard = [text for batch in batches for text in written(network, batch, processor.tokenizer)]
+        spoken = [text for batch in batches for text in _spoken(batch["labels"], processor.tokenizer)]
+        score = jiwer.wer(*([_NORMALIZE(text) for text in texts] for texts in (spoken, heard)))
+    change = change_of_outputs(original, network, batches)
+    return {"score": score, "kl": change["kl"], "agreement": change["agreement"]}
+
+
+@torch.no_grad()
+def written(network: PreTrainedModel, batch: Batch, tokenizer: Any) -> list[str]:
+    """What a speech network writes of each sound, the likeliest token at every step.
+
+    One that does not end by itself is stopped at twice the tokens of the batch's longest text.
+    """
+    most = min(2 * batch["labels"].shape[1], network.config.max_target_positions - 2)
+    tokens = network.generate(batch["input_features"], num_beams=1, do_sample=False, max_new_tokens=most)
+    return tokenizer.batch_decode(tokens, skip_special_tokens=True)
+
+
+def _spoken(labels: Tensor, tokenizer: Any) -> list[str]:
+    return [tokenizer.decode(row[row != _NOT_COUNTED], skip_special_tokens=True) for row in labels]
+
+
+_NORMALIZE = EnglishTextNormalizer({})
+"""Words without signs and case, numbers in digits; British spellings stay."""
+
+
+def _judge_classes(original: nn.Module, network: nn.Module, batches: list[Batch], processor: Any) -> Judged:
     right, units = 0, 0
     with torch.no_grad():
         for batch in batches:
@@ -99,7 +168,7 @@ def _judge_classes(original: nn.Module, network: nn.Module, batches: list[Batch]
     return {"score": right / units, "kl": change["kl"], "agreement": change["agreement"]}
 
 
-def _judge_text(original: nn.Module, network: nn.Module, batches: list[Batch]) -> Judged:
+def _judge_text(original: nn.Module, network: nn.Module, batches: list[Batch], processor: Any) -> Judged:
     loss, tokens = 0.0, 0
     with torch.no_grad():
         for batch in batches:
@@ -112,7 +181,7 @@ def _judge_text(original: nn.Module, network: nn.Module, batches: list[Batch]) -
     return {"score": score, "kl": change["kl"], "agreement": change["agreement"]}
 
 
-def _judge_embeddings(original: nn.Module, network: nn.Module, batches: list[Batch]) -> Judged:
+def _judge_embeddings(original: nn.Module, network: nn.Module, batches: list[Batch], processor: Any) -> Judged:
     expected, given = (torch.cat([embedding(model, batch) for batch in batches]) for model in (original, network))
     cosines = (expected * given).sum(1)
     same = (_neighbours(expected) == _neighbours(given)).double().mean().item()
@@ -137,6 +206,11 @@ def _neighbours(embeddings: Tensor) -> Tensor:
 TASKS: dict[str, Task] = {
     "classification": Task("accuracy", "AutoModelForSequenceClassification", _texts, _judge_classes),
     "embedding": Task("same_neighbour", "AutoModel", _texts, _judge_embeddings),
-    "image": Task("accuracy", "AutoModelForImageClassification", _images, _judge_classes),
+    "image": Task(
+        "accuracy", "AutoModelForImageClassification", _images, _judge_classes, processor_class="AutoImageProcessor"
+    ),
+    "speech": Task(
+        "word_error_rate", "AutoModelForSpeechSeq2Seq", _sounds, _judge_speech, processor_class="AutoProcessor"
+    ),
     "text": Task("perplexity", "AutoModelForCausalLM", _blocks, _judge_text, 1),
 }

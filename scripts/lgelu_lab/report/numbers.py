@@ -15,7 +15,7 @@ MISSING = "missing"
 DIGITS = {"accuracy": 4, "perplexity": 2}
 """Digits after the point of a score of each metric; 4 for others."""
 
-LOWER_IS_BETTER = frozenset({"perplexity"})
+LOWER_IS_BETTER = frozenset({"perplexity", "word_error_rate"})
 _SHARES = frozenset({"accuracy"})  # a share of the evaluation samples: a single one has a binomial interval
 
 Show = int | Callable[[float], str]

@@ -14,6 +14,7 @@ from lgelu_lab.measurements.real_networks import REAL, install
 from lgelu_lab.measurements.real_tasks import TASKS, paragraphs
 from lgelu_lab.measurements.records import MeasurementRecord, plain_settings, read_measurement, write_measurement
 from PIL import Image
+from test_real_speech import SAID, a_speaker, sound
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -71,6 +72,11 @@ def stand_ins(tmp_path_factory):
         "sst2": dict.fromkeys(("train", "validation"), datasets.Dataset.from_dict(labelled)),
         "imagenet": {"validation": datasets.Dataset.from_dict({"image": shown, "label": labelled["label"]}, features)},
     }
+    speaker, processor = a_speaker()
+    speaker.save_pretrained(models / "speech")
+    processor.save_pretrained(models / "speech")
+    spoken = [{"audio": sound(0.3 + 0.01 * i), "text": SAID[i % 3]} for i in range(60)]
+    sets["librispeech_dummy"] = {"validation": datasets.Dataset.from_list(spoken)}
     for folder, splits in sets.items():
         (data / folder / "data").mkdir(parents=True)
         for split, rows in splits.items():
@@ -78,14 +84,21 @@ def stand_ins(tmp_path_factory):
     return models, data
 
 
-OF_TASK = {"classification": "bert-sst2", "embedding": "minilm-hub", "text": "gpt2", "image": "swin-tiny"}
+OF_TASK = {
+    "classification": "bert-sst2",
+    "embedding": "minilm-hub",
+    "text": "gpt2",
+    "image": "swin-tiny",
+    "speech": "whisper-hub",
+}
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     models, data = stand_ins
-    network = dataclasses.replace(REAL[OF_TASK[task]], source=str(models / task), length=16)
+    length = 24 if task == "speech" else 16
+    network = dataclasses.replace(REAL[OF_TASK[task]], source=str(models / task), length=length)
     assert network.task == task
     record = real.record_real(network, SETTINGS, tmp_path, data_dir=str(data))
     assert read_measurement(tmp_path / network.name / "real-seed0.json") == record
@@ -93,13 +106,13 @@ def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeyp
     assert all(row.keys() == REAL_COLUMNS.keys() and row["metric"] == TASKS[task].metric for row in rows)
     original, direct, converted, *tuned = rows
     assert {row["judged"] for row in rows} == {12}
-    folder = {"classification": "sst2", "image": "imagenet"}.get(task, "wikitext2")
+    folder = {"classification": "sst2", "image": "imagenet", "speech": "librispeech_dummy"}.get(task, "wikitext2")
     told = {"source": f"local folder {folder}", "copy_of": network.corpus.hub_id, "folder": folder, "readme": None}
     assert told.items() <= record.data.items()
     assert record.data["files"]
     counts = {"train_samples": converted["units"], "eval_samples": 12, "eval_split": "validation"}
     assert counts.items() <= record.data.items()
-    assert record.data["classes"] == (3 if network.corpus.label else None)
+    assert record.data["classes"] == (3 if task in ("classification", "image") else None)
     assert [row["method"] for row in rows[:3]] == ["original", "direct", "converted"]
     of_the_labelled = [] if task == "embedding" else [("direct", 2), ("converted", 2), ("hardened", 2)]
     assert [(row["method"], row["steps"]) for row in tuned] == of_the_labelled
@@ -174,7 +187,7 @@ def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):
     for unit in units:
         chances = model(**unit).logits[0].detach().double().softmax(-1)
         losses += [-math.log(chances[t, unit["input_ids"][0, t + 1]].item()) for t in range(8)]
-    found = TASKS["text"].judge(model, model, units)
+    found = TASKS["text"].judge(model, model, units, None)
     assert found["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-9)
 
 
@@ -272,7 +285,7 @@ def test_a_record_of_other_settings_is_refused(monkeypatch, tmp_path, capsys):
     assert "max_seconds=None" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["minilm", "reactions", "smollm2"])
+@pytest.mark.parametrize("name", ["minilm", "reactions", "smollm2", "whisper"])
 def test_the_committed_records_are_read(name):
     record = read_measurement(f"model_cards/downstream/{name}/real-seed0.json")
     assert record.rows[0]["method"] == "original"
