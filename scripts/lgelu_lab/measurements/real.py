@@ -53,7 +53,7 @@ REAL_COLUMNS: dict[str, str] = {
     "what was converted, its units equalized before)",
     "steps": "of training on the units with their labels, after the swap or the conversion, or while it hardens",
     "units": "sequences, images or sounds that were fitted on; null where none are needed",
-    "rows": "of these, tokens, images or frames that were counted",
+    "rows": "of these, tokens, images or sounds that were counted",
     "metric": "accuracy, perplexity (of a predicted token), same_neighbour (share of units whose nearest neighbour, "
     "by cosine, is the original's) or word_error_rate (wrong, missing and added words of what the network writes, over "
     "the words spoken; signs and case do not count)",
