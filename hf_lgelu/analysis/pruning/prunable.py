@@ -133,7 +133,9 @@ def outputs_without(
     }
 
     def silence(call: GateCall) -> Tensor | None:
-        return _at_zero(call.output, call.axis, of_gate[call.name]) if call.name in of_gate else None
+        if call.axis is None or call.name not in of_gate:
+            return None
+        return _at_zero(call.output, call.axis, of_gate[call.name])
 
     with forward_hooks(of_norm, lambda norm, args, output: _at_zero(output, 1, of_norm[norm])):
         return floating_outputs(watch_gates(model, inputs, silence))
