@@ -83,7 +83,8 @@ def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> boo
         print(f"failed: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return False
     for row in record.rows:
-        score = "refused" if row["score"] is None else f"{row['metric']} {row['score']:.4g}"
+        score = "no score" if row["score"] is None else f"{row['metric']} {row['score']:.4g}"
+        score = "refused" if row["refusal"] else score
         how = " ".join(filter(None, (row["method"], row["effort"], row["precision"])))
         print(f"{name}: {how}, {row['units'] or 'no'} units, {row['steps']} steps: {score}", flush=True)
     return True

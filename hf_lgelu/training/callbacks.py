@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.optimizer_groups import check_rate
-from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.profile import hardness_profile, smallest_by_site
 from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.training.adaptive import (
     DEFAULT_RATE_TOLERANCE,
@@ -250,8 +250,10 @@ class HardeningCallback(TrainerCallback):
 
     def _tell_soft(self, state: TrainerState, model: nn.Module) -> None:
         """Say it where training has ended before the gates were hard: ReLU in their place would be another network."""
-        hardness = smallest_soft_hardness(model, self.targets_at(state)) if lambda_gelu_modules(model) else None
-        if hardness is not None:
+        targets = self.targets_at(state)
+        if lambda_gelu_modules(model) and (targets is None or not is_hardened(model, targets)):
+            soft = None if targets is None else smallest_soft_hardness(model, targets)
+            hardness = min(smallest_by_site(model).values()) if soft is None else soft
             logger.warning(
                 f"Training has ended and the gates are still soft (down to λ = {hardness:.4g}, less than "
                 f"{HARDENED_FRACTION:.0%} of its target): ReLU in their place would be another network. Was it "
