@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
+from hf_lgelu.extras import require
 from lgelu_lab.measurements.conversion import change_of_outputs
 
 Batch = dict[str, Tensor]
@@ -118,8 +119,7 @@ def _sounds(
 
 def _wave(sound: Mapping[str, Any], rate: int) -> np.ndarray:
     """(samples,) float32 at `rate` Hz, of a file as datasets holds it undecoded."""
-    import soundfile  # of sounds alone
-
+    soundfile = require("soundfile", "benchmarks")
     file = io.BytesIO(sound["bytes"]) if sound["bytes"] is not None else sound["path"]
     samples, written_at = soundfile.read(file, dtype="float32", always_2d=True)
     return resample_poly(samples.mean(1), rate, written_at)
@@ -129,8 +129,7 @@ def _judge_speech(original: nn.Module, network: nn.Module, batches: list[Batch],
     """Errors of what the network writes by itself, greedily, over the words spoken; the rest with the text given."""
     score = None
     if isinstance(network, PreTrainedModel):  # what onnxruntime runs has no loop that writes
-        import jiwer  # of sounds alone
-
+        jiwer = require("jiwer", "benchmarks")
         heard = [text for batch in batches for text in written(network, batch, processor.tokenizer)]
         spoken = [text for batch in batches for text in _spoken(batch["labels"], processor.tokenizer)]
         score = jiwer.wer(*([_NORMALIZE(text) for text in texts] for texts in (spoken, heard)))

@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -231,3 +232,10 @@ def test_the_likeliest_token_is_written_at_every_step_and_there_is_an_end():
     (found,) = real_tasks.written(model, unit, processor.tokenizer)
     assert found == processor.tokenizer.decode(tokens, skip_special_tokens=True)
     assert len(found) > 2
+
+
+def test_without_the_library_that_reads_sounds_the_error_names_the_extra(monkeypatch):
+    _, processor = a_speaker()
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(ImportError, match=r"soundfile cannot be imported .* pip install 'hf-lgelu\[benchmarks\]'"):
+        TASKS["speech"].units([{"bytes": b"", "path": None}], SAID[:1], processor, 24)
