@@ -27,6 +27,15 @@ _CHANNELS_LAST = (nn.Linear, Conv1D, nn.Embedding, nn.RNNBase, nn.MultiheadAtten
 _ALONG_A_LENGTH = (nn.Conv1d, nn.ConvTranspose1d)
 
 
+def axis_not_told(name: str, shape: tuple[int, ...], counted: str) -> str:
+    """What is said where the axis that counts `counted` is None; what to do then is the caller's."""
+    return (
+        f"{name}: which axis of its input, of shape {shape}, counts {counted} cannot be told. Behind a 1-D convolution "
+        f"it is axis 1 and behind a linear layer the last, and between such a layer and {name} stands an operation "
+        "through which they are not followed"
+    )
+
+
 class ChannelAxes(TorchDispatchMode):
     """Knows the channel axis of the tensors of a forward pass inside `watching`."""
 

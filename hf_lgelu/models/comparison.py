@@ -102,8 +102,13 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
         max_change=difference(first, second).abs().max().item(),
         largest_output=largest_finite(first),
         unchanged_predictions=unchanged,
-        rows=first.numel() // (first.shape[-1] if first.ndim > 1 else 1),
+        rows=count_rows(first),
     )
+
+
+def count_rows(output: Tensor) -> int:
+    """How many rows of scores it has; of one axis, each number is a row."""
+    return output.numel() // (output.shape[-1] if output.ndim > 1 else 1)
 
 
 def has_classes(output: Tensor) -> bool:

@@ -9,6 +9,7 @@ from torch import nn
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
 from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
+from hf_lgelu.models.channel_axes import axis_not_told
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.config_plans import ConfigPlans
@@ -273,10 +274,8 @@ def _raw_shapes(
         axis = found if channel_axis is None else channel_axis
         if axis is None:
             raise ValueError(
-                f"{name}: which axis of its input, of shape {shape}, counts channels cannot be told. Behind a 1-D "
-                "convolution it is axis 1 and behind a linear layer the last, and between such a layer and "
-                f"{name} stands an operation through which they are not followed. Give channel_axis, with include= "
-                "for the sites where it holds"
+                f"{axis_not_told(name, shape, 'channels')}. Give channel_axis, with include= for the sites where it "
+                "holds"
             )
         shapes[name] = raw_shape(shape, axis)
     return shapes

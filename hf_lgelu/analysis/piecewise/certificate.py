@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
-from hf_lgelu.models.comparison import has_classes, outputs_of
+from hf_lgelu.models.comparison import count_rows, has_classes, outputs_of
 from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import independent_copy
@@ -176,13 +176,10 @@ def _bound_of_any_shape(network: nn.Module) -> tuple[Tensor | None, str | None]:
         _, of_one = bound_swap(network, rows[None], every_input=True)
     except (NotPiecewiseAffineError, TypeError, ValueError, RuntimeError):
         of_one = bounds[None]  # it takes rows alone
-    if len(bounds) != _ROWS or of_one.shape[1:] != bounds.shape or not _same(of_one[0], bounds):
+    are_same = of_one.shape[1:] == bounds.shape and torch.allclose(of_one[0], bounds, equal_nan=True)
+    if len(bounds) != _ROWS or not are_same:
         return None, "the bound depends on the shape of an input; pass inputs, one row is enough"
     return _of_one_row(bounds)
-
-
-def _same(bounds: Tensor, others: Tensor) -> bool:
-    return torch.allclose(bounds, others, equal_nan=True)
 
 
 def _of_one_row(bounds: Tensor) -> tuple[Tensor | None, str | None]:
@@ -225,7 +222,7 @@ def _measure(network: nn.Module, batches: list[Inputs]) -> tuple[float, float | 
         largest = max(largest, (before - after).abs().max().item())
         of_classes = has_classes(before)
         agree += int((before.argmax(-1) == after.argmax(-1)).sum())
-        rows += before.numel() // (before.shape[-1] if before.ndim > 1 else 1)
+        rows += count_rows(before)
     return largest, agree / rows if of_classes else None, rows, gates
 
 

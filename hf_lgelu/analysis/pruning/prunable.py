@@ -45,6 +45,7 @@ class Pruner:
         self._pruning = require("torch_pruning", "prune")
         self._conv1d = _conv1d_pruner(self._pruning)
         self._names = {module: name for name, module in model.named_modules()}
+        self._holders = Counter(id(tensor) for module in self._names for tensor in module._parameters.values())
         with evaluation_mode(model), _all_gradients(model), _no_cache(model), torch.enable_grad():
             self._graph = self._pruning.DependencyGraph().build_dependency(
                 model,
@@ -102,8 +103,7 @@ class Pruner:
 
     def _is_tied(self, *layers: nn.Module) -> bool:
         """Whether a parameter of one of these is another module's too, which would go on with the whole of it."""
-        holders = Counter(id(tensor) for module in self._names for tensor in module._parameters.values())
-        return any(holders[id(tensor)] > 1 for layer in layers for tensor in layer.parameters(recurse=False))
+        return any(self._holders[id(tensor)] > 1 for layer in layers for tensor in layer.parameters(recurse=False))
 
     def units(self, name: str) -> int:
         """Units that the layer has now."""

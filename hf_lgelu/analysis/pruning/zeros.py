@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hf_lgelu.models.channel_axes import ChannelAxes
+from hf_lgelu.models.channel_axes import ChannelAxes, axis_not_told
 from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain, run_example
 from hf_lgelu.models.sites import checked_module, is_activation, kind_of
 
@@ -245,10 +245,8 @@ def _require_rows(batch: Inputs, number: int) -> None:
 def _count(call: GateCall, threshold: float) -> GateZeros:
     if call.axis is None:
         raise ValueError(
-            f"{call.name}: which axis of its input, of shape {tuple(call.output.shape)}, counts units cannot be told. "
-            "Behind a 1-D convolution it is axis 1 and behind a linear layer the last, and between such a layer and "
-            f"{call.name} stands an operation through which they are not followed. A normalization layer right before "
-            "it would tell; or measure a part of the model without it"
+            f"{axis_not_told(call.name, tuple(call.output.shape), 'units')}. A normalization layer right before it "
+            "would tell; or measure a part of the model without it"
         )
     units = call.output.shape[call.axis]
     output = call.output.detach().movedim(call.axis, -1).reshape(-1, units)

@@ -18,6 +18,14 @@ from hf_lgelu.analysis.piecewise.input_flow import scores_of
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import silence_process
 from hf_lgelu.extras import require
+from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
+
+_SMOOTH_THAT_IT_READS = ("sigmoid", "tanh")
+
+_INSTEAD = (
+    "Train with harden=True and verify the ReLU network (hf_lgelu.substitute_relu(model), or a folder that export_relu "
+    "saved), or use a verifier that bounds this activation"
+)
 
 
 class ScoresOnly(nn.Module):
@@ -133,6 +141,31 @@ def marabou_refusal(model: nn.Module, example: Tensor) -> str | None:
     except UnreadableNetworkError as error:
         return str(error)
     return None
+
+
+def refuse_smooth(model: nn.Module, example: Tensor) -> list[SmoothCall]:
+    """ValueError for smooth operations that Marabou does not read; those that it reads."""
+    calls = find_smooth_calls(model, example)
+    unread = [call for call in calls if call.operation not in _SMOOTH_THAT_IT_READS]
+    if unread:
+        raise ValueError(
+            f"{type(model).__name__} is smooth, and Marabou reads ReLU, sigmoid and tanh, but no GELU and no erf: "
+            f"{'; '.join(map(str, unread))}. {_INSTEAD}"
+        )
+    return calls
+
+
+def read_network(model: nn.Module, example: Tensor, read: Sequence[SmoothCall]) -> MarabouNetwork:
+    """The network as Marabou reads it; where it cannot, the error names the smooth operations that were `read`."""
+    try:
+        return MarabouNetwork(model, example)
+    except UnreadableNetworkError as error:
+        if not read:
+            raise
+        raise UnreadableNetworkError(
+            f"{error}. It reads sigmoid and tanh between affine layers, and no product with another computed value, as "
+            f"in x·σ(x), which is SiLU spelled out: {'; '.join(map(str, read))}. {_INSTEAD}"
+        ) from error
 
 
 def _import_marabou() -> Any:

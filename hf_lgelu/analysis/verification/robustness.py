@@ -9,16 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.analysis.verification.marabou import MarabouNetwork, ScoresOnly, UnreadableNetworkError
+from hf_lgelu.analysis.verification.marabou import MarabouNetwork, ScoresOnly, read_network, refuse_smooth
 from hf_lgelu.models.example_run import evaluation_mode, require_plain
 from hf_lgelu.models.own_forward import independent_copy
-from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 
 STATUSES = ("proved", "refuted", "unconfirmed", "timeout", "unknown", "misclassified")
 """unconfirmed: the solver's counterexample does not change the class in torch; timeout: the time ran out;
 unknown: the solver gave up by itself; misclassified: the input has another class already, and nothing was asked."""
-
-_SMOOTH_THAT_MARABOU_READS = ("sigmoid", "tanh")
 
 
 @dataclass(frozen=True)
@@ -127,11 +124,11 @@ def verify_robustness(
     _check_numbers(timeout_seconds, margin, attack_steps, attack_restarts)
     _check_box(inputs, scale, input_range)
     _require_finite_weights(model)
-    read = _refuse_smooth(model, inputs[:1])
+    read = refuse_smooth(model, inputs[:1])
     scores = ScoresOnly(model)
     with evaluation_mode(scores):
         _check_labels(scores, inputs[:1], labels)
-        network = _read_network(model, inputs[:1], read)
+        network = read_network(model, inputs[:1], read)
         verifier = _Verifier(scores, network, timeout_seconds, margin, attack_steps, attack_restarts, seed)
         results = []
         for epsilon in epsilons:
@@ -266,36 +263,6 @@ def _inner_box(lower: np.ndarray, upper: np.ndarray) -> tuple[Tensor, Tensor]:
     low = np.where(low < lower, np.nextafter(low, np.float32(math.inf)), low)
     high = np.where(high > upper, np.nextafter(high, np.float32(-math.inf)), high)
     return torch.from_numpy(low), torch.from_numpy(high)
-
-
-def _refuse_smooth(model: nn.Module, example: Tensor) -> list[SmoothCall]:
-    """ValueError for smooth operations that Marabou does not read; those that it reads."""
-    calls = find_smooth_calls(model, example)
-    unread = [call for call in calls if call.operation not in _SMOOTH_THAT_MARABOU_READS]
-    if unread:
-        raise ValueError(
-            f"{type(model).__name__} is smooth, and Marabou reads ReLU, sigmoid and tanh, but no GELU and no erf: "
-            f"{'; '.join(map(str, unread))}. {_INSTEAD}"
-        )
-    return calls
-
-
-def _read_network(model: nn.Module, example: Tensor, read: Sequence[SmoothCall]) -> MarabouNetwork:
-    try:
-        return MarabouNetwork(model, example)
-    except UnreadableNetworkError as error:
-        if not read:
-            raise
-        raise UnreadableNetworkError(
-            f"{error}. It reads sigmoid and tanh between affine layers, and no product with another computed value, as "
-            f"in x·σ(x), which is SiLU spelled out: {'; '.join(map(str, read))}. {_INSTEAD}"
-        ) from error
-
-
-_INSTEAD = (
-    "Train with harden=True and verify the ReLU network (hf_lgelu.substitute_relu(model), or a folder that export_relu "
-    "saved), or use a verifier that bounds this activation"
-)
 
 
 def _as_labels(labels: Tensor | Sequence[int]) -> Tensor:

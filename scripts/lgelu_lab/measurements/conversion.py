@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, ConversionReport, convert_to_relu, substitute_relu
 from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.models.task_outputs import IGNORED_LABEL
 from hf_lgelu.refit.dials import EFFORTS, Dials
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
@@ -169,7 +170,7 @@ def change_of_outputs(original: PreTrainedModel, network: PreTrainedModel, batch
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         expected, given = (model.eval()(**inputs).logits for model in (original, network))
         labels = batch.get("labels")
-        counted = labels != -100 if labels is not None and labels.shape == expected.shape[:-1] else ...
+        counted = labels != IGNORED_LABEL if labels is not None and labels.shape == expected.shape[:-1] else ...
         expected, given = (logits[counted].flatten(0, -2).double() for logits in (expected, given))
         kl += F.kl_div(given.log_softmax(-1), expected.log_softmax(-1), reduction="sum", log_target=True).item()
         same += int((expected.argmax(-1) == given.argmax(-1)).sum())

@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from hf_lgelu.extras import require
+from hf_lgelu.models.task_outputs import IGNORED_LABEL
 from lgelu_lab.measurements.conversion import change_of_outputs
 
 Batch = dict[str, Tensor]
 Judged = dict[str, float | None]
 _FEWEST_WORDS = 8
-_NOT_COUNTED = -100  # what transformers' losses leave out
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def joined(units: Sequence[Batch], pad: int) -> Batch:
     """One batch, the sequences padded behind where the units differ in length."""
     fill = {"input_ids": pad, "decoder_input_ids": pad, "attention_mask": 0, "decoder_attention_mask": 0}
     if units[0].get("labels", torch.empty(0)).ndim > 1:  # of tokens, not of a unit
-        fill["labels"] = _NOT_COUNTED
+        fill["labels"] = IGNORED_LABEL
     longest = {name: max(unit[name].shape[1] for unit in units) for name in fill if name in units[0]}
     return {
         name: torch.cat(
@@ -149,7 +149,7 @@ def written(network: PreTrainedModel, batch: Batch, tokenizer: Any) -> list[str]
 
 
 def _spoken(labels: Tensor, tokenizer: Any) -> list[str]:
-    return [tokenizer.decode(row[row != _NOT_COUNTED], skip_special_tokens=True) for row in labels]
+    return [tokenizer.decode(row[row != IGNORED_LABEL], skip_special_tokens=True) for row in labels]
 
 
 _NORMALIZE = EnglishTextNormalizer({})
