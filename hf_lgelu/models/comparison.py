@@ -13,6 +13,9 @@ from hf_lgelu.models.example_run import Inputs, run_example
 # What rounding may change in an output, relative to the largest.
 _ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
 
+_OFF_ONE = 0.01  # shares that were rounded to bfloat16 add up to one as nearly
+_TOO_MANY_BY_CHANCE = 32  # scores that all lie between 0 and 1
+
 
 @dataclass(frozen=True)
 class OutputChange:
@@ -109,6 +112,17 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
 def count_rows(output: Tensor) -> int:
     """How many rows of scores it has; of one axis, each number is a row."""
     return output.numel() // (output.shape[-1] if output.ndim > 1 else 1)
+
+
+def are_probabilities(output: Tensor) -> bool:
+    """Whether the numbers are what softmax or a sigmoid gives, of which another softmax would make nearly equal shares.
+
+    All lie between 0 and 1, and the rows add up to one, or there are 32 numbers or more: as scores, some would not.
+    """
+    if not has_classes(output) or not output.numel() or not bool(((output >= 0) & (output <= 1)).all()):
+        return False
+    add_up = (output.sum(-1, dtype=torch.float32) - 1).abs() < _OFF_ONE
+    return bool(add_up.all()) or output.numel() >= _TOO_MANY_BY_CHANCE
 
 
 def has_classes(output: Tensor) -> bool:

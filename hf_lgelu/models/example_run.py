@@ -90,14 +90,40 @@ def outputs_by_name(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside, each back to its own mode after."""
-    training = [module for module in model.modules() if module.training]
+    """Every module in eval mode inside, each back to its own mode after.
+
+    A module with a `train` of its own is called back by it: what merges an adapter into its weights for evaluation
+    takes it out of them again.
+    """
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes:  # from the outside in: train goes on to what is inside
+            if module.training != mode and type(module).train is not nn.Module.train:
+                module.train(mode)
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Every buffer as it was, behind, whatever the forwards inside wrote into it (a count of calls, a moving mean)."""
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, values in kept:
+                if not buffer.is_meta and not torch.equal(buffer, values):
+                    buffer.copy_(values)
+                module._buffers[name] = buffer
 
 
 @contextmanager
@@ -128,7 +154,8 @@ def forward_hooks(
 ) -> AbstractContextManager[None]:
     """Call `hook(module, positional arguments, output)` after each forward of `modules`, while inside.
 
-    What it returns, unless that is None, takes the output's place.
+    What it returns, unless that is None, takes the output's place. Torch's encoder layers go by their own modules
+    inside: their fused path, with a padding mask, gives these nested tensors, which have no shape to look at.
     """
     return _removed_behind([module.register_forward_hook(hook) for module in modules])
 
@@ -152,8 +179,11 @@ def calls_seen(modules: Collection[nn.Module], see: Callable[[nn.Module, Tensor,
 
 @contextmanager
 def _removed_behind(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    is_fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(is_fused)
         for handle in handles:
             handle.remove()

@@ -15,6 +15,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from hf_lgelu.models.shared_functions import shared_function
+
 Model = TypeVar("Model", bound=nn.Module)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -74,18 +76,27 @@ def in_own_forward(function: Function) -> Function:
 def independent_copy(model: Model) -> Model:
     """A deep copy that computes with its own weights, without accelerate's autocast.
 
-    Raises RuntimeError for a forward on an instance that the copy would share with the original.
+    Raises RuntimeError for a forward on an instance that the copy would share with the original, and for another
+    function that knows the original (`shared_function`).
     """
     with own_forward(model):
         twin = copy.deepcopy(model)
         pairs = zip(model.named_modules(), twin.modules(), strict=True)
         shared = [name for (name, module), other in pairs
                   if "forward" in vars(module) and vars(module)["forward"] is vars(other).get("forward")]  # fmt: skip
+        known_to = shared_function(model, twin)
     if shared:
         where = f"its module {shared[0]!r}" if shared[0] else "it"
         raise RuntimeError(
             f"{type(model).__name__} cannot be copied: {where} has a function in the place of its forward, and a copy "
             "would go on running the original. After model.forward = torch.compile(model.forward), undo it with "
             "`del model.forward`; model.compile() compiles without that"
+        )
+    if known_to is not None:
+        raise RuntimeError(
+            f"{type(model).__name__} cannot be copied: {known_to} holds a function that knows a module or tensor of "
+            "the model from elsewhere (a closure, torch.compile or a decorator of a bound method, a hook), and a copy "
+            "would go on running the original. Make it a method, decorate or compile it in the class, or remove the "
+            "hook"
         )
     return twin

@@ -23,7 +23,8 @@ BARE = ""
 
 _SEQUENCES = ("input_ids", "attention_mask", "decoder_input_ids")
 _DATASET_BATCH = 256
-_TRIED = 2  # units; a model may drop an axis of length 1
+TRIED = 2
+"""Units that a model is tried on: of one alone it may drop the axis, or a BatchNorm refuse it."""
 _CONSTANTS = (bool, int, float, str, type(None))
 _WHAT_TO_PASS = (
     "Pass a tensor or a mapping of tensors whose leading axis counts units (rows, sequences, images), a dataset, "
@@ -281,7 +282,7 @@ def taken_by(model: nn.Module, batches: Iterable[Batch], what: str) -> Iterator[
             f"{what} holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass "
             "a dataset or a DataLoader" + ("" if what == "data" else ", or leave it out")
         )
-    few = first[:_TRIED]
+    few = first[:TRIED]
     try:
         run_example(model, few.inputs)
     except NOT_TAKEN as error:

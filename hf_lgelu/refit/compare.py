@@ -4,12 +4,14 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_lgelu.models.comparison import difference, kl_terms
+from hf_lgelu.models.channel_axes import ChannelAxes
+from hf_lgelu.models.comparison import are_probabilities, difference, kl_terms
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, is_causal, task_outputs
 from hf_lgelu.models.temporary_relu import TemporaryRelu
@@ -90,7 +92,8 @@ def compared_outputs(
 ) -> Compared:
     """What of a model's output is compared: that of `task_outputs`, the last axis of each being its classes.
 
-    Of maps (N, C, H, W) they are moved there, one number a unit (N,) becomes (N, 1). `call` may leave gradients.
+    Of maps (N, C, H, W) they are moved there, and of a bare (N, C, T) that comes from a 1-D convolution; one number a
+    unit (N,) becomes (N, 1). Probabilities are no scores (`are_probabilities`). `call` may leave gradients.
     Raises ValueError where there is no tensor, or the first is one number for all units.
     """
     whole = call(model, inputs)
@@ -103,9 +106,11 @@ def compared_outputs(
             "another output (outputs=)"
         )
     are_logits = found[name].ndim > 1 and _exclude_each_other(getattr(model, "config", None), name, found)
-    tensors = {name: classes_last(value) for name, value in found.items() if value.ndim}
+    class_axis = bare_class_axis(model, inputs) if name == "" and found[name].ndim == 3 else -1
+    tensors = {name: classes_last(value, class_axis) for name, value in found.items() if value.ndim}
+    are_logits = are_logits and tensors[name].shape[-1] > 1 and not are_probabilities(tensors[name].detach())
     chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*_QUERIES} <= found.keys()
-    return Compared(tensors, are_logits and tensors[name].shape[-1] > 1, chosen)
+    return Compared(tensors, are_logits, chosen)
 
 
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
@@ -136,9 +141,27 @@ def in_order_of(reference: Compared, other: Compared) -> Compared:
     return other._replace(tensors=tensors)
 
 
-def classes_last(output: Tensor) -> Tensor:
+def bare_class_axis(model: nn.Module, inputs: Any) -> int:
+    """Of an output that is one tensor of three axes: which of them counts classes, by the layer that it comes from.
+
+    1 behind a 1-D convolution, as in torch's losses; else the last. Found out once for each model.
+    """
+    if model not in _CLASS_AXES:
+        axes = ChannelAxes(model)
+        with axes.watching():
+            output = run_example(model, inputs)
+        _CLASS_AXES[model] = axes.followed(output) or -1
+    return _CLASS_AXES[model]
+
+
+_CLASS_AXES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+
+def classes_last(output: Tensor, class_axis: int = -1) -> Tensor:
     """An output with one column a class: of maps (N, C, H, W) the classes last, one number a unit as one column."""
-    return output[:, None] if output.ndim == 1 else output.movedim(1, -1) if output.ndim > 3 else output
+    if output.ndim == 1:
+        return output[:, None]
+    return output.movedim(1 if output.ndim > 3 else class_axis, -1)
 
 
 def batch_sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn.Module) -> Sums:
@@ -207,7 +230,11 @@ def change_sums(reference: Tensor, output: Tensor, units: Tensor | None = None, 
 def unit_gaps(sums: Sums) -> tuple[float, ...]:
     """How far the converted network is from the original on each unit: what the KL, of outputs that are no class scores
     the error, is the sum of."""
-    return sums[_NETWORKS[-1], _OF_UNITS[0 if sums["logits"] else 1]]
+    return sums[_NETWORKS[-1], _OF_UNITS[0 if _are_all_logits(sums) else 1]]
+
+
+def _are_all_logits(sums: Sums) -> bool:
+    return sums["logits"] == sums["rows"]
 
 
 def add_sums(one: Sums, other: Sums) -> Sums:
@@ -236,7 +263,7 @@ def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, i
         is_causal: whether the model predicts the next token of each, as a causal language model does.
     """
     sums: Sums = {"correct": 0, "labelled": 0, "loss": 0.0, "predicted": 0}
-    if labels is None or labels.is_floating_point() or labels.shape != output.shape[:-1] or output.shape[-1] < 2:
+    if labels is None or labels.is_floating_point() or not labels_fit(labels, output) or output.shape[-1] < 2:
         return sums
     labels = labels.to(output.device)
     if counted is not None:
@@ -252,6 +279,11 @@ def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, i
             sums["loss"] += summed.sum(dtype=torch.float64 if summed.device.type != "mps" else None).item()
             sums["predicted"] += valid
     return sums
+
+
+def labels_fit(labels: Tensor, output: Tensor) -> bool:
+    """Whether there is a label for each row of scores."""
+    return labels.shape == output.shape[:-1]
 
 
 def metric_values(sums: Sums) -> dict[str, float]:
@@ -270,7 +302,7 @@ def evaluation_of(sums: Sums) -> Evaluation:
     changes = []
     for network in _NETWORKS[1:]:
         errors = {name: _relative(sums[network, "error", name], _spread(sums, name)) for name in names}
-        kl = sums[network, "kl"] / rows if sums["logits"] else None
+        kl = sums[network, "kl"] / rows if _are_all_logits(sums) else None
         agreement, largest = sums[network, "unchanged"] / rows, sums[network, _LARGEST]
         scores = metric_values(_of(sums, network))
         changes.append(NetChange(kl, agreement, largest, errors[names[0]], scores, errors if len(names) > 1 else {}))

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.example_run import buffers_kept, evaluation_mode
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.own_forward import plain_calls
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.attempts import Attempts
-from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
-from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion
+from hf_lgelu.refit.batches import TRIED, Batch, for_decoder, read_batches, taken_by
+from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion, labels_fit
 from hf_lgelu.refit.dials import FAR_KL, Dials
 from hf_lgelu.refit.exchange import plan_exchange
 from hf_lgelu.refit.folds import deal_folds
@@ -32,7 +32,7 @@ from hf_lgelu.refit.ladder import Metric, next_rung
 from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import ConversionReport
-from hf_lgelu.refit.resume import fingerprint, work_in
+from hf_lgelu.refit.resume import Mark, work_in
 from hf_lgelu.refit.second_set import second_set
 from hf_lgelu.refit.thinning import shares_of_zeros
 from hf_lgelu.refit.verdict import ConversionRefusedError, config_warnings, conversion_warnings, require_good
@@ -182,15 +182,15 @@ def convert_to_relu(
     state = known_processes()
     batches = read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)
     batches = for_decoder(model, batches)
-    folds = deal_folds(batches, batch_size=batch_size, state=state, model=model, outputs=outputs)
-    compared = _require_comparable(model, folds.first.load(), outputs)  # what does not fit is known before the work
-    second = second_set(model, evaluation_data, folds, state, batch_size=batch_size, collate=collate)
-    with plain_calls(model), evaluation_mode(model):
+    with plain_calls(model), evaluation_mode(model), buffers_kept(model):
+        folds = deal_folds(batches, batch_size=batch_size, state=state, model=model, outputs=outputs)
+        compared, unread = _require_comparable(model, folds.first.load(), outputs)  # before the work
+        second = second_set(model, evaluation_data, folds, state, batch_size=batch_size, collate=collate)
         exchange = plan_exchange(
             model, folds, dials, kinds=kinds, keep=keep, outputs=outputs, rewrite_config=rewrite_config
         )
-        mark = "" if checkpoint_dir is None else fingerprint(
-            model, folds, gates=(exchange.kinds, exchange.keep, exchange.target), outputs=outputs, zeros=zeros,
+        mark = None if checkpoint_dir is None else Mark.of(
+            model, folds, outputs, gates=(exchange.kinds, exchange.keep, exchange.target), zeros=zeros,
             width_budget=width_budget, allow_unrefitted=allow_unrefitted,
         )  # fmt: skip
         with work_in(checkpoint_dir, mark) as work:
@@ -217,7 +217,7 @@ def convert_to_relu(
             seconds=time.perf_counter() - started,
             outputs=compared,
             config_changes=best.config_changes,
-            smooth_calls=tuple(map(str, find_smooth_calls(best.model, folds.first.load()[:1].inputs))),
+            smooth_calls=tuple(map(str, find_smooth_calls(best.model, folds.first.load()[:TRIED].inputs))),
             steps=steps,
             width_share=best.width_share,
             target=exchange.target.title,
@@ -226,7 +226,8 @@ def convert_to_relu(
             # What was restored took no time that says anything.
             next_step=None if work.is_taken_up else next_rung(steps, attempts.rungs),
         )
-    warnings = (*conversion_warnings(report, max_kl), *config_warnings(model, best.config_changes, rewrite_config))
+    of_config = config_warnings(model, best.config_changes, rewrite_config)
+    warnings = (*unread, *conversion_warnings(report, max_kl), *of_config)
     report = replace(report, warnings=warnings)
     require_good(report, best.model, tolerance=tolerance, strict=strict, max_kl=max_kl)
     return Conversion(best.model, report)
@@ -251,10 +252,24 @@ def _require_convertible(
         )
 
 
-def _require_comparable(model: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> tuple[str, ...]:
-    """Names of the outputs that count. Raises ValueError unless the model takes a batch of the data and gives some."""
+def _require_comparable(
+    model: nn.Module, batch: Batch, outputs: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the outputs that count, and a warning of labels that do not fit the first of them.
+
+    Raises ValueError unless the model takes a batch of the data and gives some.
+    """
     (first,) = taken_by(model, [batch], "data")
-    return tuple(compared_outputs(model, first[:2].inputs, outputs).tensors)
+    few = first[:TRIED]
+    tensors = compared_outputs(model, few.inputs, outputs).tensors
+    scores, labels = next(iter(tensors.values())), few.labels
+    if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
+        return tuple(tensors), ()
+    unread = (
+        f"the labels, of shape {tuple(labels.shape)}, are not one for each row of the scores, of shape "
+        f"{tuple(scores.shape)} with the classes last: no accuracy or perplexity was measured by them"
+    )
+    return tuple(tensors), (unread,)
 
 
 def _refuse_strings(**names: Any) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
-from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.batches import TRIED, Batch
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.compare import compared_outputs, in_order_of, kl_terms
 from hf_lgelu.refit.folds import FoldBatch, Folds
@@ -237,9 +237,9 @@ class _Distillation:
 @torch.no_grad()
 def _units_a_step(original: nn.Module, batch: _Together, outputs: Sequence[str] | None) -> int:
     """How many units a step takes at the most: of large vocabularies the scores need more memory than all else."""
-    one = compared_outputs(original, batch.load()[:1].inputs, outputs)
-    scores = sum(value.numel() for value in one.tensors.values())
-    return max(1, main_decides(_SCORES_A_STEP // max(1, scores)))
+    few = batch.load()[:TRIED]
+    scores = sum(value.numel() for value in compared_outputs(original, few.inputs, outputs).tensors.values())
+    return max(1, main_decides(_SCORES_A_STEP * len(few) // max(1, scores)))
 
 
 def _order(count: int) -> Iterator[int]:

@@ -241,7 +241,7 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geo
     if uses > 1:
         return f"{weight} is shared: it is used {uses} times in a forward pass, here by {describe(operation.node)}"
     if flow.is_tied(weight):
-        return f"{weight} is tied: several modules hold it, here {describe(operation.node)} uses it"
+        return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
     if not operation.is_direct:
         return f"{weight} is used through a view, transposed or cut"
     if geometry is None:

@@ -17,7 +17,7 @@ from hf_lgelu.refit.ladder import OutOfTimeError
 from hf_lgelu.refit.layers import Layer, Layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.processes import main_decides
-from hf_lgelu.refit.report import ENOUGH_ROWS, LayerRefit
+from hf_lgelu.refit.report import ENOUGH_ROWS, NOT_COUNTED, LayerRefit
 from hf_lgelu.refit.resume import RungWork
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.verdict import ConversionRefusedError
@@ -55,7 +55,7 @@ def refit_layers(
             step.begin(converted)
         work.begin(converted)
         done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names, True) for unfit in found.unfit]
-        done += [_kept(names[index], (index,), "no output that counts depends on it", names) for index in found.beside]
+        done += [_kept(names[index], (index,), NOT_COUNTED, names) for index in found.beside]
         with bar:
             for index, layer in enumerate(found.layers):
                 if ends < math.inf and main_decides(time.perf_counter() > ends):

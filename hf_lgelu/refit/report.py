@@ -16,6 +16,9 @@ SECOND_SET = "second set"
 ENOUGH_ROWS = 2
 """Rows a feature; a layer that was fitted on fewer is called starved."""
 
+NOT_COUNTED = "no output that counts depends on it"
+"""The note of a gate that has no refit for that."""
+
 
 @dataclass(frozen=True)
 class LayerRefit:
@@ -55,6 +58,11 @@ class LayerRefit:
     note: str | None = None
     returns: float | None = None
     is_unfit: bool = False
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it is a gate in a part that no output that counts depends on, exchanged with no refit behind it."""
+        return self.note == NOT_COUNTED
 
     @property
     def is_starved(self) -> bool:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import blake2b
@@ -22,8 +22,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hf_lgelu.models.comparison import allowed_rounding
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.whole_folder import hold
+from hf_lgelu.refit.batches import TRIED
+from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.processes import each_has, main_decides
 from hf_lgelu.refit.report import LayerRefit
@@ -31,6 +34,7 @@ from hf_lgelu.version import __version__
 
 _MARK = "conversion.json"
 _LOCK = "lock"
+_NUMBERS_OF_AN_OUTPUT = 64
 _TIMES_THE_WRITING = 20  # for so long nothing of a descent is written again
 
 
@@ -49,6 +53,35 @@ def fingerprint(model: nn.Module, folds: Folds, **arguments: Any) -> str:
     return digest.hexdigest()
 
 
+class Mark(NamedTuple):
+    """What a folder's conversion is known by: a `fingerprint`, and what the model gives for the first inputs.
+
+    That hangs also on what a fingerprint does not see: an attribute that is no tensor, changed code, a hook. It is
+    compared up to rounding, of which another number of threads makes another.
+    """
+
+    fingerprint: str
+    outputs: list[list[float]]
+
+    @classmethod
+    def of(cls, model: nn.Module, folds: Folds, outputs: Sequence[str] | None, **arguments: Any) -> "Mark":
+        """As for `fingerprint`. Of each output how far rounding may move a number, and a few numbers."""
+        given = compared_outputs(model, folds.first.load()[:TRIED].inputs, outputs).tensors.values()
+        told = [[allowed_rounding(value), *value.reshape(-1)[:_NUMBERS_OF_AN_OUTPUT].tolist()] for value in given]
+        return cls(fingerprint(model, folds, outputs=outputs, **arguments), told)
+
+    def is_in(self, file: Path) -> bool:
+        """Whether the file is of this conversion."""
+        try:
+            other = Mark(**json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):  # of an earlier version
+            return False
+        if other.fingerprint != self.fingerprint or list(map(len, other.outputs)) != list(map(len, self.outputs)):
+            return False
+        pairs = zip(map(torch.tensor, other.outputs), map(torch.tensor, self.outputs), strict=True)
+        return all(torch.allclose(one[1:], two[1:], rtol=0, atol=one[0].item(), equal_nan=True) for one, two in pairs)
+
+
 class Work:
     """The rungs of one conversion in a folder; without a folder, nothing is kept."""
 
@@ -65,16 +98,16 @@ class Work:
 
 
 @contextmanager
-def work_in(folder: str | os.PathLike | None, mark: str) -> Iterator[Work]:
+def work_in(folder: str | os.PathLike | None, mark: Mark | None) -> Iterator[Work]:
     """The work in a folder, which is made if it is not there, and is this process's alone inside.
 
     Args:
         folder: None for none. Of several processes all name the same one, and the main one writes.
-        mark: `fingerprint` of the conversion.
+        mark: the conversion's; None without a folder.
 
     Raises ValueError for a folder that holds something else, and BlockingIOError where another process uses it.
     """
-    if folder is None:
+    if folder is None or mark is None:
         yield Work()
         return
     path, lock, refusal = Path(folder), None, None
@@ -104,7 +137,7 @@ def _require_shared(folder: Path, seen: Any) -> None:
         )
 
 
-def _opened(path: Path, mark: str) -> int | None:
+def _opened(path: Path, mark: Mark) -> int | None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"checkpoint_dir: {path} is a file; give a folder")
     path.mkdir(parents=True, exist_ok=True)
@@ -114,14 +147,13 @@ def _opened(path: Path, mark: str) -> int | None:
         raise ValueError(f"checkpoint_dir: {path} holds something else; give a folder of the conversion's own")
     lock = hold(path / _LOCK)
     try:
-        mine = json.dumps({"fingerprint": mark})
-        if _MARK in there and (path / _MARK).read_text(encoding="utf-8") != mine:
+        if _MARK in there and not mark.is_in(path / _MARK):
             raise ValueError(
                 f"checkpoint_dir: {path} has the work of a conversion of another model, on other inputs or with other "
                 f"arguments, or of another number of processes than {PartialState().num_processes}; give another "
                 "folder, or delete it"
             )
-        _written(path / _MARK, lambda file: file.write_text(mine, encoding="utf-8"))
+        _written(path / _MARK, lambda file: file.write_text(json.dumps(mark._asdict()), encoding="utf-8"))
     except BaseException:
         if lock is not None:
             os.close(lock)

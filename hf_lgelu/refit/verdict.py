@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from hf_lgelu.formats import significant
+from hf_lgelu.formats import quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
@@ -90,6 +90,12 @@ def _of_layers(layers: Sequence[LayerRefit]) -> Iterator[str]:
             f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); give more inputs"
         )
     yield from (f"{layer.layers[0]}: {layer.note}" for layer in layers if layer.is_unfit)
+    beside = [layer.layers[0] for layer in layers if layer.is_beside]
+    if beside:
+        yield (
+            f"{quoted(beside)} had weights behind it that were left as they were, in a part of the model whose outputs "
+            "did not count: what that gives now was not measured. Name its output (outputs=), or leave it (keep=)"
+        )
 
 
 def _of_the_second_set(report: ConversionReport, second: Evaluation) -> Iterator[str]:

@@ -480,7 +480,7 @@ def test_two_parameters_in_one_memory_are_not_folded(of):
     model = harden(nn.Sequential(nn.Linear(3, 3), LambdaGELU(), nn.Linear(3, 3), LambdaGELU(), nn.Linear(3, 3))).eval()
     model[4].get_parameter(of).data = model[0].get_parameter(of).data
     state, modules = copy.deepcopy(model.state_dict()), dict(model.named_modules())
-    with pytest.raises(ValueError, match=rf"(0|4)\.{of} and (0|4)\.{of} lie in one memory"):
+    with pytest.raises(ValueError, match=rf"0\.{of}, which would have to be scaled, .*or its memory does"):
         fold_hardness(model, torch.randn(5, 3))
     assert dict(model.named_modules()) == modules
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())

@@ -1,6 +1,8 @@
 """Forwards that somebody put on an instance: accelerate's autocast goes for a while, closures are refused."""
 
 import copy
+import functools
+import weakref
 
 import pytest
 import torch
@@ -113,3 +115,71 @@ def test_a_bound_method_is_the_copys_own():
         twin[0].weight.zero_()
         twin[0].bias.zero_()
     assert twin(INPUTS["features"]).abs().max() == 0
+
+
+class Stepping(nn.Module):
+    """A network whose forward goes through a function that `wrap` makes of a method."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.g, self.b = nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)
+        self.step = wrap(self)
+
+    def method(self, x):
+        return self.b(self.g(self.a(x)))
+
+    def forward(self, x):
+        return self.step(x)
+
+
+def hooked(net):
+    net.register_forward_hook(lambda module, inputs, output: output + net.b(net.g(net.a(inputs[0]))))
+    return net.method
+
+
+def referred(net):
+    net.parent = weakref.ref(net)
+    return net.method
+
+
+@pytest.mark.parametrize(
+    ("wrap", "where"),
+    [
+        (lambda net: torch.compile(net.method), "step"),
+        (lambda net: torch.no_grad()(net.method), "step"),
+        (lambda net: lambda x: net.method(x), "step"),
+        (lambda net: lambda x, net=net: net.method(x), "step"),
+        (lambda net: {"each": [functools.partial(lambda f, x: f(x), lambda x: net.b(net.g(net.a(x))))]}, "step"),
+        (hooked, "_forward_hooks"),
+        (referred, "parent"),
+    ],
+    ids=["compiled", "decorated", "closure", "default", "nested", "hook", "weak"],
+)
+def test_a_function_that_knows_the_original_is_refused(wrap, where):
+    net = Stepping(wrap)
+    with pytest.raises(RuntimeError, match=rf"Stepping cannot be copied: {where} holds a function"):
+        independent_copy(net)
+
+
+def test_a_conversion_does_not_come_from_a_copy_that_runs_the_original():
+    net = Stepping(lambda net: lambda x: net.method(x)).eval()
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        twin.b.weight.zero_()
+    assert torch.equal(twin(INPUTS["features"]), net(INPUTS["features"]))
+    with pytest.raises(RuntimeError, match="cannot be copied"):
+        convert_to_relu(net, INPUTS["features"])
+
+
+def test_functions_that_know_nothing_of_the_original_are_copied_with_it():
+    seen = []
+    net = Stepping(lambda net: functools.partial(Stepping.method, net))
+    net.a.register_forward_hook(lambda module, inputs, output: seen.append(type(module).__name__))
+    net.own = net.method
+    twin = independent_copy(net)
+    with torch.no_grad():
+        twin.b.weight.zero_()
+        twin.b.bias.zero_()
+    assert twin(INPUTS["features"]).abs().max() == 0 < net(INPUTS["features"]).abs().max()
+    assert seen == ["Linear", "Linear"]

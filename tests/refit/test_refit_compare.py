@@ -215,7 +215,7 @@ def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, coun
         "decoder_attention_mask": torch.tensor([[1, 0, 0], [1, 1, 1]]),
     }
     batch = Batch({name: tensors[name] for name in ("input_ids", "attention_mask", *given)})
-    original, other = Copier(1.0), Copier(2.0)
+    original, other = Copier(1.5), Copier(2.0)  # of 1.0 the rows would be probabilities
     networks = [compared_outputs(network, batch.inputs).tensors for network in (original, other, other)]
     # By hand: the rows of the decoder's tokens, or without them of the encoder's, that are no padding.
     ids = tensors[given[0] if given else "input_ids"]

@@ -11,7 +11,7 @@ import torch
 
 from hf_lgelu.analysis.int8.batches import OnnxInputs, read_onnx_batches
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, finite_alike, without_padding
-from hf_lgelu.models.comparison import OutputChange, has_classes, kl_terms
+from hf_lgelu.models.comparison import OutputChange, are_probabilities, has_classes, kl_terms
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _mean_kl(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
         first, second = (
             torch.from_numpy(without_padding(network(batch)[0], batch)).double() for network in (model, other)
         )
-        if not has_classes(first):
+        if not has_classes(first) or are_probabilities(first):
             return None
         total += kl_terms(first, second).sum().item()
         predictions += math.prod(first.shape[:-1])

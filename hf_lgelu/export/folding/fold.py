@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from hf_lgelu.activation.gates import GATES, Gate
 from hf_lgelu.export.folding.checked_change import change_keeping_outputs
-from hf_lgelu.export.folding.own_memory import require_own_memory
 from hf_lgelu.export.folding.plan import FoldPlan, plan_fold
 from hf_lgelu.models.comparison import largest_finite
 from hf_lgelu.models.config_keys import (
@@ -28,6 +27,7 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.own_forward import in_own_forward
+from hf_lgelu.models.own_memory import require_own_memory
 from hf_lgelu.models.site_record import forget_sites
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,

@@ -154,7 +154,7 @@ def _common_factor(
     if any(factor.shape != factors[0].shape or not torch.equal(factor, factors[0]) for factor in factors):
         raise NotFoldableError(f"{name} is used {len(factors)} times and would have to be scaled differently each time")
     if flow.is_tied(name):
-        raise NotFoldableError(f"{name}, which would have to be scaled, belongs to several modules (tied weights)")
+        raise NotFoldableError(f"{name}, which would have to be scaled, belongs to several modules, or its memory does")
     return factors[0]
 
 

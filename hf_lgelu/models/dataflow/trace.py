@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, call_by_name, outputs_by_name, run_example
+from hf_lgelu.models.own_memory import names_in_shared_memory
 from hf_lgelu.models.sites import ActivationSite
 
 # What reads a tensor's shape or dtype and does not use its values.
@@ -56,7 +57,7 @@ class DataFlow:
             for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 name = first.setdefault(id(parameter), f"{module_name}.{attribute}" if module_name else attribute)
                 holders.setdefault(name, set()).add(id(module))
-        self._tied = {name for name, modules in holders.items() if len(modules) > 1}
+        self._tied = {name for name, modules in holders.items() if len(modules) > 1} | names_in_shared_memory(model)
         self._stored = {
             node: first[id(model.get_parameter(names[node.name]))]
             for node in graph.nodes
@@ -74,7 +75,7 @@ class DataFlow:
         return self._stored.get(node) if isinstance(node, Node) else None
 
     def is_tied(self, name: str) -> bool:
-        """Whether several modules hold the parameter, one of which may not have run."""
+        """Whether several modules hold the parameter or its memory, one of which may not have run."""
         return name in self._tied
 
     def is_direct(self, node: Node) -> bool:

@@ -1,6 +1,6 @@
 """Whether parameters can be written one without the other: what is tied is one parameter, but memory may be shared."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 
@@ -9,10 +9,7 @@ _PLAIN = (Tensor, nn.Parameter)  # other classes of tensors (quantized, sharded)
 
 def require_own_memory(model: nn.Module, names: Iterable[str]) -> None:
     """Raise ValueError where a parameter of these names overlaps itself or another parameter or buffer in memory."""
-    held: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if type(tensor) in _PLAIN:
-            held.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+    held = _by_storage(model)
     for name in names:
         parameter = model.get_parameter(name)
         if _overlaps_itself(parameter):
@@ -20,12 +17,33 @@ def require_own_memory(model: nn.Module, names: Iterable[str]) -> None:
                 f"{name} is an expanded tensor, several of its values lie in one place of memory, and they cannot be "
                 "rescaled apart; give it a memory of its own (clone)"
             )
-        for other_name, other in held[parameter.untyped_storage().data_ptr()] if type(parameter) in _PLAIN else ():
+        for other_name in _sharing(parameter, held):
+            raise ValueError(
+                f"{name} and {other_name} lie in one memory (b.weight.data = a.weight.data) and cannot be rescaled "
+                "apart; make them one parameter, or give each its own (clone)"
+            )
+
+
+def names_in_shared_memory(model: nn.Module) -> set[str]:
+    """Of the parameters that overlap another parameter or a buffer in memory (`b.weight.data = a.weight.data.T`)."""
+    held = _by_storage(model)
+    return {name for name, parameter in model.named_parameters() if any(_sharing(parameter, held))}
+
+
+def _by_storage(model: nn.Module) -> dict[int, list[tuple[str, Tensor]]]:
+    held: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor) in _PLAIN and not tensor.is_meta:
+            held.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+    return held
+
+
+def _sharing(parameter: Tensor, held: dict[int, list[tuple[str, Tensor]]]) -> Iterator[str]:
+    """Names of the others that overlap it."""
+    if type(parameter) in _PLAIN and not parameter.is_meta:
+        for name, other in held[parameter.untyped_storage().data_ptr()]:
             if other is not parameter and _overlap(parameter, other):
-                raise ValueError(
-                    f"{name} and {other_name} lie in one memory (b.weight.data = a.weight.data) and cannot be rescaled "
-                    "apart; make them one parameter, or give each its own (clone)"
-                )
+                yield name
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:

@@ -1,0 +1,217 @@
+"""What a conversion says of outputs, labels and parts of a model that are not what they look like."""
+
+import pytest
+import torch
+from torch import nn
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.analysis.int8.compare import _mean_kl
+from hf_lgelu.models.comparison import are_probabilities
+from hf_lgelu.refit.compare import compared_outputs
+
+
+def loud(*layers, seed=2, by=1.5):
+    net = nn.Sequential(*layers)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for module in net:
+            if isinstance(module, nn.Linear | nn.Conv1d):
+                module.weight.normal_(std=by / module.weight[0].numel() ** 0.5)
+                module.bias.normal_(std=0.3)
+    return net.eval()
+
+
+def scores():
+    return loud(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 12), nn.GELU(), nn.Linear(12, 5))
+
+
+@pytest.mark.parametrize(("last", "is_kl"), [(nn.Identity(), True), (nn.Softmax(-1), False), (nn.Sigmoid(), False)])
+def test_probabilities_are_no_scores_of_which_softmax_makes_shares(last, is_kl):
+    report = convert_to_relu(nn.Sequential(scores(), last), torch.randn(400, 8)).report
+    assert (report.held_out.refitted.kl is not None) == is_kl
+    assert report.held_out.refitted.distance > 0
+    assert ("KL" in report.held_out.refitted.in_words) == is_kl
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (torch.tensor([[0.2, 0.8], [1.0, 0.0]]), True),
+        (torch.tensor([[0.2, 0.7], [1.0, 0.0]]), False),  # four numbers may lie there by chance
+        (torch.full((8, 4), 0.7), True),  # 32 are of a sigmoid
+        (torch.full((8, 4), 0.7).index_fill(0, torch.tensor([3]), -0.1), False),
+        (torch.tensor([[1.2, -0.2], [0.5, 0.5]]), False),
+        (torch.rand(64, 1), False),  # one column is no share
+        (torch.zeros(0, 4), False),
+        (torch.tensor([[0.2, 0.8], [0.3, 0.7]]).bfloat16(), True),
+    ],
+)
+def test_what_counts_as_probabilities(output, expected):
+    assert are_probabilities(output) == expected
+
+
+class Maps(nn.Module):
+    """A bare (N, C, T), as torch's losses want it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = loud(nn.Conv1d(4, 12, 3, padding=1), nn.GELU(), nn.Conv1d(12, 5, 3, padding=1))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_the_classes_of_a_map_along_a_length_are_on_axis_one():
+    net, x = Maps(), torch.randn(160, 4, 16, generator=torch.Generator().manual_seed(0))
+    truth = net(x).argmax(1)
+    report = convert_to_relu(net, [(x, truth)]).report
+    assert report.held_out.rows == report.held_out.units * 16
+    assert report.held_out.original_metrics == {"accuracy": 1.0}
+    assert report.held_out.refitted.metrics["accuracy"] == pytest.approx(report.held_out.refitted.agreement)
+    assert report.warnings == ()
+    rows = compared_outputs(net, x).tensors[""]
+    assert torch.equal(rows, net(x).movedim(1, -1))
+    # A linear layer's stay where they are, beside 1-D convolutions too.
+    last = nn.Sequential(nn.Conv1d(4, 6, 1), nn.GELU(), nn.Flatten(2), nn.Linear(16, 7)).eval()
+    assert torch.equal(compared_outputs(last, x).tensors[""], last(x))
+
+
+def test_labels_that_are_not_one_for_each_row_are_told():
+    net, x = scores(), torch.randn(400, 8)
+    report = convert_to_relu(net, [(x, torch.zeros(400, 3, dtype=torch.long))]).report
+    assert report.held_out.original_metrics == {}
+    assert any("of shape (2, 3), are not one for each row of the scores, of shape (2, 5)" in w for w in report.warnings)
+    for labels in (torch.zeros(400, dtype=torch.long), torch.zeros(400, 3)):  # those of a regression are no classes
+        assert not any("labels" in warning for warning in convert_to_relu(net, [(x, labels)]).report.warnings)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.beside = scores(), scores()
+
+    def forward(self, x):
+        return {"logits": self.first(x), "other": self.beside(x)}
+
+
+def test_gates_in_a_head_that_does_not_count_are_named():
+    net, x = TwoHeads().eval(), torch.randn(400, 8)
+    report = convert_to_relu(net, x).report
+    (warning,) = (warning for warning in report.warnings if "did not count" in warning)
+    assert warning.startswith("`beside.1`, `beside.3` had weights behind it that were left as they were")
+    assert "Of 2 linear maps behind them, 2 were refitted" in str(report)
+    assert "weights kept" not in str(report)
+    assert not any(
+        "did not count" in said for said in convert_to_relu(net, x, outputs=["logits", "other"]).report.warnings
+    )
+
+
+class Encoder(nn.Module):
+    """torch's own encoder, whose fused path makes nested tensors of padded sequences."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, activation=nn.GELU(), batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(16, 4)
+
+    def forward(self, x, attention_mask):
+        return {"logits": self.head(self.encoder(x, src_key_padding_mask=attention_mask == 0)[:, 0])}
+
+
+@pytest.mark.parametrize("options", [{}, {"effort": "place"}])
+def test_torchs_encoder_with_a_padding_mask_converts(options):
+    mask = torch.ones(160, 6, dtype=torch.long)
+    mask[::3, 4:] = 0
+    inputs = {"x": torch.randn(160, 6, 16), "attention_mask": mask}
+    converted, report = convert_to_relu(Encoder().eval(), inputs, **options)
+    assert report.held_out.refitted.distance < report.held_out.direct.distance
+    assert torch.backends.mha.get_fastpath_enabled()
+    # Fused, as a user runs it, it gives what was measured.
+    with torch.no_grad():
+        fused = converted(**inputs)["logits"]
+        torch.backends.mha.set_fastpath_enabled(False)
+        plain = converted(**inputs)["logits"]
+        torch.backends.mha.set_fastpath_enabled(True)
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_takes_no_single_row_converts():
+    norm = nn.BatchNorm1d(16, track_running_stats=False)
+    report = convert_to_relu(nn.Sequential(nn.Linear(8, 16), norm, nn.GELU(), nn.Linear(16, 3)).eval(),
+                             torch.randn(200, 8)).report  # fmt: skip
+    assert report.smooth_calls == ()
+
+
+class Merging(nn.Linear):
+    """As adapters that are merged into the weights for evaluation."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.delta, self.merged = nn.Parameter(torch.ones_like(self.weight)), False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.merged == mode:
+            self.weight.data += self.delta.data * (-1 if mode else 1)
+            self.merged = not mode
+        return self
+
+    def forward(self, x):
+        return super().forward(x) if self.merged else super().forward(x) + x @ self.delta.T
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x):
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        return x
+
+
+def test_the_given_model_stays_as_it_is_where_modes_and_calls_change_it():
+    torch.manual_seed(0)
+    net = nn.Sequential(Merging(8, 16), Counting(), nn.GELU(), Merging(16, 3)).train()
+    net[3].eval()
+    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    convert_to_relu(net, torch.randn(400, 8))
+    assert [(net[i].training, net[i].merged) for i in (0, 3)] == [(True, False), (False, True)]
+    for name, tensor in net.state_dict().items():
+        torch.testing.assert_close(tensor, state[name], rtol=0, atol=1e-6, msg=name)
+
+
+class Scaled(nn.Module):
+    """Its scale is in no tensor, and its representation does not tell it."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale, self.net = scale, scores()
+
+    def forward(self, x):
+        return self.net(self.scale * x)
+
+
+def test_the_folder_of_a_network_with_another_attribute_is_refused(tmp_path):
+    x = torch.randn(400, 8)
+    first = convert_to_relu(Scaled(1.0), x, checkpoint_dir=tmp_path / "work")
+    with pytest.raises(ValueError, match="work of a conversion of another model"):
+        convert_to_relu(Scaled(0.25), x, checkpoint_dir=tmp_path / "work")
+    again = convert_to_relu(Scaled(1.0 + 1e-9), x, checkpoint_dir=tmp_path / "work")  # what rounding may move
+    assert torch.equal(again.model.net[4].weight, first.model.net[4].weight)
+
+
+def test_weights_that_share_memory_count_as_tied():
+    net = loud(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 3))
+    net[4].weight.data = net[2].weight.data.t()
+    with pytest.raises(RuntimeError, match=r"2\.weight is tied: several modules hold it or its memory"):
+        convert_to_relu(net, torch.randn(400, 8))
+
+
+def test_the_kl_of_onnx_files_is_not_taken_of_probabilities(monkeypatch):
+    monkeypatch.setattr("hf_lgelu.analysis.int8.compare.without_padding", lambda output, batch: output)
+    given = torch.randn(6, 4).softmax(-1).numpy()
+    assert _mean_kl(lambda batch: [given], lambda batch: [given[::-1].copy()], [{}]) is None
