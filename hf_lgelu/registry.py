@@ -5,16 +5,40 @@ import importlib.util
 import sys
 from collections.abc import Callable, MutableMapping
 
-from torch import nn
+from torch import Tensor, nn
 
-from hf_lgelu.activation.gates import DEFAULT_GATE
-from hf_lgelu.activation.module import ACTIVATION_CLASSES, GATE_MODULES, LambdaGate
+from hf_lgelu.activation.module import ACTIVATION_CLASSES, LambdaGate, LambdaGELU
 
 NEEDS_THE_PACKAGE = "hf_lgelu.from_pretrained"
 """What surgery writes in an activation key where the config alone cannot rebuild the model: a process that has not
 imported this package refuses such a checkpoint, and its error names what is missing."""
 
-_NAMES: dict[str, Callable[..., LambdaGate]] = {**ACTIVATION_CLASSES, NEEDS_THE_PACKAGE: GATE_MODULES[DEFAULT_GATE]}
+
+_GUARDED = (
+    "this model was built from a config whose gates were put in by surgery, or kept by a conversion, and the config "
+    "alone cannot build these: it would be another network of the same weights. Load a checkpoint of it with "
+    "hf_lgelu.from_pretrained(model class, folder), copy a model with copy.deepcopy, or build it from the config that "
+    "it had before and repeat the surgery"
+)
+
+
+class GuardedGate(LambdaGELU):
+    """What `NEEDS_THE_PACKAGE` builds in a process that has imported this package: it holds a place, and computes
+    nothing. Which gate stands there is in the config's record, and `hf_lgelu.from_pretrained` puts it there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError(_GUARDED)
+
+
+_NAMES: dict[str, Callable[..., LambdaGate]] = {**ACTIVATION_CLASSES, NEEDS_THE_PACKAGE: GuardedGate}
+
+
+def refuse_guarded(model: nn.Module) -> None:
+    """Raise RuntimeError for a model with a `GuardedGate`."""
+    if any(isinstance(module, GuardedGate) for module in model.modules()):
+        raise RuntimeError(_GUARDED)
+
+
 _TIMM = "timm.layers.create_act"
 
 

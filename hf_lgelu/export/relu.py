@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -13,7 +13,7 @@ from hf_lgelu.models.comparison import OutputChange, compare_models, require_sam
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
-from hf_lgelu.models.profile import smallest_by_site, swap_errors
+from hf_lgelu.models.profile import gate_names, smallest_by_site, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import find_sites, require_lambda_gelu
@@ -44,6 +44,8 @@ class ReLUExport:
     smooth_calls: tuple[SmoothCall, ...]
     processor_files: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    gates: dict[str, str] = field(default_factory=dict)
+    """{gate: its name in a config}, for `CardFacts`."""
 
     def __str__(self) -> str:
         # Not by λ alone: a gate of another form, or with forward="relu", is harder at the same λ.
@@ -137,6 +139,7 @@ def export_relu(
         smooth_calls=tuple(find_smooth_calls(substituted, inputs)),
         processor_files=files,
         warnings=runtime_warnings(substituted.config),
+        gates=gate_names(model),
     )
 
 

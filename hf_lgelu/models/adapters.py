@@ -4,7 +4,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.activation.module import SharedLambdaGate
+from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.origin import forget_checkpoint, written_gates
 from hf_lgelu.models.site_record import has_record
@@ -25,8 +25,8 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
     the adapter's base, load the plain network by that name, and leave every λ out without a word. Such an adapter is
     loaded with `PeftModel.from_pretrained(base, adapter)` on a base that has the gates.
 
-    Raises ValueError for a model without λ-GELU, and for granularity "network", whose sites share one s: PEFT
-    copies each module for itself.
+    Raises ValueError for a model without λ-GELU, and where sites share one s (granularity "network", or one module at
+    several places): PEFT copies each module for itself.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> import hf_lgelu
@@ -41,6 +41,14 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
         raise ValueError(
             f"{', '.join(shared[:4])} share the hardness of {names[0]} (granularity 'network'), and PEFT would copy "
             "each for itself; use granularity 'layer', 'channel' or 'neuron' with adapters"
+        )
+    own = [site.name for site in find_sites(model) if isinstance(site.module, LambdaGate)]
+    several = [name for name in own if name not in names]
+    if several:
+        raise ValueError(
+            f"the λ-gate at {', '.join(several[:4])} stands at another place too, and PEFT would copy it for that one "
+            "alone: these would go back to the λ of the base. Give each place a gate of its own, or train without an "
+            "adapter"
         )
     if isinstance(model, PreTrainedModel):
         _forget_plain_checkpoint(model)

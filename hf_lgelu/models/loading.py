@@ -4,7 +4,8 @@
 other tensor uninitialized memory, expecting the model's own `_init_weights` to set it. No model's
 knows this class: s would be garbage, mostly a huge negative number, which is a GELU that never
 learns and never says so. There is no public hook per module, so two methods of PreTrainedModel are
-extended here, each calling the original.
+extended here, each calling the original. `save_pretrained` is a third: a config's record of gates is of the model
+that surgery saw, and somebody may have dropped a layer since.
 """
 
 import functools
@@ -17,8 +18,9 @@ from transformers.utils import logging
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.origin import written_gates
-from hf_lgelu.models.site_record import describes, has_record, recorded_models
+from hf_lgelu.models.site_record import describes, has_record, recorded_models, renew_records
 from hf_lgelu.models.sites import lambda_gelu_modules
+from hf_lgelu.registry import GuardedGate
 
 logger = logging.get_logger(__name__)
 
@@ -31,6 +33,7 @@ def extend_from_pretrained() -> None:
     for name, extend in (
         ("_initialize_weights", _initialize_lambda_gelu),
         ("_adjust_missing_and_unexpected_keys", _report_lambda_gelu_keys),
+        ("save_pretrained", _keep_records_true),
     ):
         original = getattr(PreTrainedModel, name, None)
         if original is None:
@@ -53,6 +56,15 @@ def _initialize_lambda_gelu(original: Any) -> Any:
         original(self, module, *args, **kwargs)
 
     return _initialize_weights
+
+
+def _keep_records_true(original: Any) -> Any:
+    @functools.wraps(original)
+    def save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        renew_records(self)
+        return original(self, *args, **kwargs)
+
+    return save_pretrained
 
 
 def _report_lambda_gelu_keys(original: Any) -> Any:
@@ -135,7 +147,7 @@ def _tell_other_gates(model: PreTrainedModel) -> None:
 
 def _refuse_lost_sites(model: PreTrainedModel, loading_info: Any) -> None:
     for inner, record in recorded_models(model):
-        if not describes(record, inner):
+        if not describes(record, inner) or any(isinstance(module, GuardedGate) for module in inner.modules()):
             loading_info.mismatched_keys = set()  # or transformers would raise for these, and not say what to do
             raise RuntimeError(
                 f"{type(inner).__name__}'s gates were put in by surgery, or kept by a conversion, and its config alone "

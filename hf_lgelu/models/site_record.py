@@ -82,6 +82,30 @@ def describes(record: SiteRecord, model: nn.Module) -> bool:
     return describe_sites(model, plain=plain_sites(record)) == record
 
 
+def renew_records(model: nn.Module) -> None:
+    """Have each record in the configs say what is there now. Changes the configs; for a model about to be saved.
+
+    Sites that were recorded may have gone or have other names, as behind a layer that was dropped. Raises RuntimeError
+    where the gates that are there cannot be told so: a plain one is in the record, whose name another may have now, or
+    the module that owned a hardness shared by others is gone.
+    """
+    for inner, record in list(recorded_models(model)):
+        if describes(record, inner):
+            continue
+        gates = [site.module for site in find_sites(inner) if isinstance(site.module, LAMBDA_GATE_CLASSES)]
+        if plain_sites(record) or not gates or any(owner_of(gate) not in gates for gate in gates):
+            raise RuntimeError(
+                f"the gates of {type(inner).__name__} are no longer those that its config remembers "
+                f"({', '.join(entry['site'] for entry in record[:4])}{' and so on' if len(record) > 4 else ''}): saved "
+                "like this, it would be loaded as another network. Take layers away, or put others in, before surgery "
+                "or conversion, not after it; substitute_relu exchanges gates and what the config remembers together"
+            )
+        actual = describe_sites(inner)
+        for part in inner.modules():  # which may have copies of the config
+            if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == record:
+                setattr(part.config, RECORD_KEY, actual)
+
+
 def has_record(config: PreTrainedConfig) -> bool:
     """Whether a config, or one inside it, holds a record."""
     return any(True for _ in _kept(config, RECORD_KEY, ()))

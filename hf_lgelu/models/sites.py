@@ -271,8 +271,13 @@ def _live_modules(module: nn.Module, name: str, seen: set[int]) -> Iterator[tupl
 
 
 def uncompiled_name(name: str) -> str:
-    """A site's name as the model class spells it, without the steps that torch.compile puts between."""
-    return name.replace("_orig_mod.", "")
+    """A site's name as the model class spells it, without the steps that wrappers put between.
+
+    Those are torch.compile's, FSDP's and activation checkpointing's; a checkpoint has none of them.
+    """
+    for wrapper in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name
 
 
 def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:

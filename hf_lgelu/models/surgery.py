@@ -27,6 +27,7 @@ from hf_lgelu.models.sites import (
     find_sites,
     gate_of,
 )
+from hf_lgelu.registry import refuse_guarded
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,11 @@ def relu_for(site: ActivationSite) -> nn.ReLU:
 def found_sites(
     model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None
 ) -> list[ActivationSite]:
-    """The activations of these kinds whose names `include` accepts; ValueError, with those there are, if it is none."""
+    """The activations of these kinds whose names `include` accepts; ValueError, with those there are, if it is none.
+
+    Raises RuntimeError for a model with gates that its config could not build (`refuse_guarded`).
+    """
+    refuse_guarded(model)
     sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
     if not sites:
         present = sorted({f"{site.kind} at {site.name}" for site in find_sites(model)})[:4]

@@ -38,7 +38,14 @@ from hf_lgelu.training.hardening import (
 )
 from hf_lgelu.training.layer_targets import DEFAULT_SWAP_TOLERANCE, MEASURED, check_tolerance
 from hf_lgelu.training.optim import check_hardness_learns, hold_averaged_hardness
-from hf_lgelu.training.refusals import refuse_best_checkpoints, refuse_deepspeed, require_gradient, tell_released
+from hf_lgelu.training.refusals import (
+    largest_override,
+    refuse_best_checkpoints,
+    refuse_deepspeed,
+    require_gradient,
+    tell_released,
+    tell_softer,
+)
 from hf_lgelu.training.resume import forget_best
 from hf_lgelu.training.schedules import (
     DEFAULT_PLATEAU_TOLERANCE,
@@ -156,6 +163,7 @@ class HardeningCallback(TrainerCallback):
         self._read: tuple[Any, Mapping[str, Target] | None] = (None, None)
         self._epochs = EpochCount()
         self._has_learned = False  # that gradients reach s was seen
+        self._resumed_hardness = 0.0  # until it is compared with what the run goes on with
         self.rate = rate
         self.rate_tolerance = rate_tolerance
         self.data: list[Inputs] | None = None
@@ -183,6 +191,7 @@ class HardeningCallback(TrainerCallback):
         check_hardness_learns(model, optimizer)
         if state.global_step == 0:
             tell_released(model, self.switch_fraction)
+        self._resumed_hardness = largest_override(model) if state.global_step else 0.0
         if self.strategy == "epoch":
             require_epochs(state, "so epochs cannot be counted; harden with strategy='steps'")
         if self.switch == "plateau":
@@ -296,6 +305,12 @@ class HardeningCallback(TrainerCallback):
         return epoch if self.strategy == "epoch" else int(notes[epoch]["step"])
 
     def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
+        self._move_hardness(model, optimizer, state)
+        if self._resumed_hardness >= 1:
+            tell_softer(self._resumed_hardness, largest_override(model))
+        self._resumed_hardness = 0.0
+
+    def _move_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
         progress = self.progress(state)
         if progress is None:
             release_hardness(model)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers import EvalPrediction
 
 from hf_lgelu.models.comparison import has_classes
@@ -151,6 +152,12 @@ def first_tensor(outputs: Any) -> Tensor | None:
     if not isinstance(outputs, tuple | list):
         return None
     return next((found for found in map(first_tensor, outputs) if found is not None), None)
+
+
+def copied(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The batch with copies of its tensors, which a forward may change in place."""
+    copies = {name: tree_map_only(Tensor, Tensor.clone, value) for name, value in inputs.items()}
+    return type(inputs)(copies)  # type: ignore[call-arg]  # a dict, or a BatchEncoding
 
 
 @contextmanager

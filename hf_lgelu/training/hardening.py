@@ -1,5 +1,6 @@
 """Hardening as functions of the model: the callback calls them, and so can any training loop."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from hf_lgelu.activation.hardness import (
 )
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.profile import whole_tensor
-from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, owner_of, raw_parameters, require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
 
 Target: TypeAlias = float | Tensor
@@ -181,16 +182,24 @@ def _reached(model: nn.Module, targets: Mapping[str, Target], fraction: float) -
 
 
 def _target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int, Tensor]:
-    """{id of a λ-gate: its target, one or as many as it has λ}, by its name or else its row of GATES."""
+    """{id of a λ-gate: its target, one or as many as it has λ}, by its name or else its row of GATES.
+
+    Where sites of several rows share a hardness, it is the largest of theirs.
+    """
     modules = dict(require_lambda_gelu(model))
     if unknown := sorted(targets.keys() - modules.keys() - GATES.keys()):
         raise ValueError(
             f"target_hardness names {', '.join(unknown)}, which is no row of GATES and no λ-gate of "
             f"{type(model).__name__}; it has {', '.join(modules)}"
         )
+    gates: dict[int, set[str]] = {}  # of all sites that use a hardness; the hardest one decides
+    for site in find_sites(model, LEARNED_KINDS):
+        gates.setdefault(id(owner_of(site.module)), set()).add(site.module.gate)
     found = {}
     for name, module in modules.items():
-        target = torch.as_tensor(targets.get(name, targets[module.gate]), dtype=torch.float64)
+        several = [torch.as_tensor(targets[gate], dtype=torch.float64) for gate in gates.get(id(module), {module.gate})]
+        largest = functools.reduce(torch.maximum, several)
+        target = torch.as_tensor(targets[name], dtype=torch.float64) if name in targets else largest
         if target.dim() and target.shape != module.raw_hardness.shape:
             raise ValueError(
                 f"the target of {name} has shape {tuple(target.shape)} and its λ {tuple(module.raw_hardness.shape)}; "

@@ -1,6 +1,7 @@
 """Targets of hardness that fit each layer, from the pre-activations that reach its gate."""
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +25,10 @@ _MIDDLES = torch.cat([torch.zeros(1, dtype=torch.float64), _EDGES * 2.0 ** (1 / 
 
 
 class _Seen:
-    """Of the pre-activations z of one gate: how many there are, Σ ReLU(z)², and a histogram of |z| for each λ."""
+    """Of the pre-activations z of one form of gate: how many there are, Σ ReLU(z)², a histogram of |z| for each λ."""
 
-    def __init__(self, module: LambdaGate) -> None:
-        self.gate = GATES[module.gate]
+    def __init__(self, module: LambdaGate, gate: str) -> None:
+        self.gate = GATES[gate]
         has_one = module.granularity in ("layer", "network")
         self.shape: tuple[int, ...] = (1,) if has_one else tuple(module.raw_hardness.shape)
         self.count, self.squares = 0, 0.0
@@ -61,7 +62,8 @@ def layer_targets(
         E[z²·(H(z) − G(λz))²] ≤ (tolerance·ρ)²,        so that λ ≈ (p(0)·c₂ / (tolerance·ρ)²)^(1/3).
 
     The mean is taken over a histogram of the z that are seen. Where a gate has a λ per channel or neuron, each gets its
-    own, by its own z and the ρ of the whole gate; where several sites share a λ, it is that of all their z together.
+    own, by its own z and the ρ of the whole gate; where several sites share a λ, it is that of all their z together, or
+    of gates of several forms the largest of each form's.
     Positions that a batch's attention mask calls padding do not count, where z is of its shape (sequences, tokens).
     `model` stays as it is. `anneal_hardness(model, progress, target_hardness=...)`, `is_hardened(model, ...)` and
     `HardeningCallback(target_hardness=...)` take what this returns.
@@ -88,12 +90,14 @@ def layer_targets(
     """
     check_tolerance(tolerance)
     owners = require_lambda_gelu(model)
-    seen = {id(module): _Seen(module) for _, module in owners}
+    seen: dict[int, dict[str, _Seen]] = {id(module): {} for _, module in owners}
 
     named: Mapping[str, Any] = {}  # the inputs that run
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen[id(owner_of(module))].add(args[0], counted_rows(named, args[0], names[id(module)]))
+        owner = owner_of(module)
+        of_form = seen[id(owner)].setdefault(module.gate, _Seen(owner, module.gate))
+        of_form.add(args[0], counted_rows(named, args[0], names[id(module)]))
 
     batches = [data] if isinstance(data, Tensor | Mapping) else data
     names = {id(module): name for name, module in model.named_modules() if isinstance(module, LAMBDA_GATE_CLASSES)}
@@ -101,7 +105,7 @@ def layer_targets(
         for batch in batches:
             named = batch if isinstance(batch, Mapping) else {}
             run_example(model, batch)
-    return {name: _target(name, seen[id(module)], tolerance) for name, module in owners}
+    return {name: _largest_target(name, list(seen[id(module)].values()), tolerance) for name, module in owners}
 
 
 def check_tolerance(tolerance: float) -> float:
@@ -111,14 +115,21 @@ def check_tolerance(tolerance: float) -> float:
     return tolerance
 
 
-def _target(name: str, seen: _Seen, tolerance: float) -> float | Tensor:
+def _largest_target(name: str, seen: Sequence[_Seen], tolerance: float) -> float | Tensor:
+    """What is enough for each form that uses the λ."""
+    if not seen:
+        raise ValueError(f"the data never reaches {name or 'the gate'}; give data that runs the whole model")
+    targets = functools.reduce(torch.maximum, (_targets(name, of_form, tolerance) for of_form in seen))
+    return targets.item() if len(targets) == 1 else targets.view(seen[0].shape)
+
+
+def _targets(name: str, seen: _Seen, tolerance: float) -> Tensor:
     if seen.count == 0:
         raise ValueError(f"the data never reaches {name or 'the gate'}; give data that runs the whole model")
     mean_square = seen.squares / seen.count
     if not 0 < mean_square < float("inf"):
         raise ValueError(f"the pre-activations of {name or 'the gate'} are never above 0, or not finite")
-    targets = _smallest_hardness(seen.gate, seen.histogram, tolerance**2 * mean_square)
-    return targets.item() if len(targets) == 1 else targets.view(seen.shape)
+    return _smallest_hardness(seen.gate, seen.histogram, tolerance**2 * mean_square)
 
 
 def _smallest_hardness(gate: Gate, histogram: Tensor, allowed: float) -> Tensor:

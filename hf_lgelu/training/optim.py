@@ -31,7 +31,8 @@ def hardness_parameter_groups(
         model: has λ-GELU sites; pass it as the optimizer shall see it (after FSDP wrapping).
         learning_rate: η of the first two groups.
         hardness_lr_multiplier: c; s learns with c·η (the paper uses 9).
-        weight_decay: of the first group; biases and normalizations have none, and neither has s.
+        weight_decay: of the first group; s has none, nor has what Trainer spares: biases, LayerNorm, and norms by
+            their names ("norm", "layer_norm"). A BatchNorm of another name ("bn1") is decayed.
 
     Parameters with requires_grad=False are in no group, s included.
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from accelerate.utils import DistributedType
 from torch import nn
 from transformers import TrainingArguments
@@ -11,7 +10,7 @@ from transformers.utils import logging
 
 from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
-from hf_lgelu.training.hardening import HARDENED_FRACTION
+from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
 
 logger = logging.get_logger(__name__)
 
@@ -33,8 +32,7 @@ def refuse_idle_options(args: LambdaGELUTrainingArguments, options: Iterable[str
 
     Of arguments as a user gives them: a search sets them one by one.
     """
-    defaults = {name: field.default for name, field in type(args).__dataclass_fields__.items()}
-    given = [name for name in options if getattr(args, name) != defaults[name]]
+    given = _given(args, options)
     if not args.harden:
         idle = [name for name in given if not (args.relufication and name == "switch_fraction")]
         if idle:
@@ -46,6 +44,21 @@ def refuse_idle_options(args: LambdaGELUTrainingArguments, options: Iterable[str
         if name in given:
             dial, value = _TOLERANCES[name]
             raise ValueError(f"{name} counts with {dial}={value!r} alone: give that too, or leave it out")
+
+
+def _given(args: LambdaGELUTrainingArguments, options: Iterable[str]) -> list[str]:
+    defaults = {name: field.default for name, field in type(args).__dataclass_fields__.items()}
+    return [name for name in options if getattr(args, name) != defaults[name]]
+
+
+def refuse_other_callback(args: LambdaGELUTrainingArguments, options: Iterable[str]) -> None:
+    """Raise where harden=True comes with options beside a HardeningCallback of the user's, which has its own."""
+    given = _given(args, options)
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} would do nothing, since a HardeningCallback was passed that has options of its own: "
+            "give them to it, or leave the callback out"
+        )
 
 
 def refuse_deepspeed(args: TrainingArguments) -> None:
@@ -109,10 +122,37 @@ def require_gradient(model: nn.Module) -> None:
         )
 
 
+def tell_held(model: nn.Module) -> None:
+    """Say it where a training without hardening goes on from gates that are on their way: their λ does not learn."""
+    held = [module for _, module in lambda_gelu_modules(model) if bool((module.hardness_override >= 1).any())]
+    if held and not is_hardened(model):
+        smallest = min(module.hardness.min().item() for module in held)
+        logger.warning(
+            f"λ of {len(held)} gates was set by hardening (from {smallest:.4g} on) and stays there: it is not learned, "
+            "and no hardening goes on. release_hardness(model) lets it follow s again; to end hardening, resume from "
+            "the checkpoint of that run, or train with harden=True"
+        )
+
+
+def tell_softer(before: float, after: float) -> None:
+    """Say it where a run that goes on from a checkpoint sets λ back: it has other epochs than the one before it."""
+    if after < 0.999 * before:
+        logger.warning(
+            f"Hardening had come to λ = {before:.4g} and goes on with {max(after, 1.0):.4g}: with another number of "
+            "epochs (or steps) than in the run that is resumed, its place in them is another. The gates are softer "
+            "until it is over. To keep them as hard as they are, train on from the network without harden"
+        )
+
+
+def largest_override(model: nn.Module) -> float:
+    """The largest λ that hardening has set; 0 where λ follows s everywhere."""
+    overrides = [module.hardness_override.max() for _, module in lambda_gelu_modules(model)]
+    return max((override.item() for override in overrides), default=0.0)
+
+
 def tell_released(model: nn.Module, switch_fraction: float) -> None:
     """Say it where a network that is hard already begins again with soft gates."""
-    overrides = [module.hardness_override.max() for _, module in lambda_gelu_modules(model)]
-    largest = torch.stack([override.to(overrides[0].device) for override in overrides]).max().item()
+    largest = largest_override(model)
     if largest >= 1 and switch_fraction > 0:
         logger.warning(
             f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, "

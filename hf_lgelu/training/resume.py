@@ -2,13 +2,15 @@
 
 import json
 import os
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel, TrainerState
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from hf_lgelu.models.config_keys import gate_names
-from hf_lgelu.models.sites import lambda_gelu_modules
+from hf_lgelu.models.site_record import RECORD_KEY
+from hf_lgelu.models.sites import lambda_gelu_modules, uncompiled_name
 
 logger = logging.get_logger(__name__)
 
@@ -19,7 +21,7 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
     if not keys:  # pickled, a folder of FSDP, or adapters only
         return
     saved = {name for name in keys if name.endswith("raw_hardness")}
-    present = {_unwrapped(f"{name}.raw_hardness".removeprefix(".")) for name, _ in lambda_gelu_modules(model)}
+    present = {uncompiled_name(f"{name}.raw_hardness".removeprefix(".")) for name, _ in lambda_gelu_modules(model)}
     if saved != present:
         raise ValueError(
             f"the checkpoint {folder} holds the hardness of {len(saved)} λ-GELU activations and the model has "
@@ -30,13 +32,31 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
     if not isinstance(model, PreTrainedModel) or not os.path.isfile(config):
         return
     with open(config, encoding="utf-8") as file:
-        written, built = gate_names(file.read()), gate_names(model.config.to_json_string())
+        saved_config, own_config = file.read(), model.config.to_json_string()
+    written, built = gate_names(saved_config), gate_names(own_config)
     if written and built and written != built:
         raise ValueError(
             f"the activations of the checkpoint {folder} are {', '.join(sorted(written))} and the model's "
             f"{', '.join(sorted(built))}, which is another function of the same weights. Resume with the model as it "
             "was when the checkpoint was written"
         )
+    told, there = _records(json.loads(saved_config)), _records(json.loads(own_config))
+    differing = [entry["site"] for entry in (*told, *there) if entry not in told or entry not in there]
+    if differing:
+        raise ValueError(
+            f"the gates that surgery put into the model and those of the checkpoint {folder} differ, at "
+            f"{', '.join(dict.fromkeys(differing))}, which is another function of the same weights. Repeat the surgery "
+            "that the checkpoint was trained with (gate, forward, granularity), or load it with "
+            "hf_lgelu.from_pretrained"
+        )
+
+
+def _records(config: Any) -> list[dict[str, Any]]:
+    """All entries of the records of gates in a config that was read from JSON, and in those inside it."""
+    if not isinstance(config, dict):
+        return []
+    inner = [entry for key, value in config.items() if key != RECORD_KEY for entry in _records(value)]
+    return [*(config.get(RECORD_KEY) or []), *inner]
 
 
 def forget_best(state: TrainerState, why: str) -> None:
@@ -46,13 +66,6 @@ def forget_best(state: TrainerState, why: str) -> None:
     step = "" if state.best_global_step is None else f", of step {state.best_global_step}"
     logger.warning(f"The best checkpoint so far{step}, counts no longer: {why}")
     state.best_metric = state.best_global_step = state.best_model_checkpoint = None
-
-
-def _unwrapped(name: str) -> str:
-    """The name as a checkpoint has it: without what torch.compile, FSDP and activation checkpointing add."""
-    for wrapper in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
-        name = name.replace(wrapper, "")
-    return name
 
 
 def _checkpoint_keys(folder: str) -> set[str]:

@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, default_compute_objective
 from transformers.utils import logging
 
-from hf_lgelu.models.example_run import same_randomness
+from hf_lgelu.models.example_run import buffers_kept, same_randomness
 from hf_lgelu.models.optimizer_groups import check_rate, hardness_group
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
@@ -28,6 +28,7 @@ from hf_lgelu.training.callbacks import HardeningCallback
 from hf_lgelu.training.evaluation import (
     compare_outputs,
     comparison_metrics,
+    copied,
     metrics_of_both,
     on_both,
     random_state_kept,
@@ -36,7 +37,14 @@ from hf_lgelu.training.evaluation import (
 from hf_lgelu.training.hardening import HARDENED_FRACTION, Target, is_hardened
 from hf_lgelu.training.hardness_log import HardnessLogCallback
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
-from hf_lgelu.training.refusals import check_ratio_of_rates, idle_tolerances, refuse_idle_options, refuse_liger
+from hf_lgelu.training.refusals import (
+    check_ratio_of_rates,
+    idle_tolerances,
+    refuse_idle_options,
+    refuse_liger,
+    refuse_other_callback,
+    tell_held,
+)
 from hf_lgelu.training.relufication import RELUFIED_KINDS, RelufyCallback
 from hf_lgelu.training.resume import check_checkpoint_activations
 
@@ -137,6 +145,8 @@ class LambdaGELUTrainer(Trainer):
         """As Trainer's."""
         self._follow_arguments()
         hardening = self._hardening_callback()
+        if hardening is None:
+            tell_held(self.model)
         given = None if hardening is None else hardening.data
         self._prepare_hardening()
         try:
@@ -164,10 +174,12 @@ class LambdaGELUTrainer(Trainer):
             if learns:
                 separate_hardness_group(self.optimizer, optimized, self.args.hardness_lr_multiplier)
         elif learns and hardness_learning_rate(self.optimizer) is None:
+            held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+            is_held = any(id(s) in held for _, module in modules for s in raw_parameters(module))
+            learning = "learns and decays as the weights beside it" if is_held else "is in none, and stays as it is"
             logger.warning(
-                "The optimizer that was passed has no hardness group: the raw hardness learns and decays as the "
-                "weights beside it. Build it from hardness_parameter_groups(...), or call "
-                "separate_hardness_group(optimizer, model) before passing it"
+                f"The optimizer that was passed has no hardness group: the raw hardness {learning}. Build it from "
+                "hardness_parameter_groups(...), or call separate_hardness_group(optimizer, model) before passing it"
             )
         return self.optimizer
 
@@ -202,8 +214,10 @@ class LambdaGELUTrainer(Trainer):
         if self._substitution is None or not self._substitution.fits(self.model):
             self._substitution = TemporaryRelu(self.model, kinds=self._substituted_kinds())
         # A model that draws in an evaluation (a masked autoencoder) draws the same twice, and as often as in Trainer.
-        with random_state_kept(self.model), self._substitution.applied():
-            relu_loss, relu_logits, _ = super().prediction_step(model, inputs, False, ignore_keys, **options)
+        # What the first pass writes, into the batch or into buffers, is not what the second begins with.
+        copies = copied(inputs)
+        with random_state_kept(self.model), buffers_kept(self.model), self._substitution.applied():
+            relu_loss, relu_logits, _ = super().prediction_step(model, copies, False, ignore_keys, **options)
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
         batch_size = find_batch_size(inputs) or 1
         rows = compare_outputs(loss, logits, relu_loss, relu_logits, labels, batch_size)
@@ -319,6 +333,8 @@ class LambdaGELUTrainer(Trainer):
         self._asked, self._of_arguments = asked, []
         if self.args.harden and self._hardening_callback() is None:
             self._of_arguments.append(_hardening_callback(self.args))
+        elif self.args.harden:
+            refuse_other_callback(self.args, _HARDENING_OPTIONS.values())
         if self.args.relufication:
             self._of_arguments.append(RelufyCallback(self.args.switch_fraction))
         callbacks[place:place] = self._of_arguments

@@ -69,8 +69,9 @@ def test_the_gap_of_a_unit_is_what_the_sums_over_all_are_made_of(masked, monkeyp
             p, q = (value.double().log_softmax(-1) for value in (rows[0], rows[2]))
             kls.append(float((p.exp() * (p - q)).sum()))
             errors.append(float((rows[2].double() - rows[0].double()).square().sum()))
-    assert compare.unit_gaps(total | {"logits": 1}) == pytest.approx(kls, rel=1e-9)
-    assert compare.unit_gaps(total | {"logits": 0}) == pytest.approx(errors, rel=1e-9)
+    assert compare.unit_gaps(total | {"logits": total["rows"]}) == pytest.approx(kls, rel=1e-9)
+    for some in (0, total["rows"] - 1):  # of a network whose outputs are no class scores in one batch they are in none
+        assert compare.unit_gaps(total | {"logits": some}) == pytest.approx(errors, rel=1e-9)
     assert total["refitted", "kl"] == pytest.approx(sum(kls), rel=1e-9)
 
 

@@ -117,7 +117,7 @@ def write_card(
         figure: of the picture's file, relative to `folder`.
 
     Raises:
-        ValueError: see `render_card`; or config.json names no class.
+        ValueError: see `render_card`; or config.json names no class, or λ-gates where `export` says that they are gone.
         FileNotFoundError: no config.json.
 
     Example:
@@ -127,13 +127,19 @@ def write_card(
         >>> anneal_hardness(model, 1.0)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     report = export_relu(model, f"{folder}/relu")
-        ...     facts = CardFacts(report.hardness, name="letters", change=report.change, license="mit")
+        ...     facts = CardFacts(report.hardness, name="letters", change=report.change, gates=report.gates)
         ...     write_card(f"{folder}/relu", facts).name
         'README.md'
     """
     folder = Path(folder)
     if isinstance(facts, CardFacts) and facts.checkpoint is None:
         facts = dataclasses.replace(facts, checkpoint=loading.facts_of_folder(folder))
+    gates = loading.gates_of_folder(folder)
+    if gates and export != "lambda_gelu":
+        raise ValueError(
+            f"{folder}/config.json says {', '.join(gates)}, and a card of export={export!r} would say that these gates "
+            "are gone; give export='lambda_gelu', or the folder that export_relu or export_gelu saved"
+        )
     card = render_card(facts, export=export, figure=figure, repo_id=repo_id)
     with whole_file(folder / figure, overwrite=True) as new:
         draw_hardness(new, facts.earlier_hardness, facts.hardness, facts.mean_hardness)

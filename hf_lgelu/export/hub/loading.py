@@ -11,6 +11,7 @@ from huggingface_hub.constants import CONFIG_NAME
 from hf_lgelu.activation.gates import ACTIVATION_NAMES, DEFAULT_GATE
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models import mlp
+from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.site_record import RECORD_KEY
 from hf_lgelu.models.whole_file import whole_file
 
@@ -99,6 +100,16 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
         own_code="auto_map" in config,
         needs_package=RECORD_KEY in config,
     )
+
+
+def gates_of_folder(folder: str | os.PathLike) -> list[str]:
+    """The λ-gates that the config.json of a saved model names; none where there is no file."""
+    path = Path(folder) / CONFIG_NAME
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    recorded = [entry for entry in json.loads(text).get(RECORD_KEY) or [] if "activation" not in entry]
+    return sorted(gate_names(text)) or ["gates that surgery put in"] * bool(recorded)
 
 
 def with_hf_lgelu(model_class: str, where: str) -> str:
