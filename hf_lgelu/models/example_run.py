@@ -111,17 +111,17 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Every buffer as it was, behind, whatever the forwards inside wrote into it (a count of calls, a moving mean)."""
     kept = [
-        (module, name, buffer, buffer.clone())
+        (module, name, buffer, buffer._version, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None
+        if buffer is not None and not buffer.is_inference()  # those nobody can write outside inference mode
     ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for module, name, buffer, values in kept:
-                if not buffer.is_meta and not torch.equal(buffer, values):
+            for module, name, buffer, version, values in kept:
+                if buffer._version != version:
                     buffer.copy_(values)
                 module._buffers[name] = buffer
 
