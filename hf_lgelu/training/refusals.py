@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from accelerate.utils import DistributedType
 from torch import nn
 from transformers import TrainingArguments
@@ -124,8 +125,8 @@ def require_gradient(model: nn.Module) -> None:
 
 def tell_held(model: nn.Module) -> None:
     """Say it where a training without hardening goes on from gates that are on their way: their λ does not learn."""
-    held = [module for _, module in lambda_gelu_modules(model) if bool((module.hardness_override >= 1).any())]
-    if held and not is_hardened(model):
+    if largest_override(model) >= 1 and not is_hardened(model):
+        held = [module for _, module in lambda_gelu_modules(model) if bool((module.hardness_override >= 1).any())]
         smallest = min(module.hardness.min().item() for module in held)
         logger.warning(
             f"λ of {len(held)} gates was set by hardening (from {smallest:.4g} on) and stays there: it is not learned, "
@@ -147,7 +148,8 @@ def tell_softer(before: float, after: float) -> None:
 def largest_override(model: nn.Module) -> float:
     """The largest λ that hardening has set; 0 where λ follows s everywhere."""
     overrides = [module.hardness_override.max() for _, module in lambda_gelu_modules(model)]
-    return max((override.item() for override in overrides), default=0.0)
+    together = [override.to(overrides[0].device) for override in overrides]  # the device is waited for once
+    return torch.stack(together).max().item() if together else 0.0
 
 
 def tell_released(model: nn.Module, switch_fraction: float) -> None:

@@ -136,8 +136,14 @@ def test_a_checkpoint_that_lacks_the_hardness_that_its_config_names_is_reported(
 def test_a_checkpoint_that_lacks_the_hardness_that_its_record_describes_is_reported(tmp_path, caplog):
     model = BERT.build()
     replace_activations(model, granularity="channel", inputs=BERT.inputs())
-    with temporary_relu(model):
+    with temporary_relu(model), pytest.raises(RuntimeError, match="no longer those that its config remembers"):
         model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    of_gates = ("raw_hardness", "temperature", "hardness_override")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(of_gates)}
+    assert 0 < len(kept) < len(tensors)
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
     _, info = from_pretrained(BertForMaskedLM, tmp_path, output_loading_info=True)
     assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
     assert "says that it has λ-GELU, and it holds no hardness" in caplog.text
