@@ -119,7 +119,10 @@ def are_probabilities(output: Tensor) -> bool:
 
     All lie between 0 and 1, and the rows add up to one, or there are 32 numbers or more: as scores, some would not.
     """
-    if not has_classes(output) or not output.numel() or not bool(((output >= 0) & (output <= 1)).all()):
+    if not has_classes(output) or not output.numel():
+        return False
+    first = output.flatten(0, -2)[0]  # of scores one row is enough to tell, however many there are
+    if not all(bool(((part >= 0) & (part <= 1)).all()) for part in (first, output)):
         return False
     add_up = (output.sum(-1, dtype=torch.float32) - 1).abs() < _OFF_ONE
     return bool(add_up.all()) or output.numel() >= _TOO_MANY_BY_CHANCE

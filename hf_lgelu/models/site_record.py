@@ -90,7 +90,8 @@ def renew_records(model: nn.Module) -> None:
     the module that owned a hardness shared by others is gone.
     """
     for inner, record in list(recorded_models(model)):
-        if describes(record, inner):
+        there = describe_sites(inner, plain=plain_sites(record))
+        if _without_shapes(there) == _without_shapes(record):  # FSDP shows of each s the part of this process
             continue
         gates = [site.module for site in find_sites(inner) if isinstance(site.module, LAMBDA_GATE_CLASSES)]
         if plain_sites(record) or not gates or any(owner_of(gate) not in gates for gate in gates):
@@ -104,6 +105,10 @@ def renew_records(model: nn.Module) -> None:
         for part in inner.modules():  # which may have copies of the config
             if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == record:
                 setattr(part.config, RECORD_KEY, actual)
+
+
+def _without_shapes(record: SiteRecord) -> SiteRecord:
+    return [{key: value for key, value in entry.items() if key != "raw_shape"} for entry in record]
 
 
 def has_record(config: PreTrainedConfig) -> bool:
