@@ -33,9 +33,14 @@ class GuardedGate(LambdaGELU):
 _NAMES: dict[str, Callable[..., LambdaGate]] = {**ACTIVATION_CLASSES, NEEDS_THE_PACKAGE: GuardedGate}
 
 
+def is_guarded(model: nn.Module) -> bool:
+    """Whether a model has a `GuardedGate`."""
+    return any(isinstance(module, GuardedGate) for module in model.modules())
+
+
 def refuse_guarded(model: nn.Module) -> None:
     """Raise RuntimeError for a model with a `GuardedGate`."""
-    if any(isinstance(module, GuardedGate) for module in model.modules()):
+    if is_guarded(model):
         raise RuntimeError(_GUARDED)
 
 

@@ -20,7 +20,7 @@ from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.origin import written_gates
 from hf_lgelu.models.site_record import describes, has_record, recorded_models, renew_records
 from hf_lgelu.models.sites import lambda_gelu_modules
-from hf_lgelu.registry import GuardedGate
+from hf_lgelu.registry import is_guarded
 
 logger = logging.get_logger(__name__)
 
@@ -147,7 +147,7 @@ def _tell_other_gates(model: PreTrainedModel) -> None:
 
 def _refuse_lost_sites(model: PreTrainedModel, loading_info: Any) -> None:
     for inner, record in recorded_models(model):
-        if not describes(record, inner) or any(isinstance(module, GuardedGate) for module in inner.modules()):
+        if not describes(record, inner) or is_guarded(inner):
             loading_info.mismatched_keys = set()  # or transformers would raise for these, and not say what to do
             raise RuntimeError(
                 f"{type(inner).__name__}'s gates were put in by surgery, or kept by a conversion, and its config alone "

@@ -96,8 +96,10 @@ def layer_targets(
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         owner = owner_of(module)
-        of_form = seen[id(owner)].setdefault(module.gate, _Seen(owner, module.gate))
-        of_form.add(args[0], counted_rows(named, args[0], names[id(module)]))
+        forms = seen[id(owner)]
+        if module.gate not in forms:
+            forms[module.gate] = _Seen(owner, module.gate)
+        forms[module.gate].add(args[0], counted_rows(named, args[0], names[id(module)]))
 
     batches = [data] if isinstance(data, Tensor | Mapping) else data
     names = {id(module): name for name, module in model.named_modules() if isinstance(module, LAMBDA_GATE_CLASSES)}
@@ -117,15 +119,13 @@ def check_tolerance(tolerance: float) -> float:
 
 def _largest_target(name: str, seen: Sequence[_Seen], tolerance: float) -> float | Tensor:
     """What is enough for each form that uses the λ."""
-    if not seen:
+    if not seen or not all(of_form.count for of_form in seen):
         raise ValueError(f"the data never reaches {name or 'the gate'}; give data that runs the whole model")
     targets = functools.reduce(torch.maximum, (_targets(name, of_form, tolerance) for of_form in seen))
     return targets.item() if len(targets) == 1 else targets.view(seen[0].shape)
 
 
 def _targets(name: str, seen: _Seen, tolerance: float) -> Tensor:
-    if seen.count == 0:
-        raise ValueError(f"the data never reaches {name or 'the gate'}; give data that runs the whole model")
     mean_square = seen.squares / seen.count
     if not 0 < mean_square < float("inf"):
         raise ValueError(f"the pre-activations of {name or 'the gate'} are never above 0, or not finite")
