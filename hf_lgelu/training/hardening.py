@@ -14,9 +14,9 @@ from hf_lgelu.activation.hardness import (
     hardness_for_tolerance,
     hardness_from_raw,
 )
-from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
 from hf_lgelu.models.profile import whole_tensor
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, owner_of, raw_parameters, require_lambda_gelu
+from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
 
 Target: TypeAlias = float | Tensor
@@ -192,12 +192,13 @@ def _target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int
             f"target_hardness names {', '.join(unknown)}, which is no row of GATES and no λ-gate of "
             f"{type(model).__name__}; it has {', '.join(modules)}"
         )
-    gates: dict[int, set[str]] = {}  # of all sites that use a hardness; the hardest one decides
-    for site in find_sites(model, LEARNED_KINDS):
-        gates.setdefault(id(owner_of(site.module)), set()).add(site.module.gate)
+    gates = {id(module): {module.gate} for module in modules.values()}
+    for module in model.modules():  # not by find_sites: a step asks
+        if isinstance(module, SharedLambdaGate):
+            gates.setdefault(id(module.owner), set()).add(module.gate)
     found = {}
     for name, module in modules.items():
-        several = [torch.as_tensor(targets[gate], dtype=torch.float64) for gate in gates.get(id(module), {module.gate})]
+        several = [torch.as_tensor(targets[gate], dtype=torch.float64) for gate in gates[id(module)]]
         largest = functools.reduce(torch.maximum, several)
         target = torch.as_tensor(targets[name], dtype=torch.float64) if name in targets else largest
         if target.dim() and target.shape != module.raw_hardness.shape:
