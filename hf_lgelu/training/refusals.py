@@ -1,6 +1,5 @@
 """What a run has of Trainer, or on its model, that would make another network than was asked for: refused, or said."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,52 +13,6 @@ from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
 
 logger = logging.get_logger(__name__)
-
-
-_TOLERANCES = {
-    "plateau_tolerance": ("hardening_switch", "plateau"),
-    "rate_tolerance": ("hardening_rate", "tolerance"),
-}
-"""{argument: (the one that makes it count, with this value)}."""
-
-
-def idle_tolerances(args: LambdaGELUTrainingArguments) -> list[str]:
-    """The arguments that say nothing under the others, as these are."""
-    return [name for name, (dial, value) in _TOLERANCES.items() if getattr(args, dial) != value]
-
-
-def refuse_idle_options(args: LambdaGELUTrainingArguments, options: Iterable[str]) -> None:
-    """Raise where one of these options of hardening is given and nothing would read it.
-
-    Of arguments as a user gives them: a search sets them one by one.
-    """
-    given = _given(args, options)
-    if not args.harden:
-        idle = [name for name in given if not (args.relufication and name == "switch_fraction")]
-        if idle:
-            raise ValueError(
-                f"{', '.join(idle)} would do nothing, since harden is off: give harden=True, or leave them out (a "
-                "HardeningCallback of your own has its own options)"
-            )
-    for name in idle_tolerances(args):
-        if name in given:
-            dial, value = _TOLERANCES[name]
-            raise ValueError(f"{name} counts with {dial}={value!r} alone: give that too, or leave it out")
-
-
-def _given(args: LambdaGELUTrainingArguments, options: Iterable[str]) -> list[str]:
-    defaults = {name: field.default for name, field in type(args).__dataclass_fields__.items()}
-    return [name for name in options if getattr(args, name) != defaults[name]]
-
-
-def refuse_other_callback(args: LambdaGELUTrainingArguments, options: Iterable[str]) -> None:
-    """Raise where harden=True comes with options beside a HardeningCallback of the user's, which has its own."""
-    given = _given(args, options)
-    if given:
-        raise ValueError(
-            f"{', '.join(given)} would do nothing, since a HardeningCallback was passed that has options of its own: "
-            "give them to it, or leave the callback out"
-        )
 
 
 def refuse_deepspeed(args: TrainingArguments) -> None:

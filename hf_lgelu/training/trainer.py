@@ -1,6 +1,6 @@
 """A Trainer that learns, hardens and reports λ-GELU."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, default_comp
 from transformers.utils import logging
 
 from hf_lgelu.models.example_run import buffers_kept, same_randomness
-from hf_lgelu.models.optimizer_groups import check_rate, hardness_group
+from hf_lgelu.models.optimizer_groups import hardness_group
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SMOOTH_KINDS,
@@ -24,6 +24,7 @@ from hf_lgelu.models.sites import (
 )
 from hf_lgelu.models.temporary_relu import TemporaryRelu, temporary_relu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
+from hf_lgelu.training.asked import asked_for, callbacks_asked_for, check_arguments, refuse_idle_options
 from hf_lgelu.training.callbacks import HardeningCallback
 from hf_lgelu.training.evaluation import (
     compare_outputs,
@@ -39,31 +40,15 @@ from hf_lgelu.training.hardness_log import HardnessLogCallback
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
 from hf_lgelu.training.refusals import (
     check_ratio_of_rates,
-    idle_tolerances,
-    refuse_idle_options,
     refuse_liger,
-    refuse_other_callback,
     tell_held,
 )
-from hf_lgelu.training.relufication import RELUFIED_KINDS, RelufyCallback
-from hf_lgelu.training.resume import check_checkpoint_activations
+from hf_lgelu.training.relufication import RELUFIED_KINDS
+from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed
 
 logger = logging.get_logger(__name__)
 
 _MEASURED_BATCHES = 8
-
-# {parameter of HardeningCallback: the argument of training that says it}
-_HARDENING_OPTIONS = {
-    "target_hardness": "target_hardness",
-    "tolerance": "tolerance",
-    "switch_fraction": "switch_fraction",
-    "schedule": "hardening_schedule",
-    "strategy": "hardening_strategy",
-    "switch": "hardening_switch",
-    "plateau_tolerance": "plateau_tolerance",
-    "rate": "hardening_rate",
-    "rate_tolerance": "rate_tolerance",
-}
 
 
 class LambdaGELUTrainer(Trainer):
@@ -88,7 +73,9 @@ class LambdaGELUTrainer(Trainer):
     hardening run is a hardened one; a search without an objective of its own leaves `eval_relu_*` out of it; and an
     evaluation takes a second forward pass a batch (with `batch_eval_metrics` or without `eval_do_concat_batches`, a
     second loop over the data), in the random state of the first. `report_substitution=False` does without it. With
-    DeepSpeed, hardening is refused.
+    DeepSpeed, hardening is refused. A checkpoint whose tensors have other names than the model's, as transformers
+    saves many families, is resumed whole, and one that lacks a tensor is refused: Trainer warns, and goes on from
+    random weights.
 
     Generation works by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, the arguments likewise.
 
@@ -121,8 +108,8 @@ class LambdaGELUTrainer(Trainer):
         **options: Any,
     ) -> None:
         args = LambdaGELUTrainingArguments(output_dir="tmp_trainer") if args is None else args  # Trainer's own default
-        _check_arguments(args)
-        refuse_idle_options(args, _HARDENING_OPTIONS.values())
+        check_arguments(args)
+        refuse_idle_options(args)
         super().__init__(model, args, *others, **options)
         self._compares_substitution = False
         self._substitution: TemporaryRelu | None = None
@@ -293,8 +280,15 @@ class LambdaGELUTrainer(Trainer):
             self._prepare_hardening()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        check_checkpoint_activations(resume_from_checkpoint, self.model if model is None else model)
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        own = self.model if model is None else model
+        check_checkpoint_activations(resume_from_checkpoint, own)
+        if self.is_fsdp_enabled or not load_renamed(resume_from_checkpoint, own):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        by_engine = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if by_engine or not load_renamed(self.state.best_model_checkpoint, self.model):
+            super()._load_best_model()
 
     def _substituted_kinds(self) -> tuple[str, ...]:
         return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS
@@ -320,23 +314,18 @@ class LambdaGELUTrainer(Trainer):
 
     def _follow_arguments(self) -> None:
         """The callbacks that `args` ask for, as they are now: a search, or a hand, may have changed them since."""
-        _check_arguments(self.args)
+        check_arguments(self.args)
         if lambda_gelu_modules(self.model):
             check_ratio_of_rates(self.args)
             refuse_liger(self.args)
-        asked = [getattr(self.args, name) for name in (*_HARDENING_OPTIONS.values(), "harden", "relufication")]
+        asked = asked_for(self.args)
         if asked == self._asked:
             return
         callbacks, old = self.callback_handler.callbacks, self._of_arguments
         place = min((callbacks.index(callback) for callback in old if callback in callbacks), default=len(callbacks))
-        callbacks[:] = [callback for callback in callbacks if callback not in old]
-        self._asked, self._of_arguments = asked, []
-        if self.args.harden and self._hardening_callback() is None:
-            self._of_arguments.append(_hardening_callback(self.args))
-        elif self.args.harden:
-            refuse_other_callback(self.args, _HARDENING_OPTIONS.values())
-        if self.args.relufication:
-            self._of_arguments.append(RelufyCallback(self.args.switch_fraction))
+        kept = [callback for callback in callbacks if callback not in old]
+        self._of_arguments = callbacks_asked_for(self.args, beside=_hardening_among(kept))
+        self._asked, callbacks[:] = asked, kept
         callbacks[place:place] = self._of_arguments
 
     def _prepare_hardening(self) -> None:
@@ -347,8 +336,7 @@ class LambdaGELUTrainer(Trainer):
             hardening.selects_hardened_checkpoints = True
 
     def _hardening_callback(self) -> HardeningCallback | None:
-        callbacks = self.callback_handler.callbacks
-        return next((callback for callback in callbacks if isinstance(callback, HardeningCallback)), None)
+        return _hardening_among(self.callback_handler.callbacks)
 
     def _adopt_callbacks(self) -> None:
         for callback in list(self.callback_handler.callbacks):
@@ -360,18 +348,5 @@ def _objective_as_it_is(metrics: dict[str, float]) -> float:
     return default_compute_objective({name: value for name, value in metrics.items() if "eval_relu_" not in name})
 
 
-def _hardening_callback(args: LambdaGELUTrainingArguments) -> HardeningCallback:
-    idle = idle_tolerances(args)  # a search may set one beside another switch or rate
-    return HardeningCallback(
-        **{option: getattr(args, name) for option, name in _HARDENING_OPTIONS.items() if name not in idle}
-    )
-
-
-def _check_arguments(args: Any) -> None:
-    if not isinstance(args, LambdaGELUTrainingArguments):
-        raise TypeError(f"args must be LambdaGELUTrainingArguments, got {type(args).__name__}")
-    check_rate("hardness_lr_multiplier", args.hardness_lr_multiplier)
-    if args.harden and args.relufication:
-        raise ValueError("harden moves λ to ReLU and relufication puts ReLU in at once: give one of them")
-    if args.harden:
-        _hardening_callback(args)  # raises on wrong options now, not at the first epoch
+def _hardening_among(callbacks: Sequence[TrainerCallback]) -> HardeningCallback | None:
+    return next((callback for callback in callbacks if isinstance(callback, HardeningCallback)), None)

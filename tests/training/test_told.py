@@ -129,7 +129,11 @@ def test_options_of_hardening_beside_a_callback_of_ones_own_are_refused(tmp_path
     callback = HardeningCallback(schedule="geometric")
     with pytest.raises(ValueError, match="target_hardness would do nothing, since a HardeningCallback was passed"):
         trainer(mlp(), tmp_path, [callback], harden=True, target_hardness=400.0)
-    trainer(mlp(), tmp_path, [callback], harden=True)  # asks for what there is
+    asking = trainer(mlp(), tmp_path, [callback], harden=True)  # for what there is
+    asking.args.target_hardness = 400.0
+    for _ in range(2):  # a second call is not taken for one that nothing has changed for
+        with pytest.raises(ValueError, match="target_hardness would do nothing, since a HardeningCallback was passed"):
+            asking.train()
 
 
 class Writing(MLPForClassification):

@@ -1,0 +1,147 @@
+"""Checkpoints of families that transformers saves under other names than the model has: they are taken up whole.
+
+transformers' own Trainer loads them by name, warns, and goes on from random weights.
+"""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_training import assert_same_state, state_of, tiny_trainer
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    MixtralConfig,
+    MixtralForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from hf_lgelu import hardness_profile, replace_activations
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12}
+
+
+def vit(seed, activation="lambda_gelu", layers=2):
+    torch.manual_seed(seed)
+    sizes = {**SMALL, "num_hidden_layers": layers}
+    config = ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=3, hidden_act=activation)
+    return ViTForImageClassification(config)
+
+
+def vit_of_neurons(seed):
+    model = vit(seed, "gelu")
+    replace_activations(model, granularity="channel", inputs={"pixel_values": torch.zeros(1, 3, 8, 8)})
+    return model
+
+
+def mixtral(seed):
+    torch.manual_seed(seed)
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
+    return MixtralForCausalLM(MixtralConfig(**SMALL, **experts, vocab_size=11, hidden_act="lambda_gelu"))
+
+
+def images():
+    generator = torch.Generator().manual_seed(0)
+    return [{"pixel_values": torch.randn(3, 8, 8, generator=generator), "labels": i % 3} for i in range(12)]
+
+
+def texts():
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randint(0, 11, (6,), generator=generator) for _ in range(12)]
+    return [{"input_ids": ids, "labels": ids} for ids in drawn]
+
+
+FAMILIES = {"vit": (vit, images), "vit, λ per channel": (vit_of_neurons, images), "mixtral": (mixtral, texts)}
+
+
+def trainer_for(folder, model, data, **options):
+    return tiny_trainer(folder, model, train=data, eval_dataset=data[:4], num_train_epochs=4, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("harden", [False, True])
+def test_a_resumed_run_is_the_run_that_was_never_interrupted(tmp_path, family, harden):
+    build, data = FAMILIES[family]
+    whole = trainer_for(tmp_path, build(0), data(), save_strategy="epoch", harden=harden)
+    whole.train()
+    checkpoint = tmp_path / "checkpoint-6"
+    assert not load_file(checkpoint / "model.safetensors").keys() <= whole.model.state_dict().keys()
+    resumed = trainer_for(tmp_path / "resumed", build(1), data(), save_strategy="no", harden=harden)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert_same_state(state_of(resumed.model), state_of(whole.model))
+    assert min(hardness_profile(whole.model).values()) > (159 if harden else 1)
+
+
+def test_a_baseline_is_resumed_whole_too(tmp_path):
+    options = {"require_lambda_gelu": False}
+    whole = trainer_for(tmp_path, vit(0, "gelu"), images(), save_strategy="epoch", **options)
+    whole.train()
+    resumed = trainer_for(tmp_path / "resumed", vit(1, "gelu"), images(), save_strategy="no", **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert_same_state(state_of(resumed.model), state_of(whole.model))
+
+
+@pytest.mark.parametrize("family", ["vit", "mixtral"])
+def test_the_best_epoch_is_put_back(tmp_path, family):
+    build, data = FAMILIES[family]
+    states = []
+
+    def score(_):
+        states.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
+        return {"score": -len(states)}  # the first epoch is the best
+
+    trainer = trainer_for(
+        tmp_path, build(0), data(), save_strategy="epoch", eval_strategy="epoch", report_substitution=False,
+        load_best_model_at_end=True, metric_for_best_model="score",
+    )  # fmt: skip
+    trainer.compute_metrics = score
+    trainer.train()
+    assert trainer.state.best_global_step == 3
+    assert_same_state(trainer.model.state_dict(), states[0])
+    assert not torch.equal(next(iter(states[0].values())), next(iter(states[-1].values())))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_checkpoint_of_another_network_is_refused(tmp_path, sharded):
+    first = trainer_for(tmp_path, vit(0), images(), save_strategy="epoch")
+    first.train()
+    folder = tmp_path / "checkpoint-6"
+    if sharded:
+        _shard(folder)
+    with pytest.raises(ValueError, match="2 λ-GELU activations and the model has 3"):
+        trainer_for(tmp_path / "r", vit(1, layers=3), images()).train(resume_from_checkpoint=str(folder))
+    baseline = trainer_for(tmp_path / "r", vit(1, "gelu"), images(), require_lambda_gelu=False)
+    with pytest.raises(ValueError, match="2 λ-GELU activations and the model has 0"):
+        baseline.train(resume_from_checkpoint=str(folder))
+
+
+def bert(seed):
+    torch.manual_seed(seed)
+    return BertForSequenceClassification(BertConfig(**SMALL, vocab_size=11, hidden_act="lambda_gelu"))
+
+
+def sentences():
+    return [{"input_ids": row["input_ids"], "labels": i % 2} for i, row in enumerate(texts())]
+
+
+@pytest.mark.parametrize(("build", "data"), [(vit, images), (bert, sentences)])
+def test_a_checkpoint_without_one_of_the_weights_is_refused(tmp_path, build, data):
+    """Of a family that is renamed, and of one that is not. Trainer warns, and the weight is random."""
+    trainer = trainer_for(tmp_path, build(0), data(), save_strategy="epoch")
+    trainer.train()
+    weights = tmp_path / "checkpoint-6" / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["classifier.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"1 differ: classifier\.weight"):
+        trainer.train(resume_from_checkpoint=str(weights.parent))
+
+
+def _shard(folder):
+    os.rename(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    names = load_file(folder / "model-00001-of-00001.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
