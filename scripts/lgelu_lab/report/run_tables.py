@@ -390,7 +390,8 @@ def _coverage_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     planned = {run.name for study in STUDIES.values() for run in study.build(study.benchmarks)}
     yield from (f"Failed: {name}: {error}" for name, error in data.failed.items() if name not in there)
     if data.left_out:
-        yield f"Left out, as whole runs or networks trained anew are there: {_first_of(data.left_out)}."
+        why = "shortened runs where the benchmark has longer ones, or measurements of networks trained anew since"
+        yield f"Left out, as {why}: {_first_of(data.left_out)}."
     if there - planned:
         yield f"Of no study, and shown all the same: {_first_of(sorted(there - planned))}."
 
@@ -441,6 +442,13 @@ def machine_of(hardware: dict[str, Any]) -> str:
     threads, processes = hardware["threads_per_process"], hardware["processes"]
     where = listed(hardware["accelerators"]) or f"{hardware['cpu']}, {threads} thread{'s' * (threads > 1)}"
     return where if processes == 1 else f"{processes} × {where}"
+
+
+def _runs_and_hours(runs: pd.DataFrame, notes: Notes) -> str:
+    """How many runs, and how long those took of which the whole time is known."""
+    timed = int(runs["hours"].notna().sum())
+    text = f"{len(runs)}, {runs['hours'].sum():.1f} h"
+    return text if timed == len(runs) else f"{text} for the {timed} that were timed whole"
 
 
 def _basis_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
@@ -532,7 +540,7 @@ TABLES: dict[str, TableSpec] = {
         head=("Benchmark",),
         columns=(
             Column("Unlike the paper", _unlike),
-            Column("Runs", lambda runs, notes: f"{len(runs)}, {runs['hours'].sum():.1f} h"),
+            Column("Runs", _runs_and_hours),
             Column("Seeds", lambda runs, notes: listed(sorted(set(runs["seed"])))),
             Column("Epochs", lambda runs, notes: either([f"{epoch:g}" for epoch in runs["last_epoch"]])),
             Column("Training samples", lambda runs, notes: either(runs["train_samples"].map(count))),

@@ -249,8 +249,10 @@ def _page(data: ReportData, sections: Sequence[Section], hero: Sequence[Drawing]
 
 def _basis(data: ReportData) -> str:
     runs = data.runs.drop_duplicates("name")
+    untimed = int(runs["hours"].isna().sum())
+    beside = f" (beside {untimed} that were resumed and not timed whole)" if untimed else ""
     return (
-        f"{len(runs)} runs, {runs['hours'].sum():.1f} hours of training and evaluation, on "
+        f"{len(runs)} runs, {runs['hours'].sum():.1f} hours of training and evaluation{beside}, on "
         f"{listed(dict.fromkeys(data.runs['benchmark']))}. Every number and figure here is made from their records by "
         "scripts/report.py. The method is that of Pérez-Corral et al., arXiv:2603.21991. Tables and figures say on how "
         "many seeds, epochs and samples they rest; a letter in brackets leads to what is not as in the paper."

@@ -78,9 +78,14 @@ def test_a_small_model_in_gpt2s_place_is_named_with_its_size(record_of):
     run = record_of(benchmark="gpt2-wikitext2", scores=(1.0,) * 10, relu_scores=(1.0,) * 10)
     run.data["copy_of"] = None
     run.config.update(optim="adamw_torch", learning_rate=5e-5, weight_decay=1e-2, num_layers=4, width=128)
+    run.config["max_eval_samples"] = None
     assert differences(run) == ("a model from scratch (4 layers, width 128) in place of GPT-2",)
     run.config["pretrained"] = "openai-community/gpt2"
     assert differences(run) == ()
+    run.config["max_eval_samples"] = 50
+    assert differences(run) == ("50 evaluation samples only",)
+    del run.config["max_eval_samples"]  # a record of before 0.2.0
+    assert differences(run) == ("50 evaluation samples only",)
     assert model_size({"image_size": 64, "patch_size": 8}) == "images 64 × 64, patches 8 × 8"
 
 
