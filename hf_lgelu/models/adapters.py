@@ -20,6 +20,9 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
     no λ. Named in `modules_to_save`, each λ-GELU trains beside the adapter, is saved with it, comes back with it,
     and stays after `merge_and_unload`, from where `substitute_relu` goes on.
 
+    Experts whose weights are one tensor (Mixtral and other mixtures) and that the adapter takes by `target_parameters`
+    are put into a wrapper of PEFT, where it finds no gate by these names: λ is not learned then, and training says so.
+
     `model` computes what it did. Where it was loaded from a checkpoint whose config does not say these gates (the
     activation string was given to `from_pretrained`), it forgets where, and a warning says so: PEFT would name that as
     the adapter's base, load the plain network by that name, and leave every λ out without a word. Such an adapter is

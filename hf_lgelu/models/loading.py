@@ -18,7 +18,13 @@ from transformers.utils import logging
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.origin import written_gates
-from hf_lgelu.models.site_record import describes, has_record, recorded_models, renew_records
+from hf_lgelu.models.site_record import (
+    describes,
+    has_record,
+    recorded_models,
+    renew_records,
+    require_own_record,
+)
 from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.registry import is_guarded
 
@@ -62,6 +68,7 @@ def _keep_records_true(original: Any) -> Any:
     @functools.wraps(original)
     def save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         renew_records(self)
+        require_own_record(self)
         return original(self, *args, **kwargs)
 
     return save_pretrained
@@ -153,6 +160,13 @@ def _refuse_lost_sites(model: PreTrainedModel, loading_info: Any) -> None:
                 f"{type(inner).__name__}'s gates were put in by surgery, or kept by a conversion, and its config alone "
                 f"cannot rebuild them: load the checkpoint with hf_lgelu.from_pretrained({type(model).__name__}, ...)"
             )
+    if not has_record(model.config) and is_guarded(model):
+        loading_info.mismatched_keys = set()
+        raise RuntimeError(
+            f"the config of this {type(model).__name__} says that only a record can tell its gates, and has none: it "
+            "is a part of a network, whose own config has the record. Load the whole one with "
+            "hf_lgelu.from_pretrained, and take the part from there"
+        )
 
 
 def _refuse_impossible_states(modules: list[tuple[str, LambdaGate]]) -> None:

@@ -107,6 +107,19 @@ def renew_records(model: nn.Module) -> None:
                 setattr(part.config, RECORD_KEY, actual)
 
 
+def require_own_record(model: PreTrainedModel) -> None:
+    """Refuse to save alone a part of a network of whose gates only the whole one's config tells.
+
+    Raises RuntimeError.
+    """
+    if not has_record(model.config) and f'"{NEEDS_THE_PACKAGE}"' in model.config.to_json_string():
+        raise RuntimeError(
+            f"{type(model).__name__} is a part of a network whose config alone remembers its gates: saved by itself, "
+            "it could not be loaded. Save the whole network; or substitute_relu(the whole), and save the part then; or "
+            "put the gates into the part alone, before it becomes one"
+        )
+
+
 def _without_shapes(record: SiteRecord) -> SiteRecord:
     return [{key: value for key, value in entry.items() if key != "raw_shape"} for entry in record]
 

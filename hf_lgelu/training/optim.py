@@ -153,8 +153,8 @@ def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
         raise ValueError(
             f"the raw hardness of {', '.join(frozen[:4])} is frozen (requires_grad=False), so λ is not learned, and "
             "what froze it may not save it. For an adapter of PEFT, pass "
-            "modules_to_save=hardness_modules_to_save(model) to its config; else call "
-            "module.raw_hardness.requires_grad_(True)"
+            "modules_to_save=hardness_modules_to_save(model) to its config (which finds no gate inside experts whose "
+            "weights the adapter takes by target_parameters); else call module.raw_hardness.requires_grad_(True)"
         )
     held = {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
     names = {id(parameter): name for name, parameter in model.named_parameters()}

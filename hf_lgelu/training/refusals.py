@@ -88,6 +88,19 @@ def tell_held(model: nn.Module) -> None:
         )
 
 
+def tell_frozen(model: nn.Module) -> None:
+    """Say it where a training without hardening begins with an s that does not learn."""
+    modules = lambda_gelu_modules(model)
+    frozen = [name for name, module in modules if not all(s.requires_grad for s in raw_parameters(module))]
+    if frozen and largest_override(model) < 1:
+        logger.warning(
+            f"λ of {len(frozen)} of {len(modules)} gates does not learn: their raw hardness is frozen "
+            f"({', '.join(frozen[:4])}{', ...' if len(frozen) > 4 else ''}). An adapter of PEFT freezes it, and saves "
+            "no λ, unless its config has modules_to_save=hardness_modules_to_save(model); that finds no gate inside "
+            "experts whose weights the adapter takes by target_parameters"
+        )
+
+
 def tell_softer(before: float, after: float) -> None:
     """Say it where a run that goes on from a checkpoint sets λ back: it has other epochs than the one before it."""
     if after < 0.999 * before:

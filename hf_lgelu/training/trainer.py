@@ -26,6 +26,7 @@ from hf_lgelu.models.temporary_relu import TemporaryRelu, temporary_relu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.asked import asked_for, callbacks_asked_for, check_arguments, refuse_idle_options
 from hf_lgelu.training.callbacks import HardeningCallback
+from hf_lgelu.training.checkpoint_tensors import load_renamed
 from hf_lgelu.training.evaluation import (
     compare_outputs,
     comparison_metrics,
@@ -41,10 +42,11 @@ from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_gr
 from hf_lgelu.training.refusals import (
     check_ratio_of_rates,
     refuse_liger,
+    tell_frozen,
     tell_held,
 )
 from hf_lgelu.training.relufication import RELUFIED_KINDS
-from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed
+from hf_lgelu.training.resume import check_checkpoint_activations
 
 logger = logging.get_logger(__name__)
 
@@ -134,6 +136,7 @@ class LambdaGELUTrainer(Trainer):
         hardening = self._hardening_callback()
         if hardening is None:
             tell_held(self.model)
+            tell_frozen(self.model)
         given = None if hardening is None else hardening.data
         self._prepare_hardening()
         try:

@@ -464,3 +464,32 @@ def test_hidden_states_are_still_recorded(tmp_path):
     loaded = from_pretrained(BY_NAME["gpt2"].model_class, tmp_path)
     output = loaded(**BY_NAME["gpt2"].inputs(), output_hidden_states=True)
     assert len(output.hidden_states) == 3
+
+
+@pytest.mark.parametrize("granularity", ["layer", "channel", "network"])
+def test_a_part_of_which_only_the_whole_config_tells_is_neither_saved_nor_loaded_alone(granularity, tmp_path):
+    """The part's config is guarded and has no record, so no folder of it could be loaded."""
+    if granularity == "layer":
+        torch.manual_seed(0)
+        small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+        tower = transformers.ViTModel(transformers.ViTConfig(**small, image_size=8, patch_size=4))
+        sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "bos_token_id": 0, "eos_token_id": 0}
+        writer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, add_cross_attention=True))
+        model = transformers.VisionEncoderDecoderModel(encoder=tower, decoder=writer)
+        replace_activations(model)  # λ-gates of two forms, which is a record
+        part = model.encoder
+    else:
+        model = operated(BY_NAME["clip"], granularity)
+        part = model.vision_model
+    with pytest.raises(RuntimeError, match=rf"{type(part).__name__} is a part of a network whose config alone rememb"):
+        part.save_pretrained(tmp_path / "part")
+    assert not (tmp_path / "part").exists()
+    model.save_pretrained(tmp_path / "whole")
+    if granularity != "layer":
+        with pytest.raises(RuntimeError, match="it is a part of a network, whose own config has the record"):
+            from_pretrained(transformers.CLIPVisionModel, tmp_path / "whole")
+    loaded = from_pretrained(type(model), tmp_path / "whole")
+    assert raw_values(loaded) == raw_values(model)
+    substitute_relu(model)
+    part.save_pretrained(tmp_path / "part")
+    torch.testing.assert_close(type(part).from_pretrained(tmp_path / "part").state_dict(), part.state_dict())

@@ -263,3 +263,23 @@ def test_a_run_that_is_resumed_with_more_epochs_says_that_its_gates_are_softer(t
     assert "goes on with" not in said()
     trainer(mlp(), tmp_path, num_train_epochs=8, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     assert "Hardening had come to λ = 159.6 and goes on with 80.31" in said()
+
+
+def test_gates_that_do_not_learn_are_named(tmp_path, said):
+    model = mlp()
+    model.layers[0].activation.raw_hardness.requires_grad_(False)
+    trainer(model, tmp_path, num_train_epochs=1).train()
+    assert "λ of 1 of 2 gates does not learn: their raw hardness is frozen (layers.0.activation)" in said()
+    assert model.layers[1].activation.hardness.item() != pytest.approx(model.layers[0].activation.hardness.item())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_adapter_without_its_gates_is_told(tmp_path, said, named):
+    peft = pytest.importorskip("peft")
+    model = mlp()
+    saved = {"modules_to_save": hardness_modules_to_save(model)} if named else {}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["linear"], r=2, **saved))
+    before = hardness_profile(adapted)
+    trainer(adapted, tmp_path, num_train_epochs=1, label_names=["labels"]).train()
+    assert ("λ of 2 of 2 gates does not learn" in said()) != named
+    assert (hardness_profile(adapted) != before) == named

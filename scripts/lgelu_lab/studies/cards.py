@@ -64,7 +64,7 @@ _SEVERAL = ("channel", "neuron")  # granularities of which a record has the mean
 
 # Of each card of model_cards/: the run that it describes.
 COMMITTED_CARDS = {
-    "deit-tiny-imagenet": "downstream/runs/deit-tiny-imagenet/lambda_gelu-uniform-hardened-seed0",
+    "deit-tiny-imagenet": "records/deit-tiny-imagenet/lambda_gelu-uniform-hardened-seed0",
     "gpt2-wikitext2": "downstream/runs/gpt2-wikitext2/lambda_gelu-uniform-hardened-seed0",
     "mlp-adult": "downstream/runs/mlp-adult/lambda_gelu-uniform-hardened-seed0",
     "mlp-digits": "downstream/runs/mlp-digits/lambda_gelu-uniform-hardened-seed0",
