@@ -11,12 +11,12 @@ from hf_lgelu.activation.hardness import hardness_for_tolerance, swap_error_boun
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models, require_same_model
 from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.example_run import Inputs, forward_hooks
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.profile import gate_names, smallest_by_site, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import find_sites, require_lambda_gelu
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.models.whole_folder import whole_folder
@@ -32,8 +32,9 @@ class ReLUExport:
 
     `hardness` is the smallest λ of each site, `swap_error` the bound κ/λ there: the most that one unit of that gate
     can change. `change` is what the swap did to the outputs on the example inputs. `smooth_calls` is what the ReLU
-    model still computes smoothly there; an empty list says that no gate on that path is smooth. `warnings` name the
-    programs that are known not to compute what this checkpoint says (`RUNTIMES`).
+    model still computes smoothly there; an empty list says that no gate on that path is smooth. `unreached` are the
+    gates that did not run on them, of which nothing there says anything. `warnings` name the programs that are known
+    not to compute what this checkpoint says (`RUNTIMES`).
     """
 
     folder: str
@@ -46,6 +47,7 @@ class ReLUExport:
     warnings: tuple[str, ...] = ()
     gates: dict[str, str] = field(default_factory=dict)
     """{gate: its name in a config}, for `CardFacts`."""
+    unreached: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         # Not by λ alone: a gate of another form, or with forward="relu", is harder at the same λ.
@@ -57,6 +59,7 @@ class ReLUExport:
             f"  on the example inputs: {self.change}",
             *(f"  config {change}" for change in self.config_changes),
             *(f"  still smooth: {call}" for call in self.smooth_calls),
+            *([f"  warning: {_unreached_text(self.unreached)}"] if self.unreached else []),
             *(f"  warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join(lines)
@@ -125,7 +128,9 @@ def export_relu(
         _refuse_soft_gates(model, hardness, swap_error, max_swap_error, inputs)
     substituted = independent_copy(model).eval()
     report = substitute_relu(substituted)
-    change = compare_models(model, substituted, inputs)
+    gates, ran = find_sites(model, LEARNED_KINDS), set()
+    with forward_hooks([site.module for site in gates], lambda module, given, output: ran.add(id(module))):
+        change = compare_models(model, substituted, inputs)
     with whole_folder(folder, overwrite=overwrite) as new:
         files = save_checkpoint(substituted, new, processor, source)
         reloaded = type(substituted).from_pretrained(new, dtype=substituted.dtype, use_safetensors=True)
@@ -140,6 +145,15 @@ def export_relu(
         processor_files=files,
         warnings=runtime_warnings(substituted.config),
         gates=gate_names(model),
+        unreached=tuple(site.name for site in gates if id(site.module) not in ran),
+    )
+
+
+def _unreached_text(names: tuple[str, ...]) -> str:
+    named = f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+    return (
+        f"{len(names)} of the gates did not run on the example inputs ({named}), so nothing was compared of them: give "
+        "inputs that run the whole model"
     )
 
 
