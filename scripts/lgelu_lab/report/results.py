@@ -280,9 +280,11 @@ class HeroPanel:
 
 
 HERO: tuple[HeroPanel, ...] = (
-    HeroPanel("mlp-adult", "MLP on Adult"),
+    HeroPanel("resnet18-cifar10", "ResNet-18 on CIFAR-10"),
     HeroPanel("gpt2-wikitext2", "Small GPT-2 on WikiText-2"),
+    HeroPanel("mlp-adult", "MLP on Adult"),
 )
+_HERO_PANELS = 2
 _HERO_WAYS = {
     DIRECT: ("ReLU swapped in as it is", PALETTE["direct swap"]),
     CONVERTED: ("converted, no training", PALETTE["converted"]),
@@ -292,25 +294,23 @@ _HERO_WAYS = {
 
 
 def draw_path(data: ReportData) -> "tuple[Figure, str, str] | None":
-    """A panel per benchmark of HERO that is there: a bar per way, from the smooth network's line to its score."""
-    found = {panel: results_of(data, panel.benchmark) for panel in HERO}
-    found = {panel: ways for panel, ways in found.items() if len(ways[SMOOTH])}
+    """A panel for each of the first two of HERO that are there: a bar per way, from the smooth network's line on."""
+    results = ((panel, results_of(data, panel.benchmark)) for panel in HERO)
+    found = [(panel, ways) for panel, ways in results if len(ways[SMOOTH])][:_HERO_PANELS]
     if not found:
         return None
-    columns, lines = min(2, len(found)), -(-len(found) // 2)
-    figure = new_figure(1.8 + 4.2 * columns, 0.3 + 3.0 * lines)
-    axes = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
-    for axis, (panel, ways) in zip(axes, found.items(), strict=False):
+    figure = new_figure(1.8 + 4.2 * len(found), 3.3)
+    axes = list(figure.subplots(1, len(found), squeeze=False, sharey=True).flat)
+    for axis, (panel, ways) in zip(axes, found, strict=True):
         _draw_hero(axis, panel, ways)
-    for axis in axes[len(found) :]:
-        axis.remove()
     names = [text for text, _ in reversed(_HERO_WAYS.values())]
     axes[0].set_yticks(range(len(names)), names)
     figure.suptitle("From a smooth network to a ReLU network: what each way costs", fontsize=13, fontweight="bold")
     caption = (
         "The line is the smooth GELU network in its last epoch; a bar reaches from it to the ReLU network's score, "
-        "mean over seeds; thin lines reach from the lowest to the highest seed. Converted: the linear maps behind the "
-        "gates are refitted on unlabelled rows. Hardened: trained with λ-GELU while every λ grows to about 160."
+        "mean over the seeds there are; thin lines reach from the lowest to the highest seed. Converted: the linear "
+        "maps behind the gates are refitted on unlabelled rows. Hardened: trained with λ-GELU while every λ grows to "
+        "about 160."
     )
     return figure, caption, ""
 

@@ -160,8 +160,13 @@ def test_networks_from_elsewhere_stand_below_those_trained_here(record_of, measu
     by_heading = dict(zip(table.header, table.texts[2], strict=True))
     assert by_heading["Mean cosine"] == "0.9800"
     assert table.notes == ("Refused, encoder: “too few”.",)
-    (drawing,) = drawings_of("path", [record_of()], records)
-    assert [axis.get_title(loc="left") for axis in drawing.figure.axes] == ["MLP on Adult"]
+    runs = [record_of(benchmark=name) for name in ("mlp-adult", "resnet18-cifar10", "gpt2-wikitext2")]
+    for there, titles in (
+        (runs[:1], ["MLP on Adult"]),
+        (runs, ["ResNet-18 on CIFAR-10", "Small GPT-2 on WikiText-2"]),
+    ):
+        (drawing,) = drawings_of("path", there, records)
+        assert [axis.get_title(loc="left") for axis in drawing.figure.axes] == titles
     assert len(drawings_of("glance", [record_of()], records)) == 1
 
 
