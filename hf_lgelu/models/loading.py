@@ -18,13 +18,7 @@ from transformers.utils import logging
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.origin import written_gates
-from hf_lgelu.models.site_record import (
-    describes,
-    has_record,
-    recorded_models,
-    renew_records,
-    require_own_record,
-)
+from hf_lgelu.models.site_record import describes, has_record, recorded_models, renew_records, require_own_record
 from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.registry import is_guarded
 

@@ -39,12 +39,7 @@ from hf_lgelu.training.evaluation import (
 from hf_lgelu.training.hardening import HARDENED_FRACTION, Target, is_hardened
 from hf_lgelu.training.hardness_log import HardnessLogCallback
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
-from hf_lgelu.training.refusals import (
-    check_ratio_of_rates,
-    refuse_liger,
-    tell_frozen,
-    tell_held,
-)
+from hf_lgelu.training.refusals import check_ratio_of_rates, refuse_liger, tell_frozen, tell_held
 from hf_lgelu.training.relufication import RELUFIED_KINDS
 from hf_lgelu.training.resume import check_checkpoint_activations
 
