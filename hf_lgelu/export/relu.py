@@ -7,23 +7,18 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_lgelu.activation.hardness import hardness_for_tolerance, swap_error_bound
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models, require_same_model
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs, forward_hooks
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
-from hf_lgelu.models.profile import gate_names, smallest_by_site, swap_errors
+from hf_lgelu.models.profile import MAX_SWAP_ERROR, gate_names, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
-from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.models.surgery import put_relu
 from hf_lgelu.models.whole_folder import whole_folder
-
-MAX_SWAP_ERROR = swap_error_bound(hardness_for_tolerance() / 2)
-"""0.00213 per unit of a gate's output: every λ at half the default target or above, from where on a checkpoint
-counts as hardened."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +45,9 @@ class ReLUExport:
     unreached: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        # Not by λ alone: a gate of another form, or with forward="relu", is harder at the same λ.
-        softest = max(self.hardness, key=lambda site: (self.swap_error[site], -self.hardness[site]))
-        gate = f"λ = {self.hardness[softest]:.6g}, at most {self.swap_error[softest]:.3g} a unit"
         lines = [
             f"{len(self.hardness)} λ-GELU → ReLU, saved in {self.folder}",
-            f"  softest gate {softest}: {gate}",
+            f"  softest gate {softest_gate(self.hardness, self.swap_error)}",
             f"  on the example inputs: {self.change}",
             *(f"  config {change}" for change in self.config_changes),
             *(f"  still smooth: {call}" for call in self.smooth_calls),
@@ -127,7 +119,7 @@ def export_relu(
     if not allow_soft:
         _refuse_soft_gates(model, hardness, swap_error, max_swap_error, inputs)
     substituted = independent_copy(model).eval()
-    report = substitute_relu(substituted)
+    report = put_relu(substituted)
     gates, ran = find_sites(model, LEARNED_KINDS), set()
     with forward_hooks([site.module for site in gates], lambda module, given, output: ran.add(id(module))):
         change = compare_models(model, substituted, inputs)
@@ -184,7 +176,7 @@ def _refuse_soft_gates(
     named = "; ".join(f"{name}: λ = {hardness[name]:.4g}, κ/λ = {swap_error[name]:.3g}" for name in soft[:8])
     more = f"; and {len(soft) - 8} more" if len(soft) > 8 else ""
     substituted = independent_copy(model).eval()
-    substitute_relu(substituted, rewrite_config=False)
+    put_relu(substituted, rewrite_config=False)
     raise ValueError(
         f"{len(soft)} of {len(swap_error)} gates are too soft for ReLU: swapping them changes a unit by up to "
         f"{max(swap_error.values()):.3g}, and {max_swap_error:.3g} is allowed ({named}{more}). On the example inputs: "

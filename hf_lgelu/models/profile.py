@@ -9,6 +9,7 @@ from hf_lgelu.activation.gates import FORWARDS
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     check_temperature,
+    hardness_for_tolerance,
     init_profile,
     raw_from_hardness,
     swap_error_bound,
@@ -26,6 +27,10 @@ from hf_lgelu.models.sites import (
 
 DEFAULT_HIGH_HARDNESS = 2.0
 """λ at the high end of an initial profile."""
+
+MAX_SWAP_ERROR = swap_error_bound(hardness_for_tolerance() / 2)
+"""0.00213 per unit of a gate's output: every λ at half the default target or above, from where on a checkpoint
+counts as hardened."""
 
 
 @torch.no_grad()
@@ -97,6 +102,13 @@ def swap_errors(model: nn.Module) -> dict[str, float]:
         site.name: 0.0 if site.module.forward_mode == "relu" else swap_error_bound(smallest[site.name], site.kind)
         for site in find_sites(model, LEARNED_KINDS)
     }
+
+
+def softest_gate(hardness: dict[str, float], swap_error: dict[str, float]) -> str:
+    """In words, which gate ReLU changes most, and by how much; of {site: its smallest λ} and {site: κ/λ}."""
+    # Not by λ alone: a gate of another form, or with forward="relu", is harder at the same λ.
+    site = max(swap_error, key=lambda name: (swap_error[name], -hardness[name]))
+    return f"{site}: λ = {hardness[site]:.6g}, at most {swap_error[site]:.3g} a unit"
 
 
 @torch.no_grad()

@@ -1,10 +1,11 @@
 """Replacing the activations of a model that exists: plain ones by λ-gates, those by ReLU."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
@@ -19,6 +20,7 @@ from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.origin import forget_checkpoint
+from hf_lgelu.models.profile import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SELF_GATE_KINDS,
@@ -28,6 +30,8 @@ from hf_lgelu.models.sites import (
     gate_of,
 )
 from hf_lgelu.registry import refuse_guarded
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,10 @@ class SurgeryReport:
 
     sites: tuple[ReplacedSite, ...]
     config_changes: tuple[ConfigChange, ...] = ()
+    hardness: dict[str, float] = field(default_factory=dict)
+    """{site: its smallest λ} of the λ-gates that ReLU has replaced, and ..."""
+    swap_error: dict[str, float] = field(default_factory=dict)
+    """... {site: κ/λ}, the most that one unit of each has changed."""
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -63,6 +71,8 @@ class SurgeryReport:
         lines = [f"{len(self.sites)} activations replaced"]
         lines += [f"  {site.name}: {site.old} → {site.new}" for site in self.sites]
         lines += [f"  config {change}" for change in self.config_changes]
+        if self.swap_error:
+            lines.append(f"  softest gate {softest_gate(self.hardness, self.swap_error)}")
         return "\n".join(lines)
 
 
@@ -168,7 +178,8 @@ def substitute_relu(
     """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
 
     Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first; it is
-    0 where the gate's forward pass is ReLU already. ReLU works in place where what it replaces did. What else the
+    0 where the gate's forward pass is ReLU already. A warning says where it is above what hardening leaves, 0.00213;
+    `export_relu` refuses that. ReLU works in place where what it replaces did. What else the
     network computes smoothly is seen by `find_smooth_calls`.
 
     Args:
@@ -188,16 +199,51 @@ def substitute_relu(
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.anneal_hardness(model, 1.0)  # every λ at 159.577, as after hardening
     >>> print(hf_lgelu.substitute_relu(model))
     2 activations replaced
       layers.0.activation: LambdaGELU → ReLU
       layers.1.activation: LambdaGELU → ReLU
       config hidden_act: 'lambda_gelu' → 'relu'
+      softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
     """
+    report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config, optimizer=optimizer)
+    soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # nor NaN
+    if soft:
+        logger.warning(
+            f"{soft} of the {len(report)} gates that became ReLU were soft, and the model computes something else now "
+            f"({softest_gate(report.hardness, report.swap_error)}; hardening leaves {MAX_SWAP_ERROR:.3g}). Harden it "
+            "first (train with harden=True); without training, convert_to_relu refits the layers behind the gates, "
+            "and export_gelu keeps what soft gates compute"
+        )
+    return report
+
+
+def put_relu(
+    model: nn.Module,
+    *,
+    kinds: Sequence[str] = LEARNED_KINDS,
+    rewrite_config: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> SurgeryReport:
+    """`substitute_relu` for callers that judge soft gates themselves: no warning. Changes `model` in place."""
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
     sites, modules, plans = _plan_substitution(model, kinds, rewrite_config)
-    return _carry_out(model, sites, modules, plans, change)
+    hardness, errors = _hardness_at(model, sites)
+    return replace(_carry_out(model, sites, modules, plans, change), hardness=hardness, swap_error=errors)
+
+
+def _hardness_at(model: nn.Module, sites: Sequence[ActivationSite]) -> tuple[dict[str, float], dict[str, float]]:
+    """The smallest λ and κ/λ of the λ-gates among the sites; nothing of a model without values (device "meta")."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return {}, {}
+    going = {site.name for site in sites}
+    hardness, errors = (
+        {name: value for name, value in known.items() if name in going}
+        for known in (smallest_by_site(model), swap_errors(model))
+    )
+    return hardness, errors
 
 
 def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> None:

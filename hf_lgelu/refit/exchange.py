@@ -18,7 +18,7 @@ from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.example_run import calls_seen, run_example
 from hf_lgelu.models.site_record import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
-from hf_lgelu.models.surgery import require_whole_hardness, substitute_relu
+from hf_lgelu.models.surgery import put_relu, require_whole_hardness
 from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.dials import UNITS_TO_RANK, Dials
@@ -137,7 +137,7 @@ def substitute_gates(
     sites = find_sites(model, kinds)
     try:
         if target.name == "relu" and not keep:
-            return tuple(substitute_relu(model, kinds=kinds, rewrite_config=rewrite_config).config_changes)
+            return tuple(put_relu(model, kinds=kinds, rewrite_config=rewrite_config).config_changes)
         return _substitute(model, target, sites, rewrite_config, keep)
     except UnsupportedConfigError as error:
         if not set(error.missed) < {site.name for site in sites} - set(keep):  # all, or names inside a part of it

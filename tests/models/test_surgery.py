@@ -249,6 +249,46 @@ def test_substitution_keeps_every_weight_bit():
     assert all(torch.equal(after[name], before[name]) for name in after)
 
 
+def largest_change(gate: nn.Module) -> float:
+    """By which ReLU in its place moves one unit most, looked for point by point."""
+    points = torch.linspace(-8, 8, 200_001, dtype=torch.float64)
+    return (gate.double()(points) - points.relu()).abs().max().item()
+
+
+def test_soft_gates_that_become_relu_are_told(caplog):
+    model = Chain(LambdaGELU(init_hardness=150.0), LambdaSiLU(init_hardness=1.5), nn.GELU())
+    change = largest_change(copy.deepcopy(model.blocks[1][0]))
+
+    report = substitute_relu(model, kinds=("gelu", *LEARNED_KINDS))
+
+    assert report.hardness == pytest.approx({"blocks.0.0": 150.0, "blocks.1.0": 1.5})
+    assert report.swap_error["blocks.1.0"] == pytest.approx(change, rel=1e-5)
+    assert f"softest gate blocks.1.0: λ = 1.5, at most {change:.3g} a unit" in str(report)
+    assert "1 of the 3 gates that became ReLU were soft" in caplog.text
+    assert f"(blocks.1.0: λ = 1.5, at most {change:.3g} a unit; hardening leaves 0.00213)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(LambdaGELU, init_hardness=80.0), partial(LambdaGELU, forward="relu"), nn.GELU],
+    ids=["hard", "ReLU forward", "without a λ"],
+)
+def test_nothing_is_told_where_no_gate_is_soft(make, caplog):
+    substitute_relu(Chain(make()), kinds=("gelu", *LEARNED_KINDS))
+
+    assert caplog.text == ""
+
+
+def test_gates_without_values_are_exchanged():
+    with torch.device("meta"):
+        model = Chain(LambdaGELU())
+
+    report = substitute_relu(model)
+
+    assert isinstance(model.blocks[0][0], nn.ReLU)
+    assert report.hardness == {}
+
+
 @pytest.mark.parametrize("kinds", [("lambda_gelu",), ("gelu",), ("silu", "gelu")])
 def test_substitution_takes_the_kinds_it_is_given(kinds):
     model = Chain(LambdaGELU(), nn.GELU(), nn.SiLU())
