@@ -254,7 +254,7 @@ def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KI
 def _plan_substitution(
     model: nn.Module, kinds: Sequence[str], rewrite_config: bool
 ) -> tuple[list[ActivationSite], list[nn.Module], ConfigPlans]:
-    sites = found_sites(model, check_kinds(kinds))
+    sites = found_sites(model, check_kinds(kinds), swap=True)
     require_whole_hardness(model, sites)
     modules: list[nn.Module] = [relu_for(site) for site in sites]
     plans = config_plans(model, sites, modules, plan_relu) if rewrite_config else ConfigPlans()
@@ -267,7 +267,7 @@ def relu_for(site: ActivationSite) -> nn.ReLU:
 
 
 def found_sites(
-    model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None
+    model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None, *, swap: bool = False
 ) -> list[ActivationSite]:
     """The activations of these kinds whose names `include` accepts; ValueError, with those there are, if it is none.
 
@@ -276,15 +276,25 @@ def found_sites(
     refuse_guarded(model)
     sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
     if not sites:
-        present = sorted({f"{site.kind} at {site.name}" for site in find_sites(model)})[:4]
         raise ValueError(
             f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
             + (" that `include` accepts" if include else "")
-            + (f"; it has {'; '.join(present)}" if present else "; it has no smooth activation module at all")
-            + ". Activations called as functions (F.gelu inside a forward) cannot be exchanged: "
-            "find_smooth_calls(model, inputs) lists them"
+            + f"; it has {_what_there_is(model, kinds, swap)}. Activations called as functions (F.gelu inside a forward) "
+            "cannot be exchanged: find_smooth_calls(model, inputs) lists them"
         )
     return sites
+
+
+def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
+    present = find_sites(model)
+    if present:
+        named = "; ".join(sorted({f"{site.kind} at {site.name}" for site in present})[:4])
+        others = sorted({site.kind for site in present} - set(kinds))
+        if swap:  # which loses what the network has learned to rely on
+            return f"{named}. convert_to_relu(model, data) makes ReLU of these; kinds={tuple(others)!r} swaps them as is"
+        return f"{named}{f' (kinds={tuple(others)!r} takes them)' if others else ''}"
+    smooth = "no smooth activation module at all"
+    return f"ReLU already, and {smooth}" if any(isinstance(module, nn.ReLU) for module in model.modules()) else smooth
 
 
 def require_whole_hardness(model: nn.Module, sites: Sequence[ActivationSite]) -> None:

@@ -114,6 +114,12 @@ def read_batches(
 def _read(data: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterator[Batch]:
     if isinstance(data, Tensor | np.ndarray | Mapping):
         _reject_collate(collate, data)
+        splits = _splits_of(data)
+        if splits:
+            raise TypeError(
+                f"{type(data).__name__} holds the splits {', '.join(splits)}, each a dataset of its own: pass one, "
+                f"data[{splits[0]!r}]"
+            )
         whole = _batch(data)
         numbers = _evenly_spaced(len(whole), max_units)
         yield whole if len(numbers) == len(whole) else whole[torch.tensor(numbers)]
@@ -142,6 +148,13 @@ def _raw_batches(data: Any, batch_size: int | None, collate: Callable | None, ma
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise TypeError(f"{type(data).__name__} cannot be read as data. {_WHAT_TO_PASS}")
     return data
+
+
+def _splits_of(data: Any) -> list[str]:
+    """Names of the datasets that a mapping holds, as a DatasetDict does."""
+    if not isinstance(data, Mapping):
+        return []
+    return [str(name) for name, value in data.items() if hasattr(value, "column_names")]
 
 
 def _reject_collate(collate: Callable | None, data: Any) -> None:
@@ -217,7 +230,10 @@ def _batch(raw: Any) -> Batch:
 def _tensor(name: str, value: Any) -> Tensor:
     numeric = isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
     if not numeric:
-        raise TypeError(f"{name} of a batch must be a tensor, got {_in_short(value)}. {_WHAT_TO_PASS}. {_WHAT_TO_DO}")
+        text = "Text goes through the model's tokenizer first. " if isinstance(value, str) else ""
+        raise TypeError(
+            f"{name} of a batch must be a tensor, got {_in_short(value)}. {text}{_WHAT_TO_PASS}. {_WHAT_TO_DO}"
+        )
     tensor = torch.as_tensor(value)
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise TypeError(

@@ -48,7 +48,8 @@ TARGETS = {
 def leaky_relu(slope: float | str) -> TargetGate:
     """LeakyReLU with a slope of its own below 0."""
     shown = slope if isinstance(slope, str) else f"{slope:g}"
-    return TargetGate("leaky_relu", f"LeakyReLU({shown})", f"max(z, 0) + {shown}·min(z, 0)", slope=slope)
+    title = f"LeakyReLU({shown})" + ("" if slope else " = ReLU")
+    return TargetGate("leaky_relu", title, f"max(z, 0) + {shown}·min(z, 0)", slope=slope)
 
 
 def read_target(name: str) -> TargetGate:

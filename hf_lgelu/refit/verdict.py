@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from hf_lgelu.formats import quoted, significant
+from hf_lgelu.formats import counted, percent, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
@@ -13,6 +13,7 @@ from hf_lgelu.refit.report import ENOUGH_ROWS, ConversionReport, Evaluation, Lay
 from hf_lgelu.refit.wording import how_far
 
 _ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed that was further off elsewhere
+_ENOUGH_PREDICTIONS = 16  # of fewer, one that changes moves the share of equal ones by over six points
 
 
 class ConversionRefusedError(RuntimeError):
@@ -38,6 +39,7 @@ class ConversionRefusedError(RuntimeError):
 def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Iterator[str]:
     """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
     yield from _of_what_was_held_out(report)
+    yield from _of_zeros(report)
     for title, evaluation in evaluations(report):
         if max_kl is not None and evaluation.refitted.distance > max_kl:
             yield (
@@ -72,12 +74,29 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
             f"{report.distinct_units} distinct inputs are too few for four folds beside what is held out: the strength "
             "is fixed; give more"
         )
+    if report.evaluation is None and report.held_out.rows < _ENOUGH_PREDICTIONS:
+        yield (
+            f"judged on {counted(report.held_out.rows, 'prediction')} alone: what is said of the distance to the "
+            "original is a guess; give more inputs (an eighth is held out), or a second set (evaluation_data, "
+            "--evaluation)"
+        )
     is_distilled = any(step.effort == "distill" and step.is_kept for step in report.steps)
     if is_distilled and report.evaluation is None and report.held_out.units < _ENOUGH_TO_JUDGE:
         yield (
             f"distilled, and judged on {report.held_out.units} inputs held out: the mean over so few can fall where "
             "other inputs are further off for it; give more (an eighth is held out), or a second set "
             "(evaluation_data, --evaluation)"
+        )
+
+
+def _of_zeros(report: ConversionReport) -> Iterator[str]:
+    if report.zeros is None or report.zeros_wanted is None or report.held_out is None:
+        return
+    direct, refitted = report.held_out.direct, report.held_out.refitted
+    if not refitted.distance < direct.distance:
+        yield (
+            f"with zeros={report.zeros_wanted:g} the network is further from the original ({refitted.in_words}) than "
+            f"the direct swap ({direct.in_words}), which has {percent(report.zeros[0])} zeros; ask for fewer"
         )
 
 
@@ -193,8 +212,12 @@ def _not_reached(report: ConversionReport, tolerance: float) -> str | None:
     what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
         "be within {:g} of the original on the inputs held out"
     )  # fmt: skip
+    advice = ["a width_budget above 1"] if report.width_share == 1 else ["a larger width_budget"]
+    if any(step.gap is None for step in report.steps):
+        advice.append("more seconds")
+    elif report.next_step is not None:
+        advice.append(f"effort={report.next_step[0]!r}")
     return (
         f"the network was to {what.format(tolerance)}; the nearest was {significant(best.gap if best else None)} "
-        f"({tried}). Give more inputs, a width_budget above 1 or more seconds, keep some gates, or train the model "
-        "with hardening"
+        f"({tried}). Give more inputs, {' or '.join(advice)}, keep some gates, or train the model with hardening"
     )

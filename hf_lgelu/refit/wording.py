@@ -7,6 +7,7 @@ from hf_lgelu.formats import counted, percent, quoted, score, significant
 from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit, StepTaken, evaluations
 
 _MOST_NAMED = 3
+_ROUNDING = 1e-10  # KL or relative error; what float32 leaves of two equal networks lies below
 
 
 def summarize(report: ConversionReport) -> str:
@@ -53,10 +54,15 @@ def what_was_done(report: ConversionReport) -> str:
     return (
         f"{gates_in_words(report)} became {report.target}.{_kept_in_words(report)} "
         f"{choices_in_words(report.layers)}, without labels, on "
-        f"{counted(report.distinct_units, 'input')} ({counted(report.rows, 'row')}{without}), by ridge regression "
+        f"{counted(report.distinct_units, 'input')} ({counted(report.rows, 'row')}{_held_out_in_words(report)}"
+        f"{without}), by ridge regression "
         f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)}{_zeros_in_words(report)} "
         f"It took {report.seconds:.1f} s."
     )
+
+
+def _held_out_in_words(report: ConversionReport) -> str:
+    return "" if report.held_out is None else f"; {counted(report.held_out.units, 'input')} of them held out"
 
 
 def _kept_in_words(report: ConversionReport) -> str:
@@ -80,7 +86,7 @@ def _zeros_in_words(report: ConversionReport) -> str:
     if report.zeros is None:
         return ""
     before, after = (percent(share) for share in report.zeros)
-    wanted = "" if report.zeros_wanted is None else f" ({report.zeros_wanted:g} wanted)"
+    wanted = "" if report.zeros_wanted is None else f" ({percent(report.zeros_wanted)} wanted)"
     return f" Behind its gates {after} are zeros{wanted}, {before} after the direct swap."
 
 
@@ -118,8 +124,8 @@ def choices_in_words(layers: tuple[LayerRefit, ...]) -> str:
 
 
 def rest_of_the_gap(report: ConversionReport) -> tuple[str, ...]:
-    """Which layers it comes from, and what would take some of it away; () where nothing was held out."""
-    if report.held_out is None:
+    """Which layers it comes from, and what would take some of it away; () where nothing was held out, or is left."""
+    if report.held_out is None or report.held_out.refitted.distance < _ROUNDING:
         return ()
     lines = []
     measured = [(layer.returns, layer) for layer in report.layers if layer.returns is not None]
@@ -129,8 +135,8 @@ def rest_of_the_gap(report: ConversionReport) -> tuple[str, ...]:
     ]
     if len(measured) > 1 and largest:
         lines.append(
-            f"What returns of the {report.held_out.refitted.in_words} when a layer alone gives what it gives in the "
-            f"original: most for {', '.join(largest)}."
+            f"Of the {report.held_out.refitted.in_words} on the inputs held out, so much would go if one layer alone "
+            f"gave what it gives in the original, the most first: {', '.join(largest)}."
         )
     if report.next_step is not None:
         effort, seconds, gain = report.next_step

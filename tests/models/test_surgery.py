@@ -205,6 +205,19 @@ def test_nothing_found_leaves_the_model_as_it_was(operate):
     assert_unchanged(model, before)
 
 
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (nn.GELU, r"gelu at blocks.0.0. convert_to_relu\(model, data\) makes ReLU of these; kinds=\('gelu',\) swaps"),
+        (nn.ReLU, "it has ReLU already, and no smooth"),
+        (nn.Tanh, "it has no smooth activation module at all"),
+    ],
+)
+def test_nothing_to_substitute_says_what_there_is(make, told):
+    with pytest.raises(ValueError, match=told):
+        substitute_relu(Chain(make()))
+
+
 @pytest.mark.parametrize("operate", [replace_activations, lambda model: substitute_relu(model, kinds=("gelu",))])
 def test_a_failure_in_planning_leaves_the_model_as_it_was(operate, monkeypatch):
     def fail(*args):

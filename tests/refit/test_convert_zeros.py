@@ -39,7 +39,11 @@ def test_kinks_are_quantiles_and_the_map_behind_is_fitted_to_what_is_left():
         shares.append((network(held) == 0).double().mean().item())
     assert report.zeros == pytest.approx(shares)
     assert abs(report.zeros[1] - 0.9) < 0.05
-    assert "are zeros (0.9 wanted), " in str(report)
+    assert "are zeros (90.00 % wanted), " in str(report)
+    assert report.held_out.refitted.kl > report.held_out.direct.kl
+    assert "with zeros=0.9 the network is further from the original (KL 0.00447 nat) than the direct swap" in str(
+        report
+    )
 
 
 def test_a_network_with_more_zeros_is_a_plain_checkpoint(tmp_path):

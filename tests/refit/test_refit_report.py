@@ -54,14 +54,22 @@ def test_where_the_rest_of_the_gap_sits_and_what_the_next_rung_costs():
     report = dataclasses.replace(REPORT, layers=layers, next_step=("place", 12.4, "half of it"))
     page = render_markdown(report)
     rest = page[page.index("## Where the rest of the gap sits") :]
-    assert "of the KL 0.00125 nat" in rest
-    assert "most for `conv2`, `downsample.0` 0.0007, `h.0.mlp.c_proj` 0.0004." in rest
+    assert "Of the KL 0.00125 nat on the inputs held out, so much would go" in rest
+    assert "in the original, the most first: `conv2`, `downsample.0` 0.0007, `h.0.mlp.c_proj` 0.0004." in rest
     assert "`place`, may take about 12 s" in rest
     assert [row["returns"] for row in tables_of(page)[-1]] == ["0.0004", "–", "0.0007"]
     assert "about 12 s" in summarize(report)
     assert "Where the rest" not in render_markdown(SMALL)
     layers = tuple(dataclasses.replace(layer, returns=-1e-5) for layer in LAYERS)  # none of it lies with one alone
-    assert "What returns of" not in render_markdown(dataclasses.replace(report, layers=layers))
+    assert "so much would go" not in render_markdown(dataclasses.replace(report, layers=layers))
+
+
+def test_what_rounding_leaves_has_no_place_and_no_next_step():
+    layers = tuple(dataclasses.replace(layer, returns=7e-15) for layer in LAYERS)
+    same = dataclasses.replace(REPORT.held_out, refitted=dataclasses.replace(REPORT.held_out.refitted, kl=7e-15))
+    report = dataclasses.replace(REPORT, layers=layers, held_out=same, next_step=("place", 12.4, "half of it"))
+    assert "the rest of the gap" not in render_markdown(report)
+    assert "next rung" not in summarize(report)
 
 
 def test_a_report_comes_back_from_json():
@@ -76,7 +84,7 @@ def test_everything_a_reader_must_know_is_on_the_page():
     assert page.startswith("# GPT2LMHeadModel: ReLU without training\n")
     assert "3 gates (2 gelu_new, 1 silu) became ReLU." in page
     assert "1 was refitted, 1 got another bias and 1 was kept" in page
-    assert "64 inputs (8,192 rows, 2 duplicates left out)" in page
+    assert "64 inputs (8,192 rows; 8 inputs of them held out, 2 duplicates left out)" in page
     assert "a strength chosen on 4 folds" in page
     assert "1,024 predictions on 8 inputs" in page
     assert "- fewer rows than features in conv2\n" in page
