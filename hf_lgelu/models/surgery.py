@@ -279,8 +279,8 @@ def found_sites(
         raise ValueError(
             f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
             + (" that `include` accepts" if include else "")
-            + f"; it has {_what_there_is(model, kinds, swap)}. Activations called as functions (F.gelu inside a forward) "
-            "cannot be exchanged: find_smooth_calls(model, inputs) lists them"
+            + f"; it has {_what_there_is(model, kinds, swap)}. Activations called as functions (F.gelu inside a "
+            "forward) cannot be exchanged: find_smooth_calls(model, inputs) lists them"
         )
     return sites
 
@@ -291,7 +291,9 @@ def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
         named = "; ".join(sorted({f"{site.kind} at {site.name}" for site in present})[:4])
         others = sorted({site.kind for site in present} - set(kinds))
         if swap:  # which loses what the network has learned to rely on
-            return f"{named}. convert_to_relu(model, data) makes ReLU of these; kinds={tuple(others)!r} swaps them as is"
+            return (
+                f"{named}. convert_to_relu(model, data) makes ReLU of these; kinds={tuple(others)!r} swaps them as is"
+            )
         return f"{named}{f' (kinds={tuple(others)!r} takes them)' if others else ''}"
     smooth = "no smooth activation module at all"
     return f"ReLU already, and {smooth}" if any(isinstance(module, nn.ReLU) for module in model.modules()) else smooth

@@ -26,7 +26,7 @@ from lgelu_lab.report.numbers import (
 )
 from lgelu_lab.report.paper import Notes, marked
 from lgelu_lab.report.run_tables import HARDENED, ONE_SEED, expected_benchmarks
-from lgelu_lab.studies.experiments import SEEDS
+from lgelu_lab.studies.experiments import SEEDS, STUDIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,7 +118,7 @@ def _cell(way: str) -> Column:
     def cell(ways: dict[str, pd.DataFrame], notes: Notes) -> Cell | str:
         seeds = ways[way]
         if not len(seeds):
-            return NONE if way == CONVERTED or not _is_trained_here(ways) else Cell(MISSING, "missing")
+            return Cell(MISSING, "missing") if _is_asked_for(way, ways) else NONE
         others = way == CONVERTED and _are_others(seeds, ways[SMOOTH])
         return f"{way_text(seeds)} {_OTHER_NETWORKS}" if others else way_text(seeds)
 
@@ -131,6 +131,15 @@ def _are_others(converted: pd.DataFrame, smooth: pd.DataFrame) -> bool:
         return True
     pairs = converted.merge(smooth[["seed", "value"]], on="seed", suffixes=("", "_smooth"))
     return bool((abs(pairs["before"] / pairs["value_smooth"] - 1) > 1e-3).any())
+
+
+def _is_asked_for(way: str, ways: dict[str, pd.DataFrame]) -> bool:
+    """Whether a study trains networks of this way on the benchmark."""
+    if way == CONVERTED or not _is_trained_here(ways):
+        return False
+    name = next(seeds["benchmark"].iloc[0] for way, seeds in ways.items() if way != CONVERTED and len(seeds))
+    studies = (study for study in STUDIES.values() if not study.folder and name in study.benchmarks)
+    return way != EARLY or any(one.get("relufication") for study in studies for one in study.configurations(name))
 
 
 def _is_trained_here(ways: dict[str, pd.DataFrame]) -> bool:
@@ -227,7 +236,8 @@ RESULTS = TableSpec(
         f"{metrics_in_words(data.part(''))} The columns behind the smooth network are networks with ReLU alone. Mean ± "
         f"sample standard deviation over three seeds; fewer are counted in brackets. {ONE_SEED} “{CONVERTED}”: the "
         "linear maps behind the gates are refitted on unlabelled rows; where more was done, a note says it. "
-        f"“{MISSING}”: a run that belongs here and has not been made; {NONE}: not measured, or not in the paper."
+        f"“{MISSING}”: a run that belongs here and has not been made; {NONE}: not measured, of no study, or not in the "
+        "paper."
     ),
     rows=lambda data: (((), ways) for ways in benchmarks_with_results(data).values()),
     head=(),

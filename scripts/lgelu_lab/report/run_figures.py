@@ -61,7 +61,10 @@ def _metric(seeds: pd.DataFrame) -> str:
     return metric_with_direction(first["metric"], bool(first["greater_is_better"]))
 
 
-def _missing(wanted: "tuple[str, ...]", found: Mapping[str, object]) -> str:
+def _missing(wanted: "tuple[str, ...]", found: Mapping[str, object], benchmark: str) -> str:
+    """The runs that the study of profiles has of the benchmark and that were not made."""
+    if benchmark not in STUDIES["profiles"].benchmarks:
+        return ""
     absent = [label for label in wanted if label not in found]
     return f"Missing: {listed(absent)}." if absent else ""
 
@@ -167,7 +170,7 @@ def draw_trajectories(data: ReportData, benchmark: str) -> Drawn:
         _draw_correlations(axes["correlation"], curves)
         axes["correlation"].set_xlim(0, last * 1.01)
     several = any(path.shape[1] > 1 for path in paths.values())
-    return figure, _trajectory_caption(several, zoomed, curves), _missing(PROFILE_LABELS, found)
+    return figure, _trajectory_caption(several, zoomed, curves), _missing(PROFILE_LABELS, found, benchmark)
 
 
 def _trajectory_caption(several: bool, zoomed: bool, curves: Mapping) -> str:
@@ -246,7 +249,7 @@ def draw_hardness(data: ReportData, benchmark: str) -> Drawn:
         "Above, λ over depth: a line per epoch, from dark (before training) to light (last). Below, the same λ over "
         "the epochs: a line per layer, from dark (next to the input) to light (next to the output). λ = 1 is GELU."
     )
-    return figure, caption, _missing(LEARNED_LABELS, found)
+    return figure, caption, _missing(LEARNED_LABELS, found, benchmark)
 
 
 def _draw_layers(axis: "Axes", path: pd.DataFrame, last: float, colours: str = "viridis") -> None:
@@ -355,7 +358,7 @@ def _exchange_legend(early: bool, own: bool) -> dict[str, dict]:
     if own:
         marks["trained on with ReLU"] = {"marker": "s", "color": _SWAPPED}
     if early:
-        marks["hollow: gates not hard, or ReLU not in yet"] = {
+        marks["hollow: λ-gates still soft, or ReLU not in yet"] = {
             "marker": "o",
             "markerfacecolor": "white",
             "color": _AS_IS,

@@ -48,6 +48,11 @@ def test_what_is_not_there_is_called_missing_and_not_measured_is_a_dash(record_o
     assert row[3:] == ["–", "missing", "missing", "missing"]
 
 
+def test_what_no_study_trains_is_not_called_missing(record_of, table_of):
+    (row,) = table_of("results", [record_of(benchmark="mlp-digits")]).texts
+    assert row[3:] == ["–", "missing", "–", "missing"]  # nothing swaps ReLU in early on the digits
+
+
 def test_networks_of_a_row_that_are_not_alike_are_marked_and_told_apart(record_of, table_of):
     runs = [record_of(), hardened(record_of), record_of(activation="relu", relu_scores=(None,) * 3)]
     assert table_of("results", runs).texts[0][0] == "mlp-adult [a]"
