@@ -114,7 +114,7 @@ def _draw_networks(axis: "Axes", report: ConversionReport) -> None:
             axis.annotate(text, (value, place), xytext=(6, 0), textcoords="offset points", fontsize=8, va="center")
     axis.set_yticks(range(len(names)), names[::-1])
     axis.set_ylim(-0.6, len(names) - 0.4)
-    axis.margins(x=0.25)
+    axis.margins(x=0.45)  # room for the numbers beside the marks
     if len(names) < len(_NETWORKS) and all(value > 0 for _, values in drawn for value in values):
         axis.set_xscale("log")
     _finish(axis)
