@@ -308,7 +308,7 @@ def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGate]]:
             f"{type(model).__name__} has no λ-GELU activation"
             + (f" (smooth gates it has: {', '.join(others)})" if others else "")
             + f", nor another λ-gate. Set the activation key of its config to {', '.join(map(repr, GATES))} (the key "
-            "differs by family: hidden_act, activation_function, ...; many configs ignore a wrong key silently) or call "
-            "hf_lgelu.replace_activations(model)"
+            "differs by family: hidden_act, activation_function, ...; many configs ignore a wrong key silently) or "
+            "call hf_lgelu.replace_activations(model)"
         )
     return modules

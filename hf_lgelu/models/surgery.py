@@ -179,8 +179,8 @@ def substitute_relu(
 
     Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first; it is
     0 where the gate's forward pass is ReLU already. A warning says where it is above what hardening leaves, 0.00213;
-    `export_relu` refuses that. ReLU works in place where what it replaces did. What else the
-    network computes smoothly is seen by `find_smooth_calls`.
+    `export_relu` refuses that. ReLU works in place where what it replaces did. What else the network computes smoothly
+    is seen by `find_smooth_calls`. Under FSDP2 every rank must call it.
 
     Args:
         model: any module tree; as for `replace_activations`.
@@ -236,9 +236,9 @@ def put_relu(
 
 def _hardness_at(model: nn.Module, sites: Sequence[ActivationSite]) -> tuple[dict[str, float], dict[str, float]]:
     """The smallest λ and κ/λ of the λ-gates among the sites; nothing of a model without values (device "meta")."""
-    if any(parameter.is_meta for parameter in model.parameters()):
+    going = {site.name for site in sites if site.kind in LEARNED_KINDS}
+    if not going or any(parameter.is_meta for parameter in model.parameters()):
         return {}, {}
-    going = {site.name for site in sites}
     hardness, errors = (
         {name: value for name, value in known.items() if name in going}
         for known in (smallest_by_site(model), swap_errors(model))
