@@ -1,7 +1,9 @@
 """Marabou, a complete verifier of piecewise-linear networks, asked about the scores of a classifier.
 
 What its Python interface does not tell: constraints stay with a network unless they are added with
-`isProperty=True`, so that a second query would silently hold the first one's, too, and answer "unsat" wrongly.
+`isProperty=True`, so that a second query would silently hold the first one's, too, and answer "unsat" wrongly. And its
+parser reads some graphs as other networks, without an error: a proof about these would be none of the model's. So
+graphs of the kinds that are known for it are refused, and of each network what was read is held to torch at points.
 """
 
 import math
@@ -12,13 +14,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from hf_lgelu.analysis.piecewise.input_flow import scores_of
+from hf_lgelu.analysis.verification.misread_graphs import misread
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import silence_process
 from hf_lgelu.extras import require
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
+
+_POINTS = 8  # at which what Marabou read is held to torch, beside the example
+_SPREADS = (0.1, 1.0, 3.0)
+_ALLOWED = 1e-3  # of a score; it computes in float64, and bounds sigmoid and tanh at a point up to some width
+_SECONDS_A_POINT = 60
 
 _SMOOTH_THAT_IT_READS = ("sigmoid", "tanh")
 
@@ -41,7 +51,7 @@ class ScoresOnly(nn.Module):
 
 
 class UnreadableNetworkError(RuntimeError):
-    """Marabou does not know an operation of the graph; the message has its own words.
+    """Marabou does not know an operation of the graph, or reads it as another network; the message says which.
 
     >>> import hf_lgelu
     >>> issubclass(hf_lgelu.UnreadableNetworkError, RuntimeError)
@@ -66,20 +76,61 @@ class MarabouNetwork:
             file = os.path.join(folder, "model.onnx")
             # A proof is about the graph: the export compares it with torch.
             export_onnx(ScoresOnly(model), file, example, dynamic_axes={})
+            if found := misread(file):
+                raise UnreadableNetworkError(f"Marabou would read another network: {found}")
             try:
                 with silence_process():
                     self._network = self._marabou.read_onnx(file)
-            # The parser has no error class of its own, and looks operations and constants up in dictionaries.
+                self._keep_what_was_read()
+                differing = self._first_difference(ScoresOnly(model), example)
+            # The parser has no error class of its own, and looks operations and constants up in dictionaries; what it
+            # cannot multiply (a learned scale per unit) it notices when it is asked.
             except (NotImplementedError, RuntimeError, KeyError, TypeError, ValueError, AssertionError) as error:
                 raise UnreadableNetworkError(
                     f"Marabou cannot read the network: {type(error).__name__}: {error}"
                 ) from error
+        if differing is not None:
+            raise UnreadableNetworkError(
+                f"Marabou reads another network than torch runs: {differing}. What it proves of that says nothing of "
+                "this one"
+            )
+
+    def _keep_what_was_read(self) -> None:
         network = self._network
         self._inputs = [int(variable) for variable in np.concatenate([v.flatten() for v in network.inputVars])]
         self._scores = [int(variable) for variable in network.outputVars[0].flatten()]
         self._outputs = list(network.outputVars)
         self._bounds = dict(network.lowerBounds), dict(network.upperBounds)
         self._variables = network.numVars
+
+    @torch.no_grad()
+    def _first_difference(self, scores: nn.Module, example: Tensor) -> str | None:
+        """What torch and Marabou say of the first point at which they differ: the example, and points around it.
+
+        Both in float64, so that rounding is no difference.
+        """
+        scores = independent_copy(scores).double()
+        generator = torch.Generator().manual_seed(0)
+        size = example.abs().max().clamp(min=1.0)
+        spreads = [_SPREADS[number % len(_SPREADS)] for number in range(_POINTS)]
+        around = [example + s * size * torch.randn(example.shape, generator=generator) for s in spreads]
+        for point in (example, *around):
+            expected = scores(point.double())[0].numpy()
+            low, high = self._scores_at(point[0].double().numpy())
+            allowed = _ALLOWED * max(1.0, float(np.abs(expected).max()))
+            off = np.maximum(low - expected, expected - high).max()
+            if not max(off, (high - low).max() / 2) <= allowed:  # nor NaN, nor infinite
+                middle = ", ".join(f"{value:.4g}" for value in ((low + high) / 2)[:4])
+                return f"scores of one input are {', '.join(f'{v:.4g}' for v in expected[:4])} by torch, {middle} by it"
+        return None
+
+    def _scores_at(self, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper bounds of the scores of one input, which hardly differ."""
+        self._pose(point, point, 0, [])
+        with silence_process():
+            _, bounds, _ = self._network.calculateBounds(verbose=False, options=self._options(_SECONDS_A_POINT))
+        ends = np.array([bounds.get(variable, (-math.inf, math.inf)) for variable in self._scores], dtype=float)
+        return ends[:, 0], ends[:, 1]
 
     def score_lead_bounds(
         self, lower: np.ndarray, upper: np.ndarray, label: int, others: Sequence[int], timeout_seconds: float
