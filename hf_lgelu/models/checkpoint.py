@@ -18,6 +18,10 @@ from hf_lgelu.models.rebuild import from_pretrained
 
 PROCESSOR_FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken"),
+    # of single families: Marian, BERTweet and PhoBERT, ProphetNet, LUKE, BARTpho, GPT-NeoX Japanese, MyT5, RoCBert,
+    # Whisper
+    *("*.spm", "target_vocab.json", "bpe.codes", "prophetnet.tokenizer", "entity_vocab.json", "dict.txt", "emoji.json"),
+    *("byte_maps.json", "word_shape.json", "word_pronunciation.json", "normalizer.json"),
     *("preprocessor_config.json", "processor_config.json", "image_processor*.json", "video_preprocessor_config.json"),
     *("feature_extractor*.json", "audio_tokenizer_config.json", "chat_template.*", "chat_templates/*"),
 )

@@ -142,6 +142,17 @@ def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> N
     tensors, others = model.state_dict(), loaded.state_dict()
     differing = [name for name in tensors.keys() & others.keys() if not _same(tensors[name], others[name])]
     differing += sorted(tensors.keys() ^ others.keys())
+    retyped = [
+        name for name in differing if name in tensors and name in others and _is_retyped(tensors[name], others[name])
+    ]
+    if retyped:
+        name = min(retyped)
+        raise RuntimeError(
+            f"the saved model, loaded again, has {len(retyped)} tensors of another dtype ({name}: "
+            f"{tensors[name].dtype} here, {others[name].dtype} there), since transformers loads a model in one dtype, "
+            "but for tensors that its class keeps in float32. Give the model as from_pretrained(..., dtype=...) would, "
+            "or in float32"
+        )
     if differing:
         raise RuntimeError(f"the saved model, loaded again, has another {', '.join(sorted(differing)[:4])}")
     before, after = outputs_of(model, inputs), outputs_of(loaded, inputs)
@@ -158,6 +169,10 @@ def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> N
 
 def _same(tensor: Tensor, other: Tensor) -> bool:
     return tensor.dtype == other.dtype and torch.equal(tensor.cpu(), other.cpu())
+
+
+def _is_retyped(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.dtype != other.dtype and tensor.shape == other.shape
 
 
 def _tensors(output: object) -> list[Tensor]:

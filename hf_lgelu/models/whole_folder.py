@@ -19,6 +19,7 @@ except ImportError:  # Windows, where nothing is swept: who is alive cannot be s
     fcntl = None  # type: ignore[assignment]
 
 _SUFFIX = ".hf_lgelu"
+_CHECKPOINTS = "checkpoint-*"  # folders that transformers' Trainer writes
 _LOCK, _NEW, _OLD = "lock", "new", "old"
 _SECONDS_TO_LOCK = 60.0
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
@@ -38,7 +39,8 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         overwrite: put the new folder in the place of one that is not empty, if it holds a model: a config.json.
 
     Raises:
-        FileExistsError: `target` is not empty, and `overwrite` is False or it holds no model.
+        FileExistsError: `target` is not empty, and `overwrite` is False, or it holds no model, or a Trainer's
+            checkpoints beside it.
         NotADirectoryError: `target` is a file.
         ValueError: the current folder is `target` or inside it, and would be gone.
 
@@ -76,6 +78,13 @@ def _require_replaceable(target: Path, overwrite: bool) -> None:
         raise FileExistsError(
             f"{target} holds no config.json: it is no model that an export could replace, and would be lost. Give "
             "another folder, or remove this one yourself"
+        )
+    checkpoints = sorted(path.name for path in target.glob(_CHECKPOINTS) if path.is_dir())
+    if checkpoints:
+        raise FileExistsError(
+            f"{target} holds the checkpoints of a training ({', '.join(checkpoints[:3])}"
+            f"{', ...' if len(checkpoints) > 3 else ''}), which would be lost with what is replaced. Give another "
+            "folder, or remove them yourself"
         )
 
 

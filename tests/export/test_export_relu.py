@@ -1,5 +1,6 @@
 """export_relu on the MLP, GPT-2 and a TimmWrapper; every family is exported in tests/models/test_families.py."""
 
+import copy
 import json
 import math
 
@@ -17,6 +18,7 @@ from transformers import (
 
 from hf_lgelu import LambdaGELU, anneal_hardness, export_gelu, initialize_hardness, replace_activations
 from hf_lgelu.export.relu import MAX_SWAP_ERROR, export_relu
+from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.sites import find_sites
 
@@ -78,6 +80,14 @@ def test_the_softest_gate_is_the_one_whose_swap_changes_most(tmp_path):
         layer.activation.hardness_override.fill_(value)
     said = str(export_relu(model, tmp_path / "relu", inputs=torch.randn(4, 6), allow_soft=True))
     assert "softest gate layers.1.activation: λ = 4, at most 0.0696 a unit" in said  # 0.27846 / 4 > 0.16997 / 3
+
+
+def test_a_model_of_two_dtypes_is_refused_for_that(mlp):
+    loaded = copy.deepcopy(mlp).bfloat16()  # as transformers loads it
+    mlp.bfloat16().classifier.float()
+    told = r"2 tensors of another dtype \(classifier.bias: torch.float32 here, torch.bfloat16 there\)"
+    with pytest.raises(RuntimeError, match=told):
+        require_same_model(mlp, loaded, torch.randn(2, 6))
 
 
 def test_soft_gates_are_refused_with_their_numbers(mlp, tmp_path):

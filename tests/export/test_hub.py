@@ -247,6 +247,7 @@ def test_what_goes_and_what_stays(folder):
         "a.log",
     ]
     goes = ["tokenizer.json", "merges.txt", "hardness.png", "LICENSE", "figures/a.png", "chat_templates/b.jinja"]
+    goes += ["model.onnx", "model.onnx.data", "source.spm", "bpe.codes"]
     for name in [*stays, *goes, "checkpoint-1/model.safetensors", ".git/config", "figures/.c.png"]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}")

@@ -1,12 +1,16 @@
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from full_disk import full_disk
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from hf_lgelu import anneal_hardness, export_relu, hardness_profile, initialize_hardness, replace_activations
+from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.checkpoint import copy_processor_files, load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -24,6 +28,30 @@ def test_the_class_is_the_one_that_was_saved_with_every_hardness(tmp_path):
     assert not loaded.training
     MLPForClassification(MLPConfig(num_features=3)).save_pretrained(tmp_path / "mlp")
     assert type(load_checkpoint(tmp_path / "mlp")) is MLPForClassification
+
+
+def vocabulary_files() -> set[str]:
+    """Names under which the tokenizers of transformers keep their vocabularies, read from its source."""
+    sources = Path(transformers.__file__).parent.glob("models/*/tokenization_*.py")
+    tables = [
+        table
+        for source in sources
+        for table in re.findall(r"VOCAB_FILES_NAMES\s*=\s*\{(.*?)\}", source.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    return {name for table in tables for name in re.findall(r":\s*\"([^\"]+)\"", table)}
+
+
+def test_the_files_of_every_tokenizer_go_along_and_to_the_hub(tmp_path):
+    source, target, names = tmp_path / "source", tmp_path / "target", vocabulary_files()
+    assert {"vocab.json", "source.spm", "bpe.codes"} <= names
+    for folder in (source, target):
+        folder.mkdir()
+    for name in names:
+        (source / name).write_text("{}")
+    assert set(copy_processor_files(source, target)) == names
+    for name in ("config.json", "README.md", "model.safetensors"):
+        (target / name).write_text("{}")
+    assert names <= set(files_to_push(target))
 
 
 def test_a_pickle_is_not_read(tmp_path):

@@ -44,6 +44,18 @@ def test_an_error_keeps_what_was_there(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+def test_the_checkpoints_of_a_training_are_not_replaced(tmp_path):
+    target = tmp_path / "run"
+    (target / "checkpoint-500").mkdir(parents=True)
+    (target / "config.json").write_text("{}")
+    with (
+        pytest.raises(FileExistsError, match=r"checkpoints of a training \(checkpoint-500\)"),
+        whole_folder(target, overwrite=True),
+    ):
+        pass
+    assert sorted(path.name for path in target.iterdir()) == ["checkpoint-500", "config.json"]
+
+
 @pytest.fixture(params=["in one step", "in two steps"])
 def exchange(request, monkeypatch):
     """As the system exchanges folders, and as where it cannot."""

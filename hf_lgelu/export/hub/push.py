@@ -21,8 +21,9 @@ MODULES_FILE = "modules.json"
 
 _SUFFIXES = (
     *(".safetensors", ".onnx", ".json", ".txt", ".md", ".png"),
-    *(".jinja", ".model", ".tiktoken"),  # tokenizers
+    *(".jinja", ".model", ".tiktoken", ".spm", ".codes", ".tokenizer"),  # tokenizers
 )
+_ONNX_DATA = (".onnx.data", ".onnx_data")  # the weights of a graph above 2 GB
 _TEXT_SUFFIXES = (".json", ".txt", ".md", ".jinja", ".py", ".tiktoken")
 _SUBFOLDERS = ("figures", "chat_templates")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
@@ -100,10 +101,10 @@ def push_to_hub(
 def files_to_push(folder: str | os.PathLike) -> list[str]:
     """The files of a folder that `push_to_hub` sends, as sorted relative paths.
 
-    Safetensors, ONNX, JSON, text, the card, pictures, and the files of tokenizers and processors; Python files only
-    if config.json names them as the model's own code. Left out are hidden files, other folders than `figures`,
-    `chat_templates` and the modules of sentence-transformers, Trainer's state (training_args.bin, optimizer.pt, …),
-    record.json and card_facts.json.
+    Safetensors, ONNX with its data, JSON, text, the card, pictures, and the files of tokenizers and processors; Python
+    files only if config.json names them as the model's own code. Left out are hidden files, other folders than
+    `figures`, `chat_templates` and the modules of sentence-transformers, Trainer's state (training_args.bin,
+    optimizer.pt, …), record.json and card_facts.json.
 
     Raises:
         NotADirectoryError: no folder is there.
@@ -127,7 +128,10 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     names = [
         path.relative_to(folder).as_posix()
         for path in model_files
-        if path.suffix.lower() in _SUFFIXES or path.name == LICENSE_FILE or path.name in code
+        if path.suffix.lower() in _SUFFIXES
+        or path.name.endswith(_ONNX_DATA)
+        or path.name == LICENSE_FILE
+        or path.name in code
     ]
     _require_complete(folder, names)
     for name in names:
