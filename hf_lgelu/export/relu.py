@@ -114,7 +114,7 @@ def export_relu(
         raise ValueError(f"max_swap_error must be a finite number above 0, got {max_swap_error}; see allow_soft")
     _require_lambda_gelu(model)
     hardness = smallest_by_site(model)
-    swap_error = swap_errors(model)
+    swap_error = swap_errors(model, hardness)
     inputs = random_inputs(model) if inputs is None else inputs
     if not allow_soft:
         _refuse_soft_gates(model, hardness, swap_error, max_swap_error, inputs)

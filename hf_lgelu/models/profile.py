@@ -92,12 +92,13 @@ def gate_names(model: nn.Module) -> dict[str, str]:
     return {site.name: site.kind + FORWARDS[site.module.forward_mode] for site in find_sites(model, LEARNED_KINDS)}
 
 
-def swap_errors(model: nn.Module) -> dict[str, float]:
+def swap_errors(model: nn.Module, smallest: dict[str, float] | None = None) -> dict[str, float]:
     """{module name: κ/λ} of every λ-gate's site, by its smallest λ: the most that ReLU in its place changes a unit.
 
-    0 where the forward pass is ReLU's already (`LambdaGELU(forward="relu")`).
+    0 where the forward pass is ReLU's already (`LambdaGELU(forward="relu")`). `smallest` is `smallest_by_site(model)`
+    where that is known.
     """
-    smallest = smallest_by_site(model)
+    smallest = smallest_by_site(model) if smallest is None else smallest
     return {
         site.name: 0.0 if site.module.forward_mode == "relu" else swap_error_bound(smallest[site.name], site.kind)
         for site in find_sites(model, LEARNED_KINDS)

@@ -207,7 +207,10 @@ def substitute_relu(
       config hidden_act: 'lambda_gelu' → 'relu'
       softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
     """
+    model = operable_module(model)
+    hardness, errors = _hardness_of(model, check_kinds(kinds))
     report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config, optimizer=optimizer)
+    report = replace(report, hardness=hardness, swap_error=errors)
     soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # nor NaN
     if soft:
         logger.warning(
@@ -226,22 +229,22 @@ def put_relu(
     rewrite_config: bool = True,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> SurgeryReport:
-    """`substitute_relu` for callers that judge soft gates themselves: no warning. Changes `model` in place."""
+    """`substitute_relu` for callers that judge soft gates themselves: λ is not read. Changes `model` in place."""
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
     sites, modules, plans = _plan_substitution(model, kinds, rewrite_config)
-    hardness, errors = _hardness_at(model, sites)
-    return replace(_carry_out(model, sites, modules, plans, change), hardness=hardness, swap_error=errors)
+    return _carry_out(model, sites, modules, plans, change)
 
 
-def _hardness_at(model: nn.Module, sites: Sequence[ActivationSite]) -> tuple[dict[str, float], dict[str, float]]:
-    """The smallest λ and κ/λ of the λ-gates among the sites; nothing of a model without values (device "meta")."""
-    going = {site.name for site in sites if site.kind in LEARNED_KINDS}
+def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """The smallest λ and κ/λ of the λ-gates of these kinds; nothing of a model without values (device "meta")."""
+    going = {site.name for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
     if not going or any(parameter.is_meta for parameter in model.parameters()):
         return {}, {}
+    smallest = smallest_by_site(model)
     hardness, errors = (
         {name: value for name, value in known.items() if name in going}
-        for known in (smallest_by_site(model), swap_errors(model))
+        for known in (smallest, swap_errors(model, smallest))
     )
     return hardness, errors
 

@@ -72,17 +72,18 @@ class MarabouNetwork:
 
     def __init__(self, model: nn.Module, example: Tensor) -> None:
         self._marabou = _import_marabou()
+        scores = ScoresOnly(model)
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "model.onnx")
             # A proof is about the graph: the export compares it with torch.
-            export_onnx(ScoresOnly(model), file, example, dynamic_axes={})
+            export_onnx(scores, file, example, dynamic_axes={})
             if found := misread(file):
                 raise UnreadableNetworkError(f"Marabou would read another network: {found}")
             try:
                 with silence_process():
                     self._network = self._marabou.read_onnx(file)
                 self._keep_what_was_read()
-                differing = self._first_difference(ScoresOnly(model), example)
+                differing = self._first_difference(scores, example)
             # The parser has no error class of its own, and looks operations and constants up in dictionaries; what it
             # cannot multiply (a learned scale per unit) it notices when it is asked.
             except (NotImplementedError, RuntimeError, KeyError, TypeError, ValueError, AssertionError) as error:

@@ -1,5 +1,6 @@
 """Graphs that Marabou's ONNX parser takes for others (2.0.0), told from the file before it reads them."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,22 +40,21 @@ def _reasons(graph: Any) -> Iterator[str]:
 def _edited_equations(graph: Any) -> Iterator[str]:
     constants = {tensor.name for tensor in graph.initializer}
     maker: dict[str, Any] = {}
-    origin: dict[str, str] = {}
+    origins: dict[str, str] = {}
+
+    def origin(name: str) -> str:
+        return origins.get(name, name)
+
     for node in graph.node:
         if all(name in constants for name in node.input):
             constants.update(node.output)
         maker.update(dict.fromkeys(node.output, node))
         if node.op_type in _SAME_VARIABLES and node.input and node.input[0] not in constants:
-            origin.update(dict.fromkeys(node.output, origin.get(node.input[0], node.input[0])))
-    users: dict[str, int] = {}
+            origins.update(dict.fromkeys(node.output, origin(node.input[0])))
+    users = Counter(origin(name) for node in graph.node if node.op_type not in _SAME_VARIABLES for name in node.input)
+    users.update(origin(output.name) for output in graph.output)
     for node in graph.node:
-        if node.op_type not in _SAME_VARIABLES:
-            for name in node.input:
-                users[origin.get(name, name)] = users.get(origin.get(name, name), 0) + 1
-    for output in graph.output:
-        users[origin.get(output.name, output.name)] = users.get(origin.get(output.name, output.name), 0) + 1
-    for node in graph.node:
-        varying = [origin.get(name, name) for name in node.input if name not in constants]
+        varying = [origin(name) for name in node.input if name not in constants]
         if node.op_type != "Add" or len(varying) != 1 or varying[0] not in maker:
             continue
         if users[varying[0]] > 1 and maker[varying[0]].op_type not in _NO_EQUATION:
