@@ -13,6 +13,7 @@ from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
@@ -82,8 +83,8 @@ def export_gelu(
         TypeError: `model` is no transformers model; `fold_hardness` takes any module.
         ValueError: no λ-GELU, sites where λ cannot be folded (each named with the reason), or no example inputs are
             known for this model.
-        RuntimeError: no config key says GELU in its erf form at these sites (UnsupportedConfigError), or the folder,
-            loaded again, computes something else.
+        RuntimeError: `model` is wrapped by PEFT or for distributed training, no config key says GELU in its erf form
+            at these sites (UnsupportedConfigError), or the folder, loaded again, computes something else.
         FileExistsError: `folder` is not empty.
         OSError: the disk is full or not writable; what was at `folder` is as it was.
 
@@ -96,6 +97,7 @@ def export_gelu(
         >>> report.relative_change < 1e-5
         True
     """
+    model = operable_module(model)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"export_gelu saves transformers models, got {type(model).__name__}; fold_hardness(model, inputs) "

@@ -11,6 +11,7 @@ from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models, require_same_model
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs, forward_hooks
+from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.profile import MAX_SWAP_ERROR, gate_names, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
@@ -90,8 +91,8 @@ def export_relu(
         TypeError: `model` is no transformers model; `substitute_relu` takes any module.
         ValueError: no λ-GELU, gates softer than `max_swap_error` allows (the message has the λ of each), or no
             example inputs are known for this model, or the model gives NaN on them.
-        RuntimeError: no config key says ReLU at these sites (UnsupportedConfigError), or the folder, loaded again,
-            gives other outputs.
+        RuntimeError: `model` is wrapped by PEFT or for distributed training, no config key says ReLU at these sites
+            (UnsupportedConfigError), or the folder, loaded again, gives other outputs.
         FileExistsError: `folder` is not empty.
         OSError: the disk is full or not writable; what was at `folder` is as it was.
 
@@ -105,6 +106,7 @@ def export_relu(
         >>> report.change.unchanged_predictions, max(report.swap_error.values()) < 0.0011
         (1.0, True)
     """
+    model = operable_module(model)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"export_relu saves transformers models, got {type(model).__name__}; substitute_relu(model) changes any "

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import (
     GPT2Config,
@@ -162,6 +163,19 @@ def test_only_transformers_models_are_saved(tmp_path):
     with pytest.raises(TypeError, match=r"got Sequential; substitute_relu\(model\)"):
         export_relu(model, tmp_path / "relu", inputs=torch.ones(1, 3))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("export", [export_relu, export_gelu])
+def test_an_adapter_is_merged_first(mlp, tmp_path, export):
+    wrapped = get_peft_model(mlp, LoraConfig(target_modules=["layers.0.linear"]))
+    with pytest.raises(RuntimeError, match=r"is PeftModel of PEFT.*merge_and_unload"):
+        export(wrapped, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compiled_model_is_the_one_inside(mlp, tmp_path):
+    anneal_hardness(mlp, 1.0)
+    assert export_relu(torch.compile(mlp), tmp_path / "relu").change.unchanged_predictions == 1.0
 
 
 def test_a_whole_batch_with_its_labels_compares_logits(mlp, tmp_path):

@@ -1,6 +1,7 @@
 """What holds: each claim of the paper, judged by the runs that are there, with the number."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -77,12 +78,15 @@ def _at_least_gelu(data: ReportData, benchmark: str) -> Evidence | None:
 
 
 def _noise(differences: list[float], pairs: pd.DataFrame) -> float:
-    """Below this a mean difference says nothing: its deviation over seeds, or what one seed's samples leave open."""
+    """Below this a mean difference says nothing: its deviation over seeds, or what one seed's samples leave open.
+
+    Infinite for one seed of a score without an interval (perplexity).
+    """
     if len(differences) > 1:
         return statistics.stdev(differences)
     first = pairs.iloc[0]
-    ends = sampled(first["metric"], [first["best_score"]], first["eval_samples"]) or (0.0, 0.0)
-    return (ends[1] - ends[0]) / 2
+    ends = sampled(first["metric"], [first["best_score"]], first["eval_samples"])
+    return (ends[1] - ends[0]) / 2 if ends else math.inf
 
 
 def _swap_changes(data: ReportData, benchmark: str) -> Mapping[str, float]:
@@ -179,7 +183,8 @@ CLAIMS: dict[str, Claim] = {
     "at-least-gelu": Claim(
         "λ-GELU is at least as good as GELU",
         "every init mode's mean best score is better than GELU's with the same seeds; too close where the two differ "
-        "by less than the deviation over seeds, or than one seed's evaluation samples leave open",
+        "by less than the deviation over seeds, or than one seed's evaluation samples leave open, and for one seed of "
+        "a perplexity",
         _at_least_gelu,
         _ALL,
     ),

@@ -228,6 +228,14 @@ def test_one_seeds_samples_may_leave_it_open(record_of, table_of, score, said):
     assert judged(table_of, "at-least-gelu", few)[0] == f"{said} on 1, not measured on 5"
 
 
+def test_one_seed_of_a_perplexity_leaves_it_open(record_of, table_of):
+    fields = {"metric": "perplexity", "greater_is_better": False}
+    pair = [record_of(**fields), learned(record_of, "uniform", (1, 2, 3), scores=(0.5, 0.1, 0.8), **fields)]
+    for run in pair:
+        run.data["eval_samples"] = 100_000
+    assert judged(table_of, "at-least-gelu", pair)[0] == "too close to say on 1, not measured on 5"
+
+
 def test_a_swap_is_free_up_to_a_thousandth_or_one_sample(record_of, table_of):
     def verdict(*runs):
         text, _, missing = judged(table_of, "swap", runs)[0].partition(" on 1, ")
