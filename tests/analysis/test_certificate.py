@@ -316,6 +316,9 @@ class Applied(nn.Module):
         return self.function(x)
 
 
+SIGNS = torch.tensor([[1.0], [-1.0], [1.0], [-1.0], [1.0]], dtype=torch.float64)
+
+
 def bounds_of(function, *, rows=2):
     """Of the numbers that `function` makes of three gates of hardness 5."""
     model = nn.Sequential(LambdaGELU(init_hardness=5.0), Applied(function))
@@ -333,6 +336,12 @@ def bounds_of(function, *, rows=2):
         (lambda y: y - 100, [1, 1, 1]),
         (lambda y: y @ torch.tensor([[1.0, -1.0], [2.0, 0.0], [-3.0, 0.5]], dtype=y.dtype), [6, 1.5]),
         (lambda y: torch.cat([y[:, :1], torch.ones(len(y), 2, dtype=y.dtype)], 1), [1, 0, 0]),
+        (lambda y: y[:, [0, 0, 2]] - y.index_select(1, torch.tensor([1, 1, 2])), [2, 2, 2]),
+        (lambda y: nn.functional.pad(y[:, None], (2, 0), mode="reflect")[:, 0] @ SIGNS, [5]),
+        (lambda y: nn.functional.pad(y[:, None], (0, 2), mode="replicate")[:, 0] @ SIGNS, [5]),
+        (lambda y: -nn.functional.interpolate(y[:, None], 5)[:, 0].roll(1, 1), [1, 1, 1, 1, 1]),
+        (lambda y: nn.functional.interpolate(y[:, None, None], (1, 5), mode="bilinear")[:, 0, 0] @ SIGNS, [5]),
+        (lambda y: y.repeat(1, 2)[:, :5] @ SIGNS, [5]),
     ],
 )
 def test_each_operation_carries_the_absolute_values_of_its_coefficients(function, factors):

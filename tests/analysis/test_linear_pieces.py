@@ -279,6 +279,7 @@ class Applied(nn.Module):
         (lambda x: x.clamp(min=0), "clamp in 2"),
         (lambda x: x * float(x.sum()), "_local_scalar_dense in 2"),
         (lambda x: x.round(), "round in 2"),
+        (lambda x: x[:, x[0].argsort()], "sort in 2"),
         (lambda x: nn.functional.batch_norm(x.view(-1, 2, 2), None, None, training=True), "batch_norm.* in 2"),
         (lambda x: nn.functional.batch_norm(x.view(-1, 2, 2), ZEROS, ONES, training=True), "batch_norm.* in 2"),
         (lambda x: nn.functional.batch_norm(x.view(-1, 2, 2), x[0, :2], ONES), "batch_norm.* in 2"),
@@ -295,6 +296,21 @@ def test_division_by_a_constant_and_a_mask_are_affine():
     pieces = local_linear_model(model, torch.randn(2, 3))
     expected = (model[0].weight.double() * torch.tensor([-0.25, 0.0, -0.25])[:, None]).detach()
     torch.testing.assert_close(pieces.weight[1], expected, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_edges_and_chosen_numbers_are_affine(mode):
+    torch.manual_seed(4)
+    model = nn.Sequential(
+        nn.Conv1d(2, 3, 3, padding=1, padding_mode=mode), nn.ReLU(), nn.Upsample(scale_factor=2, mode="linear"),
+        Applied(lambda x: x[:, [2, 0]]), nn.Flatten(), nn.Linear(16, 2),
+    )  # fmt: skip
+    inputs = torch.randn(3, 2, 4)
+    pieces = local_linear_model(model, inputs)
+    wide = copy.deepcopy(model).double()
+    slopes = torch.func.vmap(torch.func.jacfwd(lambda x: wide(x[None])[0]))(inputs.double())
+    torch.testing.assert_close(pieces.weight, slopes, rtol=0, atol=1e-13)
+    assert float(slopes.abs().max()) > 1e-2
 
 
 TRANSFORMER = {

@@ -59,16 +59,19 @@ _VIEWS = (
     *("unsqueeze", "slice", "select", "split", "split_with_sizes", "unbind", "detach", "flip", "pixel_shuffle"),
 )
 _AVERAGES = ("mean", "sum", "avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-_COPIES = ("clone", "_to_copy", "cat", "stack", "constant_pad_nd")
+_COPIES = ("clone", "_to_copy", "cat", "stack", "constant_pad_nd", "roll", "repeat")
+_EDGES = tuple(f"{kind}_pad{axes}d" for kind in ("reflection", "replication") for axes in (1, 2, 3))
+_LARGER = tuple(f"upsample_{kind}" for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d"))
+_CHOICES = ("index", "index_select")
 SHAPE_PRESERVING_SUMS = ("add", "sub")
-NONNEGATIVE_LINEAR = frozenset((*_VIEWS, *_AVERAGES, *_COPIES))
+NONNEGATIVE_LINEAR = frozenset((*_VIEWS, *_AVERAGES, *_COPIES, *_EDGES, *_LARGER, *_CHOICES))
 """Linear operations whose coefficients are all 0 or positive."""
 
 OPERATIONS: Mapping[str, Callable[[tuple[Any, ...], Dependent], bool]] = {
     **dict.fromkeys((*NONNEGATIVE_LINEAR, *SHAPE_PRESERVING_SUMS, "neg"), _any_argument),
     **dict.fromkeys(("mul", "mm", "bmm", "mv"), _one_factor),
     **dict.fromkeys(("addmm", "baddbmm"), _one_matrix),
-    **dict.fromkeys(("div", "linear", "convolution"), _first_alone),
+    **dict.fromkeys((*_CHOICES, "div", "linear", "convolution"), _first_alone),
     "native_batch_norm": _norm_in_eval_mode,
 }
 """ATen operation without the in-place underscore → whether these arguments leave it affine in the input."""
@@ -176,7 +179,7 @@ class InputFlow(TorchDispatchMode):
         where = self.module_name or "the network itself"
         return NotPiecewiseAffineError(
             f"not piecewise linear in a way that can be followed: {operation} in {where} {why}. Accepted are linear "
-            "layers, convolutions, batch norm in eval mode, averages, sums, reshaping and ReLU"
+            "layers, convolutions, batch norm in eval mode, averages, sums, reshaping, padding, resizing and ReLU"
         )
 
 
