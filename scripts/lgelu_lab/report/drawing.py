@@ -27,6 +27,7 @@ PALETTE = {
     "hardened, swapped": "#0072B2",
     "direct swap": GREY,
     "converted": "#D55E00",
+    "swapped early": "#117733",
 }
 """Colours that stay apart for colour-blind readers (after Okabe and Ito) and dark enough for a line on white."""
 
