@@ -17,6 +17,8 @@ from transformers import (
     FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     ViTConfig,
@@ -262,7 +264,28 @@ def small_bart():
     return BartForConditionalGeneration(config).eval(), inputs, "fc1", "encoder_ffn_dim, decoder_ffn_dim", 12
 
 
-@pytest.mark.parametrize("build", [small_gpt2, small_vit, small_falcon, small_t5, small_bart])
+def small_llama():
+    config = LlamaConfig(
+        hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=32, hidden_act="relu", mlp_bias=True,
+    )  # fmt: skip
+    tokens = {"input_ids": torch.arange(10).reshape(2, 5)}
+    return LlamaForCausalLM(config).eval(), tokens, "gate_proj", "intermediate_size", 12
+
+
+def small_gated_t5():
+    config = T5Config(
+        d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2, vocab_size=20, feed_forward_proj="gated-relu",
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    tokens = torch.arange(10).reshape(2, 5)
+    inputs = {"input_ids": tokens, "decoder_input_ids": tokens[:, :3]}
+    return T5ForConditionalGeneration(config).eval(), inputs, "DenseReluDense.wi_0", "d_ff", 12
+
+
+@pytest.mark.parametrize(
+    "build", [small_gpt2, small_vit, small_falcon, small_t5, small_bart, small_llama, small_gated_t5]
+)
 @pytest.mark.parametrize("criterion", ["apoz", "magnitude"])
 def test_feed_forward_layers_of_transformers_are_cut_and_reload(build, criterion, tmp_path):
     torch.manual_seed(0)
@@ -289,7 +312,7 @@ def test_feed_forward_layers_of_transformers_are_cut_and_reload(build, criterion
 def silenced(model, removed):
     for name, units in removed.items():
         parent = model.get_submodule(name.rpartition(".")[0])
-        gate = parent.get_submodule("act" if hasattr(parent, "act") else "activation_fn")
+        gate = next(getattr(parent, name) for name in ("act", "activation_fn", "act_fn") if hasattr(parent, name))
         gate.register_forward_hook(lambda _, __, out, units=units: out.index_fill(-1, torch.tensor(units), 0.0))
     return model
 
@@ -413,6 +436,8 @@ def test_what_cannot_be_cut_is_an_error_and_no_other_network(model, fraction):
     """torch-pruning takes what it takes: another unit's weights, or too few for what follows."""
     torch.manual_seed(0)
     inputs = torch.randn(5, 3, *([] if isinstance(model.first, nn.Linear) else (4, 4)))
+    for layer in (model.first, model.last):
+        layer.reset_parameters()  # the table was built in the order of all tables
     with torch.no_grad():
         model.first.weight[[3, 6]] = 1e-9  # the least important: without them almost nothing changes
         model.first.bias[[3, 6]] = 0.0
@@ -457,7 +482,11 @@ def test_tied_weights_stay_tied():
     [
         Parts(lambda m, h, x: h),
         Parts(lambda m, h, x: h * m.second(x)),
-        Parts(lambda m, h, x: m.last(h * m.second(x))),
+        Parts(lambda m, h, x: m.last(2 * h * m.second(x))),
+        Parts(lambda m, h, x: m.last(h * m.relu(m.second(x)))),
+        Parts(lambda m, h, x: m.last(h * m.second(x)) + m.last(h)),
+        Parts(lambda m, h, x: m.last(h * m.second(x)) + m.last(m.second(x))),
+        Parts(lambda m, h, x: m.last(h * m.second(x)) + m.other(m.second(x))),
         Parts(lambda m, h, x: m.last(h + m.second(x))),
         Parts(lambda m, h, x: m.last(h) + m.other(h)),
         Parts(lambda m, h, x: (m.last(h), h)),
@@ -465,13 +494,56 @@ def test_tied_weights_stay_tied():
         Parts(lambda m, h, x: m.last(h), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))),
         nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 1)),
     ],
-    ids=["output", "gated output", "gated", "sum", "two layers", "also an output", "norm", "norm between", "groups"],
+    ids=[
+        "output",
+        "gated output",
+        "scaled",
+        "two activations",
+        "ungated once",
+        "partner alone",
+        "partner elsewhere",
+        "sum",
+        "two layers",
+        "also an output",
+        "norm",
+        "norm between",
+        "groups",
+    ],
 )
 @pytest.mark.parametrize("criterion", ["apoz", "magnitude"])
 def test_units_that_are_used_elsewhere_stay(model, criterion):
     inputs = torch.randn(5, 2, 3, 3) if isinstance(model, nn.Sequential) else torch.randn(5, 3)
     with pytest.raises(ValueError, match="no hidden layer that can be pruned"):
         prune_units(model, [inputs], fraction=0.5, criterion=criterion)
+
+
+def gated(seed=0):
+    torch.manual_seed(seed)
+    return Parts(lambda m, h, x: m.last(h * m.second(x)))
+
+
+def test_a_gated_unit_goes_with_what_it_multiplies():
+    """Against the weights cut by hand: the rows of both layers, the columns of the one behind."""
+    model, data = gated(), torch.randn(9, 3)
+    with torch.no_grad():
+        model.first.bias[1] = -50.0
+    pruned = remove_dead_units(model, data)
+    assert pruned.removed == {"first": [1]}
+    assert pruned.widths == {"first": 3}
+    keep = [0, 2, 3]
+    for layer in ("first", "second"):
+        torch.testing.assert_close(pruned.model.get_submodule(layer).weight, model.get_submodule(layer).weight[keep])
+        torch.testing.assert_close(pruned.model.get_submodule(layer).bias, model.get_submodule(layer).bias[keep])
+    torch.testing.assert_close(pruned.model.last.weight, model.last.weight[:, keep])
+    torch.testing.assert_close(pruned.model(data), model(data))
+
+
+def test_the_weights_of_a_gated_unit_are_those_of_both_layers():
+    model = gated()
+    with torch.no_grad():
+        for layer, sizes in ((model.first, [1, 2, 3, 4]), (model.second, [9, 1, 9, 9])):
+            layer.weight.copy_(torch.tensor(sizes)[:, None].expand(4, 3))
+    assert prune_units(model, torch.randn(5, 3), fraction=0.25, criterion="magnitude").removed == {"first": [1]}
 
 
 def test_smooth_gates_have_no_dead_units_and_can_be_pruned_by_rank():

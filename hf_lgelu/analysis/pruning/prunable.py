@@ -1,5 +1,6 @@
 """Which hidden units can be removed without touching anything but the layer before and the layer after."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,14 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.analysis.pruning.zeros import GateCall, watch_gates
 from hf_lgelu.extras import require
 from hf_lgelu.models.comparison import floating_outputs
-from hf_lgelu.models.example_run import Inputs, evaluation_mode, forward_hooks, placed
+from hf_lgelu.models.example_run import (
+    Inputs,
+    evaluation_mode,
+    forward_hooks,
+    forward_pre_hooks,
+    placed,
+    run_example,
+)
 from hf_lgelu.models.sites import lambda_gelu_modules
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
@@ -23,15 +31,18 @@ _BY_CHANNEL = (nn.modules.batchnorm._NormBase,)
 
 @dataclass(frozen=True)
 class HiddenLayer:
-    """A layer whose output units reach the next layer through an activation, and nothing else.
+    """A layer whose output units reach the next layer, `into`, through an activation, and nothing else.
 
     `gates` are the names of the activation's calls (GateCall.name), `norms` those of what normalizes each unit alone,
-    before the activation or behind it.
+    before the activation or behind it. `partners` are layers whose units are multiplied by what the activation gives,
+    each by its own (gated linear units, Shazeer, arXiv:2002.05202), and go with them.
     """
 
     name: str
     gates: tuple[str, ...]
     norms: tuple[str, ...]
+    partners: tuple[str, ...]
+    into: str
     kind: str
     units: int
 
@@ -72,14 +83,16 @@ class Pruner:
 
         watch_gates(self.model, inputs, look)
         found = [self._hidden_layer(layer, of_layer) for layer, of_layer in calls.items()]
-        return [layer for layer in found if layer is not None]
+        layers = [layer for layer in found if layer is not None]
+        others = _no_plain_products(self.model, [layer for layer in layers if layer.partners], inputs)
+        return [layer for layer in layers if layer.name not in others]
 
     def _hidden_layer(self, layer: nn.Module, calls: Sequence[GateCall]) -> HiddenLayer | None:
         """None where the units are used by more than the layer after, or made by more than the layer before."""
         if len({call.kind for call in calls}) != 1 or any(_has_several_hardnesses(call.module) for call in calls):
             return None
         group = self._group(layer, [0])
-        consumers, norms = [], []
+        consumers, norms, partners = [], [], []
         for dependency, _ in group:
             target = dependency.target.module
             if target is layer or not _has_parameters(target):
@@ -87,19 +100,24 @@ class Pruner:
             if isinstance(target, _BY_CHANNEL):
                 norms.append(target)
                 continue
-            if not self._graph.is_in_channel_pruning_fn(dependency.handler) or not isinstance(target, _LAYERS):
+            if not isinstance(target, _LAYERS):
                 return None
-            consumers.append(target)
+            takes_them = self._graph.is_in_channel_pruning_fn(dependency.handler)
+            (consumers if takes_them else partners).append(target)
         if len(consumers) != 1 or not self._graph.check_pruning_group(self._group(layer, [0])):
             return None
         # torch-pruning takes the same channels out of every group, not those that the units feed.
-        if getattr(consumers[0], "groups", 1) != 1 or self._is_tied(layer, *norms, *consumers):
+        around = (*partners, *consumers)
+        if any(getattr(each, "groups", 1) != 1 for each in around) or self._is_tied(layer, *norms, *around):
             return None
         axis = calls[0].axis
         if axis is None or self.units(self._names[layer]) != calls[0].output.shape[axis]:
             return None
-        gates, around = tuple(call.name for call in calls), tuple(self._names[norm] for norm in norms)
-        return HiddenLayer(self._names[layer], gates, around, calls[0].kind, calls[0].output.shape[axis])
+        names = (tuple(self._names[module] for module in modules) for modules in (norms, partners))
+        return HiddenLayer(
+            self._names[layer], tuple(call.name for call in calls), *names, into=self._names[consumers[0]],
+            kind=calls[0].kind, units=calls[0].output.shape[axis],
+        )  # fmt: skip
 
     def _is_tied(self, *layers: nn.Module) -> bool:
         """Whether a parameter of one of these is another module's too, which would go on with the whole of it."""
@@ -118,6 +136,43 @@ class Pruner:
         else:
             prune = self._pruning.prune_conv_out_channels
         return self._graph.get_pruning_group(layer, prune, idxs=units)
+
+
+def _no_plain_products(model: nn.Module, layers: Sequence[HiddenLayer], inputs: Inputs) -> set[str]:
+    """The names of those of `layers` whose `into` takes anything but the activation times its partners.
+
+    A sum, a second activation or a constant in between would be left behind where the units are taken out.
+    """
+    latest: dict[nn.Module, Tensor] = {}
+    others: set[str] = set()
+    into: dict[nn.Module, list[HiddenLayer]] = {}
+    for layer in layers:
+        into.setdefault(model.get_submodule(layer.into), []).append(layer)
+    factors = {
+        # One module may be the activation of many layers: "act", "act#2", ...
+        layer.name: [model.get_submodule(name.partition("#")[0]) for name in (layer.gates[0], *layer.partners)]
+        for layer in layers
+    }
+
+    def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        latest[module] = output.clone()  # may be multiplied in place
+
+    def compare(module: nn.Module, args: tuple[Any, ...]) -> None:
+        for layer in into[module]:
+            of_layer = [latest.pop(factor, None) for factor in factors[layer.name]]
+            if not args or any(factor is None for factor in of_layer) or not _is_product(args[0], of_layer):
+                others.add(layer.name)
+
+    if layers:
+        watched = {module for of_layer in factors.values() for module in of_layer}
+        with forward_hooks(watched, keep), forward_pre_hooks(into, compare):
+            run_example(model, inputs)
+    return others
+
+
+def _is_product(values: Tensor, factors: Sequence[Tensor]) -> bool:
+    product = math.prod(factors[1:], start=factors[0])
+    return values.shape == product.shape and torch.equal(values, product.to(values.dtype))
 
 
 def outputs_without(

@@ -40,7 +40,8 @@ class PrunedModel:
 
     Args:
         model: a new model; the given one is as it was.
-        removed: {layer: indices of the units removed, by their numbers in the given model}.
+        removed: {layer: indices of the units removed, by their numbers in the given model}. Of gated linear units the
+            layer is the one before the activation (`gate_proj`); the one that is multiplied loses the same.
         widths: {layer: units left}, for every candidate layer, in the order in which they run.
         parameters_before, parameters: counts.
         config_key: the key of `model.config` that now holds the widths, so that `save_pretrained` and
@@ -178,12 +179,17 @@ def unit_scores(model: nn.Module, layer: HiddenLayer, zeros: Mapping[str, GateZe
     if zeros:
         off = sum(zeros[gate].off for gate in layer.gates)
         return off.double() / sum(zeros[gate].values for gate in layer.gates)
-    module = model.get_submodule(layer.name)
+    return -sum(_norms(model, name) for name in (layer.name, *layer.partners))
+
+
+def _norms(model: nn.Module, name: str) -> Tensor:
+    """(units,) the L1 norm of each unit's incoming weights, float64."""
+    module = model.get_submodule(name)
     weight = module.weight.detach().double().cpu()
     incoming = weight.T if isinstance(module, Conv1D) else weight.flatten(1)
     if not incoming.isfinite().all():
-        raise ValueError(f"{layer.name} has weights that are NaN or infinite: there is no order of importance in them")
-    return -incoming.abs().sum(1)
+        raise ValueError(f"{name} has weights that are NaN or infinite: there is no order of importance in them")
+    return incoming.abs().sum(1)
 
 
 def _zeros(model: nn.Module, data: Inputs | Iterable[Inputs], layers: Sequence[HiddenLayer]) -> Mapping[str, GateZeros]:
