@@ -10,12 +10,14 @@ import torch
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AutoConfig,
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BertGenerationConfig,
     BertGenerationDecoder,
     BertModel,
+    ByT5Tokenizer,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
@@ -34,6 +36,7 @@ from word_tokenizer import word_tokenizer
 
 from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
 from hf_lgelu.cli.inputs.input_set import sample_numbers
+from hf_lgelu.cli.inputs.texts import tokenizer_of
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -261,6 +264,38 @@ def test_a_classifier_is_asked_which_of_two_texts(tokenizer, bert, gpt2):
         given, alone = (whole(made)["input_ids"] for made in (inputs(rows, model, source, **options),
                                                               inputs(one, model, source)))  # fmt: skip
         assert torch.equal(given, alone)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "mpnet", "t5", "llama", "whisper"])
+def test_a_tokenizer_without_words_is_none(family, tmp_path):
+    """transformers makes one of special tokens alone: every text would be unknown, or empty."""
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"none can be loaded from .* \(the folder has no file of one\)\. Save it"):
+        tokenizer_of(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "deberta-v2", "albert"])
+def test_a_tokenizer_whose_words_are_missing_is_none(family, tmp_path):
+    config = AutoConfig.for_model(family)
+    config.save_pretrained(tmp_path)
+    name = AutoTokenizer.from_pretrained(tmp_path).__class__.__name__
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    with pytest.raises(ValueError, match="no vocabulary there but special tokens"):
+        tokenizer_of(str(tmp_path))
+
+
+def test_a_tokenizer_of_bytes_needs_no_file_of_words(tmp_path):
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    assert tokenizer_of(str(tmp_path))("ab", add_special_tokens=False)["input_ids"] == [100, 101]
+
+
+def test_what_datasets_says_of_a_folder_is_cut_short(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.json").write_text(json.dumps({"a": 1}))
+    (tmp_path / "data" / "b.json").write_text(json.dumps({f"column{number}": number for number in range(500)}))
+    with pytest.raises(ValueError, match="cannot be read as a data set") as caught:
+        load_splits(str(tmp_path / "data"))
+    assert len(str(caught.value)) < 1000
 
 
 def test_no_code_of_a_checkpoint_is_run_or_asked_for(tokenizer, bert, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import csv
 import inspect
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +87,9 @@ def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         if "corresponds to no data" in str(error):  # what datasets says of a file with names alone
             raise ValueError(f"{name} has no rows") from error
+        cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
         raise ValueError(
-            f"{name} cannot be read as a data set ({error.__cause__ or error}); give a folder or Hub id that "
+            f"{name} cannot be read as a data set ({cause}); give a folder or Hub id that "
             f"datasets.load_dataset takes, or a file that ends in {', '.join(_BUILDERS)}"
         ) from error
     splits = dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}

@@ -1,6 +1,7 @@
 """Texts as token ids: blocks of a running text for a language model, a sequence each for other models."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_lgelu.cli.inputs.input_set import TensorRows, sample_numbers
+from hf_lgelu.models.checkpoint import processor_files
 from hf_lgelu.models.padding import pad_tokens
 from hf_lgelu.models.task_outputs import IGNORED_LABEL, is_causal
 
@@ -35,13 +37,25 @@ def context_length(config: PreTrainedConfig, wanted: int | None) -> int:
 
 def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a checkpoint. Raises ValueError if there is none."""
+    folder = Path(model)
+    if folder.is_dir() and not processor_files(folder):
+        raise _no_tokenizer(model, "the folder has no file of one")
     try:
-        return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # what a damaged one ends in
-        raise ValueError(
-            f"texts need the model's tokenizer, and none can be loaded from {model} ({error}). Save it there "
-            "(tokenizer.save_pretrained), or give a data set that holds a column input_ids"
-        ) from error
+        raise _no_tokenizer(model, str(error)) from error
+    # Where no vocabulary is, transformers may make one of special tokens alone: every text is then unknown or empty.
+    words = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys() - set(tokenizer.all_special_tokens)
+    if len(words) < 2:  # T5's keeps a space
+        raise _no_tokenizer(model, f"{type(tokenizer).__name__} has no vocabulary there but special tokens")
+    return tokenizer
+
+
+def _no_tokenizer(model: str, why: str) -> ValueError:
+    return ValueError(
+        f"texts need the model's tokenizer, and none can be loaded from {model} ({why}). Save it there "
+        "(tokenizer.save_pretrained), or give a data set that holds a column input_ids"
+    )
 
 
 def text_blocks(
