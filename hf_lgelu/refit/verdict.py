@@ -10,7 +10,7 @@ from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.report import ENOUGH_ROWS, ConversionReport, Evaluation, LayerRefit, NetChange, evaluations
-from hf_lgelu.refit.wording import how_far
+from hf_lgelu.refit.wording import how_far, rungs_in_words
 
 _ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed that was further off elsewhere
 _ENOUGH_PREDICTIONS = 16  # of fewer, one that changes moves the share of equal ones by over six points
@@ -208,7 +208,6 @@ def _not_reached(report: ConversionReport, tolerance: float) -> str | None:
     best = next((step for step in reversed(report.steps) if step.is_kept), None)
     if best is not None and best.gap is not None and best.gap <= tolerance:
         return None
-    tried = ", ".join(f"{step.effort} {significant(step.gap)}" for step in report.steps)
     what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
         "be within {:g} of the original on the inputs held out"
     )  # fmt: skip
@@ -219,5 +218,6 @@ def _not_reached(report: ConversionReport, tolerance: float) -> str | None:
         advice.append(f"effort={report.next_step[0]!r}")
     return (
         f"the network was to {what.format(tolerance)}; the nearest was {significant(best.gap if best else None)} "
-        f"({tried}). Give more inputs, {' or '.join(advice)}, keep some gates, or train the model with hardening"
+        f"({rungs_in_words(report)}). Give more inputs, {' or '.join(advice)}, keep some gates, or train the model "
+        "with hardening"
     )

@@ -254,8 +254,12 @@ def _column(name: DatasetName, rows: Any, kind: str, *, alone: bool = False) -> 
 
 def _no_column(name: DatasetName, rows: Any, wanted: str, found: Sequence[str]) -> ValueError:
     near = "" if name.column is None else did_you_mean(name.column, found)
-    candidates = f"; candidates are {', '.join(found)}, choose one with --column{near}" if found else ""
-    return ValueError(f"{name.description} must have {wanted}, and has {', '.join(rows.column_names)}{candidates}")
+    if found:
+        there = f"{', '.join(rows.column_names)}; candidates are {', '.join(found)}, choose one with --column{near}"
+    else:
+        kinds = {column: getattr(feature, "dtype", type(feature).__name__) for column, feature in rows.features.items()}
+        there = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
+    return ValueError(f"{name.description} must have {wanted}, and has {there}")
 
 
 def _columns_of(rows: Any, kind: str) -> list[str]:
