@@ -334,6 +334,6 @@ def _require_layers(model: nn.Module, pruner: Pruner) -> list[HiddenLayer]:
     if not pruner.layers:
         raise ValueError(
             f"{type(model).__name__} has no hidden layer that can be pruned: none whose units go through an activation "
-            "module into one other layer and nowhere else"
+            "module, with one λ if any, into one other layer and nowhere else"
         )
     return pruner.layers
