@@ -384,7 +384,7 @@ def test_numbers_that_do_not_fit_are_refused(mlp):
         inputs(datasets.Dataset.from_dict({"x": [1.0], "y": [float("nan")], "z": [1.0]}), mlp)
     with pytest.raises(ValueError, match=r"numeric columns, or one column of lists.*and has name"):
         inputs(datasets.Dataset.from_dict({"name": ["a"]}), mlp)
-    with pytest.raises(ValueError, match=r"column 'x' of lists of numbers, and has x \(float64\), y \(float64\), z \(int64"):
+    with pytest.raises(ValueError, match=r"'x' of lists of numbers, and has x \(float64\), y \(float64\), z \(int64"):
         inputs(datasets.Dataset.from_dict({"x": [1.0], "y": [2.0], "z": [3]}), mlp, column="x")
     with pytest.raises(ValueError, match="no column 'kind'"):
         inputs(datasets.Dataset.from_dict({"row": [[1.0, 2.0, 3.0]]}), mlp, label_column="kind")
