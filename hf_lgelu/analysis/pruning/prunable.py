@@ -88,11 +88,13 @@ class Pruner:
         return [layer for layer in layers if layer.name not in others]
 
     def _hidden_layer(self, layer: nn.Module, calls: Sequence[GateCall]) -> HiddenLayer | None:
-        """None where the units are used by more than the layer after, or made by more than the layer before."""
+        """None where the units are used by more than the layer after, or are not the gate's own and its partners'."""
         if len({call.kind for call in calls}) != 1 or any(_has_several_hardnesses(call.module) for call in calls):
             return None
         group = self._group(layer, [0])
-        consumers, norms, partners = [], [], []
+        consumers: list[nn.Module] = []
+        partners: list[nn.Module] = []
+        norms: list[nn.Module] = []
         for dependency, _ in group:
             target = dependency.target.module
             if target is layer or not _has_parameters(target):
@@ -113,11 +115,15 @@ class Pruner:
         axis = calls[0].axis
         if axis is None or self.units(self._names[layer]) != calls[0].output.shape[axis]:
             return None
-        names = (tuple(self._names[module] for module in modules) for modules in (norms, partners))
         return HiddenLayer(
-            self._names[layer], tuple(call.name for call in calls), *names, into=self._names[consumers[0]],
-            kind=calls[0].kind, units=calls[0].output.shape[axis],
-        )  # fmt: skip
+            self._names[layer],
+            gates=tuple(call.name for call in calls),
+            norms=tuple(self._names[norm] for norm in norms),
+            partners=tuple(self._names[partner] for partner in partners),
+            into=self._names[consumers[0]],
+            kind=calls[0].kind,
+            units=calls[0].output.shape[axis],
+        )
 
     def _is_tied(self, *layers: nn.Module) -> bool:
         """Whether a parameter of one of these is another module's too, which would go on with the whole of it."""
