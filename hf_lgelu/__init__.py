@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hf_lgelu.export.relu import export_relu as export_relu
     from hf_lgelu.models.adapters import hardness_modules_to_save as hardness_modules_to_save
     from hf_lgelu.models.config_keys import UnsupportedConfigError as UnsupportedConfigError
+    from hf_lgelu.models.exchange import SurgeryReport as SurgeryReport
     from hf_lgelu.models.mlp import MLPConfig as MLPConfig
     from hf_lgelu.models.mlp import MLPForClassification as MLPForClassification
     from hf_lgelu.models.profile import hardness_profile as hardness_profile
@@ -54,9 +55,8 @@ if TYPE_CHECKING:
     from hf_lgelu.models.runtimes import RUNTIMES as RUNTIMES
     from hf_lgelu.models.runtimes import runtime_warnings as runtime_warnings
     from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
-    from hf_lgelu.models.surgery import SurgeryReport as SurgeryReport
+    from hf_lgelu.models.substitution import substitute_relu as substitute_relu
     from hf_lgelu.models.surgery import replace_activations as replace_activations
-    from hf_lgelu.models.surgery import substitute_relu as substitute_relu
     from hf_lgelu.models.temporary_relu import temporary_relu as temporary_relu
     from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
@@ -105,7 +105,7 @@ _HOME = {
     "MLPForClassification": "models.mlp",
     "NetChange": "refit.report",
     "RUNTIMES": "models.runtimes",
-    "SurgeryReport": "models.surgery",
+    "SurgeryReport": "models.exchange",
     "UnreadableNetworkError": "analysis.verification.marabou",
     "UnsupportedConfigError": "models.config_keys",
     "__version__": "version",
@@ -149,7 +149,7 @@ _HOME = {
     "runtime_warnings": "models.runtimes",
     "save_card_facts": "export.hub.card_facts",
     "separate_hardness_group": "training.optim",
-    "substitute_relu": "models.surgery",
+    "substitute_relu": "models.substitution",
     "swap_error_bound": "activation.hardness",
     "temporary_relu": "models.temporary_relu",
     "use_kernel": "activation.kernels.choice",

@@ -104,7 +104,7 @@ LISTED = {
     "models.task_outputs",  # the label that is not counted
     "refit.dials",  # the efforts that a conversion can be asked for
 }
-OF_ONE_FILE = {"bias_fold.py": {"refit", "models.example_run", "models.surgery"}}  # a refit with one choice alone
+OF_ONE_FILE = {"bias_fold.py": {"refit", "models.example_run"}}  # a refit with one choice alone
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.surgery import put_relu
+from hf_lgelu.models.substitution import put_relu
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.dials import FAR_KL, UNITS_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs

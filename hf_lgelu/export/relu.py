@@ -18,7 +18,7 @@ from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
-from hf_lgelu.models.surgery import put_relu
+from hf_lgelu.models.substitution import put_relu
 from hf_lgelu.models.whole_folder import whole_folder
 
 

@@ -1,79 +1,23 @@
-"""Replacing the activations of a model that exists: plain ones by λ-gates, those by ReLU."""
+"""λ-gates in the place of a trained, or new, model's activations."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
-from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
 from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
 from hf_lgelu.models.channel_axes import axis_not_told
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
-from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.gate_configs import config_plans, plan_gates, plan_relu
+from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites, require_whole_hardness
+from hf_lgelu.models.gate_configs import config_plans, plan_gates
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
-from hf_lgelu.models.origin import forget_checkpoint
-from hf_lgelu.models.profile import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
-from hf_lgelu.models.sites import (
-    LEARNED_KINDS,
-    SELF_GATE_KINDS,
-    ActivationSite,
-    check_kinds,
-    find_sites,
-    gate_of,
-)
-from hf_lgelu.registry import refuse_guarded
-
-logger = logging.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class ReplacedSite:
-    """One activation that surgery exchanged."""
-
-    name: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
-class SurgeryReport:
-    """What surgery did: the sites it exchanged and the config keys it rewrote.
-
-    >>> import hf_lgelu
-    >>> from torch import nn
-    >>> report = hf_lgelu.replace_activations(nn.Sequential(nn.Linear(4, 8), nn.GELU()))
-    >>> print(report)
-    1 activations replaced
-      1: GELU → LambdaGELU
-    >>> len(report), report.sites[0].name, report.config_changes
-    (1, '1', ())
-    """
-
-    sites: tuple[ReplacedSite, ...]
-    config_changes: tuple[ConfigChange, ...] = ()
-    hardness: dict[str, float] = field(default_factory=dict)
-    """{site: its smallest λ} of the λ-gates that ReLU has replaced, and ..."""
-    swap_error: dict[str, float] = field(default_factory=dict)
-    """... {site: κ/λ}, the most that one unit of each has changed."""
-
-    def __len__(self) -> int:
-        return len(self.sites)
-
-    def __str__(self) -> str:
-        lines = [f"{len(self.sites)} activations replaced"]
-        lines += [f"  {site.name}: {site.old} → {site.new}" for site in self.sites]
-        lines += [f"  config {change}" for change in self.config_changes]
-        if self.swap_error:
-            lines.append(f"  softest gate {softest_gate(self.hardness, self.swap_error)}")
-        return "\n".join(lines)
+from hf_lgelu.models.sites import SELF_GATE_KINDS, ActivationSite, check_kinds, gate_of
 
 
 def replace_activations(
@@ -165,160 +109,7 @@ def replace_activations(
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
     plans = config_plans(model, sites, modules, plan_gates) if rewrite_config else ConfigPlans()
-    return _carry_out(model, sites, modules, plans, change)
-
-
-def substitute_relu(
-    model: nn.Module,
-    *,
-    kinds: Sequence[str] = LEARNED_KINDS,
-    rewrite_config: bool = True,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> SurgeryReport:
-    """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
-
-    Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first; it is
-    0 where the gate's forward pass is ReLU already. A warning says where it is above what hardening leaves, 0.00213;
-    `export_relu` refuses that. ReLU works in place where what it replaces did. What else the network computes smoothly
-    is seen by `find_smooth_calls`. Under FSDP2 every rank must call it.
-
-    Args:
-        model: any module tree; as for `replace_activations`.
-        kinds: rows of `SMOOTH_KINDS`. ("gelu",) is the direct GELU → ReLU swap.
-        rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
-            loads the saved model.
-        optimizer: one that holds the model's parameters, changed in place: every s that is gone leaves it.
-
-    Raises:
-        TypeError: the model is no module.
-        ValueError: nothing to replace, an optimizer of another model, or a λ of a gate that goes is also that of one
-            that stays.
-        RuntimeError: a model wrapped for distributed training or by PEFT (merge_and_unload it first), or scripted;
-            or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every error
-            model and optimizer are unchanged.
-
-    >>> import torch, hf_lgelu
-    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
-    >>> hf_lgelu.anneal_hardness(model, 1.0)  # every λ at 159.577, as after hardening
-    >>> print(hf_lgelu.substitute_relu(model))
-    2 activations replaced
-      layers.0.activation: LambdaGELU → ReLU
-      layers.1.activation: LambdaGELU → ReLU
-      config hidden_act: 'lambda_gelu' → 'relu'
-      softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
-    """
-    model = operable_module(model)
-    hardness, errors = _hardness_of(model, check_kinds(kinds))
-    report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config, optimizer=optimizer)
-    report = replace(report, hardness=hardness, swap_error=errors)
-    soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # nor NaN
-    if soft:
-        logger.warning(
-            f"{soft} of the {len(report)} gates that became ReLU were soft, and the model computes something else now "
-            f"({softest_gate(report.hardness, report.swap_error)}; hardening leaves {MAX_SWAP_ERROR:.3g}). Harden it "
-            "first (train with harden=True); without training, convert_to_relu refits the layers behind the gates, "
-            "and export_gelu keeps what soft gates compute"
-        )
-    return report
-
-
-def put_relu(
-    model: nn.Module,
-    *,
-    kinds: Sequence[str] = LEARNED_KINDS,
-    rewrite_config: bool = True,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> SurgeryReport:
-    """`substitute_relu` for callers that judge soft gates themselves: λ is not read. Changes `model` in place."""
-    model = operable_module(model)
-    change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
-    sites, modules, plans = _plan_substitution(model, kinds, rewrite_config)
-    return _carry_out(model, sites, modules, plans, change)
-
-
-def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
-    """The smallest λ and κ/λ of the λ-gates of these kinds; nothing of a model without values (device "meta")."""
-    going = {site.name for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
-    if not going or any(parameter.is_meta for parameter in model.parameters()):
-        return {}, {}
-    smallest = smallest_by_site(model)
-    hardness, errors = (
-        {name: value for name, value in known.items() if name in going}
-        for known in (smallest, swap_errors(model, smallest))
-    )
-    return hardness, errors
-
-
-def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> None:
-    """Raise what `substitute_relu` would, and change nothing."""
-    _plan_substitution(operable_module(model), kinds, rewrite_config=True)
-
-
-def _plan_substitution(
-    model: nn.Module, kinds: Sequence[str], rewrite_config: bool
-) -> tuple[list[ActivationSite], list[nn.Module], ConfigPlans]:
-    sites = found_sites(model, check_kinds(kinds), swap=True)
-    require_whole_hardness(model, sites)
-    modules: list[nn.Module] = [relu_for(site) for site in sites]
-    plans = config_plans(model, sites, modules, plan_relu) if rewrite_config else ConfigPlans()
-    return sites, modules, plans
-
-
-def relu_for(site: ActivationSite) -> nn.ReLU:
-    """ReLU for the place of an activation: in place where that is, since something may read its input after it."""
-    return nn.ReLU(inplace=bool(getattr(site.module, "inplace", False)))
-
-
-def found_sites(
-    model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None, *, swap: bool = False
-) -> list[ActivationSite]:
-    """The activations of these kinds whose names `include` accepts; ValueError, with those there are, if it is none.
-
-    Raises RuntimeError for a model with gates that its config could not build (`refuse_guarded`).
-    """
-    refuse_guarded(model)
-    sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
-    if not sites:
-        raise ValueError(
-            f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
-            + (" that `include` accepts" if include else "")
-            + f"; it has {_what_there_is(model, kinds, swap)}. Activations called as functions (F.gelu inside a "
-            "forward) cannot be exchanged: find_smooth_calls(model, inputs) lists them"
-        )
-    return sites
-
-
-def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
-    present = find_sites(model)
-    if present:
-        named = "; ".join(sorted({f"{site.kind} at {site.name}" for site in present})[:4])
-        others = sorted({site.kind for site in present} - set(kinds))
-        if swap:  # which loses what the network has learned to rely on
-            return (
-                f"{named}. convert_to_relu(model, data) makes ReLU of these; kinds={tuple(others)!r} swaps them as is"
-            )
-        return f"{named}{f' (kinds={tuple(others)!r} takes them)' if others else ''}"
-    smooth = "no smooth activation module at all"
-    return f"ReLU already, and {smooth}" if any(isinstance(module, nn.ReLU) for module in model.modules()) else smooth
-
-
-def require_whole_hardness(model: nn.Module, sites: Sequence[ActivationSite]) -> None:
-    """Raise ValueError where a gate that stays uses the hardness of one at `sites`, which would leave the model."""
-    going = {site.name for site in sites}
-    staying = [site for site in find_sites(model, LEARNED_KINDS) if site.name not in going]
-    held = {id(site.module) for site in staying}
-    gone = {id(site.module): site.name for site in sites if id(site.module) not in held}
-    shared: dict[str, list[str]] = {}
-    for site in staying:
-        if isinstance(site.module, SharedLambdaGate) and id(site.module.owner) in gone:
-            shared.setdefault(gone[id(site.module.owner)], []).append(site.name)
-    if shared:
-        owner, others = next(iter(shared.items()))
-        raise ValueError(
-            f"the λ of {owner}, which is to be exchanged, is also that of {', '.join(others[:4])}"
-            f"{' and so on' if len(others) > 4 else ''} (granularity 'network'), which would stay without a λ of their "
-            f"own. Exchange them all, or keep {owner} too"
-        )
+    return carry_out(model, sites, modules, plans, change)
 
 
 def _raw_shapes(
@@ -372,35 +163,6 @@ def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inp
             "output there, and would see its input behind a λ-gate, which does not work in place. Have the model's "
             "code take the output where it means it, or leave these sites as they are (include=)"
         )
-
-
-def _carry_out(
-    model: nn.Module,
-    sites: Sequence[ActivationSite],
-    modules: Sequence[nn.Module],
-    plans: ConfigPlans,
-    change: OptimizerChange | None,
-) -> SurgeryReport:
-    before = {id(parameter): parameter for parameter in model.parameters()}
-    replaced = exchange(sites, modules)
-    forget_checkpoint(model)
-    if change is not None:
-        after = {id(parameter): parameter for parameter in model.parameters()}
-        change.carry_out(
-            [parameter for key, parameter in before.items() if key not in after],
-            [parameter for key, parameter in after.items() if key not in before],
-        )
-    return SurgeryReport(replaced, plans.carry_out())
-
-
-def exchange(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
-    """Put each module at its site."""
-    for site, module in zip(sites, modules, strict=True):
-        site.put(module)
-    return tuple(
-        ReplacedSite(site.name, type(site.module).__name__, type(module).__name__)
-        for site, module in zip(sites, modules, strict=True)
-    )
 
 
 def _device(model: nn.Module, site: ActivationSite) -> torch.device:

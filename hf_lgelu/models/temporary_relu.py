@@ -5,9 +5,10 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from hf_lgelu.models.exchange import SurgeryReport, exchange, found_sites
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.sites import LEARNED_KINDS, check_kinds
-from hf_lgelu.models.surgery import SurgeryReport, exchange, found_sites, relu_for
+from hf_lgelu.models.substitution import relu_for
 
 
 @contextmanager

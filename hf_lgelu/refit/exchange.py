@@ -16,9 +16,10 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.example_run import calls_seen, run_example
+from hf_lgelu.models.exchange import require_whole_hardness
 from hf_lgelu.models.site_record import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
-from hf_lgelu.models.surgery import put_relu, require_whole_hardness
+from hf_lgelu.models.substitution import put_relu
 from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.dials import UNITS_TO_RANK, Dials

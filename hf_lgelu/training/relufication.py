@@ -6,7 +6,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
-from hf_lgelu.models.surgery import require_substitutable, substitute_relu
+from hf_lgelu.models.substitution import require_substitutable, substitute_relu
 from hf_lgelu.training.adaptive import noted
 from hf_lgelu.training.epoch_count import EpochCount, require_epochs
 from hf_lgelu.training.resume import forget_best

@@ -15,7 +15,7 @@ from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.analysis.piecewise.certificate import certify_substitution
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.models.substitution import substitute_relu
 
 KAPPA = 0.1699712075
 

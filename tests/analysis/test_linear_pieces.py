@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, ViTConfig
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.analysis.piecewise.linear_pieces import local_linear_model
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.models.substitution import substitute_relu
 
 
 def relu_mlp():

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_lgelu import substitute_relu
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
-from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import deal_folds

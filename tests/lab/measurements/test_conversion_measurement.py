@@ -15,7 +15,7 @@ from lgelu_lab.measurements.networks import draw_calibration
 from lgelu_lab.measurements.run import choose_settings
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.surgery import substitute_relu
+from hf_lgelu.models.substitution import substitute_relu
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.verdict import ConversionRefusedError
 

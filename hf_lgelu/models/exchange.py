@@ -1,0 +1,139 @@
+"""Exchanging activations, whatever takes their place: what there is to exchange, doing it, and the report."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from hf_lgelu.activation.module import SharedLambdaGate
+from hf_lgelu.models.config_keys import ConfigChange
+from hf_lgelu.models.config_plans import ConfigPlans
+from hf_lgelu.models.optimizer_groups import OptimizerChange
+from hf_lgelu.models.origin import forget_checkpoint
+from hf_lgelu.models.profile import softest_gate
+from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, find_sites
+from hf_lgelu.registry import refuse_guarded
+
+
+@dataclass(frozen=True)
+class ReplacedSite:
+    """One activation that surgery exchanged."""
+
+    name: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class SurgeryReport:
+    """What surgery did: the sites it exchanged and the config keys it rewrote.
+
+    >>> import hf_lgelu
+    >>> from torch import nn
+    >>> report = hf_lgelu.replace_activations(nn.Sequential(nn.Linear(4, 8), nn.GELU()))
+    >>> print(report)
+    1 activations replaced
+      1: GELU → LambdaGELU
+    >>> len(report), report.sites[0].name, report.config_changes
+    (1, '1', ())
+    """
+
+    sites: tuple[ReplacedSite, ...]
+    config_changes: tuple[ConfigChange, ...] = ()
+    hardness: dict[str, float] = field(default_factory=dict)
+    """{site: its smallest λ} of the λ-gates that ReLU has replaced, and ..."""
+    swap_error: dict[str, float] = field(default_factory=dict)
+    """... {site: κ/λ}, the most that one unit of each has changed."""
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.sites)} activations replaced"]
+        lines += [f"  {site.name}: {site.old} → {site.new}" for site in self.sites]
+        lines += [f"  config {change}" for change in self.config_changes]
+        if self.swap_error:
+            lines.append(f"  softest gate {softest_gate(self.hardness, self.swap_error)}")
+        return "\n".join(lines)
+
+
+def found_sites(
+    model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None, *, swap: bool = False
+) -> list[ActivationSite]:
+    """The activations of these kinds whose names `include` accepts; ValueError, with those there are, if it is none.
+
+    Raises RuntimeError for a model with gates that its config could not build (`refuse_guarded`).
+    """
+    refuse_guarded(model)
+    sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
+    if not sites:
+        raise ValueError(
+            f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
+            + (" that `include` accepts" if include else "")
+            + f"; it has {_what_there_is(model, kinds, swap)}. Activations called as functions (F.gelu inside a "
+            "forward) cannot be exchanged: find_smooth_calls(model, inputs) lists them"
+        )
+    return sites
+
+
+def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
+    present = find_sites(model)
+    if present:
+        named = "; ".join(sorted({f"{site.kind} at {site.name}" for site in present})[:4])
+        others = sorted({site.kind for site in present} - set(kinds))
+        if swap:  # which loses what the network has learned to rely on
+            return (
+                f"{named}. convert_to_relu(model, data) makes ReLU of these; kinds={tuple(others)!r} swaps them as is"
+            )
+        return f"{named}{f' (kinds={tuple(others)!r} takes them)' if others else ''}"
+    smooth = "no smooth activation module at all"
+    return f"ReLU already, and {smooth}" if any(isinstance(module, nn.ReLU) for module in model.modules()) else smooth
+
+
+def require_whole_hardness(model: nn.Module, sites: Sequence[ActivationSite]) -> None:
+    """Raise ValueError where a gate that stays uses the hardness of one at `sites`, which would leave the model."""
+    going = {site.name for site in sites}
+    staying = [site for site in find_sites(model, LEARNED_KINDS) if site.name not in going]
+    held = {id(site.module) for site in staying}
+    gone = {id(site.module): site.name for site in sites if id(site.module) not in held}
+    shared: dict[str, list[str]] = {}
+    for site in staying:
+        if isinstance(site.module, SharedLambdaGate) and id(site.module.owner) in gone:
+            shared.setdefault(gone[id(site.module.owner)], []).append(site.name)
+    if shared:
+        owner, others = next(iter(shared.items()))
+        raise ValueError(
+            f"the λ of {owner}, which is to be exchanged, is also that of {', '.join(others[:4])}"
+            f"{' and so on' if len(others) > 4 else ''} (granularity 'network'), which would stay without a λ of their "
+            f"own. Exchange them all, or keep {owner} too"
+        )
+
+
+def carry_out(
+    model: nn.Module,
+    sites: Sequence[ActivationSite],
+    modules: Sequence[nn.Module],
+    plans: ConfigPlans,
+    change: OptimizerChange | None,
+) -> SurgeryReport:
+    """Put the modules in, write the configs, and let the optimizer take up and drop what came and went."""
+    before = {id(parameter): parameter for parameter in model.parameters()}
+    replaced = exchange(sites, modules)
+    forget_checkpoint(model)
+    if change is not None:
+        after = {id(parameter): parameter for parameter in model.parameters()}
+        change.carry_out(
+            [parameter for key, parameter in before.items() if key not in after],
+            [parameter for key, parameter in after.items() if key not in before],
+        )
+    return SurgeryReport(replaced, plans.carry_out())
+
+
+def exchange(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
+    """Put each module at its site."""
+    for site, module in zip(sites, modules, strict=True):
+        site.put(module)
+    return tuple(
+        ReplacedSite(site.name, type(site.module).__name__, type(module).__name__)
+        for site, module in zip(sites, modules, strict=True)
+    )

@@ -1,0 +1,119 @@
+"""ReLU in the place of λ-gates, or of other activations: the paper's substitution."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from hf_lgelu.models.config_plans import ConfigPlans
+from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites, require_whole_hardness
+from hf_lgelu.models.gate_configs import config_plans, plan_relu
+from hf_lgelu.models.operable import operable_module
+from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
+from hf_lgelu.models.profile import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
+from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, check_kinds, find_sites
+
+logger = logging.get_logger(__name__)
+
+
+def substitute_relu(
+    model: nn.Module,
+    *,
+    kinds: Sequence[str] = LEARNED_KINDS,
+    rewrite_config: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> SurgeryReport:
+    """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
+
+    Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first; it is
+    0 where the gate's forward pass is ReLU already. A warning says where it is above what hardening leaves, 0.00213;
+    `export_relu` refuses that. ReLU works in place where what it replaces did. What else the network computes smoothly
+    is seen by `find_smooth_calls`. Under FSDP2 every rank must call it.
+
+    Args:
+        model: any module tree; as for `replace_activations`.
+        kinds: rows of `SMOOTH_KINDS`. ("gelu",) is the direct GELU → ReLU swap.
+        rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
+            loads the saved model.
+        optimizer: one that holds the model's parameters, changed in place: every s that is gone leaves it.
+
+    Raises:
+        TypeError: the model is no module.
+        ValueError: nothing to replace, an optimizer of another model, or a λ of a gate that goes is also that of one
+            that stays.
+        RuntimeError: a model wrapped for distributed training or by PEFT (merge_and_unload it first), or scripted;
+            or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every error
+            model and optimizer are unchanged.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.anneal_hardness(model, 1.0)  # every λ at 159.577, as after hardening
+    >>> print(hf_lgelu.substitute_relu(model))
+    2 activations replaced
+      layers.0.activation: LambdaGELU → ReLU
+      layers.1.activation: LambdaGELU → ReLU
+      config hidden_act: 'lambda_gelu' → 'relu'
+      softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
+    """
+    model = operable_module(model)
+    hardness, errors = _hardness_of(model, check_kinds(kinds))
+    report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config, optimizer=optimizer)
+    report = replace(report, hardness=hardness, swap_error=errors)
+    soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # nor NaN
+    if soft:
+        logger.warning(
+            f"{soft} of the {len(report)} gates that became ReLU were soft, and the model computes something else now "
+            f"({softest_gate(report.hardness, report.swap_error)}; hardening leaves {MAX_SWAP_ERROR:.3g}). Harden it "
+            "first (train with harden=True); without training, convert_to_relu refits the layers behind the gates, "
+            "and export_gelu keeps what soft gates compute"
+        )
+    return report
+
+
+def put_relu(
+    model: nn.Module,
+    *,
+    kinds: Sequence[str] = LEARNED_KINDS,
+    rewrite_config: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> SurgeryReport:
+    """`substitute_relu` for callers that judge soft gates themselves: λ is not read. Changes `model` in place."""
+    model = operable_module(model)
+    change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
+    sites, modules, plans = _plan_substitution(model, kinds, rewrite_config)
+    return carry_out(model, sites, modules, plans, change)
+
+
+def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> None:
+    """Raise what `substitute_relu` would, and change nothing."""
+    _plan_substitution(operable_module(model), kinds, rewrite_config=True)
+
+
+def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """The smallest λ and κ/λ of the λ-gates of these kinds; nothing of a model without values (device "meta")."""
+    going = {site.name for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
+    if not going or any(parameter.is_meta for parameter in model.parameters()):
+        return {}, {}
+    smallest = smallest_by_site(model)
+    hardness, errors = (
+        {name: value for name, value in known.items() if name in going}
+        for known in (smallest, swap_errors(model, smallest))
+    )
+    return hardness, errors
+
+
+def _plan_substitution(
+    model: nn.Module, kinds: Sequence[str], rewrite_config: bool
+) -> tuple[list[ActivationSite], list[nn.Module], ConfigPlans]:
+    sites = found_sites(model, check_kinds(kinds), swap=True)
+    require_whole_hardness(model, sites)
+    modules: list[nn.Module] = [relu_for(site) for site in sites]
+    plans = config_plans(model, sites, modules, plan_relu) if rewrite_config else ConfigPlans()
+    return sites, modules, plans
+
+
+def relu_for(site: ActivationSite) -> nn.ReLU:
+    """ReLU for the place of an activation: in place where that is, since something may read its input after it."""
+    return nn.ReLU(inplace=bool(getattr(site.module, "inplace", False)))
