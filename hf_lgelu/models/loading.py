@@ -39,7 +39,7 @@ def extend_from_pretrained() -> None:
         if original is None:
             raise ImportError(
                 f"this version of transformers has no PreTrainedModel.{name}, which hf_lgelu extends to give a missing "
-                "hardness its initial value. Versions 5.17 to 5.23 are known to work"
+                "hardness its initial value. Versions 5.17 to 5.24 are known to work"
             )
         if not hasattr(original, _EXTENDED):
             extended = extend(original)
