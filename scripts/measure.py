@@ -5,7 +5,7 @@ import traceback
 from dataclasses import dataclass, field
 
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import missing_studies
+from lgelu_lab.measurements.networks import MODELS, missing_studies
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, choose_settings, run_measurement
 from lgelu_lab.studies.arguments import OneLineParser
@@ -24,6 +24,14 @@ class MeasureArguments:
     )
     benchmarks: list[str] = field(default_factory=lambda: ["mlp-digits"], metadata={"help": "On these benchmarks."})
     seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "Seeds of the runs."})
+    models: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Of the networks of a measurement that is named, these alone, where it takes each for itself: "
+            f"{', '.join(MODELS)}. Default: all.",
+            "choices": list(MODELS),
+        },
+    )
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
     settings: list[str] = field(
         default_factory=list, metadata={"help": "Of one measurement, as name=value, e.g. 'epsilons=[0.01,0.02]'."}
@@ -39,6 +47,8 @@ def main() -> int:
         given = parse_settings(arguments.settings)
         if given and len(measurements) != 1:
             raise ValueError("settings belong to one measurement: name it with --measurements")
+        if arguments.models and not arguments.measurements:
+            raise ValueError("networks belong to measurements that are named: give --measurements")
         settings = {measurement.name: choose_settings(measurement, given) for measurement in measurements}
     except (ValueError, TypeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -73,7 +83,14 @@ def _measure(
     there = measurement_path(arguments.output_dir, benchmark, measurement.name, seed).exists()
     try:
         record = run_measurement(
-            measurement, benchmark, seed, arguments.runs, arguments.output_dir, settings, data_dir=arguments.data_dir
+            measurement,
+            benchmark,
+            seed,
+            arguments.runs,
+            arguments.output_dir,
+            settings,
+            models=arguments.models,
+            data_dir=arguments.data_dir,
         )
     except (ValueError, FileNotFoundError, ImportError) as error:  # the message says what to do
         print(f"failed: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

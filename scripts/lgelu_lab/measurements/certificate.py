@@ -64,5 +64,6 @@ CERTIFICATE = Measurement(
     models=("lambda_gelu", "hardened"),
     settings=CertificateSettings,
     measure=measure_certificate,
+    divisible=True,
 )
 """The row of MEASUREMENTS."""

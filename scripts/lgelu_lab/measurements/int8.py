@@ -283,5 +283,6 @@ INT8 = Measurement(
     models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
     settings=Int8Settings,
     measure=measure_int8,
+    divisible=True,
 )
 """The row of MEASUREMENTS."""

@@ -123,5 +123,6 @@ LINEAR_PIECES = Measurement(
     models=("gelu", "lambda_gelu", "hardened", "hardened_relu"),
     settings=LinearPiecesSettings,
     measure=measure_linear_pieces,
+    divisible=True,
 )
 """The row of MEASUREMENTS."""

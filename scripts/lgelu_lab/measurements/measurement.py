@@ -20,9 +20,10 @@ class Measurement:
         name: its key in MEASUREMENTS.
         description: one line.
         benchmarks: what it can be made on.
-        models: keys of `networks.MODELS` that it needs.
+        models: keys of `networks.MODELS` that it compares.
         settings: a dataclass with a default in every field.
         measure: makes the rows.
+        divisible: whether each network is measured for itself, so that some of them can be measured without the others.
         of_run: settings that are taken from the config of the run that trained the networks where they are None.
     """
 
@@ -32,4 +33,5 @@ class Measurement:
     models: tuple[str, ...]
     settings: type
     measure: Measure
+    divisible: bool = False
     of_run: tuple[str, ...] = ()

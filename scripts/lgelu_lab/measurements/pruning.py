@@ -129,5 +129,6 @@ PRUNING = Measurement(
     models=("gelu", "relu", "hardened_relu"),
     settings=PruningSettings,
     measure=measure_pruning,
+    divisible=True,
 )
 """The row of MEASUREMENTS."""

@@ -4,9 +4,10 @@ import importlib.metadata
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from hf_lgelu.environment import hardware, package_versions
@@ -55,6 +56,7 @@ def run_measurement(
     output_dir: str | os.PathLike,
     settings: Any,
     *,
+    models: Sequence[str] = (),
     data_dir: str | None = None,
 ) -> MeasurementRecord:
     """Measure, and write the record below `output_dir`; one that is there with the same settings is returned.
@@ -67,27 +69,30 @@ def run_measurement(
         output_dir: of the records.
         settings: an instance of `measurement.settings`. A None of `measurement.of_run` becomes what the run had, and a
             record that is there may say either.
+        models: of the measurement's, those to measure, where it is divisible; all of them if there is none. A record
+            that has them and others is returned.
         data_dir: folder with local copies of the data sets, as for training.
 
     Raises:
-        ValueError: the measurement cannot be made on this benchmark, the record that is there has other settings, or
-            the networks were trained on other data than is read.
+        ValueError: the measurement cannot be made on this benchmark or these networks, the record that is there has
+            other settings or lacks one of them, or the networks were trained on other data than is read.
         FileNotFoundError: the networks are not trained yet.
     """
     if benchmark not in measurement.benchmarks:
         raise ValueError(f"{measurement.name} is measured on {', '.join(measurement.benchmarks)}, not on {benchmark!r}")
+    names = _chosen_models(measurement, models)
     left = [name for name in measurement.of_run if getattr(settings, name) is None]
     path = measurement_path(output_dir, benchmark, measurement.name, seed)
     if path.exists():
-        return read_same(path, settings, unnamed={"bf16": False}, left=left)
-    models = find_models(runs, benchmark, seed, measurement.models)
-    record = next(iter(models.values())).record
+        return _read_with(path, names, settings, left)
+    found = find_models(runs, benchmark, seed, names)
+    record = next(iter(found.values())).record
     data = load_data(record, data_dir)
-    for model in models.values():
+    for model in found.values():
         data.origin.require_same(model.record.data, f"the run {model.record.name}")
     settings = replace(settings, **{name: record.config.get(name) for name in left})
     started = time.perf_counter()
-    rows = [dict(row) for row in measurement.measure(models, check_benchmark(benchmark), data, settings)]
+    rows = [dict(row) for row in measurement.measure(found, check_benchmark(benchmark), data, settings)]
     measured = MeasurementRecord(
         measurement=measurement.name,
         benchmark=benchmark,
@@ -95,13 +100,40 @@ def run_measurement(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(time.perf_counter() - started, 3),
         settings=plain_settings(settings),
-        models={name: model.summary() for name, model in models.items()},
+        models={name: model.summary() for name, model in found.items()},
         rows=tuple(rows),
         versions=package_versions() | _tool_versions(),
         hardware=hardware(1),
     )
     write_measurement(measured, output_dir)
     return measured
+
+
+def _chosen_models(measurement: Measurement, asked: Sequence[str]) -> tuple[str, ...]:
+    """Those of the measurement's networks that were asked for, in its order; all of them where none was."""
+    unknown = [name for name in asked if name not in measurement.models]
+    if unknown:
+        raise ValueError(
+            f"{measurement.name} is measured on {', '.join(measurement.models)}, and not on {', '.join(unknown)}"
+        )
+    chosen = tuple(name for name in measurement.models if name in asked or not asked)
+    if chosen != measurement.models and not measurement.divisible:
+        raise ValueError(
+            f"{measurement.name} compares {', '.join(measurement.models)} with each other, and takes no part of them"
+        )
+    return chosen
+
+
+def _read_with(path: Path, names: Sequence[str], settings: Any, left: Collection[str]) -> MeasurementRecord:
+    """The record at `path`, which must have these settings and these networks."""
+    record = read_same(path, settings, unnamed={"bf16": False}, left=left)
+    lacking = [name for name in names if name not in record.models]
+    if lacking:
+        raise ValueError(
+            f"{path} was measured on {', '.join(record.models)} and not on {', '.join(lacking)}, and figures of one "
+            "run alone compare; remove it, or give another output folder"
+        )
+    return record
 
 
 def check_measurements(names: Sequence[str]) -> list[Measurement]:

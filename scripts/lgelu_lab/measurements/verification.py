@@ -141,5 +141,6 @@ VERIFICATION = Measurement(
     models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
     settings=VerificationSettings,
     measure=measure_verification,
+    divisible=True,
 )
 """The row of MEASUREMENTS."""

@@ -79,5 +79,6 @@ ZEROS = Measurement(
     models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
     settings=ZerosSettings,
     measure=measure_network_zeros,
+    divisible=True,
 )
 """The row of MEASUREMENTS."""
