@@ -96,8 +96,24 @@ def test_a_learned_scale_per_unit_is_refused_in_words():
         def forward(self, x):
             return self.down(torch.relu(self.up(x)) * self.scale)
 
-    with pytest.raises(UnreadableNetworkError, match="Marabou cannot read the network"):
+    with pytest.raises(
+        UnreadableNetworkError, match=r"no product with a constant for each unit \(TypeError: [^\n]+\)$"
+    ):
         MarabouNetwork(Scaled().eval(), torch.rand(1, 4))
+
+
+def test_what_the_parser_only_asserts_is_named():
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 6), nn.Linear(3, 3)
+
+        def forward(self, x):
+            left, right = self.up(x).chunk(2, dim=-1)
+            return self.down(torch.relu(left) + torch.relu(right))
+
+    with pytest.raises(UnreadableNetworkError, match=r"cannot read the network's Split \(\w+, \w+\): AssertionError$"):
+        MarabouNetwork(Halves().eval(), torch.rand(1, 4))
 
 
 @pytest.mark.parametrize(

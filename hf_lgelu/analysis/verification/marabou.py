@@ -87,9 +87,7 @@ class MarabouNetwork:
             # The parser has no error class of its own, and looks operations and constants up in dictionaries; what it
             # cannot multiply (a learned scale per unit) it notices when it is asked.
             except (NotImplementedError, RuntimeError, KeyError, TypeError, ValueError, AssertionError) as error:
-                raise UnreadableNetworkError(
-                    f"Marabou cannot read the network: {type(error).__name__}: {error}"
-                ) from error
+                raise UnreadableNetworkError(_unread(error)) from error
         if differing is not None:
             raise UnreadableNetworkError(
                 f"Marabou reads another network than torch runs: {differing}. What it proves of that says nothing of "
@@ -218,6 +216,20 @@ def read_network(model: nn.Module, example: Tensor, read: Sequence[SmoothCall]) 
             f"{error}. It reads sigmoid and tanh between affine layers, and no product with another computed value, as "
             f"in x·σ(x), which is SiLU spelled out: {'; '.join(map(str, read))}. {_INSTEAD}"
         ) from error
+
+
+def _unread(error: Exception) -> str:
+    """What Marabou's parser could not read: the operation at which it stopped, off its frames, and its own words."""
+    frames, node = error.__traceback__, None
+    while frames is not None:
+        node = frames.tb_frame.f_locals.get("node", node)
+        frames = frames.tb_next
+    said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".removesuffix(": ")
+    if node is not None and hasattr(node, "op_type"):
+        return f"Marabou cannot read the network's {node.op_type} ({', '.join(node.output)}): {said}"
+    if isinstance(error, TypeError):  # of the solver, which is given numbers where it has one
+        said = f"it has no product with a constant for each unit ({said})"
+    return f"Marabou cannot read the network: {said}"
 
 
 def _import_marabou() -> Any:
