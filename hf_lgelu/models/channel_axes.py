@@ -51,12 +51,12 @@ class ChannelAxes(TorchDispatchMode):
         """The axis of `tensor` that counts channels, from 0.
 
         Where it cannot be followed to a layer it is 1 from four axes on, else the last; but None with three axes in a
-        model with 1-D convolutions, where it may be either.
+        model with 1-D convolutions, where it may be either, and of a single number.
         """
         known = self._known.get(tensor)
         if known is not None:
             return known
-        if tensor.dim() == 3 and self._has_lengths:
+        if not tensor.dim() or (tensor.dim() == 3 and self._has_lengths):
             return None
         return 1 if tensor.dim() >= 4 else tensor.dim() - 1
 

@@ -1,5 +1,6 @@
 """What two models give on the same inputs."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +53,14 @@ def floating_outputs(output: Any) -> list[Tensor]:
     """What `outputs_of` gives, of an output that is there."""
     if isinstance(output, dict):
         output = {name: value for name, value in output.items() if name != "loss"}
-    found = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+    numbers = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in _tensors(output)]
+    found = [tensor for tensor in numbers if tensor.is_floating_point()]
     return [tensor for tensor in found if tensor.ndim > 0] or found
+
+
+def discrete_outputs(output: Any) -> list[Tensor]:
+    """The tensors of an output that hold no floating-point numbers: codes, masks, indices."""
+    return [tensor for tensor in _tensors(output) if not (tensor.is_floating_point() or tensor.is_complex())]
 
 
 def allowed_rounding(output: Tensor) -> float:
@@ -182,4 +189,6 @@ def _tensors(output: object) -> list[Tensor]:
         return [tensor for value in output.values() for tensor in _tensors(value)]
     if isinstance(output, list | tuple):
         return [tensor for value in output for tensor in _tensors(value)]
+    if dataclasses.is_dataclass(output):
+        return [tensor for part in dataclasses.fields(output) for tensor in _tensors(getattr(output, part.name))]
     return []

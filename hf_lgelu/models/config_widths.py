@@ -24,7 +24,7 @@ def plan_width_changes(
     """The changes after which the config alone builds the tensors that `model` has now; None if no key does that.
 
     Nothing is changed here. Each key by itself comes first, and after these all at once: an encoder-decoder may have
-    one for either side.
+    one for either side. Where another key holds the same number by chance, those that bring the shapes nearer.
 
     Args:
         model: has other shapes than its config says.
@@ -38,7 +38,29 @@ def plan_width_changes(
         changes = [*width, *other]
         if _built_shapes(model, changes) == shapes:
             return _needed(model, changes, shapes)
+    for other in beside:
+        grown = _grown(model, keys, [*other], shapes)
+        if grown is not None:
+            return _needed(model, grown, shapes)
     return None
+
+
+def _grown(
+    model: PreTrainedModel, keys: Sequence[ConfigChange], changes: list[ConfigChange], shapes: Mapping[str, Any]
+) -> list[ConfigChange] | None:
+    """`changes` and such of `keys` that each leaves fewer tensors wrong; None where that ends before the shapes."""
+
+    def wrong(some: list[ConfigChange]) -> float:
+        built = _built_shapes(model, some)
+        return float("inf") if built is None else sum(built.get(name) != shape for name, shape in shapes.items())
+
+    left = wrong(changes)
+    while left:
+        best = min(([*changes, key] for key in keys if key not in changes), key=wrong, default=changes)
+        if not wrong(best) < left:
+            return None
+        changes, left = best, wrong(best)
+    return changes if _built_shapes(model, changes) == shapes else None
 
 
 def _needed(model: PreTrainedModel, changes: list[ConfigChange], shapes: Mapping[str, Any]) -> list[ConfigChange]:

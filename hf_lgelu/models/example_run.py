@@ -152,19 +152,32 @@ def _accelerator() -> str:
 def forward_hooks(
     modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]
 ) -> AbstractContextManager[None]:
-    """Call `hook(module, positional arguments, output)` after each forward of `modules`, while inside.
+    """Call `hook(module, arguments, output)` after each forward of `modules`, while inside.
 
-    What it returns, unless that is None, takes the output's place. Torch's encoder layers go by their own modules
-    inside: their fused path, with a padding mask, gives these nested tensors, which have no shape to look at.
+    The arguments are those given by position or, where there are none, those given by name, in their order. What it
+    returns, unless that is None, takes the output's place. Torch's encoder layers go by their own modules inside:
+    their fused path, with a padding mask, gives these nested tensors, which have no shape to look at.
     """
-    return _removed_behind([module.register_forward_hook(hook) for module in modules])
+
+    def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+        return hook(module, args or tuple(named.values()), output)
+
+    return _removed_behind([module.register_forward_hook(call, with_kwargs=True) for module in modules])
 
 
 def forward_pre_hooks(
     modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...]], Any]
 ) -> AbstractContextManager[None]:
-    """The same of `hook(module, positional arguments)` before each forward, which may give other arguments."""
-    return _removed_behind([module.register_forward_pre_hook(hook) for module in modules])
+    """The same of `hook(module, arguments)` before each forward, which may give other arguments."""
+
+    def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        others = hook(module, args or tuple(named.values()))
+        if others is None:
+            return None
+        others = others if isinstance(others, tuple) else (others,)
+        return (others, named) if args else ((), dict(zip(named, others, strict=True)))
+
+    return _removed_behind([module.register_forward_pre_hook(call, with_kwargs=True) for module in modules])
 
 
 @contextmanager

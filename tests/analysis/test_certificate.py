@@ -419,7 +419,7 @@ def test_of_a_single_score_no_class_is_certified(score_axis):
     assert (found.certified_fraction, found.unchanged_predictions, found.rows) == (None, None, 512)
     assert found.measured == pytest.approx((before - model(inputs)).abs().max().item(), rel=1e-5)
     assert found.measured <= found.input_bounds
-    assert "on 512 rows of one score, no class each" in str(found)
+    assert "on 512 rows of one score or of a map, no known class each" in str(found)
     assert "predictions" not in str(found)
 
 
@@ -472,3 +472,109 @@ def test_nan_among_several_inputs_is_refused():
     inputs = {"features": torch.tensor([[1.0, torch.nan, 0.0]]), "labels": torch.tensor([0])}
     with pytest.raises(ValueError, match="inputs hold NaN"):
         certify_substitution(MLPForClassification(config), inputs)
+
+
+def test_scores_without_an_axis_of_rows_are_bounded_whole():
+    torch.manual_seed(0)
+
+    class Squeezed(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x).squeeze()
+
+    model = Squeezed(nn.Linear(4, 4), LambdaGELU(init_hardness=2.0), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[2].weight[1] *= 100
+    found = certify_substitution(model, torch.randn(64, 4))
+    expected = KAPPA / 2 * model[2].weight.detach().double().abs().sum(1)
+    assert torch.allclose(found.logit_bounds, expected)
+    assert found.bound / 3 < found.measured <= found.bound
+
+
+class TimeFirst(nn.Module):
+    """Scores of shape (time, rows, classes)."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.conv = LambdaGELU(init_hardness=2.0), nn.Conv1d(1, 2, 5, padding=2, bias=False)
+        nn.init.ones_(self.conv.weight)
+
+    def forward(self, x):
+        return self.conv(self.gate(x)).permute(2, 0, 1)
+
+
+def test_the_first_axis_of_scores_need_not_count_rows():
+    found = certify_substitution(TimeFirst(), torch.full((1, 1, 9), -0.75179 / 2))
+    assert found.logit_bounds.shape == (9, 1, 2)
+    assert found.bound == pytest.approx(5 * KAPPA / 2)
+    assert found.measured == pytest.approx(found.bound, rel=1e-6)  # the worst input, and five of it
+
+
+def test_a_sum_over_rows_that_gives_as_many_classes_as_rows_were_tried():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.gate, self.down = nn.Linear(4, 8), LambdaGELU(init_hardness=3.0), nn.Linear(8, 13)
+
+        def forward(self, x):
+            return self.down(self.gate(self.up(x)).sum(-2))
+
+    found = certify_substitution(Pooled())
+    assert found.bound is None
+    assert "depends on the shape of an input" in found.reason
+
+
+def test_rows_that_depend_on_each_other_have_no_bound():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.down = LambdaGELU(init_hardness=2.0), nn.Linear(1, 2, bias=False)
+
+        def forward(self, x):
+            return self.down(self.gate(x).sum(0, keepdim=True).expand(x.shape))
+
+    found = certify_substitution(Shared(), torch.full((6, 1), -0.75179 / 2))
+    assert found.bound is found.input_bounds is found.certified_fraction is None
+    assert "they depend on each other" in found.reason
+    assert found.measured > 0
+
+
+def test_no_class_is_certified_along_a_map():
+    class Segmented(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.conv = LambdaGELU(init_hardness=2.0), nn.Conv2d(1, 2, 1)
+            self.register_buffer("ramp", torch.arange(4.0) * 5)
+            with torch.no_grad():
+                self.conv.weight[:] = torch.tensor([1.0, -1.0]).view(2, 1, 1, 1)
+                self.conv.bias[:] = torch.tensor([0.1, 0.0])
+
+        def forward(self, x):
+            return self.conv(self.gate(x)) + self.ramp
+
+    model, inputs = Segmented(), torch.full((4, 1, 4, 4), -0.75179 / 2)
+    before = model(inputs).argmax(1)
+    found = certify_substitution(model, inputs)
+    substitute_relu(model)
+    assert not (before == model(inputs).argmax(1)).any()  # every pixel has another class
+    assert found.certified_fraction is found.unchanged_predictions is None
+    assert found.bound == pytest.approx(KAPPA / 2)
+    assert "rows of one score or of a map, no known class each" in str(found)
+
+
+def test_what_is_measured_is_what_is_bounded():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.gate, self.down = nn.Linear(3, 4), LambdaGELU(init_hardness=2.0), nn.Linear(4, 2)
+
+        def forward(self, x):
+            hidden = self.gate(self.up(x))
+            return {"features": hidden * 50, "logits": self.down(hidden)}
+
+    torch.manual_seed(0)
+    model, inputs = Two(), torch.randn(64, 3)
+    before = model(inputs)["logits"]
+    found = certify_substitution(model, inputs)
+    substitute_relu(model)
+    assert found.measured == pytest.approx((before - model(inputs)["logits"]).abs().max().item(), rel=1e-4)
+    assert found.measured <= found.input_bounds <= found.bound

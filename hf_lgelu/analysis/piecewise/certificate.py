@@ -7,17 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError
+from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError, scores_of
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
-from hf_lgelu.models.comparison import count_rows, has_classes, outputs_of
-from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain
+from hf_lgelu.models.comparison import count_rows, floating_outputs, has_classes
+from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain, run_example
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.profile import hardness_profile, smallest_by_site, swap_errors
 from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites
 from hf_lgelu.models.temporary_relu import temporary_relu
 
-_ROWS = 13  # of an input that is tried: a number that no layer is likely to have
+_ROWS = (13, 17)  # of inputs that are tried: what has as many of both is the rows
+_MOST_AXES = 3  # of scores whose classes lie along the last; a map of pixels has them along the second
+_ROUNDING = 1e-9  # of a bound or a score, in float64
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,14 @@ class SiteCertificate:
 class SubstitutionCertificate:
     """What is known of the swap, in units of the scores.
 
-    `logit_bounds` (outputs,) hold for every input of the shape of the rows given, in exact arithmetic; None with a
+    Scores are the model's `logits`, or the first floating-point tensor that it gives. `logit_bounds`, of the shape of
+    the scores of one row, hold for every input of the shape of the rows given, in exact arithmetic; None with a
     `reason` where the structure is not followed. The others speak of the inputs given and are None without:
     `input_bounds`, the largest bound of any score with the gates' inputs known; `certified_fraction` of the rows whose
     predicted class provably stays; `measured` and `unchanged_predictions`, the largest change and the share of equal
-    predictions when swapped in float64; `rows`, predictions compared. Where a row has a single score, no class is the
-    largest, and the two shares are None.
+    predictions when swapped in float64; `rows`, predictions compared. A prediction is the largest score along the last
+    axis. Where a row has a single score, or scores have four axes and more, of which the last counts no classes, the
+    two shares are None.
     """
 
     sites: tuple[SiteCertificate, ...]
@@ -69,7 +73,12 @@ class SubstitutionCertificate:
         if self.input_bounds is not None:
             lines.append(f"on these inputs, at most: {self.input_bounds:.4g}")
         if self.unchanged_predictions is None:
-            return "\n".join([*lines, f"measured: {self.measured:.4g} on {self.rows} rows of one score, no class each"])
+            return "\n".join(
+                [
+                    *lines,
+                    f"measured: {self.measured:.4g} on {self.rows} rows of one score or of a map, no known class each",
+                ]
+            )
         if self.certified_fraction is not None:
             lines.append(f"predictions that provably stay: {self.certified_fraction:.2%}")
         lines.append(
@@ -118,6 +127,10 @@ def certify_substitution(
     known, certified = (None, None)
     if bounds is not None and batches:
         known, certified = _on_inputs(network, batches)
+        bound = bounds.max().item()
+        if max(known, measured or 0.0) > bound + _ROUNDING * max(bound, _largest_score(network, batches)):
+            bounds, known, certified = None, None, None
+            reason = "rows of these inputs move by more than the bound of one alone: they depend on each other"
     return SubstitutionCertificate(_sites(network, gates), bounds, reason, known, certified, measured, agree, rows)
 
 
@@ -156,7 +169,8 @@ def _every_input_bound(network: nn.Module, inputs: Inputs | None) -> tuple[Tenso
         _, bounds = bound_swap(network, inputs[:1], every_input=True)
     except (NotPiecewiseAffineError, TypeError) as error:
         return None, str(error)
-    return _of_one_row(bounds)
+    # All of them are of the one row, whatever their first axis counts.
+    return _finite(bounds[0] if bounds.ndim > 1 and len(bounds) == 1 else torch.atleast_1d(bounds))
 
 
 def _bound_of_any_shape(network: nn.Module) -> tuple[Tensor | None, str | None]:
@@ -164,28 +178,40 @@ def _bound_of_any_shape(network: nn.Module) -> tuple[Tensor | None, str | None]:
     first = next((module for module in network.modules() if list(module.parameters(recurse=False))), None)
     if not isinstance(first, nn.Linear):
         return None, "the shape of an input is not known; pass inputs, one row is enough"
-    rows = torch.zeros(_ROWS, first.in_features, dtype=torch.float64, device=first.weight.device)
-    try:
-        _, bounds = bound_swap(network, rows, every_input=True)
-    except (NotPiecewiseAffineError, TypeError) as error:
-        return None, str(error)
-    except RuntimeError as error:
-        shape = tuple(rows.shape)
-        return None, f"an input of {shape} was tried and is not what the network takes ({error}); pass inputs"
+    found = []
+    for count in _ROWS:
+        rows = torch.zeros(count, first.in_features, dtype=torch.float64, device=first.weight.device)
+        try:
+            found.append(bound_swap(network, rows, every_input=True)[1])
+        except (NotPiecewiseAffineError, TypeError) as error:
+            return None, str(error)
+        except RuntimeError as error:
+            shape = tuple(rows.shape)
+            return None, f"an input of {shape} was tried and is not what the network takes ({error}); pass inputs"
+    bounds = found[0]
     try:
         _, of_one = bound_swap(network, rows[None], every_input=True)
     except (NotPiecewiseAffineError, TypeError, ValueError, RuntimeError):
-        of_one = bounds[None]  # it takes rows alone
-    are_same = of_one.shape[1:] == bounds.shape and torch.allclose(of_one[0], bounds, equal_nan=True)
-    if len(bounds) != _ROWS or not are_same:
+        of_one = found[-1][None]  # it takes rows alone
+    are_rows = [len(each) if each.ndim else 0 for each in found] == list(_ROWS)
+    if not (are_rows and _are_same(found[-1], of_one) and torch.allclose(found[-1][0], bounds[0], equal_nan=True)):
         return None, "the bound depends on the shape of an input; pass inputs, one row is enough"
-    return _of_one_row(bounds)
+    return _finite(bounds[0] if bounds.ndim > 1 else bounds[:1])
 
 
-def _of_one_row(bounds: Tensor) -> tuple[Tensor | None, str | None]:
+def _are_same(bounds: Tensor, of_one: Tensor) -> bool:
+    return of_one.shape[1:] == bounds.shape and torch.allclose(of_one[0], bounds, equal_nan=True)
+
+
+def _finite(bounds: Tensor) -> tuple[Tensor | None, str | None]:
     if not bool(bounds.isfinite().all()):
         return None, "the bound is not finite; look at the model's weights"
-    return bounds[0] if bounds.ndim > 1 else bounds[:1], None
+    return bounds, None
+
+
+def _have_classes(scores: Tensor) -> bool:
+    """Whether the largest along the last axis may be a class."""
+    return has_classes(scores) and scores.ndim <= _MOST_AXES
 
 
 def _on_inputs(network: nn.Module, batches: list[Tensor]) -> tuple[float, float | None]:
@@ -194,7 +220,7 @@ def _on_inputs(network: nn.Module, batches: list[Tensor]) -> tuple[float, float 
     for batch in batches:
         scores, bounds = bound_swap(network, batch, every_input=False)
         largest = max(largest, bounds.max().item())
-        if not has_classes(scores):
+        if not _have_classes(scores):
             continue
         top = scores.argmax(-1, keepdim=True)
         # The winner can lose its own bound, and each rival gain its own.
@@ -220,19 +246,28 @@ def _measure(network: nn.Module, batches: list[Inputs]) -> tuple[float, float | 
         with temporary_relu(network):
             after = _scores(network, batch)
         largest = max(largest, (before - after).abs().max().item())
-        of_classes = has_classes(before)
+        of_classes = _have_classes(before)
         agree += int((before.argmax(-1) == after.argmax(-1)).sum())
         rows += count_rows(before)
     return largest, agree / rows if of_classes else None, rows, gates
 
 
 def _scores(network: nn.Module, batch: Inputs) -> Tensor:
-    outputs = outputs_of(network, batch)
-    if not outputs:
-        raise RuntimeError("the model gives no floating-point output to compare")
-    if not bool(outputs[0].isfinite().all()):
+    output = run_example(network, batch)
+    try:
+        scores = scores_of(output)
+    except TypeError:  # it names no logits
+        outputs = floating_outputs(output)
+        if not outputs:
+            raise RuntimeError("the model gives no floating-point output to compare") from None
+        scores = outputs[0]
+    if not bool(scores.isfinite().all()):
         raise RuntimeError("the model's output holds NaN or infinity on these inputs; nothing can be said of the swap")
-    return outputs[0]
+    return scores
+
+
+def _largest_score(network: nn.Module, batches: list[Tensor]) -> float:
+    return max(_scores(network, batch).abs().max().item() for batch in batches)
 
 
 def _sites(network: nn.Module, gates: dict[nn.Module, float]) -> tuple[SiteCertificate, ...]:

@@ -102,7 +102,7 @@ class Pruner:
             if isinstance(target, _BY_CHANNEL):
                 norms.append(target)
                 continue
-            if not isinstance(target, _LAYERS):
+            if not isinstance(target, _LAYERS) or "weight" not in target._parameters:  # it is computed from others
                 return None
             takes_them = self._graph.is_in_channel_pruning_fn(dependency.handler)
             (consumers if takes_them else partners).append(target)
@@ -177,13 +177,16 @@ def _no_plain_products(model: nn.Module, layers: Sequence[HiddenLayer], inputs: 
 
 
 def _is_product(values: Tensor, factors: Sequence[Tensor]) -> bool:
-    product = math.prod(factors[1:], start=factors[0])
+    try:
+        product = math.prod(factors[1:], start=factors[0])
+    except RuntimeError:  # of shapes that do not broadcast
+        return False
     return values.shape == product.shape and torch.equal(values, product.to(values.dtype))
 
 
 def outputs_without(
     model: nn.Module, layers: Sequence[HiddenLayer], units: Mapping[str, Sequence[int]], inputs: Inputs
-) -> list[Tensor]:
+) -> Any:
     """What the model gives with these units of each layer at 0, by no other means than its own forward."""
     of_gate = {gate: units[layer.name] for layer in layers if units.get(layer.name) for gate in layer.gates}
     of_norm = {
@@ -199,7 +202,7 @@ def outputs_without(
         return _at_zero(call.output, call.axis, of_gate[call.name])
 
     with forward_hooks(of_norm, lambda norm, args, output: _at_zero(output, 1, of_norm[norm])):
-        return floating_outputs(watch_gates(model, inputs, silence))
+        return watch_gates(model, inputs, silence)
 
 
 def _at_zero(values: Tensor, axis: int, units: Sequence[int]) -> Tensor:
@@ -231,7 +234,8 @@ def _has_parameters(target: Any) -> bool:
 def _all_gradients(model: nn.Module) -> Iterator[None]:
     """Frozen parameters take part in the trace, and are frozen again after it."""
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    model.requires_grad_(True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())  # integers have none
     try:
         yield
     finally:

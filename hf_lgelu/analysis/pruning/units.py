@@ -7,7 +7,7 @@ all that is promised.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.analysis.pruning.prunable import HiddenLayer, Pruner, outputs_without
+from hf_lgelu.analysis.pruning.prunable import HiddenLayer, Pruner
+from hf_lgelu.analysis.pruning.same_outputs import OTHERWISE, change_by_dead_units, require_units_at_zero
 from hf_lgelu.analysis.pruning.zeros import RELU, GateZeros, checked_batches, count_zeros
-from hf_lgelu.models.comparison import allowed_rounding, difference, outputs_of
 from hf_lgelu.models.config_keys import write_config_changes
 from hf_lgelu.models.config_widths import plan_width_changes
 from hf_lgelu.models.example_run import Inputs
@@ -48,7 +48,8 @@ class PrunedModel:
             `from_pretrained` work; "encoder_ffn_dim, decoder_ffn_dim" where it takes several. None where the config has
             no key for them (layers of different widths in most families): then keep the module itself (torch.save,
             torch.export or ONNX).
-        max_change: largest change of an output on the data; None where that was not asked.
+        max_change: largest change of an output on the data, of a model in half precision as it is in float32; None
+            where that was not asked.
     """
 
     model: nn.Module
@@ -70,6 +71,7 @@ class PrunedModel:
         return "\n".join([*lines, f"  {where}"])
 
 
+@torch.inference_mode(False)  # in which nothing has gradients, and new weights would be for inference alone
 def remove_dead_units(model: nn.Module, data: Inputs | Iterable[Inputs]) -> PrunedModel:
     """A model without the hidden units whose ReLU is 0 on every row of `data`; on these rows it gives the same outputs.
 
@@ -110,9 +112,11 @@ def remove_dead_units(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Prun
     if not any(chosen.values()):
         values = max(zeros[gate].values for layer in hard for gate in layer.gates)
         raise ValueError(f"no unit is dead: each fires at least once among {values:,} outputs; use prune_units")
-    return _verified(model, _remove(model, pruner, chosen), data)
+    pruned = _remove(model, pruner, chosen)
+    return replace(pruned, max_change=change_by_dead_units(model, pruned.model, pruned.removed, data))
 
 
+@torch.inference_mode(False)
 def prune_units(
     model: nn.Module,
     data: Inputs | Iterable[Inputs],
@@ -167,7 +171,7 @@ def prune_units(
             f"{', '.join(str(layer.units) for layer in layers)} units"
         )
     pruned = _remove(model, pruner, chosen)
-    _require_units_at_zero(model, pruned, pruner.layers, next(checked_batches(data)))
+    require_units_at_zero(model, pruned.model, pruned.removed, pruner.layers, next(checked_batches(data)))
     return pruned
 
 
@@ -177,8 +181,13 @@ def unit_scores(model: nn.Module, layer: HiddenLayer, zeros: Mapping[str, GateZe
     `zeros` are the model's; empty for the weights.
     """
     if zeros:
-        off = sum(zeros[gate].off for gate in layer.gates)
-        return off.double() / sum(zeros[gate].values for gate in layer.gates)
+        values = sum(zeros[gate].values for gate in layer.gates)
+        if not values:
+            raise ValueError(
+                f"{', '.join(layer.gates)} ran on no row of these data, as an expert does that none is sent to, and "
+                "nothing is known of its units; give data that reach it, or criterion='magnitude'"
+            )
+        return sum(zeros[gate].off for gate in layer.gates).double() / values
     return -sum(_norms(model, name) for name in (layer.name, *layer.partners))
 
 
@@ -221,7 +230,7 @@ def _remove(model: nn.Module, pruner: Pruner, chosen: Mapping[str, Sequence[int]
             if chosen.get(layer.name):
                 pruner.remove(layer, chosen[layer.name])
     except (RuntimeError, IndexError) as error:
-        raise RuntimeError(f"torch-pruning cannot remove units of {layer.name}: {error}. {_OTHERWISE}") from error
+        raise RuntimeError(f"torch-pruning cannot remove units of {layer.name}: {error}. {OTHERWISE}") from error
     forget_checkpoint(pruner.model)
     widths = {layer.name: layer.units - len(chosen.get(layer.name, ())) for layer in pruner.layers}
     for layer in pruner.layers:
@@ -238,61 +247,6 @@ def _remove(model: nn.Module, pruner: Pruner, chosen: Mapping[str, Sequence[int]
         parameters=sum(parameter.numel() for parameter in pruner.model.parameters()),
         config_key=_write_widths(pruner.model, [layer.units for layer in pruner.layers], list(widths.values())),
     )
-
-
-_OTHERWISE = (
-    "What stands between an activation and the next layer may put its units into another order, have their number "
-    "written into the forward or a buffer, or not keep 0 at 0 (a normalization, a bias): such a layer cannot be cut"
-)
-
-
-def _require_units_at_zero(model: nn.Module, pruned: PrunedModel, layers: Sequence[HiddenLayer], batch: Inputs) -> None:
-    """Raise RuntimeError unless the pruned model gives what the given one does with these units at 0."""
-    expected = outputs_without(model, layers, pruned.removed, batch)
-    for first, second in zip(expected, _outputs_of_pruned(pruned, batch), strict=True):
-        change = _change(first, second)
-        # Sums over fewer units are rounded otherwise in every layer; half types are coarse as they are.
-        allowed = _allowed(first) * (10 if first.dtype.itemsize > 2 else 1)
-        if not change <= allowed:
-            raise RuntimeError(
-                f"without units of {', '.join(pruned.removed)} the model gives other outputs than with these units at "
-                f"0, by up to {change:.3g}, where rounding explains {allowed:.3g}. {_OTHERWISE}"
-            )
-
-
-def _verified(model: nn.Module, pruned: PrunedModel, data: Inputs | Iterable[Inputs]) -> PrunedModel:
-    largest_change = 0.0
-    for batch in checked_batches(data):
-        # Every output: the first one alone is the loss where a batch has labels.
-        for first, second in zip(outputs_of(model, batch), _outputs_of_pruned(pruned, batch), strict=True):
-            change, allowed = _change(first, second), _allowed(first)
-            if not change <= allowed:
-                raise RuntimeError(
-                    f"removing units that never fired changed an output by {change:.3g}, where rounding explains "
-                    f"{allowed:.3g}. {_OTHERWISE}"
-                )
-            largest_change = max(largest_change, change)
-    return PrunedModel(**{**vars(pruned), "max_change": largest_change})
-
-
-def _outputs_of_pruned(pruned: PrunedModel, batch: Inputs) -> list[Tensor]:
-    try:
-        return outputs_of(pruned.model, batch)
-    except (RuntimeError, IndexError, ValueError) as error:
-        units = ", ".join(pruned.removed)
-        raise RuntimeError(f"without units of {units} the model no longer runs: {error}. {_OTHERWISE}") from error
-
-
-def _change(first: Tensor, second: Tensor) -> float:
-    """The largest change of a number; infinite where the shapes differ."""
-    if first.shape != second.shape:
-        return math.inf
-    return difference(first.double(), second.double()).abs().max().item()
-
-
-def _allowed(output: Tensor) -> float:
-    # What is added up inside is about 1, also where the outputs are small.
-    return max(allowed_rounding(output), allowed_rounding(torch.ones_like(output)))
 
 
 def _write_widths(model: nn.Module, old: list[int], new: list[int]) -> str | None:

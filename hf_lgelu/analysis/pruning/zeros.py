@@ -110,7 +110,8 @@ class GateZeros:
 
     Args:
         kind: "relu", or the kind of smooth gate.
-        values: outputs seen of each unit: rows × positions. Padded positions count as well.
+        values: outputs seen of each unit: rows × positions. Padded positions count as well. 0 where the activation ran
+            on no row, as in an expert that none was sent to: the shares are NaN then, and no unit is dead.
         zeros: of these exactly 0, int64.
         off: of these at most 0, int64. A gate's output is ≤ 0 exactly where its input is, for ReLU, GELU and λ-GELU
             alike: for ReLU this is `zeros`, and for a smooth gate the zeros that ReLU in its place would give.
@@ -150,7 +151,7 @@ class GateZeros:
     @property
     def dead_units(self) -> list[int]:
         """Indices of the units that never fire: every output exactly 0."""
-        return (self.zeros == self.values).nonzero().flatten().tolist()
+        return (self.zeros == self.values).nonzero().flatten().tolist() if self.values else []
 
 
 def measure_zeros(

@@ -233,4 +233,5 @@ def max_relative_change(dtype: torch.dtype) -> float:
 @torch.no_grad()
 def _write(folded: list[tuple[Tensor, Tensor]]) -> None:
     for parameter, value in folded:
-        parameter.copy_(value)
+        if not torch.equal(parameter, value):  # one that cannot be written, and was not, needs not be written back
+            parameter.copy_(value)

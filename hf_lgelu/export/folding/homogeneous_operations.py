@@ -21,7 +21,7 @@ _POOLING = frozenset(
         *("upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d"),
     )
 )
-_DROPOUT = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"))
+_DROPOUT = frozenset(("dropout", "feature_dropout"))  # alpha_dropout adds a constant when it trains
 _CASTS = frozenset(("to", "_to_copy", "type_as"))
 _PRODUCTS = frozenset(("mul", "matmul", "mm", "bmm"))
 

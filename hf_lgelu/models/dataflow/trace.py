@@ -112,10 +112,10 @@ def export_sites(
     """(the forward pass that `trace_sites` reads, as a program that can be executed; the indices of sites that ran).
 
     Raises ValueError like it. `outputs` says which tensors of what the model gives are outputs of the program; by
-    default all of floating point.
+    default all.
     """
     run_example(model, inputs)  # inputs that do not fit are told in the model's own words
-    tracer = _Tracer(model, outputs or _floating)
+    tracer = _Tracer(model, outputs or _all_tensors)
     reached: set[int] = set()
     try:
         with _markers(sites, reached):
@@ -162,9 +162,9 @@ def _markers(sites: Sequence[ActivationSite], reached: set[int]) -> Iterator[Non
             site.put(site.module)
 
 
-def _floating(output: Any) -> list[Tensor]:
-    """Every floating-point tensor that the model gives, so that none of them counts as unused."""
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+def _all_tensors(output: Any) -> list[Tensor]:
+    """Every tensor that the model gives, codes and masks too, so that none of them counts as unused."""
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 class _OutputTensors(nn.Module):
