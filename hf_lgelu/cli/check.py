@@ -71,7 +71,7 @@ class Examined:
 def check(arguments: Namespace) -> None:
     """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
     given = read_checkpoint(arguments.model, progress=not arguments.disable_tqdm)
-    evaluation = evaluation_set(arguments, given.model, given.processors)
+    evaluation = evaluation_set(arguments, given)
     if evaluation is not None:
         require_fitting_rows(given.network, given.name, evaluation.first(2), evaluation.description, _ADVICE)
     print(f"{given.name}: {type(given.model).__name__}, {gates_in_words(given.network)}")

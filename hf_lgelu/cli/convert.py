@@ -79,8 +79,8 @@ def convert(arguments: Namespace) -> ConversionReport:
             if given.sentences is not None:
                 _require_one_key_says_it(arguments)
             given.network.to(state.device)
-            data = data_set(arguments, given.model, given.processors)
-            evaluation = evaluation_set(arguments, given.model, given.processors)
+            data = data_set(arguments, given)
+            evaluation = evaluation_set(arguments, given)
         for inputs in filter(None, (data, evaluation)):
             require_fitting_rows(given.network, given.name, inputs.first(2), inputs.description, _ADVICE)
         converted, report = _converted(arguments, given.network, data, evaluation, tell, progress, work)

@@ -49,6 +49,11 @@ class GivenCheckpoint:
         """Where its tokenizer or image processor lies."""
         return self.name if self.sentences is None else str(self.sentences.encoder_path)
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a sequence, where a folder of sentence-transformers says how many its encoder is given."""
+        return None if self.sentences is None else self.sentences.longest
+
     def save(self, network: nn.Module, folder: Path) -> None:
         """Write `network`, changed, as a checkpoint of the same kind with all that goes along.
 
@@ -150,8 +155,15 @@ def _refuse_gateless(given: GivenCheckpoint) -> None:
 def require_other_folder(folder: Path, checkpoint: str, *others: str | None) -> None:
     """Raise ValueError if the output folder is or holds what is read: replaced, it would take that along.
 
-    `others` are data sets and files beside the checkpoint; what is not local, or None, is in no folder.
+    `others` are data sets and files beside the checkpoint; what is not local, or None, is in no folder. Nor may it lie
+    in one of them: the next time its files would be read as data.
     """
+    for name in filter(None, others):
+        path = local(name)
+        if path is not None and path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
+            raise ValueError(
+                f"{folder} lies in {name}, and would be read as data the next time; give an output folder elsewhere"
+            )
     for name, what in ((checkpoint, "the checkpoint"), *((other, other) for other in others if other is not None)):
         path = local(name)
         if path is not None and path.resolve().is_relative_to(folder.resolve()):

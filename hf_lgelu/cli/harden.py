@@ -45,7 +45,7 @@ def harden(arguments: Namespace) -> Any:
         if target.name != "onnx":  # which takes any network as it is
             require_hardness(given)
         _require_whole(given, target.name)
-        evaluation = evaluation_set(arguments, given.model, given.processors)
+        evaluation = evaluation_set(arguments, given)
         if evaluation is not None:
             rows = evaluation.first(2)
             require_fitting_rows(given.network, given.name, rows, evaluation.description, _ADVICE)

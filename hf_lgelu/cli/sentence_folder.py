@@ -6,6 +6,7 @@ along byte for byte, and networks are compared by their embeddings.
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,15 +24,19 @@ from hf_lgelu.models.sentence_embedder import SentenceEmbedder, embedder_of
 
 # Of the encoder, written anew; and other forms of the whole network, which would still be the smooth one.
 _ENCODERS_OWN = (CONFIG_NAME, "model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
+_SETTINGS = "sentence_bert_config.json"
+_WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "*.h5", "*.msgpack", "*.ot")
 _OTHER_FORMS = ("onnx", "openvino", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "coreml")
 
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """The folder, and where in it the encoder lies ("" where that is the folder itself)."""
+    """The folder, where in it the encoder lies ("" where that is the folder itself), and how many tokens of a text
+    the encoder is given; None where that is left to the tokenizer."""
 
     path: Path
     encoder: str
+    longest: int | None = None
 
     @property
     def encoder_path(self) -> Path:
@@ -45,13 +50,15 @@ class SentenceFolder:
         return SentenceEmbedder(load_checkpoint(self.encoder_path), list(embedder_of(whole).behind)).eval()
 
     def copy_rest(self, target: Path) -> None:
-        """Copy all but the encoder's own files, the card and other forms of the weights into `target`.
+        """Copy all but the encoder's own files, the card, other forms of the weights, and folders with weights that are
+        no module, into `target`.
 
         Raises ValueError for a link that leads out of the folder.
         """
         left_out = {
             *(path for pattern in _ENCODERS_OWN for path in self.encoder_path.glob(pattern)),
-            *(self.path / name for name in (*_OTHER_FORMS, REPOCARD_NAME)),
+            *(place / name for place in (self.path, self.encoder_path) for name in (*_OTHER_FORMS, REPOCARD_NAME)),
+            *self._other_networks(),
         }
         for file in sorted(self.path.rglob("*")):
             place = file.relative_to(self.path)
@@ -63,6 +70,14 @@ class SentenceFolder:
             if file.is_file():
                 (target / place).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, target / place)
+
+    def _other_networks(self) -> Iterator[Path]:
+        """Folders with weights that the list of modules does not name: what was exported there before, and the like."""
+        modules = {self.path / module["path"] for module in _modules(self.path)}
+        for place in (entry for entry in self.path.iterdir() if entry.is_dir()):
+            is_module = any(module == place or place in module.parents for module in modules)
+            if not is_module and any(any(place.rglob(pattern)) for pattern in _WEIGHTS):
+                yield place
 
     def save(self, encoder: PreTrainedModel, target: Path) -> None:
         """Write the folder anew, with another encoder. Raises what `save_checkpoint` and `copy_rest` raise."""
@@ -80,14 +95,27 @@ def find_sentence_folder(name: str) -> SentenceFolder | None:
         path = _downloaded(name)
     if path is None or not (path / MODULES_FILE).is_file():
         return None
-    modules = json.loads((path / MODULES_FILE).read_text(encoding="utf-8"))
-    first = modules[0]["path"] if isinstance(modules, list) and modules and "path" in modules[0] else None
+    first = next((module["path"] for module in _modules(path)), None)
     if first is None or not (path / first / CONFIG_NAME).is_file():
         raise ValueError(
             f"{name} is a checkpoint of sentence-transformers whose first module is no encoder of transformers "
             "(static embeddings, a router): there are no gates in it to exchange"
         )
-    return SentenceFolder(path, first)
+    return SentenceFolder(path, first, _longest(path / first))
+
+
+def _modules(path: Path) -> list[dict[str, str]]:
+    """The entries of a folder's list of modules that say where they lie; none where there is no such list."""
+    file = path / MODULES_FILE
+    modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    return [module for module in modules if "path" in module] if isinstance(modules, list) else []
+
+
+def _longest(encoder: Path) -> int | None:
+    """What sentence-transformers keeps beside an encoder of how many tokens it is given."""
+    file = encoder / _SETTINGS
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return settings.get("max_seq_length")
 
 
 def _downloaded(name: str) -> Path | None:

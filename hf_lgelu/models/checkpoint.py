@@ -11,6 +11,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.constants import CONFIG_NAME
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from hf_lgelu.models.links import require_inside
 from hf_lgelu.models.mlp import MLPForClassification
@@ -26,6 +27,8 @@ PROCESSOR_FILES = (
     *("feature_extractor*.json", "audio_tokenizer_config.json", "chat_template.*", "chat_templates/*"),
 )
 """Names under which tokenizers and processors of transformers save themselves, as patterns."""
+
+logger = logging.get_logger(__name__)
 
 _HEADS = frozenset({"cls", "pooler", "lm_head", "classifier", "score", "qa_outputs"})
 
@@ -44,8 +47,16 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, revision: str | None = N
     _check_folder(name_or_path)
     # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
     config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
+    kind = model_class(config)
+    own_code = getattr(config, "auto_map", None) or {}
+    if kind is not MLPForClassification and any(name.startswith("AutoModel") for name in own_code):
+        logger.warning(
+            f"{name_or_path} brings code of its own ({', '.join(sorted(map(str, own_code.values())))}), which is not "
+            f"run: what is loaded, compared and saved is transformers' {kind.__name__}, which may compute something "
+            "else"
+        )
     model, found = from_pretrained(
-        model_class(config), name_or_path, revision=revision, use_safetensors=True, output_loading_info=True
+        kind, name_or_path, revision=revision, use_safetensors=True, output_loading_info=True
     )
     model.eval()
     _require_all_tensors(model, name_or_path, found)
@@ -83,6 +94,11 @@ def _check_folder(name_or_path: str | os.PathLike) -> None:
     if path.is_dir():
         if not (path / CONFIG_NAME).is_file():
             raise FileNotFoundError(f"{path} has no config.json; give the folder that save_pretrained wrote")
+        if any(path.glob("pytorch_model*.bin")) and not any(path.glob("*.safetensors")):
+            raise OSError(
+                f"{path} holds its weights as pytorch_model.bin, and only safetensors are read: load it with "
+                "from_pretrained and save it again with save_pretrained"
+            )
     elif path.exists():
         raise NotADirectoryError(f"{path} is a file; give the checkpoint's folder, with config.json and safetensors")
     elif path.is_absolute() or len(path.parts) > 2 or str(name_or_path).startswith((".", "~")):

@@ -40,7 +40,7 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
 
     Raises:
         FileExistsError: `target` is not empty, and `overwrite` is False, or it holds no model, or a Trainer's
-            checkpoints beside it.
+            checkpoints or a repository of git beside it.
         NotADirectoryError: `target` is a file.
         ValueError: the current folder is `target` or inside it, and would be gone.
 
@@ -78,6 +78,11 @@ def _require_replaceable(target: Path, overwrite: bool) -> None:
         raise FileExistsError(
             f"{target} holds no config.json: it is no model that an export could replace, and would be lost. Give "
             "another folder, or remove this one yourself"
+        )
+    if (target / ".git").exists():
+        raise FileExistsError(
+            f"{target} is a repository of git, whose history would be lost with what is replaced. Give another folder, "
+            "and copy its files into the repository"
         )
     checkpoints = sorted(path.name for path in target.glob(_CHECKPOINTS) if path.is_dir())
     if checkpoints:

@@ -268,6 +268,18 @@ def test_a_folder_that_is_taken_is_known_before_any_work(place, converted, monke
     assert sorted(path.name for path in place.iterdir()) == before
 
 
+def test_a_result_among_the_data_would_be_read_as_data_the_next_time(place, tmp_path, call):
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copyfile(place / "rows.csv", data / "train.csv")
+    for out in (data / "relu", data / "deep" / "relu"):
+        words = ("convert", place / "gelu", "--data", data, "--output_dir", out, "--disable_tqdm")
+        status, _, errors = call(*words)
+        assert status == 1
+        assert f"{out} lies in {data}, and would be read as data the next time" in errors
+    assert [path.name for path in data.iterdir()] == ["train.csv"]
+
+
 @pytest.mark.parametrize("option", ["--data", "--evaluation"])
 def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_path, call):
     out = tmp_path / "out"

@@ -22,6 +22,8 @@ from transformers import (
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaModel,
     T5Config,
     T5ForConditionalGeneration,
     TimmWrapperConfig,
@@ -35,8 +37,8 @@ from transformers import (
 from word_tokenizer import word_tokenizer
 
 from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
-from hf_lgelu.cli.inputs.input_set import sample_numbers
-from hf_lgelu.cli.inputs.texts import tokenizer_of
+from hf_lgelu.cli.inputs.input_set import InputSet, sample_numbers
+from hf_lgelu.cli.inputs.texts import FEWEST_SEQUENCES, TOKENS, context_length, text_blocks, tokenizer_of
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -80,8 +82,8 @@ def whole(made):
 
 
 def test_a_language_model_gets_blocks_of_the_text_as_it_was_written(tokenizer, gpt2):
-    source, tokens = tokenizer
-    made = inputs(datasets.Dataset.from_dict({"text": TEXTS}), gpt2, source)
+    _, tokens = tokenizer
+    made = InputSet(text_blocks(TEXTS, tokens, 16, None, 0), "texts")
     batch = whole(made)
     text = torch.tensor([token for line in TEXTS for token in tokens(line)["input_ids"]])
     blocks = text[: len(text) // 16 * 16].view(-1, 16)
@@ -120,6 +122,128 @@ def test_blocks_have_no_token_that_the_text_does_not_have(tokenizer, gpt2, tmp_p
     ids = whole(inputs(rows, gpt2, str(tmp_path)))["input_ids"]
     assert torch.equal(ids, whole(inputs(rows, gpt2, tokenizer[0]))["input_ids"])
     assert end[1] not in ids
+
+
+def test_blocks_begin_as_every_text_of_the_model_does(tokenizer, gpt2, tmp_path):
+    """Llama's and Gemma's tokenizers put a token before a text, without which their models are at a loss."""
+    source, tokens = tokenizer
+    framed = PreTrainedTokenizerFast.from_pretrained(source, bos_token="<begin>")
+    begin = framed.bos_token_id
+    framed.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<begin> $A", special_tokens=[("<begin>", begin)]
+    )
+    framed.save_pretrained(tmp_path)
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    batch = whole(inputs(rows, gpt2, str(tmp_path)))
+    assert (batch["input_ids"][:, 0] == begin).all()
+    assert begin not in batch["input_ids"][:, 1:]
+    assert batch["input_ids"].shape[1] == 16
+    assert (batch["labels"][:, 0] == -100).all()
+    assert torch.equal(batch["labels"][:, 1:], batch["input_ids"][:, 1:])
+    text = [token for line in TEXTS for token in tokens(line)["input_ids"]]
+    blocks = text_blocks(TEXTS, framed, 16, None, 0).tensors["input_ids"]
+    expected = torch.tensor(text[: len(text) // 15 * 15]).view(-1, 15)
+    assert {tuple(row) for row in blocks[:, 1:].tolist()} == {tuple(row) for row in expected.tolist()}
+
+
+def test_columns_that_the_model_takes_beside_the_tokens_go_along(bert):
+    """Which of two texts a token is of: without it a classifier of pairs was fitted and judged on other inputs."""
+    columns = {
+        "input_ids": [[5, 6, 7], [0, 8, 9]],
+        "token_type_ids": [[0, 1, 1], [0, 1, 1]],
+        "attention_mask": [[1, 1, 1], [0, 1, 1]],
+        "label": [0, 1],
+    }
+    batch = whole(inputs(datasets.Dataset.from_dict(columns), bert))
+    order = sample_numbers(2, None, 0).tolist()
+    assert batch["token_type_ids"].tolist() == [[[0, 1, 1], [1, 1, 0]][i] for i in order]
+    assert batch["input_ids"].tolist() == [[[5, 6, 7], [8, 9, 0]][i] for i in order]
+    assert batch.keys() == {"input_ids", "token_type_ids", "attention_mask", "labels"}
+    expected = bert.eval()(torch.tensor([[5, 6, 7]]), token_type_ids=torch.tensor([[0, 1, 1]])).logits[0]
+    given = bert(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits[order.index(0)]
+    torch.testing.assert_close(given, expected)
+    with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each of input_ids"):
+        inputs(datasets.Dataset.from_dict({**columns, "token_type_ids": [[0], [1]]}), bert)
+    with pytest.raises(ValueError, match=r"column 'input_ids' must hold integers, and holds numbers such as 1\.5"):
+        inputs(datasets.Dataset.from_dict({"input_ids": [[1.5, 2.5]]}), bert)
+
+
+def test_a_language_model_is_scored_on_the_labels_that_are_there(gpt2):
+    """In instruction data the question has -100, and only the answer counts."""
+    columns = {"input_ids": [[5, 6, 7, 8]], "attention_mask": [[1, 1, 1, 1]], "labels": [[-100, -100, 7, 8]]}
+    batch = whole(inputs(datasets.Dataset.from_dict(columns), gpt2))
+    assert batch["labels"].tolist() == [[-100, -100, 7, 8]]
+    logits = gpt2.eval()(batch["input_ids"]).logits[0].log_softmax(-1)
+    torch.testing.assert_close(gpt2(**batch).loss, -(logits[1, 7] + logits[2, 8]) / 2)
+
+
+def test_masks_beside_prepared_pixels_go_along():
+    class Masked(ViTForImageClassification):
+        def forward(self, pixel_values, bool_masked_pos=None, **others):
+            return super().forward(pixel_values, **others)
+
+    model = Masked(ViTConfig(image_size=4, patch_size=2, num_channels=1, **SMALL))
+    rows = {
+        "pixel_values": np.zeros((3, 1, 4, 4)).tolist(),
+        "bool_masked_pos": [[True, False, False, i == 0] for i in range(3)],
+    }
+    batch = whole(inputs(datasets.Dataset.from_dict(rows), model))
+    assert batch["bool_masked_pos"].tolist() == [rows["bool_masked_pos"][i] for i in sample_numbers(3, None, 0)]
+
+
+@pytest.mark.parametrize("tokenized", [True, False])
+def test_sequences_are_taken_by_the_tokens_that_they_have(tokenizer, tokenized):
+    """And not by those that the model could take: of 300 short texts 64 were taken."""
+    source, tokens = tokenizer
+    model = BertForSequenceClassification(BertConfig(vocab_size=300, max_position_embeddings=4096, **SMALL))
+    texts = [f"{TEXTS[i % 200]} {i % 200}" for i in range(8000)]
+    rows = datasets.Dataset.from_dict({"input_ids": tokens(texts)["input_ids"]} if tokenized else {"text": texts})
+    made = inputs(rows, model, source)
+    counted = whole(made)["attention_mask"].sum(1)
+    assert counted[:-1].sum() < TOKENS <= counted.sum()
+    assert not made.whole
+    few = inputs(rows.select(range(300)), model, source)
+    assert len(few) == 300
+    assert few.whole
+    long = datasets.Dataset.from_dict({"input_ids": [[7] * 2000] * 40})
+    assert len(inputs(long, model)) == FEWEST_SEQUENCES
+    assert len(inputs(long, model, wanted=3)) == 3
+
+
+def test_a_length_that_is_asked_for_is_more_than_the_tokenizers(tokenizer, tmp_path):
+    source, _ = tokenizer
+    short = AutoTokenizer.from_pretrained(source, model_max_length=4)
+    short.save_pretrained(tmp_path)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300, n_positions=16))
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    for asked, taken in ((None, 4), (8, 8)):
+        batch = whole(inputs(rows, model, str(tmp_path), wanted=2, sequence_length=asked))
+        assert batch["input_ids"].shape == (2, taken)
+
+
+def test_positions_that_no_token_has_are_not_counted():
+    config = RobertaConfig(vocab_size=300, max_position_embeddings=18, pad_token_id=1, **SMALL)
+    model = RobertaModel(config).eval()
+    assert context_length(model, None) == 16
+    model(torch.full((1, 16), 7))
+    with pytest.raises((IndexError, RuntimeError), match=r"out of bounds|index out of range"):
+        model(torch.full((1, 17), 7))
+    assert context_length(BertModel(BertConfig(vocab_size=300, max_position_embeddings=18, **SMALL)), None) == 18
+    with pytest.raises(ValueError, match="--sequence_length must be from 2 to 16, got 17"):
+        context_length(model, 17)
+
+
+@pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
+def test_several_numbers_a_row_are_no_class(problem, tokenizer):
+    config = BertConfig(vocab_size=300, max_position_embeddings=16, num_labels=3, problem_type=problem, **SMALL)
+    rows = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": [0, 1, 2, 0]})
+    assert "labels" not in whole(inputs(rows, BertForSequenceClassification(config), tokenizer[0]))
+
+
+def test_a_table_between_semicolons_is_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("text;label\none two;1\n")
+    with pytest.raises(ValueError, match=r"has one column, 'text;label': .* between ';', and are read between commas"):
+        load_splits(str(tmp_path / "rows.csv"))
 
 
 def test_length_beyond_the_model_is_refused(tokenizer, gpt2):
@@ -483,6 +607,17 @@ def test_a_folder_of_images_has_its_folders_as_classes(pictures, tmp_path):
     batch = whole(inputs(rows, ViTForImageClassification(config), str(tmp_path / "model")))
     assert batch["pixel_values"].shape == (6, 3, 16, 16)
     assert sorted(batch["labels"].tolist()) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_row_without_an_image_is_named(pictures, tmp_path):
+    images, _ = pictures
+    rows = datasets.Dataset.from_dict(
+        {"img": [*images[:2], None]}, features=datasets.Features({"img": datasets.Image()})
+    )
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    model = ViTForImageClassification(ViTConfig(**SMALL, image_size=16, patch_size=8, num_labels=2))
+    with pytest.raises(ValueError, match=r"column 'img' holds no image in row 2 \(counted from 0\)"):
+        whole(inputs(rows, model, str(tmp_path)))
 
 
 def test_pixels_that_are_prepared_already_are_taken():

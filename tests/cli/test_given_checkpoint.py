@@ -1,12 +1,17 @@
 """A checkpoint that a command was given is saved as what it was, or there is an error."""
 
+import json
+import shutil
+from argparse import Namespace
+
 import pytest
 from full_disk import full_disk
 from torch import nn
 from transformers import BertConfig, BertModel
 
 from hf_lgelu.cli.given_checkpoint import GivenCheckpoint, read_checkpoint
-from hf_lgelu.cli.sentence_folder import SentenceFolder
+from hf_lgelu.cli.inputs.chosen import data_set
+from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
 from hf_lgelu.models.sentence_embedder import SentenceEmbedder
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -23,6 +28,56 @@ def test_a_network_of_another_kind_is_not_left_out_without_a_word(place, tmp_pat
     with pytest.raises(TypeError, match="not saved as a BertModel"):  # without its pooling
         whole.save(encoder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tmp_path):
+    import sentence_transformers
+
+    model, texts = sentence_folder
+    shutil.copytree(model, tmp_path / "short")
+    (tmp_path / "short" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 6}))
+    arguments = Namespace(
+        data=str(texts), data_config=None, data_split="train", column=None, label_column=None, max_samples=None, seed=0,
+        sequence_length=None, disable_tqdm=True,
+    )  # fmt: skip
+    for folder, longest in ((tmp_path / "short", 6), (model, 9)):
+        made = data_set(arguments, read_checkpoint(str(folder), progress=False))
+        batch = made.rows.__getitems__(range(len(made)))
+        assert batch["input_ids"].shape[1] == longest
+        whole = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+        lines = texts.read_text().splitlines()
+        expected = {tuple(ids) for ids in whole.tokenize(lines)["input_ids"].tolist()}
+        assert {tuple(ids) for ids in batch["input_ids"].tolist()} == expected
+    assert data_set(
+        Namespace(**{**vars(arguments), "sequence_length": 4}), read_checkpoint(str(tmp_path / "short"))
+    ).first(1)["input_ids"].shape == (1, 4)
+
+
+def test_other_networks_in_a_folder_of_sentence_transformers_do_not_go_along(sentence_folder, tmp_path):
+    """They would still be the smooth one, or what was made of it before."""
+    folder = tmp_path / "folder"
+    shutil.copytree(sentence_folder[0], folder / "0_Transformer")
+    for name in ("1_Pooling", "2_Normalize", "modules.json", "config_sentence_transformers.json"):
+        (folder / "0_Transformer" / name).rename(folder / name)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for place in (
+        "0_Transformer/onnx/model.onnx",
+        "0_Transformer/tf_model.h5",
+        "onnx/model.onnx",
+        "relu/model.safetensors",
+    ):
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_text("smooth")
+    (folder / "figures").mkdir()
+    (folder / "figures" / "loss.png").write_text("picture")
+    find_sentence_folder(str(folder)).copy_rest(tmp_path / "rest")
+    found = {
+        path.relative_to(tmp_path / "rest").as_posix() for path in (tmp_path / "rest").rglob("*") if path.is_file()
+    }
+    assert not any("onnx" in name or name.endswith((".h5", ".safetensors")) for name in found)
+    assert {"modules.json", "1_Pooling/config.json", "figures/loss.png", "0_Transformer/tokenizer.json"} <= found
 
 
 def test_an_encoder_that_does_not_fit_on_the_disk_is_told_as_such(tmp_path):

@@ -86,6 +86,30 @@ def test_code_that_was_not_run_is_not_named_in_what_is_saved(tmp_path):
     assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())
 
 
+def test_code_that_was_not_run_is_told(tmp_path, caplog):
+    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for entries, is_told in (({"AutoModel": "modeling_own.Own"}, True), ({"AutoTokenizer": ["own.Own", None]}, False)):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": entries}))
+        caplog.clear()
+        load_checkpoint(tmp_path)
+        told = "code of its own (modeling_own.Own), which is not run" in caplog.text
+        assert told == is_told
+        assert ("transformers' BertForSequenceClassification" in caplog.text) == is_told
+
+
+def test_weights_of_another_form_are_told_with_what_to_do(tmp_path):
+    model = BertForSequenceClassification(BERT)
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        OSError, match=r"as pytorch_model\.bin, and only safetensors are read: load it with from_pretrained"
+    ):
+        load_checkpoint(tmp_path)
+    model.save_pretrained(tmp_path)
+    assert load_checkpoint(tmp_path).config.num_labels == model.config.num_labels
+
+
 def test_what_is_no_checkpoint_is_not_looked_for_on_the_hub(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")

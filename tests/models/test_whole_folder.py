@@ -217,6 +217,17 @@ def test_the_current_folder_is_not_replaced(target, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+def test_a_repository_is_not_replaced(tmp_path):
+    """A clone from the Hub: its history would go, and its remote."""
+    target = tmp_path / "model"
+    (target / ".git").mkdir(parents=True)
+    (target / "config.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="is a repository of git, whose history would be lost"):
+        write_half(target, overwrite=True)
+    assert (target / ".git").is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_a_folder_of_other_things_is_not_replaced(tmp_path):
     target = tmp_path / "runs"
     (target / "one").mkdir(parents=True)

@@ -3,8 +3,7 @@
 from argparse import Namespace
 from typing import Any
 
-from transformers import PreTrainedModel
-
+from hf_lgelu.cli.given_checkpoint import GivenCheckpoint
 from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.cli.inputs.texts import context_length
@@ -12,12 +11,10 @@ from hf_lgelu.cli.named_places import local
 from hf_lgelu.cli.near_names import did_you_mean
 
 _SECOND_SPLITS = ("validation", "valid", "test")
-# Inputs taken where the user names no number: past 32 times the width of a layer no gain was seen.
-_FEATURE_ROWS, _IMAGES, _TOKENS, _FEWEST_SEQUENCES = 8192, 1024, 32768, 32
 
 
-def data_set(arguments: Namespace, model: PreTrainedModel, processors: str) -> InputSet:
-    """What --data names, as `model` takes it; `processors` is where its tokenizer or image processor lies.
+def data_set(arguments: Namespace, given: GivenCheckpoint) -> InputSet:
+    """What --data names, as the checkpoint's model takes it, by the tokenizer or image processor beside it.
 
     Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
     there is none.
@@ -25,10 +22,10 @@ def data_set(arguments: Namespace, model: PreTrainedModel, processors: str) -> I
     splits = _splits(arguments, arguments.data, arguments.data_config)
     rows = _split(splits, arguments.data_split, arguments.data, "--data_split")
     name = _dataset_name(arguments, arguments.data, arguments.data_config, arguments.data_split)
-    return _rows(arguments, name, rows, model, processors, arguments.max_samples)
+    return _rows(arguments, name, rows, given, arguments.max_samples)
 
 
-def evaluation_set(arguments: Namespace, model: PreTrainedModel, processors: str) -> InputSet | None:
+def evaluation_set(arguments: Namespace, given: GivenCheckpoint) -> InputSet | None:
     """What --evaluation names; left out, another split of --data, where a command has one.
 
     Raises as `data_set`, and ValueError where it would be the rows of --data once more.
@@ -52,7 +49,7 @@ def evaluation_set(arguments: Namespace, model: PreTrainedModel, processors: str
         )
     rows = _split(splits, split, name, "--evaluation_split")
     chosen = _dataset_name(arguments, name, config, split)
-    return _rows(arguments, chosen, rows, model, processors, arguments.max_eval_samples)
+    return _rows(arguments, chosen, rows, given, arguments.max_eval_samples)
 
 
 def _is_one_place(name: str, other: str) -> bool:
@@ -79,12 +76,12 @@ def _splits(arguments: Namespace, name: str, config: str | None) -> dict[str, An
     return load_splits(name, config)
 
 
-def _rows(
-    arguments: Namespace, name: DatasetName, rows: Any, model: PreTrainedModel, processors: str, wanted: int | None
-) -> InputSet:
-    wanted = wanted or _default_samples(arguments, model)
+def _rows(arguments: Namespace, name: DatasetName, rows: Any, given: GivenCheckpoint, wanted: int | None) -> InputSet:
+    length = arguments.sequence_length
+    if length is None and given.longest is not None:
+        length = min(given.longest, context_length(given.model, None))
     return dataset_rows(
-        name, rows, model, processors, wanted=wanted, seed=arguments.seed, sequence_length=arguments.sequence_length
+        name, rows, given.model, given.processors, wanted=wanted, seed=arguments.seed, sequence_length=length
     )
 
 
@@ -102,9 +99,3 @@ def _split(splits: dict[str, Any], name: str, source: str, option: str) -> Any:
 
 def _dataset_name(arguments: Namespace, name: str, config: str | None, split: str) -> DatasetName:
     return DatasetName(name, config, split, arguments.column, arguments.label_column)
-
-
-def _default_samples(arguments: Namespace, model: PreTrainedModel) -> int:
-    if model.main_input_name == "input_ids":
-        return max(_FEWEST_SEQUENCES, _TOKENS // context_length(model.config, arguments.sequence_length))
-    return _IMAGES if model.main_input_name == "pixel_values" else _FEATURE_ROWS

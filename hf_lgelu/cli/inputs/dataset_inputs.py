@@ -18,8 +18,11 @@ from transformers.utils import logging
 from hf_lgelu.cli.inputs.images import ProcessedImages, image_processor_of
 from hf_lgelu.cli.inputs.input_set import InputSet, TensorRows, float_rows, sample_numbers
 from hf_lgelu.cli.inputs.texts import (
+    FEWEST_SEQUENCES,
+    TOKENS,
     context_length,
     encoded_sequences,
+    taken_beside,
     text_blocks,
     text_sequences,
     tokenizer_of,
@@ -32,6 +35,8 @@ logger = logging.get_logger(__name__)
 
 _NAMED = {"text": ("text", "sentence", "content"), "image": ("image", "img")}
 _LABELS = ("label", "labels")
+_FEATURE_ROWS, _IMAGES = 8192, 1024  # taken where the user names no number
+_NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types of transformers
 _SAVED_TO_DISK = ("dataset_dict.json", "state.json")
 _BUILDERS = {
     **{".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".arrow": "arrow"}
@@ -95,7 +100,17 @@ def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
     splits = dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
     if path is not None and path.suffix.lower() == ".csv":
         _require_names(name, path)
+        _require_commas(name, splits["train"].column_names)
     return splits
+
+
+def _require_commas(name: str, columns: Sequence[str]) -> None:
+    separator = next((sign for sign in (";", "\t") if len(columns) == 1 and sign in columns[0]), None)
+    if separator is not None:
+        raise ValueError(
+            f"{name} has one column, {columns[0]!r}: its columns seem to stand between {separator!r}, and are read "
+            "between commas. Write it so"
+        )
 
 
 def _require_names(name: str, file: Path) -> None:
@@ -131,7 +146,7 @@ def dataset_rows(
     seed: int,
     sequence_length: int | None = None,
 ) -> InputSet:
-    """`wanted` of the rows, or all, as `model` takes them.
+    """`wanted` of the rows, or as many as are taken by default, as `model` takes them.
 
     What a row is follows from the model's main input: token ids (texts, blocks of one for a language model), pixels
     (images, by the image processor), features (numeric columns, or one column of lists). Labels go along where they
@@ -142,7 +157,8 @@ def dataset_rows(
         rows: a `datasets.Dataset`.
         model: what the inputs are for.
         source: folder or Hub id of its tokenizer or image processor.
-        wanted: how many rows, of a running text blocks.
+        wanted: how many rows, of a running text blocks. None takes 8,192 rows of features, 1,024 images, or sequences
+            of together 32,768 tokens, but at least 32: past 32 times the width of a layer no gain was seen.
         seed: of their choice.
         sequence_length: tokens of a block, and the most of a sequence; None takes what the model takes.
 
@@ -162,7 +178,8 @@ def dataset_rows(
     if not len(rows):
         raise ValueError(f"{name.description} has no rows")
     made = _READERS[model.main_input_name](name, rows, model, source, wanted, seed, sequence_length)
-    return InputSet(made, name.description, name.hub_id, whole=wanted is None or len(made) < wanted)
+    whole = made.whole if isinstance(made, TensorRows) else len(made) == len(rows)
+    return InputSet(made, name.description, name.hub_id, whole=whole)
 
 
 def why_not_read(model: PreTrainedModel) -> str | None:
@@ -180,14 +197,15 @@ def why_not_read(model: PreTrainedModel) -> str | None:
 def _token_rows(
     name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
 ) -> Any:
-    longest = context_length(model.config, length)
+    longest = context_length(model, length)
     if "input_ids" in rows.column_names and name.column in (None, "input_ids"):
         return encoded_sequences(rows, model, longest, wanted, seed, _labels(name, rows, model))
     # A classifier may have been trained on pairs of texts: half of each pair is for the user to choose.
     column = _column(name, rows, "text", alone=not is_causal(model))
     tokenizer = tokenizer_of(source)
-    longest = min(longest, tokenizer.model_max_length)
+    longest = longest if length else min(longest, tokenizer.model_max_length)
     if is_causal(model):
+        wanted = wanted or max(FEWEST_SEQUENCES, TOKENS // longest)
         return text_blocks(rows[column], tokenizer, longest, wanted, seed)
     return text_sequences(rows[column], tokenizer, longest, wanted, seed, _labels(name, rows, model))
 
@@ -195,20 +213,24 @@ def _token_rows(
 def _pixel_rows(
     name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
 ) -> Any:
+    wanted = wanted or _IMAGES
     if "pixel_values" in rows.column_names and name.column in (None, "pixel_values"):
-        return _prepared_pixels(rows, wanted, seed, _labels(name, rows, model))
+        return _prepared_pixels(rows, model, wanted, seed, _labels(name, rows, model))
     column = _column(name, rows, "image")
     mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
     images = ProcessedImages(rows, column, image_processor_of(source), mode=mode, labels=_labels(name, rows, model))
     return Subset(images, sample_numbers(len(images), wanted, seed).tolist())
 
 
-def _prepared_pixels(rows: Any, wanted: int | None, seed: int, labels: Tensor | None) -> TensorRows:
-    """The column pixel_values, (N, C, H, W), as the model takes it."""
+def _prepared_pixels(rows: Any, model: PreTrainedModel, wanted: int, seed: int, labels: Tensor | None) -> TensorRows:
+    """The column pixel_values, (N, C, H, W), as the model takes it, and masks and the like that it takes beside."""
     chosen = sample_numbers(len(rows), wanted, seed).tolist()
-    pixels = np.stack([np.asarray(image, dtype=np.float32) for image in rows[chosen]["pixel_values"]])
-    tensors = {"pixel_values": torch.from_numpy(pixels)}
-    return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]})
+    found = rows[chosen]
+    pixels = np.stack([np.asarray(image, dtype=np.float32) for image in found["pixel_values"]])
+    beside = {name: torch.tensor(found[name]) for name in taken_beside(model, rows.column_names)}
+    tensors = {"pixel_values": torch.from_numpy(pixels), **beside}
+    whole = len(chosen) == len(rows)
+    return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]}, whole=whole)
 
 
 def _feature_rows(
@@ -234,9 +256,10 @@ def _feature_rows(
             f"{name.description} has {features.shape[1]} features a row ({', '.join(lists or own)[:200]}), and the "
             f"model takes {wanted_features}; keep the columns that it was trained on, prepared as they were"
         )
-    chosen = torch.from_numpy(sample_numbers(len(features), wanted, seed))
+    chosen = torch.from_numpy(sample_numbers(len(features), wanted or _FEATURE_ROWS, seed))
     tensors = {"features": features[chosen]}
-    return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]})
+    whole = len(chosen) == len(features)
+    return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]}, whole=whole)
 
 
 def _column(name: DatasetName, rows: Any, kind: str, *, alone: bool = False) -> str:
@@ -284,6 +307,8 @@ def _kind(feature: Any) -> str | None:
 
 def _is_classifier(model: PreTrainedModel) -> bool:
     """Whether it gives one class a row."""
+    if getattr(model.config, "problem_type", None) in _NOT_ONE_CLASS:
+        return False
     return type(model).__name__.endswith(("ForImageClassification", "ForSequenceClassification", "ForClassification"))
 
 

@@ -34,7 +34,14 @@ class ProcessedImages(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """The rows `indices` as one batch."""
         numbers = list(indices)
-        images = [image.convert(self.mode) for image in self.rows[numbers][self.column]]
+        found = self.rows[numbers][self.column]
+        empty = [number for number, image in zip(numbers, found, strict=True) if image is None]
+        if empty:
+            raise ValueError(
+                f"column {self.column!r} holds no image in row {', '.join(map(str, empty[:8]))} (counted from 0); "
+                "leave such rows out"
+            )
+        images = [image.convert(self.mode) for image in found]
         batch = {"pixel_values": self.processor(images, return_tensors="pt")["pixel_values"]}
         return batch if self.labels is None else {**batch, "labels": self.labels[numbers]}
 

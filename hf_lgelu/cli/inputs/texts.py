@@ -1,12 +1,14 @@
 """Texts as token ids: blocks of a running text for a language model, a sequence each for other models."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import find_labels
 
 from hf_lgelu.cli.inputs.input_set import TensorRows, sample_numbers
 from hf_lgelu.models.checkpoint import processor_files
@@ -16,23 +18,34 @@ from hf_lgelu.models.task_outputs import IGNORED_LABEL, is_causal
 LONGEST = 1024
 """Tokens of a sequence where the user names no length and the model takes more."""
 
+TOKENS, FEWEST_SEQUENCES = 32768, 32
+"""Where the user names no number: sequences until they have so many tokens together, but at least so many of them."""
+
 _TOGETHER = 64  # consecutive texts that stay together, so that most blocks are a text as it was written
 _CHOICE = 4  # times as many blocks are cut as are wanted, so that those chosen are of many texts
 
 
-def context_length(config: PreTrainedConfig, wanted: int | None) -> int:
+def context_length(model: PreTrainedModel, wanted: int | None) -> int:
     """Tokens of a sequence: `wanted`, or what the model takes, at most LONGEST.
 
     Raises ValueError if the model does not take as many as are wanted.
     """
-    own = next(
-        (size for name in ("n_positions", "max_position_embeddings") if (size := getattr(config, name, None))), None
-    )
+    names = ("n_positions", "max_position_embeddings")
+    own = next((size for name in names if (size := getattr(model.config, name, None))), None)
+    if own is not None:
+        own -= _positions_of_padding(model, own)
     if wanted is None:
         return min(own or LONGEST, LONGEST)
     if wanted < 2 or (own is not None and wanted > own):
         raise ValueError(f"--sequence_length must be from 2 to {own or 'what the model takes'}, got {wanted}")
     return wanted
+
+
+def _positions_of_padding(model: PreTrainedModel, positions: int) -> int:
+    """Of so many learned positions those that no token has: RoBERTa's begin behind that of padding."""
+    tables = [module for name, module in model.named_modules() if "position" in name.rpartition(".")[2]]
+    found = [table for table in tables if isinstance(table, nn.Embedding) and len(table.weight) == positions]
+    return max((table.padding_idx + 1 for table in found if table.padding_idx is not None), default=0)
 
 
 def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
@@ -63,30 +76,40 @@ def text_blocks(
 ) -> TensorRows:
     """`wanted` blocks of `length` tokens, or all; the tokens themselves are the labels, and the model shifts them.
 
-    The texts follow one another without a token between, as in transformers' examples; what is left behind the last
-    whole block is dropped. Of many texts only as many are read as it takes, in a seeded order.
+    The texts follow one another without a token between; what is left behind the last whole block is dropped. Where
+    the tokenizer begins a text with a token of its own (Llama, Gemma), every block begins with that, as whatever the
+    model reads does. Of many texts only as many are read as it takes, in a seeded order.
 
     Raises ValueError if the texts do not fill one block.
     """
     starts = range(0, len(texts), _TOGETHER)
     order = starts if wanted is None else [starts[i] for i in sample_numbers(len(starts), None, seed)]
+    begins = _begins_with(tokenizer)
+    of_text = length - len(begins)
     tokens: list[int] = []
     for start in order:
         together = [text for text in texts[start : start + _TOGETHER] if text]
         if together:
             encoded = tokenizer(together, add_special_tokens=False, return_attention_mask=False, verbose=False)
             tokens += [token for text in encoded["input_ids"] for token in text]
-        if wanted is not None and len(tokens) >= _CHOICE * wanted * length:
+        if wanted is not None and len(tokens) >= _CHOICE * wanted * of_text:
             break
-    count = len(tokens) // length
+    count = len(tokens) // of_text
     if not count:
         raise ValueError(
             f"the texts have {len(tokens)} tokens, which do not fill one sequence of {length}; give more of them, or "
             "a smaller --sequence_length"
         )
-    blocks = torch.tensor(tokens[: count * length], dtype=torch.int64).view(count, length)
+    blocks = torch.tensor(tokens[: count * of_text], dtype=torch.int64).view(count, of_text)
+    blocks = torch.cat([torch.tensor(begins, dtype=torch.int64).expand(count, len(begins)), blocks], dim=1)
     blocks = blocks[torch.from_numpy(sample_numbers(count, wanted, seed))]
     return TensorRows({"input_ids": blocks, "labels": _predicted(blocks)})
+
+
+def _begins_with(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token that the tokenizer puts before a text, if it does."""
+    first = tokenizer("", return_attention_mask=False, verbose=False)["input_ids"][:1]
+    return [int(token) for token in first if token == tokenizer.bos_token_id]
 
 
 def text_sequences(
@@ -97,51 +120,92 @@ def text_sequences(
     seed: int,
     labels: Tensor | None = None,
 ) -> TensorRows:
-    """`wanted` texts that are not empty, or all, a row each, cut at `length` tokens and padded to the longest.
+    """`wanted` texts that are not empty, a row each, cut at `length` tokens and padded to the longest.
 
-    `labels` (len(texts),) go along. Raises ValueError without a text, or without a token to pad with.
+    None takes them until they have TOKENS together, and FEWEST_SEQUENCES at least. `labels` (len(texts),) go along.
+    Raises ValueError without a text, or without a token to pad with.
     """
     if tokenizer.pad_token is None:
         raise ValueError("the tokenizer has no token to pad with; set tokenizer.pad_token and save it beside the model")
-    chosen = [number for number in sample_numbers(len(texts), None, seed).tolist() if (texts[number] or "").strip()][
-        :wanted
-    ]
-    if not chosen:
+    filled = [number for number in sample_numbers(len(texts), None, seed).tolist() if (texts[number] or "").strip()]
+    if not filled:
         raise ValueError("the column holds no text: every row is empty")
-    encoded = tokenizer(
-        [texts[number] for number in chosen], truncation=True, max_length=length, padding=True, return_tensors="pt"
-    )
-    return TensorRows(dict(encoded) if labels is None else {**encoded, "labels": labels[chosen]})
+
+    def encoded() -> Iterator[dict[str, list[int]]]:
+        for start in range(0, len(filled), _TOGETHER):
+            together = [texts[number] for number in filled[start : start + _TOGETHER]]
+            columns = tokenizer(together, truncation=True, max_length=length, verbose=False)
+            yield from ({name: column[row] for name, column in columns.items()} for row in range(len(together)))
+
+    chosen = _taken(encoded(), lambda row: len(row["input_ids"]), wanted)
+    tensors = dict(tokenizer.pad(chosen, return_tensors="pt", verbose=False))
+    if labels is not None:
+        tensors["labels"] = labels[filled[: len(chosen)]]
+    return TensorRows(tensors, whole=len(chosen) == len(filled))
+
+
+def _taken(rows: Iterable[Any], tokens_of: Callable[[Any], int], wanted: int | None) -> list[Any]:
+    """The first `wanted` rows; of None as many as have TOKENS together, and FEWEST_SEQUENCES at least."""
+    taken: list[Any] = []
+    tokens = 0
+    for row in rows:
+        if len(taken) == wanted or (wanted is None and tokens >= TOKENS and len(taken) >= FEWEST_SEQUENCES):
+            break
+        taken.append(row)
+        tokens += tokens_of(row)
+    return taken
 
 
 def encoded_sequences(
     rows: Any, model: PreTrainedModel, length: int, wanted: int | None, seed: int, labels: Tensor | None = None
 ) -> TensorRows:
-    """The columns input_ids and attention_mask of a tokenized data set, cut at `length` and padded on the right.
+    """The columns of a tokenized data set that the model takes, cut at `length` and padded on the right.
 
-    Of rows that are padded on the left that goes first: cut, they would be padding for the most part.
-    A language model's labels are its tokens, -100 where they are padding; another model's are `labels`, (len(rows),).
+    Of rows that are padded on the left that goes first: cut, they would be padding for the most part. How many are
+    taken, as in `text_sequences`. A language model's labels are those of the data set, where it has a column of them,
+    else its tokens, -100 where they are padding; another model's are `labels`, (len(rows),).
+
+    Raises ValueError for token numbers that are no integers, or a column that the model takes and that has no value for
+    each token.
     """
-    chosen = sample_numbers(len(rows), wanted, seed).tolist()
-    found = rows[chosen]
+    order = sample_numbers(len(rows), None, seed).tolist()
+    has_mask = "attention_mask" in rows.column_names
+    numbers = _taken(order, lambda number: min(length, _tokens(rows[number], has_mask)), wanted)
+    found = rows[numbers]
     sequences = found["input_ids"]
-    masks = found["attention_mask"] if "attention_mask" in rows.column_names else [[1] * len(ids) for ids in sequences]
+    masks = found["attention_mask"] if has_mask else [[1] * len(ids) for ids in sequences]
     begins = [mask.index(1) if 1 in mask else 0 for mask in masks]
 
-    def padded(column: list[list[int]]) -> Tensor:
+    def padded(name: str, column: Sequence[Any], fill: int = 0) -> Tensor:
+        if [len(row) for row in column] != [len(ids) for ids in sequences]:
+            raise ValueError(f"column {name!r} must have a value for each of input_ids, as the model takes it")
         cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
-        return torch.nn.utils.rnn.pad_sequence(cut, batch_first=True).to(torch.int64)
+        if any(row.is_floating_point() and row.numel() for row in cut):
+            raise ValueError(f"column {name!r} must hold integers, and holds numbers such as {cut[0].flatten()[0]}")
+        return torch.nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=fill).to(torch.int64)
 
-    ids, mask = padded(sequences), padded(masks)
+    ids, mask = padded("input_ids", sequences), padded("attention_mask", masks)
     if "input_ids" in (pad := pad_tokens(model)):
         # A classifier on a decoder looks for the model's own, whatever the rows were padded with.
         ids = ids.masked_fill(mask == 0, pad["input_ids"])
-    tensors = {"input_ids": ids, "attention_mask": mask}
+    beside = [name for name in taken_beside(model, rows.column_names) if name != "attention_mask"]
+    tensors = {"input_ids": ids, "attention_mask": mask, **{name: padded(name, found[name]) for name in beside}}
     if is_causal(model):
-        tensors["labels"] = _predicted(tensors["input_ids"]).masked_fill(tensors["attention_mask"] == 0, IGNORED_LABEL)
+        own = padded("labels", found["labels"], IGNORED_LABEL) if "labels" in rows.column_names else ids
+        tensors["labels"] = _predicted(own).masked_fill(mask == 0, IGNORED_LABEL)
     elif labels is not None:
-        tensors["labels"] = labels[chosen]
-    return TensorRows(tensors)
+        tensors["labels"] = labels[numbers]
+    return TensorRows(tensors, whole=len(numbers) == len(order))
+
+
+def taken_beside(model: PreTrainedModel, columns: Sequence[str]) -> list[str]:
+    """Of these columns those that are arguments of the model beside its main input, and no labels."""
+    arguments = inspect.signature(model.forward).parameters.keys() - set(find_labels(type(model)))
+    return [name for name in columns if name in arguments and name != model.main_input_name]
+
+
+def _tokens(row: dict[str, Any], has_mask: bool) -> int:
+    return sum(row["attention_mask"]) if has_mask else len(row["input_ids"])
 
 
 def _predicted(tokens: Tensor) -> Tensor:
