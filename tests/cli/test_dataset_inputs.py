@@ -89,6 +89,9 @@ def test_a_language_model_gets_blocks_of_the_text_as_it_was_written(tokenizer, g
     blocks = text[: len(text) // 16 * 16].view(-1, 16)
     assert {tuple(row) for row in batch["input_ids"].tolist()} == {tuple(row) for row in blocks.tolist()}
     assert len(made) == len(blocks) > 20
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    assert inputs(rows, gpt2, tokenizer[0]).whole
+    assert not inputs(rows, gpt2, tokenizer[0], wanted=5).whole
     assert torch.equal(batch["labels"][:, 1:], batch["input_ids"][:, 1:])
     assert (batch["labels"][:, 0] == -100).all()
     assert "labels" not in made.first(2)
@@ -175,6 +178,10 @@ def test_a_language_model_is_scored_on_the_labels_that_are_there(gpt2):
     assert batch["labels"].tolist() == [[-100, -100, 7, 8]]
     logits = gpt2.eval()(batch["input_ids"]).logits[0].log_softmax(-1)
     torch.testing.assert_close(gpt2(**batch).loss, -(logits[1, 7] + logits[2, 8]) / 2)
+    classes = whole(inputs(datasets.Dataset.from_dict({**columns, "labels": [1]}), gpt2))
+    assert classes["labels"].tolist() == [[-100, 6, 7, 8]]
+    with pytest.raises(ValueError, match="column 'labels' must have a value for each of input_ids"):
+        inputs(datasets.Dataset.from_dict({**columns, "labels": [[7, 8]]}), gpt2)
 
 
 def test_masks_beside_prepared_pixels_go_along():

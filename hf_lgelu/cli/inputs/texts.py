@@ -103,7 +103,8 @@ def text_blocks(
     blocks = torch.tensor(tokens[: count * of_text], dtype=torch.int64).view(count, of_text)
     blocks = torch.cat([torch.tensor(begins, dtype=torch.int64).expand(count, len(begins)), blocks], dim=1)
     blocks = blocks[torch.from_numpy(sample_numbers(count, wanted, seed))]
-    return TensorRows({"input_ids": blocks, "labels": _predicted(blocks)})
+    whole = wanted is None or count < wanted
+    return TensorRows({"input_ids": blocks, "labels": _predicted(blocks)}, whole=whole)
 
 
 def _begins_with(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -191,7 +192,8 @@ def encoded_sequences(
     beside = [name for name in taken_beside(model, rows.column_names) if name != "attention_mask"]
     tensors = {"input_ids": ids, "attention_mask": mask, **{name: padded(name, found[name]) for name in beside}}
     if is_causal(model):
-        own = padded("labels", found["labels"], IGNORED_LABEL) if "labels" in rows.column_names else ids
+        has_labels = "labels" in rows.column_names and isinstance(found["labels"][0], list)  # not one class a row
+        own = padded("labels", found["labels"], IGNORED_LABEL) if has_labels else ids
         tensors["labels"] = _predicted(own).masked_fill(mask == 0, IGNORED_LABEL)
     elif labels is not None:
         tensors["labels"] = labels[numbers]
