@@ -306,3 +306,17 @@ def test_weights_that_are_not_finite_are_named(name, said, number):
     with pytest.raises(ValueError, match=f"{said}.*look at the model's weights"):
         equalize_ranges(model, torch.rand(64, 4))
     assert all(torch.equal(value.nan_to_num(), weights[key].nan_to_num()) for key, value in model.state_dict().items())
+
+
+def test_a_convolution_may_be_given_a_single_row():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(3, 5, 3), nn.ReLU(), nn.Conv1d(5, 2, 3))
+    with torch.no_grad():
+        model[0].weight[0] *= 64
+        model[0].bias[0] *= 64
+    row, others = torch.randn(3, 20), torch.randn(4, 3, 20)
+    before = model(others)
+    equalize_ranges(model, row)
+    assert torch.equal(model(others), before)  # powers of two
+    loudest = model[1](model[0](row)).amax(1)
+    assert loudest.max() / loudest.min() < 16

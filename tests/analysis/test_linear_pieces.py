@@ -384,3 +384,15 @@ def test_weights_that_are_not_finite_are_to_blame(number):
     nn.init.constant_(model[2].bias, number)
     with pytest.raises(ValueError, match="gives NaN or infinity on these inputs; look at its weights"):
         local_linear_model(model, torch.randn(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"), [(2, r"of any number of rows, got shape \(2,\) of one"), (0, r"got shape \(5, 0\)")]
+)
+def test_scores_without_an_axis_of_rows_or_of_outputs_are_refused(outputs, message):
+    class Squeezed(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x).squeeze()
+
+    with pytest.raises(ValueError, match=message):
+        local_linear_model(Squeezed(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, outputs)), torch.randn(5, 3))

@@ -212,7 +212,7 @@ class _Units:
         if not arguments:
             return
         inputs: Tensor = arguments[0]
-        axis = 1 if isinstance(layer, nn.modules.conv._ConvNd) else inputs.dim() - 1
+        axis = _channel_axis(layer, inputs)
         rows = inputs.detach().movedim(axis, -1).reshape(-1, inputs.shape[axis])
         least, most = rows.amin(0), rows.amax(0)
         self.least = torch.minimum(self.least, least) if self.sample else least
@@ -267,7 +267,7 @@ class _Units:
         least, most = float((self.least * flat).min().clamp(max=0)), float((self.most * flat).max().clamp(min=0))
         wrong = total = 0.0
         for inputs in self.sample:
-            axis = 1 if isinstance(layer, nn.modules.conv._ConvNd) else inputs.dim() - 1
+            axis = _channel_axis(layer, inputs)
             scaled = inputs * flat.view(-1, *[1] * (inputs.dim() - 1 - axis))
             expected = functional_call(layer, {"weight": weight}, (scaled,)).double()
             found = functional_call(layer, {"weight": rounded}, (_in_unsigned(scaled, least, most),)).double()
@@ -295,6 +295,12 @@ def _bounded(sizes: Tensor) -> Tensor:
     """At least a small share of the largest: what is never seen gets no scale without end."""
     sizes = sizes.cpu()
     return sizes.clamp(min=max(float(sizes.max()), torch.finfo(torch.float32).tiny) * _LEAST_SHARE)
+
+
+def _channel_axis(layer: nn.Module, inputs: Tensor) -> int:
+    """Which axis of a layer's input counts its channels; a convolution may be given rows, or a single one."""
+    is_convolution = isinstance(layer, nn.modules.conv._ConvNd)
+    return inputs.dim() - layer.weight.dim() + 1 if is_convolution else inputs.dim() - 1
 
 
 def _output_axis(layer: nn.Module) -> int:

@@ -147,11 +147,16 @@ def _refuse_smooth(network: nn.Module, example: Tensor) -> None:
 
 def _pieces(network: nn.Module, inputs: Tensor, generator: torch.Generator) -> LocalLinearModels:
     def single(x: Tensor) -> tuple[Tensor, Tensor]:
-        scores = scores_of(network(x[None].clone()))[0]  # as below
-        return scores, scores
+        scores = scores_of(network(x[None].clone()))  # as below
+        if scores.ndim != 2:
+            raise ValueError(
+                f"the network must give scores (batch, outputs) of any number of rows, got shape {tuple(scores.shape)} "
+                "of one"
+            )
+        return scores[0], scores[0]
 
     batch_scores, pattern, sites = _run(network, inputs)
-    if batch_scores.ndim != 2:
+    if batch_scores.ndim != 2 or not batch_scores.shape[1]:
         raise ValueError(f"the network must give scores (batch, outputs), got shape {tuple(batch_scores.shape)}")
     if not bool(batch_scores.isfinite().all()):
         raise ValueError("the network gives NaN or infinity on these inputs; look at its weights")
