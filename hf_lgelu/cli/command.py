@@ -141,8 +141,9 @@ def _require_choices(command: Command, words: Sequence[str]) -> None:
 
 def _answer(command: Command, arguments: argparse.Namespace) -> int:
     module, _, function = command.run.partition(":")
+    ended_by = [signal.SIGINT]
     try:
-        with _signals_as_exceptions():
+        with _signals_as_interrupts(ended_by):
             getattr(importlib.import_module(module), function)(arguments)
     except BrokenPipeError:  # `hf-lgelu check ... | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at the end would complain
@@ -154,19 +155,20 @@ def _answer(command: Command, arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt as interrupt:
         left = str(interrupt) or "nothing was written"
         print(f"hf-lgelu {command.name}: interrupted; {left}", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return 128 + ended_by[-1]
     return 0
 
 
 @contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as SIGINT does, so that what was half written is removed."""
+def _signals_as_interrupts(seen: list[signal.Signals]) -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as SIGINT does, so that what was half written is removed; `seen` gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def leave(number: int, frame: Any) -> NoReturn:
-        raise SystemExit(128 + number)
+        seen.append(signal.Signals(number))
+        raise KeyboardInterrupt
 
     previous: dict[int, Any] = {}
     for name in ("SIGTERM", "SIGHUP"):

@@ -16,7 +16,12 @@ def known_facts(model: str, named: str | None) -> CardFacts:
     Raises FileNotFoundError where nothing is at `named`, ValueError for a file that holds something else.
     """
     if named is not None:
-        return load_card_facts(Path(named).expanduser())
+        place = Path(named).expanduser()
+        if not place.exists() or (place.is_dir() and not (place / CARD_FACTS_FILE).is_file()):
+            raise FileNotFoundError(
+                f"there are no facts at {named}: hf_lgelu.save_card_facts writes them, as {CARD_FACTS_FILE} of a folder"
+            )
+        return load_card_facts(place)
     folder = local(model)
     if folder is not None and (folder / CARD_FACTS_FILE).is_file():
         return load_card_facts(folder)

@@ -324,3 +324,10 @@ def test_the_dearest_gates_and_how_a_checkpoint_was_converted_are_said(place, tm
     (tmp_path / "relu" / "report.json").write_text('{"report": {"model": "other"}}')
     status, said, _ = call("check", tmp_path / "relu", "--disable_tqdm")
     assert (status, "How it was converted" in said) == (0, False)
+
+
+def test_facts_that_are_not_there_are_told_with_who_writes_them(place, tmp_path, call):
+    for named in (tmp_path / "nowhere", tmp_path):
+        status, _, errors = call("card", place / "hard", "--facts", named)
+        assert status == 1
+        assert f"there are no facts at {named}: hf_lgelu.save_card_facts writes them, as card_facts.json" in errors

@@ -169,7 +169,7 @@ def test_what_failed_is_said_in_one_line(fake_command, call):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_signals_leave_nothing_half_written(number, fake_command, tmp_path, monkeypatch):
+def test_signals_leave_nothing_half_written(number, fake_command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules[write_and_be_killed.__module__], "signal_to_send", number)
     fake_command(write_and_be_killed)
     # Under nohup, or in the background of a script, the tests themselves run with some of them ignored.
@@ -184,6 +184,7 @@ def test_signals_leave_nothing_half_written(number, fake_command, tmp_path, monk
         after = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
         signal.signal(number, previous)
     assert status == 128 + number
+    assert capsys.readouterr().err == "hf-lgelu fake: interrupted; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
     assert after == before
 
