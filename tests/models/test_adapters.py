@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import huggingface_hub
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model
@@ -29,6 +30,12 @@ def gpt2(activation="lambda_gelu"):
 def lora(model, **options):
     config = LoraConfig(r=2, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True, init_lora_weights=False, **options)
     return get_peft_model(model, config).eval()
+
+
+@pytest.fixture(autouse=True)
+def without_the_hub(monkeypatch):
+    """A checkpoint of no name is looked for on the Hub, for 25 seconds where there is none."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture
