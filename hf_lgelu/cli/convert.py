@@ -26,6 +26,7 @@ from hf_lgelu.cli.given_checkpoint import (
     require_other_folder,
 )
 from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set
+from hf_lgelu.cli.inputs.dataset_inputs import require_outside_data
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_text import shown
@@ -66,6 +67,7 @@ def convert(arguments: Namespace) -> ConversionReport:
     folder, state = Path(arguments.output_dir), _processes()
     work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
     require_other_folder(folder, arguments.model, arguments.data, arguments.evaluation)
+    require_outside_data(folder, arguments.data, arguments.evaluation)
     tell = print if state.is_main_process else _say_nothing
     progress = not arguments.disable_tqdm and state.is_main_process
     # Entered first: a folder that cannot be written to must not be found out after the work.

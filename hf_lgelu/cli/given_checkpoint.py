@@ -155,15 +155,8 @@ def _refuse_gateless(given: GivenCheckpoint) -> None:
 def require_other_folder(folder: Path, checkpoint: str, *others: str | None) -> None:
     """Raise ValueError if the output folder is or holds what is read: replaced, it would take that along.
 
-    `others` are data sets and files beside the checkpoint; what is not local, or None, is in no folder. Nor may it lie
-    in one of them: the next time its files would be read as data.
+    `others` are data sets and files beside the checkpoint; what is not local, or None, is in no folder.
     """
-    for name in filter(None, others):
-        path = local(name)
-        if path is not None and path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
-            raise ValueError(
-                f"{folder} lies in {name}, and would be read as data the next time; give an output folder elsewhere"
-            )
     for name, what in ((checkpoint, "the checkpoint"), *((other, other) for other in others if other is not None)):
         path = local(name)
         if path is not None and path.resolve().is_relative_to(folder.resolve()):

@@ -17,6 +17,7 @@ from hf_lgelu.cli.given_checkpoint import (
     require_other_folder,
 )
 from hf_lgelu.cli.inputs.chosen import evaluation_set
+from hf_lgelu.cli.inputs.dataset_inputs import require_outside_data
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.cli.known_facts import known_facts, with_hardness_of
 from hf_lgelu.export.hub.card import write_card
@@ -39,6 +40,7 @@ def harden(arguments: Namespace) -> Any:
     target, folder = check_target(arguments.to), Path(arguments.output_dir)
     progress = not arguments.disable_tqdm
     require_other_folder(folder, arguments.model, arguments.evaluation, arguments.facts)
+    require_outside_data(folder, arguments.evaluation)
     # Entered first: a folder that cannot be written to must not be found out after the work.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
         given = read_checkpoint(arguments.model, progress=progress)

@@ -24,7 +24,9 @@ from hf_lgelu.models.sentence_embedder import SentenceEmbedder, embedder_of
 
 # Of the encoder, written anew; and other forms of the whole network, which would still be the smooth one.
 _ENCODERS_OWN = (CONFIG_NAME, "model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
-_SETTINGS = "sentence_bert_config.json"
+# Where sentence-transformers keeps how many tokens an encoder is given, by the class that wrote it.
+_WRITERS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_SETTINGS = tuple(f"sentence_{writer}_config.json" for writer in _WRITERS)
 _WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "*.h5", "*.msgpack", "*.ot")
 _OTHER_FORMS = ("onnx", "openvino", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "coreml")
 
@@ -112,10 +114,11 @@ def _modules(path: Path) -> list[dict[str, str]]:
 
 
 def _longest(encoder: Path) -> int | None:
-    """What sentence-transformers keeps beside an encoder of how many tokens it is given."""
-    file = encoder / _SETTINGS
-    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return settings.get("max_seq_length")
+    """What sentence-transformers keeps beside an encoder of how many tokens it is given; None where it does not."""
+    file = next((encoder / name for name in _SETTINGS if (encoder / name).is_file()), None)
+    settings = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
+    longest = settings.get("max_seq_length") if isinstance(settings, dict) else None
+    return int(longest) if longest else None
 
 
 def _downloaded(name: str) -> Path | None:

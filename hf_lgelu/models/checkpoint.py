@@ -48,10 +48,11 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, revision: str | None = N
     # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
     config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
     kind = model_class(config)
-    own_code = getattr(config, "auto_map", None) or {}
+    own_code = getattr(config, "auto_map", None)
+    own_code = own_code if isinstance(own_code, dict) else {}
     if kind is not MLPForClassification and any(name.startswith("AutoModel") for name in own_code):
         logger.warning(
-            f"{name_or_path} brings code of its own ({', '.join(sorted(map(str, own_code.values())))}), which is not "
+            f"{name_or_path} brings code of its own ({', '.join(_named_code(own_code))}), which is not "
             f"run: what is loaded, compared and saved is transformers' {kind.__name__}, which may compute something "
             "else"
         )
@@ -64,6 +65,12 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, revision: str | None = N
     if hasattr(model.config, "auto_map"):
         del model.config.auto_map
     return model
+
+
+def _named_code(own_code: Mapping[str, Any]) -> list[str]:
+    """The classes of an `auto_map`; a tokenizer's entry lists two, of which one may be None."""
+    entries = (entry if isinstance(entry, list | tuple) else [entry] for entry in own_code.values())
+    return sorted({str(name) for names in entries for name in names if name})
 
 
 def _require_all_tensors(model: PreTrainedModel, name_or_path: str | os.PathLike, found: Mapping[str, Any]) -> None:

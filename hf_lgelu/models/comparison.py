@@ -53,9 +53,14 @@ def floating_outputs(output: Any) -> list[Tensor]:
     """What `outputs_of` gives, of an output that is there."""
     if isinstance(output, dict):
         output = {name: value for name, value in output.items() if name != "loss"}
-    numbers = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in _tensors(output)]
-    found = [tensor for tensor in numbers if tensor.is_floating_point()]
+    found = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
     return [tensor for tensor in found if tensor.ndim > 0] or found
+
+
+def all_numbers(output: Any) -> list[Tensor]:
+    """What `floating_outputs` gives, and behind these the complex tensors, as pairs of numbers."""
+    found = [tensor.resolve_conj() for tensor in _tensors(output) if tensor.is_complex()]
+    return [*floating_outputs(output), *map(torch.view_as_real, found)]
 
 
 def discrete_outputs(output: Any) -> list[Tensor]:
@@ -189,6 +194,7 @@ def _tensors(output: object) -> list[Tensor]:
         return [tensor for value in output.values() for tensor in _tensors(value)]
     if isinstance(output, list | tuple):
         return [tensor for value in output for tensor in _tensors(value)]
-    if dataclasses.is_dataclass(output):
-        return [tensor for part in dataclasses.fields(output) for tensor in _tensors(getattr(output, part.name))]
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        values = [getattr(output, part.name, None) for part in dataclasses.fields(output)]
+        return [tensor for value in values for tensor in _tensors(value)]
     return []

@@ -44,7 +44,7 @@ def with_a_dead_unit(function, **sizes):
 @pytest.mark.parametrize("prune", [remove_dead_units, lambda model, data: prune_units(model, data, fraction=0.25)])
 def test_codes_of_the_units_that_the_model_also_gives_are_outputs(prune, code):
     model = with_a_dead_unit(lambda self, hidden: {"logits": self.down(hidden), "code": code(hidden)})
-    with pytest.raises(RuntimeError, match="a shape of it, or the codes, masks or indices in it"):
+    with pytest.raises(RuntimeError, match="in its shape, or in codes, masks or indices"):
         prune(model, rows())
 
 
@@ -85,6 +85,29 @@ def test_neither_a_masked_score_nor_half_precision_hides_a_change(prune, functio
     assert F.cosine_similarity(before, after).mean() < 0.95  # another network
     with pytest.raises(RuntimeError, match="where rounding explains"):
         prune(model, data)
+
+
+@pytest.mark.parametrize("widens", [True, False])
+def test_a_forward_in_half_precision_hides_no_change_either(widens):
+    """Autocast inside, or a cast of its own, cannot be taken to float32."""
+
+    class Shifted(Applied):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.down(self.gate(self.up(x if widens else x.to(torch.bfloat16))) + 1.0)  # 0 does not stay 0
+
+    model, data = Shifted(None, features=8, units=16, outputs=4), rows(4096, 8)
+    with pytest.raises(RuntimeError, match=r"where rounding explains 0\.[1-3]"):
+        prune_units(model, data, fraction=0.3)
+
+
+def test_codes_that_rounding_tips_over_are_those_of_a_finer_arithmetic():
+    def quantized(self, hidden):
+        y = self.down(hidden)
+        return y, (y * 32000).round().to(torch.int64)
+
+    pruned = remove_dead_units(with_a_dead_unit(quantized, features=32, units=64, outputs=8), rows(4096, 32))
+    assert pruned.removed == {"up": [0]}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -151,7 +174,7 @@ class Output:
     [
         lambda self, hidden: (self.down(hidden), hidden[:0, :1]),
         lambda self, hidden: Output(self.down(hidden)),
-        lambda self, hidden: (self.down(hidden), torch.complex(self.down(hidden), self.down(hidden))),
+        lambda self, hidden: (torch.complex(self.down(hidden), self.down(hidden)).conj(), self.down(hidden)),
     ],
     ids=["an empty tensor beside", "a dataclass", "complex numbers"],
 )

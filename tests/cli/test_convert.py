@@ -278,6 +278,10 @@ def test_a_result_among_the_data_would_be_read_as_data_the_next_time(place, tmp_
         assert status == 1
         assert f"{out} lies in {data}, and would be read as data the next time" in errors
     assert [path.name for path in data.iterdir()] == ["train.csv"]
+    saved = tmp_path / "saved"
+    datasets.load_dataset("csv", data_files=str(place / "rows.csv"))["train"].save_to_disk(saved)
+    words = ("convert", place / "gelu", "--data", saved, "--output_dir", saved / "relu", "--disable_tqdm")
+    assert call(*words)[0] == 0  # its own files alone are read
 
 
 @pytest.mark.parametrize("option", ["--data", "--evaluation"])

@@ -167,8 +167,48 @@ def test_columns_that_the_model_takes_beside_the_tokens_go_along(bert):
     torch.testing.assert_close(given, expected)
     with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each of input_ids"):
         inputs(datasets.Dataset.from_dict({**columns, "token_type_ids": [[0], [1]]}), bert)
-    with pytest.raises(ValueError, match=r"column 'input_ids' must hold integers, and holds numbers such as 1\.5"):
+    with pytest.raises(ValueError, match=r"column 'input_ids' must hold integers, and row 0 .* holds 1\.5"):
         inputs(datasets.Dataset.from_dict({"input_ids": [[1.5, 2.5]]}), bert)
+    with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each of input_ids"):
+        inputs(datasets.Dataset.from_dict({**columns, "token_type_ids": [[0, 1, 1], None]}), bert)
+    nothing = whole(inputs(datasets.Dataset.from_dict({**columns, "token_type_ids": [None, None]}), bert))
+    assert "token_type_ids" not in nothing
+
+
+def test_integers_that_a_table_holds_as_floats_are_integers(bert):
+    columns = {"input_ids": [[5.0, 6.0, 7.0], []], "attention_mask": [[1.0, 1.0, 0.0], []]}
+    batch = whole(inputs(datasets.Dataset.from_dict(columns), bert))
+    order = sample_numbers(2, None, 0).tolist()
+    assert batch["input_ids"].tolist() == [[[5, 6], [0, 0]][i] for i in order]
+    assert batch["attention_mask"].tolist() == [[[1, 1], [0, 0]][i] for i in order]
+
+
+def test_a_number_a_row_that_the_model_takes_goes_along():
+    class Languages(BertForSequenceClassification):
+        def forward(self, input_ids, attention_mask=None, lang_ids=None):
+            return super().forward(input_ids, attention_mask)
+
+    model = Languages(BertConfig(vocab_size=300, max_position_embeddings=16, **SMALL))
+    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6], [7]], "lang_ids": [3, 4]})
+    batch = whole(inputs(rows, model))
+    assert batch["lang_ids"].tolist() == [[3, 4][i] for i in sample_numbers(2, None, 0)]
+
+
+def test_a_batch_has_no_padding_behind_all_of_its_rows(tokenizer, bert):
+    """One long text among thousands of short ones had every batch as long as it."""
+    texts = ["one two"] * 9 + ["three " * 14]
+    made = inputs(datasets.Dataset.from_dict({"text": texts, "label": [0] * 9 + [1]}), bert, tokenizer[0])
+    labels = made.rows.tensors["labels"].tolist()
+    long = labels.index(1)
+    short = [number for number in range(10) if number != long]
+    batch = made.rows.__getitems__(short)
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (9, 2)
+    assert batch["labels"].shape == (9,)
+    assert made.rows.__getitems__([short[0], long])["input_ids"].shape == (2, 14)
+    padded = made.rows.tensors
+    expected = bert.eval()(padded["input_ids"][short], attention_mask=padded["attention_mask"][short]).logits
+    found = bert(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_language_model_is_scored_on_the_labels_that_are_there(gpt2):
@@ -251,6 +291,8 @@ def test_a_table_between_semicolons_is_refused(tmp_path):
     (tmp_path / "rows.csv").write_text("text;label\none two;1\n")
     with pytest.raises(ValueError, match=r"has one column, 'text;label': .* between ';', and are read between commas"):
         load_splits(str(tmp_path / "rows.csv"))
+    (tmp_path / "one.csv").write_text("text; english\none two\n")
+    assert load_splits(str(tmp_path / "one.csv"))["train"].column_names == ["text; english"]
 
 
 def test_length_beyond_the_model_is_refused(tokenizer, gpt2):

@@ -53,6 +53,23 @@ def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tm
     ).first(1)["input_ids"].shape == (1, 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "longest"),
+    [
+        ("sentence_roberta_config.json", '{"max_seq_length": 16}', 16),
+        ("sentence_bert_config.json", '{"max_seq_length": 16.0}', 16),
+        ("sentence_bert_config.json", '{"max_seq_length": null}', None),
+        ("sentence_bert_config.json", "[]", None),
+    ],
+)
+def test_the_length_is_read_under_every_name_that_it_has(sentence_folder, name, text, longest, tmp_path):
+    folder = tmp_path / "folder"
+    shutil.copytree(sentence_folder[0], folder)
+    (folder / "sentence_bert_config.json").unlink()
+    (folder / name).write_text(text)
+    assert find_sentence_folder(str(folder)).longest == longest
+
+
 def test_other_networks_in_a_folder_of_sentence_transformers_do_not_go_along(sentence_folder, tmp_path):
     """They would still be the smooth one, or what was made of it before."""
     folder = tmp_path / "folder"

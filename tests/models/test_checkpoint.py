@@ -89,7 +89,8 @@ def test_code_that_was_not_run_is_not_named_in_what_is_saved(tmp_path):
 def test_code_that_was_not_run_is_told(tmp_path, caplog):
     BertForSequenceClassification(BERT).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    for entries, is_told in (({"AutoModel": "modeling_own.Own"}, True), ({"AutoTokenizer": ["own.Own", None]}, False)):
+    of_tokenizer = {"AutoTokenizer": ["own.Own", None]}
+    for entries, is_told in (({"AutoModel": "modeling_own.Own"}, True), (of_tokenizer, False), (["AutoModel"], False)):
         (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": entries}))
         caplog.clear()
         load_checkpoint(tmp_path)

@@ -26,6 +26,21 @@ class Shifted(nn.Module):
         return output if return_dict else (output.loss, output.logits)
 
 
+def test_complex_numbers_beside_scores_are_not_compared_in_their_place():
+    class Spectrum(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, x):
+            return torch.fft.rfft(x).conj(), x * self.scale
+
+    found = compare_models(Spectrum(1.0), Spectrum(-1.0), torch.randn(6, 4))
+    assert found.rows == 6
+    assert found.unchanged_predictions == 0
+    assert found.max_change > 0
+
+
 def test_classes_that_cannot_be_add_nothing_to_the_kl():
     inf = math.inf
     reference = torch.tensor([[0.5, -inf, 2.0], [0.5, -inf, 2.0], [1.0, 0.0, -1.0], [0.0, math.nan, 0.0]]).double()

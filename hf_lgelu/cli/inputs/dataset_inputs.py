@@ -71,6 +71,18 @@ class DatasetName:
         return self.name if local(self.name) is None else None
 
 
+def require_outside_data(folder: Path, *names: str | None) -> None:
+    """Raise ValueError if the output folder lies in a folder of data: the next time its files would be read as data."""
+    for name in filter(None, names):
+        path = local(name)
+        if path is None or not path.is_dir() or any((path / saved).is_file() for saved in _SAVED_TO_DISK):
+            continue  # of what `save_to_disk` wrote, its own files alone are read
+        if folder.resolve().is_relative_to(path.resolve()):
+            raise ValueError(
+                f"{folder} lies in {name}, and would be read as data the next time; give an output folder elsewhere"
+            )
+
+
 def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
     """{split: datasets.Dataset} of a file, a folder (of data files, images, or what `save_to_disk` wrote) or a Hub id.
 
@@ -100,13 +112,15 @@ def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
     splits = dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
     if path is not None and path.suffix.lower() == ".csv":
         _require_names(name, path)
-        _require_commas(name, splits["train"].column_names)
+        columns = splits["train"].column_names
+        _require_commas(name, columns, splits["train"][0][columns[0]] if len(splits["train"]) else None)
     return splits
 
 
-def _require_commas(name: str, columns: Sequence[str]) -> None:
+def _require_commas(name: str, columns: Sequence[str], first: Any) -> None:
+    """Raise ValueError for a file of one column whose name, and `first` row, hold what other tables have for commas."""
     separator = next((sign for sign in (";", "\t") if len(columns) == 1 and sign in columns[0]), None)
-    if separator is not None:
+    if separator is not None and first is not None and columns[0].count(separator) <= str(first).count(separator):
         raise ValueError(
             f"{name} has one column, {columns[0]!r}: its columns seem to stand between {separator!r}, and are read "
             "between commas. Write it so"

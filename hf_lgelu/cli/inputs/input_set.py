@@ -34,8 +34,14 @@ class TensorRows(Dataset):
         return {name: tensor[index] for name, tensor in self.tensors.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """The rows `indices` as one batch."""
-        return {name: tensor[list(indices)] for name, tensor in self.tensors.items()}
+        """The rows `indices` as one batch, sequences without what is padding behind all of them."""
+        batch = {name: tensor[list(indices)] for name, tensor in self.tensors.items()}
+        mask = batch.get("attention_mask")
+        if mask is None or mask.ndim != 2 or not mask.any():
+            return batch
+        whole, longest = mask.shape[1], int(mask.any(0).nonzero().max()) + 1
+        is_sequence = {name: tensor.ndim > 1 and tensor.shape[1] == whole for name, tensor in batch.items()}
+        return {name: tensor[:, :longest] if is_sequence[name] else tensor for name, tensor in batch.items()}
 
 
 @dataclass(frozen=True)

@@ -166,38 +166,54 @@ def encoded_sequences(
     taken, as in `text_sequences`. A language model's labels are those of the data set, where it has a column of them,
     else its tokens, -100 where they are padding; another model's are `labels`, (len(rows),).
 
-    Raises ValueError for token numbers that are no integers, or a column that the model takes and that has no value for
-    each token.
+    Raises ValueError for token numbers that are no integers, or a column that the model takes and that has neither a
+    value for each token nor one for each row.
     """
     order = sample_numbers(len(rows), None, seed).tolist()
     has_mask = "attention_mask" in rows.column_names
-    numbers = _taken(order, lambda number: min(length, _tokens(rows[number], has_mask)), wanted)
+    numbers = order[:wanted]
+    if wanted is None:
+        numbers = _taken(order, lambda number: min(length, _tokens(rows[number], has_mask)), None)
     found = rows[numbers]
     sequences = found["input_ids"]
     masks = found["attention_mask"] if has_mask else [[1] * len(ids) for ids in sequences]
-    begins = [mask.index(1) if 1 in mask else 0 for mask in masks]
-
-    def padded(name: str, column: Sequence[Any], fill: int = 0) -> Tensor:
-        if [len(row) for row in column] != [len(ids) for ids in sequences]:
-            raise ValueError(f"column {name!r} must have a value for each of input_ids, as the model takes it")
-        cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
-        if any(row.is_floating_point() and row.numel() for row in cut):
-            raise ValueError(f"column {name!r} must hold integers, and holds numbers such as {cut[0].flatten()[0]}")
-        return torch.nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=fill).to(torch.int64)
-
-    ids, mask = padded("input_ids", sequences), padded("attention_mask", masks)
+    cut = _Cut(numbers, sequences, masks, length)
+    ids, mask = cut.padded("input_ids", sequences), cut.padded("attention_mask", masks)
     if "input_ids" in (pad := pad_tokens(model)):
         # A classifier on a decoder looks for the model's own, whatever the rows were padded with.
         ids = ids.masked_fill(mask == 0, pad["input_ids"])
-    beside = [name for name in taken_beside(model, rows.column_names) if name != "attention_mask"]
-    tensors = {"input_ids": ids, "attention_mask": mask, **{name: padded(name, found[name]) for name in beside}}
+    tensors = {"input_ids": ids, "attention_mask": mask}
+    for name in taken_beside(model, rows.column_names):
+        if name != "attention_mask" and any(row is not None for row in found[name]):
+            is_of_rows = all(isinstance(row, int) for row in found[name])
+            tensors[name] = torch.tensor(found[name]) if is_of_rows else cut.padded(name, found[name])
     if is_causal(model):
-        has_labels = "labels" in rows.column_names and isinstance(found["labels"][0], list)  # not one class a row
-        own = padded("labels", found["labels"], IGNORED_LABEL) if has_labels else ids
+        has_labels = "labels" in rows.column_names and any(isinstance(row, list) for row in found["labels"])
+        own = cut.padded("labels", found["labels"], IGNORED_LABEL) if has_labels else ids
         tensors["labels"] = _predicted(own).masked_fill(mask == 0, IGNORED_LABEL)
     elif labels is not None:
         tensors["labels"] = labels[numbers]
     return TensorRows(tensors, whole=len(numbers) == len(order))
+
+
+class _Cut:
+    """Where tokenized rows begin behind padding on the left, and how long they may be."""
+
+    def __init__(self, numbers: Sequence[int], sequences: Sequence[Any], masks: Sequence[Any], length: int) -> None:
+        self._numbers, self._sizes = numbers, [len(ids) for ids in sequences]
+        begins = (next((place for place, counts in enumerate(mask) if counts), 0) for mask in masks)
+        self._parts = [slice(begin, begin + length) for begin in begins]
+
+    def padded(self, name: str, column: Sequence[Any], fill: int = 0) -> Tensor:
+        """(rows, longest) int64 of a column with a value for each token."""
+        if [len(row) if isinstance(row, list) else None for row in column] != self._sizes:
+            raise ValueError(f"column {name!r} must have a value for each of input_ids, as the model takes it")
+        rows = [torch.tensor(row[part]) for row, part in zip(column, self._parts, strict=True)]
+        for number, row in zip(self._numbers, rows, strict=True):
+            if row.is_floating_point() and not torch.equal(row, row.round()):
+                wrong = row[row != row.round()][0]
+                raise ValueError(f"column {name!r} must hold integers, and row {number} (counted from 0) holds {wrong}")
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill).to(torch.int64)
 
 
 def taken_beside(model: PreTrainedModel, columns: Sequence[str]) -> list[str]:
@@ -207,7 +223,7 @@ def taken_beside(model: PreTrainedModel, columns: Sequence[str]) -> list[str]:
 
 
 def _tokens(row: dict[str, Any], has_mask: bool) -> int:
-    return sum(row["attention_mask"]) if has_mask else len(row["input_ids"])
+    return int(sum(row["attention_mask"])) if has_mask else len(row["input_ids"])
 
 
 def _predicted(tokens: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.models.comparison import discrete_outputs, floating_outputs
+from hf_lgelu.models.comparison import all_numbers, discrete_outputs
 from hf_lgelu.models.example_run import Inputs, run_example
 
 _FLIPPED = 0.01  # of the codes that a model gives, those that rounding may tip over
@@ -54,8 +54,8 @@ def change_keeping_outputs(
 def _agree(before: Any, after: Any, allowed: Callable[[Tensor], float]) -> bool:
     """Up to rounding: new weights are rounded, and kernels of a GPU may sum in another order at each call."""
     return _pairs_agree(
-        floating_outputs(before),
-        floating_outputs(after),
+        all_numbers(before),
+        all_numbers(after),
         lambda one, other: torch.allclose(one, other, rtol=0, atol=allowed(one), equal_nan=True),
     ) and _pairs_agree(
         discrete_outputs(before),
