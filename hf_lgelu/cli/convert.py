@@ -26,8 +26,8 @@ from hf_lgelu.cli.given_checkpoint import (
     require_other_folder,
 )
 from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set
-from hf_lgelu.cli.inputs.dataset_inputs import require_outside_data
 from hf_lgelu.cli.inputs.input_set import InputSet
+from hf_lgelu.cli.inputs.splits import require_outside_data
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_text import shown
 from hf_lgelu.export.hub.conversion_card import Provenance, original_licence, write_conversion_card

@@ -17,8 +17,8 @@ from hf_lgelu.cli.given_checkpoint import (
     require_other_folder,
 )
 from hf_lgelu.cli.inputs.chosen import evaluation_set
-from hf_lgelu.cli.inputs.dataset_inputs import require_outside_data
 from hf_lgelu.cli.inputs.input_set import InputSet
+from hf_lgelu.cli.inputs.splits import require_outside_data
 from hf_lgelu.cli.known_facts import known_facts, with_hardness_of
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence

@@ -36,8 +36,9 @@ from transformers import (
 )
 from word_tokenizer import word_tokenizer
 
-from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
+from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows
 from hf_lgelu.cli.inputs.input_set import InputSet, sample_numbers
+from hf_lgelu.cli.inputs.splits import load_splits
 from hf_lgelu.cli.inputs.texts import FEWEST_SEQUENCES, TOKENS, context_length, text_blocks, tokenizer_of
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 

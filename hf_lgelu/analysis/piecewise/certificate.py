@@ -73,12 +73,8 @@ class SubstitutionCertificate:
         if self.input_bounds is not None:
             lines.append(f"on these inputs, at most: {self.input_bounds:.4g}")
         if self.unchanged_predictions is None:
-            return "\n".join(
-                [
-                    *lines,
-                    f"measured: {self.measured:.4g} on {self.rows} rows of one score or of a map, no known class each",
-                ]
-            )
+            told = f"{self.rows} rows of one score or of a map, no known class each"
+            return "\n".join([*lines, f"measured: {self.measured:.4g} on {told}"])
         if self.certified_fraction is not None:
             lines.append(f"predictions that provably stay: {self.certified_fraction:.2%}")
         lines.append(

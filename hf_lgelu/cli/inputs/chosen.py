@@ -4,8 +4,9 @@ from argparse import Namespace
 from typing import Any
 
 from hf_lgelu.cli.given_checkpoint import GivenCheckpoint
-from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows, load_splits
+from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows
 from hf_lgelu.cli.inputs.input_set import InputSet
+from hf_lgelu.cli.inputs.splits import load_splits
 from hf_lgelu.cli.inputs.texts import context_length
 from hf_lgelu.cli.named_places import local
 from hf_lgelu.cli.near_names import did_you_mean
