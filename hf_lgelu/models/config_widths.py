@@ -56,10 +56,11 @@ def _grown(
 
     left = wrong(changes)
     while left:
-        best = min(([*changes, key] for key in keys if key not in changes), key=wrong, default=changes)
-        if not wrong(best) < left:
+        tried = [(wrong([*changes, key]), key) for key in keys if key not in changes]
+        fewest, key = min(tried, key=lambda pair: pair[0], default=(left, None))
+        if key is None or not fewest < left:
             return None
-        changes, left = best, wrong(best)
+        changes, left = [*changes, key], fewest
     return changes if _built_shapes(model, changes) == shapes else None
 
 

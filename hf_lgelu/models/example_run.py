@@ -149,6 +149,15 @@ def _accelerator() -> str:
     return "cuda" if found is None or found.type == "mps" else found.type
 
 
+def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
+    """The inputs with every floating-point tensor in that dtype, and detached."""
+    if isinstance(inputs, Mapping):
+        return {name: in_dtype(value, dtype) for name, value in inputs.items()}
+    if isinstance(inputs, list | tuple):
+        return [in_dtype(value, dtype) for value in inputs]
+    return inputs.detach().to(dtype) if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
+
+
 def forward_hooks(
     modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]
 ) -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError, scores_of
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
 from hf_lgelu.models.comparison import count_rows, floating_outputs, has_classes
-from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain, run_example
+from hf_lgelu.models.example_run import Inputs, forward_hooks, in_dtype, require_plain, run_example
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.profile import hardness_profile, smallest_by_site, swap_errors
@@ -119,12 +119,12 @@ def certify_substitution(
         raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
     batches = inputs.split(batch_size) if isinstance(inputs, Tensor) else [] if inputs is None else [inputs]
     bounds, reason = _every_input_bound(network, inputs)
-    measured, agree, rows, gates = _measure(network, batches) if batches else (None, None, None, {})
+    measured, size, agree, rows, gates = _measure(network, batches) if batches else (None, 0.0, None, None, {})
     known, certified = (None, None)
     if bounds is not None and batches:
         known, certified = _on_inputs(network, batches)
         bound = bounds.max().item()
-        if max(known, measured or 0.0) > bound + _ROUNDING * max(bound, _largest_score(network, batches)):
+        if max(known, measured or 0.0) > bound + _ROUNDING * max(bound, size):
             bounds, known, certified = None, None, None
             reason = "rows of these inputs move by more than the bound of one alone: they depend on each other"
     return SubstitutionCertificate(_sites(network, gates), bounds, reason, known, certified, measured, agree, rows)
@@ -135,11 +135,8 @@ def _in_float64(network: nn.Module, inputs: Inputs | None) -> Inputs | None:
     if isinstance(inputs, Mapping):
         first = next(iter(inspect.signature(network.forward).parameters), None)
         if first is not None and inputs.keys() == {first}:
-            return _in_float64(network, inputs[first])
-        return {name: _in_float64(network, value) for name, value in inputs.items()}
-    if isinstance(inputs, list | tuple):
-        return [_in_float64(network, value) for value in inputs]
-    return inputs.detach().double() if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
+            return in_dtype(inputs[first], torch.float64)
+    return in_dtype(inputs, torch.float64)
 
 
 def _check_finite(inputs: Inputs | None) -> None:
@@ -226,15 +223,18 @@ def _on_inputs(network: nn.Module, batches: list[Tensor]) -> tuple[float, float 
     return largest, certified / rows if rows else None
 
 
-def _measure(network: nn.Module, batches: list[Inputs]) -> tuple[float, float | None, int, dict[nn.Module, float]]:
-    """Largest change, share of equal predictions, their number, and each gate's largest error, at all of its places."""
+def _measure(
+    network: nn.Module, batches: list[Inputs]
+) -> tuple[float, float, float | None, int, dict[nn.Module, float]]:
+    """Largest change and largest score, share of equal predictions, their number, and each gate's largest error, at all
+    of its places."""
     gates = {site.module: 0.0 for site in find_sites(network, LEARNED_KINDS)}
 
     def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         error = (output - args[0].relu()).abs().max().item() if output.numel() else 0.0
         gates[module] = max(gates[module], error)
 
-    largest, agree, rows = 0.0, 0, 0
+    largest, size, agree, rows = 0.0, 0.0, 0, 0
     of_classes = False
     for batch in batches:
         with forward_hooks(list(gates), watch):
@@ -242,10 +242,11 @@ def _measure(network: nn.Module, batches: list[Inputs]) -> tuple[float, float | 
         with temporary_relu(network):
             after = _scores(network, batch)
         largest = max(largest, (before - after).abs().max().item())
+        size = max(size, before.abs().max().item())
         of_classes = _have_classes(before)
         agree += int((before.argmax(-1) == after.argmax(-1)).sum())
         rows += count_rows(before)
-    return largest, agree / rows if of_classes else None, rows, gates
+    return largest, size, agree / rows if of_classes else None, rows, gates
 
 
 def _scores(network: nn.Module, batch: Inputs) -> Tensor:
@@ -260,10 +261,6 @@ def _scores(network: nn.Module, batch: Inputs) -> Tensor:
     if not bool(scores.isfinite().all()):
         raise RuntimeError("the model's output holds NaN or infinity on these inputs; nothing can be said of the swap")
     return scores
-
-
-def _largest_score(network: nn.Module, batches: list[Tensor]) -> float:
-    return max(_scores(network, batch).abs().max().item() for batch in batches)
 
 
 def _sites(network: nn.Module, gates: dict[nn.Module, float]) -> tuple[SiteCertificate, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_lgelu.analysis.pruning.prunable import HiddenLayer, outputs_without
 from hf_lgelu.analysis.pruning.zeros import checked_batches
 from hf_lgelu.models.comparison import all_numbers, allowed_rounding, difference, discrete_outputs
-from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, run_example
+from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, in_dtype, run_example
 from hf_lgelu.models.own_forward import independent_copy
 
 Units = Mapping[str, Sequence[int]]
@@ -80,14 +80,14 @@ class _Compared:
         copies = [independent_copy(model).to(dtype) for model in (whole, pruned)]
         try:
             for copy in copies:
-                run_example(copy, _widened(batch, dtype))
+                run_example(copy, in_dtype(batch, dtype))
         except NOT_TAKEN:  # their forward says the dtype
             return cls(whole, pruned, None)
         return cls(copies[0], copies[1], dtype)
 
     def inputs(self, batch: Inputs) -> Inputs:
         """The batch as these models take it."""
-        return batch if self.dtype is None else _widened(batch, self.dtype)
+        return batch if self.dtype is None else in_dtype(batch, self.dtype)
 
     def changes(self, before: Any, after: Any, times: float = 1.0) -> Iterator[tuple[float, float]]:
         """(the largest change of a number, what rounding may change there) of each output and order of size.
@@ -119,14 +119,6 @@ class _Compared:
 
 def _is_half(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dtype.itemsize == 2
-
-
-def _widened(inputs: Any, dtype: torch.dtype) -> Any:
-    if isinstance(inputs, Mapping):
-        return {name: _widened(value, dtype) for name, value in inputs.items()}
-    if isinstance(inputs, list | tuple):
-        return [_widened(value, dtype) for value in inputs]
-    return inputs.to(dtype) if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
 
 
 def _by_how_much(change: float, allowed: float) -> str:
