@@ -225,8 +225,8 @@ def _notes(examined: Examined) -> Iterator[str]:
             yield "- Its hardness takes no gradient (frozen by an adapter, or by hand): trained on, λ would stay."
     if given.sentences is not None:
         yield (
-            "- A checkpoint of sentence-transformers: pooling and the modules behind it go along unchanged, and "
-            "networks are compared by their embeddings."
+            f"- A {given.sentences.network_class} of sentence-transformers: the modules behind its encoder go along "
+            f"unchanged, and networks are compared by their {'embeddings' if given.embeds else 'scores'}."
         )
     for warning in runtime_warnings(given.model.config):
         yield f"- With ReLU in its config: {warning}."

@@ -31,7 +31,8 @@ class GivenCheckpoint:
 
     Args:
         name: as it was given, a folder or Hub id.
-        network: what is run: a model of transformers, or of sentence-transformers a `SentenceEmbedder`.
+        network: what is run: a model of transformers, or of sentence-transformers a `SentenceEmbedder`, unless it is a
+            cross-encoder.
         sentences: its folder, if it is one of sentence-transformers.
     """
 
@@ -45,6 +46,11 @@ class GivenCheckpoint:
         return self.network.encoder if isinstance(self.network, SentenceEmbedder) else self.network
 
     @property
+    def embeds(self) -> bool:
+        """Whether it is run for embeddings: of sentence-transformers, and no cross-encoder."""
+        return isinstance(self.network, SentenceEmbedder)
+
+    @property
     def processors(self) -> str:
         """Where its tokenizer or image processor lies."""
         return self.name if self.sentences is None else str(self.sentences.encoder_path)
@@ -54,20 +60,26 @@ class GivenCheckpoint:
         """Tokens of a sequence, where a folder of sentence-transformers says how many its encoder is given."""
         return None if self.sentences is None else self.sentences.longest
 
+    @property
+    def prompt(self) -> str:
+        """What is put before every text, where a folder of sentence-transformers says that something is."""
+        return "" if self.sentences is None else self.sentences.prompt
+
     def save(self, network: nn.Module, folder: Path) -> None:
         """Write `network`, changed, as a checkpoint of the same kind with all that goes along.
 
         Raises TypeError for a network of another kind.
         """
-        if self.sentences is not None and isinstance(network, SentenceEmbedder):
-            self.sentences.save(network.encoder, folder)
-        elif self.sentences is None and isinstance(network, PreTrainedModel):
-            save_checkpoint(network, folder, source=self.name)
-        else:
+        encoder = network.encoder if isinstance(network, SentenceEmbedder) else network
+        if isinstance(network, SentenceEmbedder) is not self.embeds or not isinstance(encoder, PreTrainedModel):
             raise TypeError(
                 f"{self.name} was loaded as a {type(self.network).__name__}, and is not saved as a "
                 f"{type(network).__name__}"
             )
+        if self.sentences is not None:
+            self.sentences.save(encoder, folder)
+        else:
+            save_checkpoint(encoder, folder, source=self.name)
 
 
 def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:

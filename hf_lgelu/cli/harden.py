@@ -68,10 +68,11 @@ def _export(arguments: Namespace, given: GivenCheckpoint, evaluation: InputSet |
     """Write the checkpoint's new form and all that goes along; the report of the export."""
     inputs = None if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
     options = ExportOptions(source=given.processors, inputs=inputs, allow_soft=arguments.allow_soft)
-    place = folder if given.sentences is None else folder / given.sentences.encoder
+    sentences = None if arguments.to == "onnx" else given.sentences
+    place = folder if sentences is None else folder / sentences.encoder
     report = check_target(arguments.to).export(given.model, place, options)
-    if given.sentences is not None:
-        given.sentences.copy_rest(folder)
+    if sentences is not None:
+        sentences.copy_rest(folder)
     return report
 
 
@@ -98,7 +99,7 @@ def _left_smooth(given: GivenCheckpoint, target: str) -> list[str]:
 
 
 def _require_whole(given: GivenCheckpoint, target: str) -> None:
-    if given.sentences is not None and target == "onnx":
+    if given.embeds and target == "onnx":
         raise ValueError(
             f"{given.name} is a checkpoint of sentence-transformers, and its encoder alone in ONNX would lack the "
             "pooling: its embeddings would be others. Export --to relu, then use SentenceTransformer(..., "

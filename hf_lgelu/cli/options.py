@@ -96,6 +96,11 @@ OVERWRITE = switch("--overwrite", "Replace an output folder that holds a model. 
 COLUMNS = (
     Option("--column", "Column of texts, images or features. Left out: the one that fits."),
     Option(
+        "--pair_column",
+        "Column of the second texts of a network of pairs (a cross-encoder, inference, paraphrase); the first are "
+        "those of --column. Left out: every text stands alone.",
+    ),
+    Option(
         "--label_column",
         "Column of a classifier's classes, for scores alone. Left out: label or labels, if there is one.",
     ),

@@ -1,7 +1,7 @@
 """A checkpoint of sentence-transformers: a folder of modules, of which one is an encoder of transformers.
 
 What is converted is the encoder. Everything else in the folder (pooling, dense layers, prompts, the tokenizer) goes
-along byte for byte, and networks are compared by their embeddings.
+along byte for byte. Networks are compared by their embeddings, cross-encoders by the scores of their encoder's head.
 """
 
 import json
@@ -16,6 +16,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import PreTrainedModel
 
 from hf_lgelu.cli.named_places import local
+from hf_lgelu.export.hub.loading import SENTENCE_CLASSES, sentence_class, sentence_settings
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
@@ -33,23 +34,44 @@ _OTHER_FORMS = ("onnx", "openvino", "tf_model.h5", "flax_model.msgpack", "rust_m
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """The folder, where in it the encoder lies ("" where that is the folder itself), and how many tokens of a text
-    the encoder is given; None where that is left to the tokenizer."""
+    """A folder of sentence-transformers.
+
+    Args:
+        path: the folder.
+        encoder: where in it the encoder lies, "" where that is the folder itself.
+        longest: how many tokens of a text the encoder is given; None where that is left to the tokenizer.
+        network_class: of SENTENCE_CLASSES, what the whole is.
+        prompt: what that puts before every text, or before the first of a pair, unless it is told otherwise.
+    """
 
     path: Path
     encoder: str
     longest: int | None = None
+    network_class: str = SENTENCE_CLASSES[0]
+    prompt: str = ""
 
     @property
     def encoder_path(self) -> Path:
         """Folder of the encoder's config, weights and tokenizer."""
         return self.path / self.encoder
 
-    def load(self) -> SentenceEmbedder:
-        """The network as it lies there. Raises ImportError without sentence-transformers."""
+    def load(self) -> SentenceEmbedder | PreTrainedModel:
+        """The network as it lies there; a cross-encoder is its encoder, whose logits are the scores.
+
+        Raises ImportError without sentence-transformers, or with one that does not have the class.
+        """
         package = require("sentence_transformers", "sentence-transformers")
-        whole = package.SentenceTransformer(str(self.path), device="cpu", trust_remote_code=False)
-        return SentenceEmbedder(load_checkpoint(self.encoder_path), list(embedder_of(whole).behind)).eval()
+        encoder = load_checkpoint(self.encoder_path)
+        if self.network_class == "CrossEncoder":
+            return encoder
+        found = getattr(package, self.network_class, None)
+        if found is None:
+            raise ImportError(
+                f"{self.path} is a {self.network_class}, which the installed sentence-transformers does not have: "
+                "pip install -U sentence-transformers"
+            )
+        whole = found(str(self.path), device="cpu", trust_remote_code=False)
+        return SentenceEmbedder(encoder, list(embedder_of(whole).behind)).eval()
 
     def copy_rest(self, target: Path) -> None:
         """Copy all but the encoder's own files, the card, other forms of the weights, and folders with weights that are
@@ -90,20 +112,29 @@ class SentenceFolder:
 def find_sentence_folder(name: str) -> SentenceFolder | None:
     """The folder or Hub id `name` as one of sentence-transformers; None if it is not.
 
-    Raises ValueError for one whose first module is no encoder of transformers.
+    Raises ValueError for one whose first module is no encoder of transformers, and for a class that is not among
+    SENTENCE_CLASSES, or a cross-encoder that computes its scores behind the encoder.
     """
     path = local(name)
     if path is None:
         path = _downloaded(name)
     if path is None or not (path / MODULES_FILE).is_file():
         return None
-    first = next((module["path"] for module in _modules(path)), None)
+    network_class, modules = sentence_class(path), _modules(path)
+    first = next((module["path"] for module in modules), None)
     if first is None or not (path / first / CONFIG_NAME).is_file():
         raise ValueError(
             f"{name} is a checkpoint of sentence-transformers whose first module is no encoder of transformers "
             "(static embeddings, a router): there are no gates in it to exchange"
         )
-    return SentenceFolder(path, first, _longest(path / first))
+    if network_class == "CrossEncoder" and len(modules) > 1:
+        behind = ", ".join(module["path"] for module in modules[1:])
+        raise ValueError(
+            f"{name} is a cross-encoder with modules behind its encoder ({behind}), and read from folders are those "
+            "whose encoder gives the scores. Load it and give the model itself: "
+            "hf_lgelu.convert_to_relu(model, pairs, collate=model.preprocess)"
+        )
+    return SentenceFolder(path, first, _longest(path / first), network_class, _prompt(path))
 
 
 def _modules(path: Path) -> list[dict[str, str]]:
@@ -111,6 +142,14 @@ def _modules(path: Path) -> list[dict[str, str]]:
     file = path / MODULES_FILE
     modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     return [module for module in modules if "path" in module] if isinstance(modules, list) else []
+
+
+def _prompt(path: Path) -> str:
+    """What a folder's network puts before a text where nothing else is asked for."""
+    settings = sentence_settings(path)
+    prompts = settings.get("prompts")
+    prompt = prompts.get(settings.get("default_prompt_name")) if isinstance(prompts, dict) else None
+    return prompt or ""
 
 
 def _longest(encoder: Path) -> int | None:

@@ -66,7 +66,7 @@ def _privacy_is_of_a_push(arguments: argparse.Namespace) -> str | None:
 
 # What says which rows of a set are read, and how; of the commands other than convert all of it is of --evaluation.
 _OF_EVALUATION = ("evaluation_split", "evaluation_config", "max_eval_samples")
-_OF_ANY_SET = ("column", "label_column", "sequence_length", "batch_size")
+_OF_ANY_SET = ("column", "pair_column", "label_column", "sequence_length", "batch_size")
 
 
 def _evaluation_is_named(arguments: argparse.Namespace, options: Sequence[str]) -> str | None:

@@ -150,7 +150,7 @@ def test_sentences_are_compared_by_their_embeddings(sentence_folder, call):
     status, said, errors = call("check", model, "--evaluation", texts, "--disable_tqdm")
     assert status == 0, errors
     assert "swapped without a refit: relative error" in said
-    assert "A checkpoint of sentence-transformers" in said
+    assert "A SentenceTransformer of sentence-transformers" in said
 
 
 def test_the_profile_is_a_line_a_gate_and_a_picture(place, tmp_path, call):

@@ -37,8 +37,8 @@ def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tm
     shutil.copytree(model, tmp_path / "short")
     (tmp_path / "short" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 6}))
     arguments = Namespace(
-        data=str(texts), data_config=None, data_split="train", column=None, label_column=None, max_samples=None, seed=0,
-        sequence_length=None, disable_tqdm=True,
+        data=str(texts), data_config=None, data_split="train", column=None, label_column=None, pair_column=None,
+        max_samples=None, seed=0, sequence_length=None, disable_tqdm=True,
     )  # fmt: skip
     for folder, longest in ((tmp_path / "short", 6), (model, 9)):
         made = data_set(arguments, read_checkpoint(str(folder), progress=False))

@@ -82,8 +82,9 @@ def _rows(arguments: Namespace, name: DatasetName, rows: Any, given: GivenCheckp
     if length is None and given.longest is not None:
         length = min(given.longest, context_length(given.model, None))
     return dataset_rows(
-        name, rows, given.model, given.processors, wanted=wanted, seed=arguments.seed, sequence_length=length
-    )
+        name, rows, given.model, given.processors, wanted=wanted, seed=arguments.seed, sequence_length=length,
+        prompt=given.prompt,
+    )  # fmt: skip
 
 
 def _usual_split(splits: dict[str, Any], taken: str | None) -> str | None:
@@ -99,4 +100,4 @@ def _split(splits: dict[str, Any], name: str, source: str, option: str) -> Any:
 
 
 def _dataset_name(arguments: Namespace, name: str, config: str | None, split: str) -> DatasetName:
-    return DatasetName(name, config, split, arguments.column, arguments.label_column)
+    return DatasetName(name, config, split, arguments.column, arguments.label_column, arguments.pair_column)

@@ -45,6 +45,7 @@ class DatasetName:
     split: str | None = None
     column: str | None = None
     label_column: str | None = None
+    pair_column: str | None = None
 
     @property
     def description(self) -> str:
@@ -73,6 +74,7 @@ def dataset_rows(
     wanted: int | None,
     seed: int,
     sequence_length: int | None = None,
+    prompt: str = "",
 ) -> InputSet:
     """`wanted` of the rows, or as many as are taken by default, as `model` takes them.
 
@@ -89,6 +91,7 @@ def dataset_rows(
             of together 32,768 tokens, but at least 32: past 32 times the width of a layer no gain was seen.
         seed: of their choice.
         sequence_length: tokens of a block, and the most of a sequence; None takes what the model takes.
+        prompt: put before every text.
 
     Raises ValueError that says what to do where no column fits, several do, or the model takes other inputs.
     """
@@ -103,9 +106,11 @@ def dataset_rows(
             f"--label_column {name.label_column}: scored are a classifier's classes, and {type(model).__name__} gives "
             "none; leave it out"
         )
+    if name.pair_column is not None and (model.main_input_name != "input_ids" or is_causal(model)):
+        raise ValueError(f"--pair_column {name.pair_column}: {type(model).__name__} reads no pairs; leave it out")
     if not len(rows):
         raise ValueError(f"{name.description} has no rows")
-    made = _READERS[model.main_input_name](name, rows, model, source, wanted, seed, sequence_length)
+    made = _READERS[model.main_input_name](name, rows, model, source, wanted, seed, sequence_length, prompt)
     whole = made.whole if isinstance(made, TensorRows) else len(made) == len(rows)
     return InputSet(made, name.description, name.hub_id, whole=whole)
 
@@ -123,24 +128,31 @@ def why_not_read(model: PreTrainedModel) -> str | None:
 
 
 def _token_rows(
-    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
-) -> Any:
+    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int,
+    length: int | None, prompt: str,
+) -> Any:  # fmt: skip
     longest = context_length(model, length)
-    if "input_ids" in rows.column_names and name.column in (None, "input_ids"):
+    if "input_ids" in rows.column_names and name.column in (None, "input_ids") and name.pair_column is None:
         return encoded_sequences(rows, model, longest, wanted, seed, _labels(name, rows, model))
-    # A classifier may have been trained on pairs of texts: half of each pair is for the user to choose.
+    # A classifier may have been trained on pairs of texts: which are a pair, or half of one, is for the user to say.
     column = _column(name, rows, "text", alone=not is_causal(model))
+    second = _second_column(name, rows, column)
     tokenizer = tokenizer_of(source)
     longest = longest if length else min(longest, tokenizer.model_max_length)
     if is_causal(model):
         wanted = wanted or max(FEWEST_SEQUENCES, TOKENS // longest)
         return text_blocks(rows[column], tokenizer, longest, wanted, seed)
-    return text_sequences(rows[column], tokenizer, longest, wanted, seed, _labels(name, rows, model))
+    labels = _labels(name, rows, model)
+    return text_sequences(
+        rows[column], tokenizer, longest, wanted, seed, labels,
+        seconds=None if second is None else rows[second], prompt=prompt,
+    )  # fmt: skip
 
 
 def _pixel_rows(
-    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
-) -> Any:
+    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int,
+    length: int | None, prompt: str,
+) -> Any:  # fmt: skip
     wanted = wanted or _IMAGES
     if "pixel_values" in rows.column_names and name.column in (None, "pixel_values"):
         return _prepared_pixels(rows, model, wanted, seed, _labels(name, rows, model))
@@ -162,8 +174,9 @@ def _prepared_pixels(rows: Any, model: PreTrainedModel, wanted: int, seed: int, 
 
 
 def _feature_rows(
-    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int, length: int | None
-) -> Any:
+    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int,
+    length: int | None, prompt: str,
+) -> Any:  # fmt: skip
     labels = _labels(name, rows, model)
     lists = _columns_of(rows, "list")
     if name.column is not None:
@@ -192,7 +205,8 @@ def _feature_rows(
 
 def _column(name: DatasetName, rows: Any, kind: str, *, alone: bool = False) -> str:
     """The one column of that kind, or, unless it must be `alone`, the one with a usual name."""
-    found = [column for column in _columns_of(rows, kind) if not alone or column not in (*_LABELS, name.label_column)]
+    others = (name.pair_column, *((*_LABELS, name.label_column) if alone else ()))
+    found = [column for column in _columns_of(rows, kind) if column not in others]
     if name.column is not None:
         if name.column not in found:
             raise _no_column(name, rows, f"a column {name.column!r} of {kind}", found)
@@ -200,7 +214,20 @@ def _column(name: DatasetName, rows: Any, kind: str, *, alone: bool = False) -> 
     usual = [column for column in _NAMED[kind] if column in found]
     if len(found) == 1 or (len(usual) == 1 and not alone):
         return (usual or found)[0]
-    raise _no_column(name, rows, f"one column of {kind}", found)
+    pairs = " (of pairs by --column the first, by --pair_column the second)" if kind == "text" and alone else ""
+    raise _no_column(name, rows, f"one column of {kind}{pairs}", found)
+
+
+def _second_column(name: DatasetName, rows: Any, first: str) -> str | None:
+    """The column of the second texts of pairs, where one is named."""
+    found = [column for column in _columns_of(rows, "text") if column != first]
+    if name.pair_column is None or name.pair_column in found:
+        return name.pair_column
+    near = did_you_mean(name.pair_column, found)
+    raise ValueError(
+        f"{name.description} must have a column {name.pair_column!r}{near} of text beside {first!r} (--pair_column); "
+        f"it has {', '.join(found) or 'no other'}"
+    )
 
 
 def _no_column(name: DatasetName, rows: Any, wanted: str, found: Sequence[str]) -> ValueError:

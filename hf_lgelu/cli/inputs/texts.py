@@ -120,23 +120,33 @@ def text_sequences(
     wanted: int | None,
     seed: int,
     labels: Tensor | None = None,
+    *,
+    seconds: Sequence[str] | None = None,
+    prompt: str = "",
 ) -> TensorRows:
     """`wanted` texts that are not empty, a row each, cut at `length` tokens and padded to the longest.
 
     None takes them until they have TOKENS together, and FEWEST_SEQUENCES at least. `labels` (len(texts),) go along.
+    `seconds` are the other texts of pairs, of which the longer is cut first; `prompt` is put before every text, of
+    pairs before the first.
+
     Raises ValueError without a text, or without a token to pad with.
     """
     if tokenizer.pad_token is None:
         raise ValueError("the tokenizer has no token to pad with; set tokenizer.pad_token and save it beside the model")
-    filled = [number for number in sample_numbers(len(texts), None, seed).tolist() if (texts[number] or "").strip()]
+    columns = [texts] if seconds is None else [texts, seconds]
+    order = sample_numbers(len(texts), None, seed).tolist()
+    filled = [number for number in order if all((column[number] or "").strip() for column in columns)]
     if not filled:
         raise ValueError("the column holds no text: every row is empty")
 
     def encoded() -> Iterator[dict[str, list[int]]]:
         for start in range(0, len(filled), _TOGETHER):
-            together = [texts[number] for number in filled[start : start + _TOGETHER]]
-            columns = tokenizer(together, truncation=True, max_length=length, verbose=False)
-            yield from ({name: column[row] for name, column in columns.items()} for row in range(len(together)))
+            numbers = filled[start : start + _TOGETHER]
+            first, *other = [[column[number] for number in numbers] for column in columns]
+            prompted = [prompt + text for text in first]
+            made = tokenizer(prompted, *other, truncation=True, max_length=length, verbose=False)
+            yield from ({name: column[row] for name, column in made.items()} for row in range(len(numbers)))
 
     chosen = _taken(encoded(), lambda row: len(row["input_ids"]), wanted)
     tensors = dict(tokenizer.pad(chosen, return_tensors="pt", verbose=False))

@@ -20,6 +20,8 @@ _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
 _OTHER_TASKS = {
     "MLPForClassification": "tabular-classification",
     "SentenceTransformer": "sentence-similarity",
+    "SparseEncoder": "feature-extraction",
+    "CrossEncoder": "text-ranking",
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
     "ForImageClassification": "image-classification",

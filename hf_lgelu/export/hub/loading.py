@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub.constants import CONFIG_NAME
 
@@ -17,7 +18,10 @@ from hf_lgelu.models.whole_file import whole_file
 
 CODE_FILE = "mlp.py"
 _MLP_CLASS = mlp.MLPForClassification.__name__
-_SENTENCES = "SentenceTransformer"
+SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
+"""Of sentence-transformers: embeddings, embeddings over a vocabulary, scores of pairs."""
+
+_SENTENCE_SETTINGS = "config_sentence_transformers.json"
 _AUTO_MAP = {"AutoConfig": f"mlp.{mlp.MLPConfig.__name__}", "AutoModel": f"mlp.{_MLP_CLASS}"}
 
 _MLP = """\
@@ -48,9 +52,9 @@ from transformers import {model_class}
 model = {model_class}.from_pretrained("{where}")"""
 
 _SENTENCE_TRANSFORMERS = """\
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import {model_class}
 
-model = SentenceTransformer("{where}")"""
+model = {model_class}("{where}")"""
 
 _CARRIED = """\
 from transformers import AutoModel
@@ -70,7 +74,7 @@ class CheckpointFacts:
 
     `layers` are the hidden layers of an `MLPForClassification`; `own_code` says that mlp.py lies beside the weights
     (`attach_model_code`), `needs_package` that the config alone does not build the network (`from_pretrained`). A
-    checkpoint of sentence-transformers is of the class SentenceTransformer, whatever its encoder.
+    checkpoint of sentence-transformers is of one of SENTENCE_CLASSES, whatever its encoder.
     """
 
     model_class: str
@@ -81,13 +85,13 @@ class CheckpointFacts:
     @property
     def library(self) -> str:
         """The Hub's name of the library that loads it."""
-        return "sentence-transformers" if self.model_class == _SENTENCES else "transformers"
+        return "sentence-transformers" if self.model_class in SENTENCE_CLASSES else "transformers"
 
 
 def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     """The facts of a saved model, from its config.json. Raises FileNotFoundError, or ValueError for no class in it."""
     if (Path(folder) / MODULES_FILE).is_file():
-        return CheckpointFacts(_SENTENCES)
+        return CheckpointFacts(sentence_class(folder))
     config = json.loads((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
     names = config.get("architectures")
     if not names:
@@ -102,6 +106,28 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     )
 
 
+def sentence_class(folder: str | os.PathLike) -> str:
+    """The class of a checkpoint of sentence-transformers: SentenceTransformer where it says none, as in that package.
+
+    Raises ValueError for one that is not among SENTENCE_CLASSES.
+    """
+    name = sentence_settings(folder).get("model_type", SENTENCE_CLASSES[0])
+    if name not in SENTENCE_CLASSES:
+        raise ValueError(
+            f"{folder} is a {str(name)[:80]} of sentence-transformers, and read from folders are "
+            f"{', '.join(SENTENCE_CLASSES)}. Load it and give the model itself: "
+            "hf_lgelu.convert_to_relu(model, texts, collate=model.preprocess)"
+        )
+    return name
+
+
+def sentence_settings(folder: str | os.PathLike) -> dict[str, Any]:
+    """What sentence-transformers keeps of a checkpoint beside its modules: its class, its prompts; {} without it."""
+    path = Path(folder) / _SENTENCE_SETTINGS
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return settings if isinstance(settings, dict) else {}
+
+
 def gates_of_folder(folder: str | os.PathLike) -> list[str]:
     """The λ-gates that the config.json of a saved model names; none where there is no file."""
     path = Path(folder) / CONFIG_NAME
@@ -114,8 +140,8 @@ def gates_of_folder(folder: str | os.PathLike) -> list[str]:
 
 def with_hf_lgelu(model_class: str, where: str) -> str:
     """How a checkpoint is loaded where this package is installed; `where` is a folder or Hub id."""
-    if model_class == _SENTENCES:
-        return f"import hf_lgelu\n{_SENTENCE_TRANSFORMERS.format(where=where)}"
+    if model_class in SENTENCE_CLASSES:
+        return f"import hf_lgelu\n{_SENTENCE_TRANSFORMERS.format(model_class=model_class, where=where)}"
     package = "hf_lgelu" if model_class == _MLP_CLASS else "transformers"
     return _HF_LGELU.format(package=package, model_class=model_class, where=where)
 
@@ -132,9 +158,8 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
     if checkpoint.model_class == _MLP_CLASS:
         module = _PLAIN[gate] if activation == "gelu" else _EXCHANGED.get(activation)
         return "" if module is None else _MLP.format(layers=checkpoint.layers, activation=module)
-    if checkpoint.model_class == _SENTENCES:
-        return _SENTENCE_TRANSFORMERS.format(where=where)
-    return _TRANSFORMERS.format(model_class=checkpoint.model_class, where=where)
+    form = _SENTENCE_TRANSFORMERS if checkpoint.model_class in SENTENCE_CLASSES else _TRANSFORMERS
+    return form.format(model_class=checkpoint.model_class, where=where)
 
 
 def with_carried_code(where: str) -> str:

@@ -1,0 +1,200 @@
+"""Cross-encoders, sparse encoders and prompts, held to how sentence-transformers itself reads a folder."""
+
+import csv
+import json
+import shutil
+from argparse import Namespace
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from torch import nn
+
+from hf_lgelu.cli.given_checkpoint import read_checkpoint
+from hf_lgelu.cli.inputs.chosen import data_set
+from hf_lgelu.cli.sentence_folder import find_sentence_folder
+
+package = pytest.importorskip("sentence_transformers")
+
+
+@pytest.fixture(scope="module")
+def classes(sentence_folder, tmp_path_factory):
+    """{name of a class: a folder that the package wrote of it}."""
+    from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+    place = tmp_path_factory.mktemp("classes")
+    config = BertConfig.from_pretrained(sentence_folder[0])
+    networks = {
+        "CrossEncoder": BertForSequenceClassification(BertConfig(**{**config.to_dict(), "num_labels": 1})),
+        "SparseEncoder": BertForMaskedLM(config),
+    }
+    for name, network in networks.items():
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(3)  # or its gates hardly matter
+        network.save_pretrained(place / "encoder")
+        for file in sentence_folder[0].glob("tokenizer*"):
+            shutil.copy(file, place / "encoder")
+        getattr(package, name)(str(place / "encoder"), device="cpu").save(str(place / name))
+        shutil.rmtree(place / "encoder")
+    return {name: place / name for name in networks}
+
+
+@pytest.fixture(scope="module")
+def pairs(sentence_folder, tmp_path_factory):
+    """A CSV file with the columns query, passage and other, and its pairs of the first two."""
+    texts = sentence_folder[1].read_text().splitlines()
+    found = [[text, f"{other} {text}"] for text, other in zip(texts, texts[5:], strict=False)]
+    file = tmp_path_factory.mktemp("pairs") / "pairs.csv"
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows([["query", "passage", "other"], *([*pair, "the cat"] for pair in found)])
+    return file, found
+
+
+def rows_of(folder, data, **options):
+    arguments = Namespace(
+        data=str(data), data_config=None, data_split="train", column=None, pair_column=None, label_column=None,
+        max_samples=None, seed=0, sequence_length=None, disable_tqdm=True,
+    )  # fmt: skip
+    made = data_set(Namespace(**{**vars(arguments), **options}), read_checkpoint(str(folder), progress=False))
+    return made.rows.__getitems__(range(len(made)))
+
+
+def as_set(batch):
+    """Every row's tokens and their types, without padding."""
+    kept = batch["attention_mask"].bool()
+    return {
+        (tuple(ids[mask].tolist()), tuple(types[mask].tolist()))
+        for ids, types, mask in zip(batch["input_ids"], batch["token_type_ids"], kept, strict=True)
+    }
+
+
+def test_pairs_are_read_as_the_package_reads_them(classes, pairs):
+    file, expected = pairs
+    folder = classes["CrossEncoder"]
+    made = rows_of(folder, file, column="query", pair_column="passage")
+    own = as_set(package.CrossEncoder(str(folder), device="cpu").preprocess(expected))
+    assert as_set(made) == own
+    assert len(own) > 100
+    assert any(1 in types for _, types in own)
+
+
+def test_long_pairs_are_cut_as_the_package_cuts_them(classes, pairs, tmp_path):
+    folder = shutil.copytree(classes["CrossEncoder"], tmp_path / "short")
+    settings = json.loads((folder / "sentence_bert_config.json").read_text())
+    (folder / "sentence_bert_config.json").write_text(json.dumps({**settings, "max_seq_length": 9}))
+    made = rows_of(folder, pairs[0], column="query", pair_column="passage")
+    assert made["input_ids"].shape[1] == 9
+    assert as_set(made) == as_set(package.CrossEncoder(str(folder), device="cpu").preprocess(pairs[1]))
+
+
+def test_columns_of_pairs_are_asked_for_by_name(classes, pairs, place):
+    folder, file = classes["CrossEncoder"], pairs[0]
+    with pytest.raises(ValueError, match=r"by --pair_column the second\), and has query, passage, other; candidates"):
+        rows_of(folder, file)
+    with pytest.raises(ValueError, match=r"a column 'passages' \(did you mean passage\?\) of text beside 'query'"):
+        rows_of(folder, file, column="query", pair_column="passages")
+    with pytest.raises(ValueError, match="a column 'query' of text"):
+        rows_of(folder, file, column="query", pair_column="query")
+    with pytest.raises(ValueError, match=r"--pair_column b: MLPForClassification reads no pairs"):
+        rows_of(place / "gelu", place / "test.csv", pair_column="b")
+
+
+def test_a_cross_encoder_is_converted_on_its_scores(classes, pairs, tmp_path, call):
+    folder, (file, both) = classes["CrossEncoder"], pairs
+    words = ("convert", folder, "--data", file, "--column", "query", "--pair_column", "passage")
+    status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert status == 0, errors
+    assert "outputs `logits` counted" in said
+    before, after = (package.CrossEncoder(str(path), device="cpu") for path in (folder, tmp_path / "relu"))
+    gates = [layer.intermediate.intermediate_act_fn for layer in after[0].model.bert.encoder.layer]
+    assert [type(gate) for gate in gates] == [nn.ReLU, nn.ReLU]
+    assert before.num_labels == after.num_labels == 1
+    old, new = (torch.tensor(network.predict(both)) for network in (before, after))
+    assert (old - new).abs().max() < 1e-3
+    assert not torch.equal(old, new)
+    card = ModelCard.load(tmp_path / "relu" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("sentence-transformers", "text-ranking")
+    assert "from sentence_transformers import CrossEncoder" in card.text
+    assert f'model = CrossEncoder("{tmp_path.name}' not in card.text  # no local path
+    for name in ("modules.json", "config_sentence_transformers.json", "tokenizer.json"):
+        assert (tmp_path / "relu" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_a_sparse_encoder_is_converted_on_its_own_embeddings(classes, sentence_folder, tmp_path, call):
+    """Its pooling takes the logits of a masked language model, whose decoder is shared with the embeddings."""
+    folder, texts = classes["SparseEncoder"], sentence_folder[1]
+    network = read_checkpoint(str(folder), progress=False).network
+    lines = texts.read_text().splitlines()
+    whole = package.SparseEncoder(str(folder), device="cpu")
+    given = {name: value for name, value in whole.preprocess(lines).items() if isinstance(value, torch.Tensor)}
+    with torch.no_grad():
+        own = network(**given)["sentence_embedding"]
+    assert torch.equal(own, whole.encode(lines, convert_to_sparse_tensor=False, batch_size=len(lines)))
+    assert own.shape == (len(lines), 15)
+    words = ("convert", folder, "--data", texts, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    status, _, errors = call(*words)
+    assert status == 1
+    assert "word_embeddings.weight is shared" in errors
+    status, said, errors = call(*words, "--allow_unrefitted")
+    assert status == 0, errors
+    assert "outputs `sentence_embedding` counted" in said
+    after = package.SparseEncoder(str(tmp_path / "relu"), device="cpu")
+    assert isinstance(after[0].model.cls.predictions.transform.transform_act_fn, nn.ReLU)
+    card = ModelCard.load(tmp_path / "relu" / "README.md")
+    assert card.data.pipeline_tag == "feature-extraction"
+    assert "from sentence_transformers import SparseEncoder" in card.text
+
+
+def test_a_default_prompt_is_put_before_the_texts(sentence_folder, classes, pairs, tmp_path):
+    """As `encode` and `predict` put it there; of a pair before the first."""
+    texts = sentence_folder[1].read_text().splitlines()
+    options = {"column": "query", "pair_column": "passage"}
+    for name, source, data, given in (
+        ("SentenceTransformer", sentence_folder[0], sentence_folder[1], {}),
+        ("CrossEncoder", classes["CrossEncoder"], pairs[0], options),
+    ):
+        folder = shutil.copytree(source, tmp_path / name)
+        path = folder / "config_sentence_transformers.json"
+        settings = {**json.loads(path.read_text()), "prompts": {"ask": "red dog ", "none": ""}}
+        for default, prompt in (("ask", "red dog "), ("none", ""), (None, "")):
+            path.write_text(json.dumps({**settings, "default_prompt_name": default}))
+            whole = getattr(package, name)(str(folder), device="cpu")
+            own = whole.preprocess(texts if name == "SentenceTransformer" else pairs[1], prompt=prompt)
+            assert as_set(rows_of(folder, data, **given)) == as_set(own)
+            assert find_sentence_folder(str(folder)).prompt == prompt
+
+
+def test_what_is_read_from_no_folder_is_named(classes, tmp_path):
+    other = shutil.copytree(classes["SparseEncoder"], tmp_path / "late")
+    path = other / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "MultiVectorEncoder"}))
+    with pytest.raises(ValueError, match=r"late is a MultiVectorEncoder .*convert_to_relu\(model, texts"):
+        read_checkpoint(str(other))
+    behind = shutil.copytree(classes["CrossEncoder"], tmp_path / "behind")
+    modules = json.loads((behind / "modules.json").read_text())
+    (behind / "modules.json").write_text(json.dumps([*modules, {"idx": 1, "name": "1", "path": "1_LogitScore"}]))
+    with pytest.raises(ValueError, match=r"behind its encoder \(1_LogitScore\).*convert_to_relu\(model, pairs"):
+        read_checkpoint(str(behind))
+
+
+def test_a_hardened_cross_encoder_stays_one(classes, pairs, tmp_path, call):
+    from transformers import BertForSequenceClassification
+
+    from hf_lgelu.training.hardening import anneal_hardness
+
+    folder = shutil.copytree(classes["CrossEncoder"], tmp_path / "lambda")
+    network = BertForSequenceClassification.from_pretrained(folder, hidden_act="lambda_gelu")
+    anneal_hardness(network, 1.0)
+    network.save_pretrained(folder)
+    words = ("--evaluation", pairs[0], "--column", "query", "--pair_column", "passage", "--disable_tqdm")
+    status, said, errors = call("harden", folder, "--output_dir", tmp_path / "relu", *words)
+    assert status == 0, errors
+    assert "inputs: relative error" in said
+    hardened = package.CrossEncoder(str(tmp_path / "relu"), device="cpu")
+    old = network(**package.CrossEncoder(str(folder), device="cpu").preprocess(pairs[1][:8])).logits.sigmoid()[:, 0]
+    assert (torch.tensor(hardened.predict(pairs[1][:8])) - old.detach()).abs().max() < 0.01
+    status, _, errors = call("harden", folder, "--to", "onnx", "--output_dir", tmp_path / "onnx", "--disable_tqdm")
+    assert status == 0, errors
+    assert (tmp_path / "onnx" / "model.onnx").is_file()
+    assert not (tmp_path / "onnx" / "modules.json").exists()
