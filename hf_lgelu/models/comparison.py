@@ -22,7 +22,7 @@ _TOO_MANY_BY_CHANCE = 32  # scores that all lie between 0 and 1
 class OutputChange:
     """How far the first output of one model (not the loss) is from another's.
 
-    `rows` is the number of predictions (all axes but the last; each is an argmax over the last) and
+    `rows` is the number of predictions (all axes but that of the classes, the last, of maps (N, C, H, W) axis 1) and
     `unchanged_predictions` the share of them that stay, None where a row has a single score, for no class is the
     largest of one; `largest_output` the largest finite absolute value of the first model's. An infinity that both have
     at one place is no change.
@@ -103,7 +103,9 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
             "the models' first floating-point outputs must have one shape to be compared; the shapes of all are "
             f"{[tuple(t.shape) for t in before]} and {[tuple(t.shape) for t in after]}"
         )
-    first, second = before[0].cpu().double(), after[0].cpu().double()
+    first, second = (outputs[0].cpu().double() for outputs in (before, after))
+    if first.ndim > 3:
+        first, second = classes_last(first), classes_last(second)
     if not first.numel():
         raise ValueError(
             f"the outputs on the example inputs are empty, of shape {tuple(first.shape)}; give at least one row"
@@ -138,6 +140,13 @@ def are_probabilities(output: Tensor) -> bool:
         return False
     add_up = (output.sum(-1, dtype=torch.float32) - 1).abs() < _OFF_ONE
     return bool(add_up.all()) or output.numel() >= _TOO_MANY_BY_CHANCE
+
+
+def classes_last(output: Tensor, class_axis: int = -1) -> Tensor:
+    """An output with one column a class: of maps (N, C, H, W) the classes last, one number a unit as one column."""
+    if output.ndim == 1:
+        return output[:, None]
+    return output.movedim(1 if output.ndim > 3 else class_axis, -1)
 
 
 def has_classes(output: Tensor) -> bool:

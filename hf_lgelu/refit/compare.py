@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_lgelu.models.channel_axes import ChannelAxes
-from hf_lgelu.models.comparison import are_probabilities, difference, kl_terms
+from hf_lgelu.models.comparison import are_probabilities, classes_last, difference, kl_terms
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, is_causal, task_outputs
 from hf_lgelu.models.temporary_relu import TemporaryRelu
@@ -155,13 +155,6 @@ def bare_class_axis(model: nn.Module, inputs: Any) -> int:
 
 
 _CLASS_AXES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-
-
-def classes_last(output: Tensor, class_axis: int = -1) -> Tensor:
-    """An output with one column a class: of maps (N, C, H, W) the classes last, one number a unit as one column."""
-    if output.ndim == 1:
-        return output[:, None]
-    return output.movedim(1 if output.ndim > 3 else class_axis, -1)
 
 
 def batch_sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn.Module) -> Sums:

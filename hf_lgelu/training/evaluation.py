@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from transformers import EvalPrediction
 
-from hf_lgelu.models.comparison import has_classes
+from hf_lgelu.models.comparison import classes_last, has_classes
 from hf_lgelu.models.task_outputs import IGNORED_LABEL
 
 _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
@@ -29,8 +29,9 @@ def compare_outputs(
     predictions made.
 
     Compared is the first tensor among the outputs; where there is none, the largest change is −1. A prediction is the
-    largest of several outputs of one position, unless labels are real numbers (a regression) or −100 (no label); of
-    integers (generated tokens) it is the whole row. One that holds NaN never stays the same.
+    largest of several outputs of one position (of maps (N, C, H, W) along axis 1), unless labels are real numbers (a
+    regression) or −100 (no label); of integers (generated tokens) it is the whole row. One that holds NaN never stays
+    the same.
     """
     before, after = first_tensor(outputs), first_tensor(relu_outputs)
     device = next((tensor.device for tensor in (before, loss) if tensor is not None), torch.device("cpu"))
@@ -43,6 +44,8 @@ def compare_outputs(
     if not before.is_floating_point():
         same, counted = _equal_rows(before, after)
     elif before.shape == after.shape:
+        if before.ndim > 3:
+            before, after = classes_last(before), classes_last(after)
         same, counted = _equal_classes(before, after, labels)
         rows[:, _LARGEST_CHANGE] = _by_sample(_changes(before, after, labels, counted), batch_size).amax(dim=1)
     else:

@@ -204,6 +204,32 @@ def test_files_of_a_single_score_have_no_predictions_that_stay(tmp_path):
     assert "on 50 rows of one score" in str(found)
 
 
+def test_files_of_maps_have_their_classes_on_axis_1(tmp_path):
+    """Against float64 by hand: a class at each place, a relative error within each class."""
+    generator = np.random.default_rng(3)
+    paths = []
+    for name in ("a", "b"):
+        constants = [numpy_helper.from_array(generator.normal(size=(3, 2, 1, 1)).astype(np.float32), "w")]
+        ends = [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", c, 4, 5])
+            for n, c in (("x", 2), ("logits", 3))
+        ]
+        graph = helper.make_graph(
+            [helper.make_node("Conv", ["x", "w"], ["logits"])], "g", ends[:1], ends[1:], constants
+        )
+        paths.append(tmp_path / f"{name}.onnx")
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), paths[-1])
+    images = generator.normal(size=(6, 2, 4, 5)).astype(np.float32)
+    found = compare_onnx(*paths, [images[:4], images[4:]])
+    wanted, other = (OnnxModel(path)({"x": images})[0].astype(np.float64) for path in paths)
+    assert found.change.rows == 6 * 4 * 5
+    assert found.change.unchanged_predictions == (wanted.argmax(1) == other.argmax(1)).mean()
+    assert 0.1 < found.change.unchanged_predictions < 0.9
+    assert found.kl == pytest.approx(entropy(softmax(wanted, 1), softmax(other, 1), axis=1).mean(), rel=1e-6)
+    varying = np.square(wanted - wanted.mean((0, 2, 3), keepdims=True)).sum()
+    assert found.relative_error == pytest.approx(np.sqrt(np.square(other - wanted).sum() / varying))
+
+
 def test_smooth_float_and_relu_int8_are_compared_on_other_rows(files):
     """Closed forms from the outputs themselves, in float64."""
     float_gelu, _, _ = files["Gelu"]

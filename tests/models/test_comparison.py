@@ -177,3 +177,29 @@ def test_of_a_single_score_a_row_no_prediction_is_said_to_stay(shape, rows):
     assert (change.unchanged_predictions, change.rows) == (None, rows)
     assert change.max_change == pytest.approx(0.5, rel=1e-6)
     assert str(change).endswith(f", on {rows} rows of one score")
+
+
+def test_the_classes_of_maps_are_on_axis_1():
+    """Not along their width, where every column of an image would count as a class."""
+
+    class Fixed(nn.Module):
+        def __init__(self, scores):
+            super().__init__()
+            self.scores = scores
+
+        def forward(self, x):
+            return self.scores[: len(x)]
+
+    torch.manual_seed(0)
+    scores = torch.randn(2, 3, 4, 5)
+    other = scores + 0.5 * torch.randn(2, 3, 4, 5)
+    change = compare_models(Fixed(scores), Fixed(other), torch.zeros(2, 1))
+    best = [
+        [max(range(3), key=lambda c: maps[n, c, y, x].item()) for n in range(2) for y in range(4) for x in range(5)]
+        for maps in (scores, other)
+    ]
+    same = sum(a == b for a, b in zip(*best, strict=True))
+    assert (change.rows, change.unchanged_predictions) == (40, pytest.approx(same / 40))
+    assert 20 < same < 40
+    one = compare_models(Fixed(scores[:, :1]), Fixed(other[:, :1]), torch.zeros(2, 1))
+    assert (one.rows, one.unchanged_predictions) == (40, None)

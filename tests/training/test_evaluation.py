@@ -198,6 +198,16 @@ def test_regression_targets_do_not_mask_anything():
     assert compare_outputs(None, logits, None, logits - 2, labels, 3)[:, 2].tolist() == [2, 2, 2]
 
 
+def test_maps_have_their_classes_on_axis_1_and_a_label_at_each_place():
+    """Two images of 1 × 3 pixels and two classes: of the first the second pixel turns round, the third has no label."""
+    maps = torch.tensor([[[[1.0, 1.0, 1.0]], [[0.0, 0.0, 0.0]]], [[[0.0, 0.0, 0.0]], [[2.0, 2.0, 2.0]]]])
+    other = maps.clone()
+    other[0, 1, 0, 1], other[0, 1, 0, 2] = 1.5, 9.0
+    labels = torch.tensor([[[0, 0, -100]], [[1, 1, 1]]])
+    assert compare_outputs(None, maps, None, other, labels, 2)[:, 2:].tolist() == [[1.5, 1, 2], [0, 3, 3]]
+    assert compare_outputs(None, maps, None, other, None, 2)[:, 2:].tolist() == [[9.0, 1, 3], [0, 3, 3]]
+
+
 def test_a_prediction_of_nan_is_no_prediction_that_stayed():
     logits = torch.tensor([[math.nan, 1.0], [0.0, 1.0], [0.0, 1.0]])
     other = torch.tensor([[math.nan, 1.0], [0.0, math.nan], [0.0, 1.0]])

@@ -11,7 +11,7 @@ import torch
 
 from hf_lgelu.analysis.int8.batches import OnnxInputs, read_onnx_batches
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, finite_alike, without_padding
-from hf_lgelu.models.comparison import OutputChange, are_probabilities, has_classes, kl_terms
+from hf_lgelu.models.comparison import OutputChange, are_probabilities, classes_last, has_classes, kl_terms
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ def _mean_kl(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
     total, predictions = 0.0, 0
     for batch in batches:
         first, second = (
-            torch.from_numpy(without_padding(network(batch)[0], batch)).double() for network in (model, other)
+            classes_last(torch.from_numpy(without_padding(network(batch)[0], batch)).double())
+            for network in (model, other)
         )
         if not has_classes(first) or are_probabilities(first):
             return None
@@ -100,8 +101,11 @@ def compare_files(
             if wanted.shape != found.shape:
                 shapes = f"{wanted.shape} and {found.shape}"
                 raise ValueError(f"the outputs have the shapes {shapes}, and cannot be compared")
-            wanted, found = (without_padding(output, batch).astype(np.float64) for output in (wanted, found))
-            columns = wanted.shape[-1] if wanted.ndim > 1 else 1
+            wanted, found = (
+                classes_last(torch.from_numpy(without_padding(output, batch)).double()).numpy()
+                for output in (wanted, found)
+            )
+            columns = wanted.shape[-1]
             rows, other = (values.reshape(-1, columns) for values in finite_alike(wanted, found))
             difference = np.abs(other - rows)
             new = [np.square(difference).sum(), len(rows), rows.sum(0), np.square(rows).sum(0)]
