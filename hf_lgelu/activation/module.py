@@ -31,7 +31,7 @@ class LambdaGate(nn.Module):
     State dict: `raw_hardness` (s, the only parameter), `temperature` (t) and `hardness_override`
     (0 while s rules; otherwise the λ that hardening has set), all float32 whatever the model's dtype,
     t of shape (1,) and the others of one shape, so that a checkpoint evaluates the same after a reload
-    in the middle of hardening. A state whose λ is below 1 or not finite is refused.
+    in the middle of hardening. A state whose λ is not finite is refused.
 
     Args:
         inplace: accepted, because timm passes it first, and ignored.
@@ -277,14 +277,14 @@ def state_problem(
 ) -> str | None:
     """Why a λ-gate must not take this state, or None; what is missing, or has no values to read, passes.
 
-    s has to be finite, t finite and above 0, and the override 0 or a finite λ of at least 1.
+    s has to be finite, t finite and above 0, and the override finite and at least 0 (`effective_hardness`).
     """
     if (bad := _first_bad(raw_hardness, lambda s: s.isfinite())) is not None:
         return f"raw_hardness holds {bad}, which stands for no hardness λ; it has to be finite"
     if (bad := _first_bad(temperature, lambda t: t.isfinite() & (t > 0))) is not None:
         return f"temperature holds {bad}; it has to be finite and above 0"
-    if (bad := _first_bad(hardness_override, lambda h: h.isfinite() & ((h == 0) | (h >= 1)))) is not None:
-        return f"hardness_override holds {bad}; it has to be 0, or a finite hardness λ of at least 1"
+    if (bad := _first_bad(hardness_override, lambda h: h.isfinite() & (h >= 0))) is not None:
+        return f"hardness_override holds {bad}; it has to be a finite hardness λ, or 0 where λ is learned"
     return None
 
 

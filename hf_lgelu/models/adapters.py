@@ -18,7 +18,8 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
 
     `get_peft_model` freezes every parameter that the adapter does not own, s too, and an adapter's checkpoint holds
     no λ. Named in `modules_to_save`, each λ-GELU trains beside the adapter, is saved with it, comes back with it,
-    and stays after `merge_and_unload`, from where `substitute_relu` goes on.
+    and stays after `merge_and_unload` of LoRA, DoRA and AdaLoRA, from where `substitute_relu` goes on. PEFT's other
+    methods cannot merge beside a saved module that has no weight; docs/families.md has the lines that help.
 
     Experts whose weights are one tensor (Mixtral and other mixtures) and that the adapter takes by `target_parameters`
     are put into a wrapper of PEFT, where it finds no gate by these names: λ is not learned then, and training says so.

@@ -31,6 +31,15 @@ def hardness_options(group: dict[str, Any], multiplier: float) -> dict[str, Any]
     return {**options, "use_fallback": True}
 
 
+def require_no_scheduler(groups: Sequence[dict[str, Any]]) -> None:
+    """Raise RuntimeError where a scheduler has taken up the groups: it would not know a new one."""
+    if any("initial_lr" in group for group in groups):
+        raise RuntimeError(
+            "a learning-rate scheduler belongs to the optimizer already and would not know a new group. Give s its "
+            "group, or do the surgery, before the scheduler is made, or make both anew after it"
+        )
+
+
 class OptimizerChange:
     """What an optimizer has to change when its model's modules do. Building it raises; carrying it out does not.
 
@@ -70,11 +79,7 @@ class OptimizerChange:
                 "the optimizer's groups have several learning rates, and which of them the new hardness multiplies is "
                 "not ours to say. Make a new optimizer from hardness_parameter_groups(...) after the surgery"
             )
-        if any("initial_lr" in group for group in self._groups):
-            raise RuntimeError(
-                "a learning-rate scheduler belongs to the optimizer already and would not know a new group. Do the "
-                "surgery before the scheduler is made, or make both anew after it"
-            )
+        require_no_scheduler(self._groups)
 
     def carry_out(self, removed: Collection[torch.nn.Parameter], added: Sequence[torch.nn.Parameter]) -> None:
         """Forget the removed parameters, and give the added ones to the hardness group."""

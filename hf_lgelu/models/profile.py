@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
 from hf_lgelu.activation.gates import FORWARDS
@@ -14,7 +15,7 @@ from hf_lgelu.activation.hardness import (
     raw_from_hardness,
     swap_error_bound,
 )
-from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.sites import (
     LAMBDA_GATE_CLASSES,
@@ -47,12 +48,12 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     """
     require_lambda_gelu(model)
     if isinstance(model, LambdaGate):
-        return {"": _mean(model.hardness).item()}
+        return {"": known_hardness(model).mean().item()}
     sites = find_sites(model, LEARNED_KINDS)
     owners = {id(owner): owner for owner in (owner_of(site.module) for site in sites)}
     by_device: dict[torch.device, dict[int, Tensor]] = {}  # one transfer from each device, not one per site
     for key, owner in owners.items():
-        mean = _mean(owner.hardness)
+        mean = known_hardness(owner).mean()
         by_device.setdefault(mean.device, {})[key] = mean
     values: dict[int, float] = {}
     for means in by_device.values():
@@ -65,7 +66,7 @@ def smallest_hardness(model: nn.Module) -> float:
     """The smallest λ of the model, over all sites and all elements of each."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for _, module in require_lambda_gelu(model):
-        smallest = whole_tensor(module.hardness).min()
+        smallest = known_hardness(module).min()
         by_device.setdefault(smallest.device, []).append(smallest)
     return min(torch.stack(values).min().item() for values in by_device.values())
 
@@ -74,7 +75,7 @@ def smallest_hardness(model: nn.Module) -> float:
 def smallest_by_site(model: nn.Module) -> dict[str, float]:
     """{module name: its smallest λ} of every λ-gate's site, in registration order."""
     sites = find_sites(model, LEARNED_KINDS)
-    return {site.name: whole_tensor(site.module.hardness).min().item() for site in sites}
+    return {site.name: known_hardness(site.module).min().item() for site in sites}
 
 
 def mean_of_several(model: nn.Module) -> dict[str, float]:
@@ -185,8 +186,18 @@ def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[s
     return sorted(owners, key=lambda item: first_call[id(item[1])])
 
 
-def _mean(hardness: Tensor) -> Tensor:
-    return whole_tensor(hardness).mean()
+def known_hardness(gate: LambdaGate | SharedLambdaGate) -> Tensor:
+    """Every λ of a gate, also where FSDP2 has sharded it, or accelerate keeps its values elsewhere (`device_map`)."""
+    owner = owner_of(gate)
+    with align_module_device(owner):
+        return whole_tensor(owner.hardness)
+
+
+def has_values(gate: LambdaGate | SharedLambdaGate) -> bool:
+    """Whether a gate's λ can be read: not of a module on the device "meta" whose values nobody keeps."""
+    owner = owner_of(gate)
+    with align_module_device(owner):
+        return not any(parameter.is_meta for parameter in owner.parameters())
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

@@ -300,8 +300,17 @@ def raw_parameters(module: LambdaGate) -> list[nn.Parameter]:
 
 
 def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGate]]:
-    """`lambda_gelu_modules`, or a ValueError where the model has none."""
-    modules = lambda_gelu_modules(model)
+    """`lambda_gelu_modules`, or a ValueError where the model has none, or a gate that shares the λ of none of them."""
+    live = list(_live_modules(checked_module(model), "", set()))
+    modules = [(name, module) for name, module in live if isinstance(module, LambdaGate)]
+    owners = {id(module) for _, module in modules}
+    alone = [name for name, gate in live if isinstance(gate, SharedLambdaGate) and id(gate.owner) not in owners]
+    if alone:
+        raise ValueError(
+            f"the λ-gate at {', '.join(alone[:4])} shares a hardness (granularity 'network') that no module of this "
+            f"{type(model).__name__} owns: it is a part of such a network, or has a copy of one of its gates, which "
+            "nothing would train, harden or save. Give the whole network, copied as a whole"
+        )
     if not modules:
         others = sorted({site.kind for site in find_sites(model)})
         raise ValueError(

@@ -12,7 +12,7 @@ from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites, requ
 from hf_lgelu.models.gate_configs import config_plans, plan_relu
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
-from hf_lgelu.models.profile import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
+from hf_lgelu.models.profile import MAX_SWAP_ERROR, has_values, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, check_kinds, find_sites
 
 logger = logging.get_logger(__name__)
@@ -93,9 +93,10 @@ def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KI
 
 def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
     """The smallest λ and κ/λ of the λ-gates of these kinds; nothing of a model without values (device "meta")."""
-    going = {site.name for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
-    if not going or any(parameter.is_meta for parameter in model.parameters()):
+    sites = [site for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS]
+    if not sites or not all(has_values(site.module) for site in sites):
         return {}, {}
+    going = {site.name for site in sites}
     smallest = smallest_by_site(model)
     hardness, errors = (
         {name: value for name, value in known.items() if name in going}

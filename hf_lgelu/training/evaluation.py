@@ -6,6 +6,7 @@ last batch, and over several processes, except that there, as in Trainer's own l
 a batch that was filled up counts the samples that fill it.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,8 @@ from hf_lgelu.models.comparison import classes_last, has_classes
 from hf_lgelu.models.task_outputs import IGNORED_LABEL
 
 _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
+
+_COLLECTED = ("_metrics", "_stored_metrics", "accum_loss_components")
 
 
 def compare_outputs(
@@ -173,6 +176,20 @@ def random_state_kept(model: nn.Module) -> Iterator[None]:
         return
     with torch.random.fork_rng(devices=[device], device_type=device.type):
         yield
+
+
+@contextmanager
+def collected_kept(trainer: Any) -> Iterator[None]:
+    """What a trainer's loss collects on the way is after the block what it was before, so that a second pass adds
+    nothing to it: the numbers that TRL's trainers and sentence-transformers' average at the end of an evaluation."""
+    kept = {name: vars(trainer)[name] for name in _COLLECTED if name in vars(trainer)}
+    for name, value in kept.items():
+        setattr(trainer, name, copy.deepcopy(value))
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(trainer, name, value)
 
 
 def with_relu_metrics(metrics: dict[str, float], relu_metrics: dict[str, float], prefix: str) -> dict[str, float]:

@@ -15,7 +15,7 @@ from hf_lgelu.activation.hardness import (
     hardness_from_raw,
 )
 from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
-from hf_lgelu.models.profile import whole_tensor
+from hf_lgelu.models.profile import known_hardness, whole_tensor
 from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
 
@@ -176,7 +176,7 @@ def _reached(model: nn.Module, targets: Mapping[str, Target], fraction: float) -
     for _, module in require_lambda_gelu(model):
         if module.forward_mode == "relu":
             continue
-        hardness = whole_tensor(module.hardness).flatten()
+        hardness = known_hardness(module).flatten()
         wanted = (fraction * target_of[id(module)]).to(hardness)  # in float32, as λ is
         yield hardness, hardness >= wanted
 

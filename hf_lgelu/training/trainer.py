@@ -28,6 +28,7 @@ from hf_lgelu.training.asked import asked_for, callbacks_asked_for, check_argume
 from hf_lgelu.training.callbacks import HardeningCallback
 from hf_lgelu.training.checkpoint_tensors import load_renamed
 from hf_lgelu.training.evaluation import (
+    collected_kept,
     compare_outputs,
     comparison_metrics,
     copied,
@@ -130,8 +131,9 @@ class LambdaGELUTrainer(Trainer):
         self._follow_arguments()
         hardening = self._hardening_callback()
         if hardening is None:
-            tell_held(self.model)
             tell_frozen(self.model)
+            if not (args[0] if args else options.get("resume_from_checkpoint")):  # else when that is loaded
+                tell_held(self.model)
         given = None if hardening is None else hardening.data
         self._prepare_hardening()
         try:
@@ -201,7 +203,8 @@ class LambdaGELUTrainer(Trainer):
         # A model that draws in an evaluation (a masked autoencoder) draws the same twice, and as often as in Trainer.
         # What the first pass writes, into the batch or into buffers, is not what the second begins with.
         copies = copied(inputs)
-        with random_state_kept(self.model), buffers_kept(self.model), self._substitution.applied():
+        kept = random_state_kept(self.model), buffers_kept(self.model), collected_kept(self)
+        with kept[0], kept[1], kept[2], self._substitution.applied():
             relu_loss, relu_logits, _ = super().prediction_step(model, copies, False, ignore_keys, **options)
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
         batch_size = find_batch_size(inputs) or 1
@@ -249,7 +252,8 @@ class LambdaGELUTrainer(Trainer):
     def _evaluate_twice(self, *args: Any) -> EvalLoopOutput:
         """Two loops over the data, for options under which Trainer keeps no logits of the whole set together."""
         prefix = args[-1]
-        with random_state_kept(self.model), temporary_relu(self.model, kinds=self._substituted_kinds()):
+        kept = random_state_kept(self.model), collected_kept(self)
+        with kept[0], kept[1], temporary_relu(self.model, kinds=self._substituted_kinds()):
             relu_metrics = super().evaluation_loop(*args).metrics
         output = super().evaluation_loop(*args)
         return output._replace(metrics=with_relu_metrics(output.metrics, relu_metrics, prefix))
@@ -279,14 +283,32 @@ class LambdaGELUTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         own = self.model if model is None else model
-        check_checkpoint_activations(resume_from_checkpoint, own)
-        if self.is_fsdp_enabled or not load_renamed(resume_from_checkpoint, own):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        # Another library's trainer may have checkpoints of its own form.
+        by_other = super()._load_from_checkpoint.__func__ is not Trainer._load_from_checkpoint
+        if not by_other:
+            check_checkpoint_activations(resume_from_checkpoint, own)
+        if by_other or self.is_fsdp_enabled or not load_renamed(resume_from_checkpoint, own):
+            super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
+        if self._hardening_callback() is None:
+            tell_held(own)
 
     def _load_best_model(self) -> None:
+        by_other = super()._load_best_model.__func__ is not Trainer._load_best_model
         by_engine = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        if by_engine or not load_renamed(self.state.best_model_checkpoint, self.model):
+        if by_other or by_engine or not load_renamed(self.state.best_model_checkpoint, self.model):
             super()._load_best_model()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        except ValueError as error:
+            if "parameter group" not in str(error):
+                raise
+            raise ValueError(
+                f"the optimizer in {checkpoint} has other parameter groups than this run's ({error}): it is of a "
+                "Trainer that gave s no group of its own, or of another network or optimizer. Begin a new run from "
+                "its weights (from_pretrained of that folder) instead of resuming"
+            ) from error
 
     def _substituted_kinds(self) -> tuple[str, ...]:
         return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS

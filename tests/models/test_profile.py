@@ -1,5 +1,6 @@
 """Reading and setting the hardness of a whole model."""
 
+import copy
 import math
 
 import pytest
@@ -7,7 +8,14 @@ import torch
 from families import BY_NAME
 from torch import nn
 
-from hf_lgelu import LambdaGELU, hardness_profile, initialize_hardness, replace_activations
+from hf_lgelu import (
+    LambdaGELU,
+    anneal_hardness,
+    hardness_profile,
+    initialize_hardness,
+    is_hardened,
+    replace_activations,
+)
 from hf_lgelu.models.profile import gate_names, mean_of_several, smallest_by_site, smallest_hardness
 from hf_lgelu.models.sites import find_sites, owner_of
 
@@ -172,3 +180,16 @@ def test_a_site_that_the_inputs_never_reach_is_named():
 def test_a_model_without_hardness_is_refused(function):
     with pytest.raises(ValueError, match="smooth gates it has: gelu, silu"):
         function(nn.Sequential(nn.GELU(), nn.SiLU()))
+
+
+def test_a_copy_of_a_gate_that_shares_its_hardness_is_named():
+    """Nothing would train, harden or save the λ that it has for itself."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.GELU())
+    replace_activations(net, granularity="network")
+    assert len(hardness_profile(copy.deepcopy(net))) == 2  # the whole is copied with its owner
+    net.append(copy.deepcopy(net[3]))
+    for read in (hardness_profile, is_hardened, lambda model: anneal_hardness(model, 1.0)):
+        with pytest.raises(ValueError, match=r"the λ-gate at 4 shares a hardness .* that no module of this Sequential"):
+            read(net)
+    with pytest.raises(ValueError, match="the λ-gate at 3 shares a hardness"):
+        hardness_profile(net[2:4])

@@ -46,6 +46,17 @@ def test_separated_group_has_the_multiple_of_its_groups_rate_and_no_decay():
     assert hardness_learning_rate(optimizer) == 0.5
 
 
+def test_an_optimizer_that_has_a_scheduler_already_is_refused_and_left_alone():
+    """The scheduler would set the new group's rate back to the others', or end at the next step."""
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LinearLR(optimizer)
+    with pytest.raises(RuntimeError, match="a learning-rate scheduler belongs to the optimizer already"):
+        separate_hardness_group(optimizer, model)
+    assert len(optimizer.param_groups) == 1
+    assert len(optimizer.param_groups[0]["params"]) == len(list(model.parameters()))
+
+
 def test_separation_takes_optimizers_of_named_parameters():
     model = tiny_model()
     optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)

@@ -246,6 +246,17 @@ def test_a_training_on_from_half_hardened_gates_says_that_they_do_not_learn(tmp_
     assert "λ of 2 gates was set by hardening (from 32.76 on) and stays there" in said()
 
 
+def test_a_hardening_run_that_is_resumed_without_harden_says_where_its_gates_stay(tmp_path, said):
+    trainer(mlp(), tmp_path, num_train_epochs=4, harden=True, save_strategy="epoch").train()
+    before = said()
+    again = trainer(mlp(), tmp_path, num_train_epochs=4)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    value = min(hardness_profile(again.model).values())
+    assert 1 < value < 159
+    assert "set by hardening" not in before
+    assert f"λ of 2 gates was set by hardening (from {value:.4g}" in said().removeprefix(before)
+
+
 @pytest.mark.parametrize("ready", [release_hardness, lambda model: anneal_hardness(model, 1.0)])
 def test_of_gates_that_learn_or_are_hard_nothing_is_said(ready, tmp_path, said):
     model = mlp()

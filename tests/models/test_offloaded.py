@@ -1,0 +1,75 @@
+"""Gates whose values accelerate keeps on a disk or beside the device: λ is read there, and soft gates are told."""
+
+import logging
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload
+from torch import nn
+
+from hf_lgelu import (
+    anneal_hardness,
+    hardness_profile,
+    is_hardened,
+    replace_activations,
+    substitute_relu,
+)
+from hf_lgelu.models.profile import smallest_hardness
+
+GRANULARITIES = {"layer": {}, "channel": {"granularity": "channel", "inputs": torch.ones(1, 3)},
+                 "network": {"granularity": "network"}}  # fmt: skip
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING)
+    return lambda: " ".join(caplog.messages)
+
+
+def network(granularity):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+    replace_activations(net, init_hardness=2.0, **GRANULARITIES[granularity])
+    return net.eval()
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_hardness_is_read_where_it_is_kept(granularity, place, tmp_path, said):
+    net = network(granularity)
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        net[1].raw_hardness += 0.1  # two gates that differ, where they are two
+        before = net(x)
+    expected = hardness_profile(net)
+    assert 2 < expected["1"] < 4
+    if place == "cpu":
+        cpu_offload(net, execution_device=torch.device("cpu"))
+    else:
+        disk_offload(net, tmp_path, execution_device=torch.device("cpu"))
+    assert net[1].raw_hardness.is_meta
+    assert hardness_profile(net) == pytest.approx(expected)
+    assert smallest_hardness(net) == pytest.approx(min(expected.values()))
+    assert not is_hardened(net)
+    assert net[1].raw_hardness.is_meta  # still kept there
+    if granularity != "network":  # whose second gate has no hook of its own: it raises
+        assert torch.equal(net(x), before)
+    report = substitute_relu(net)
+    assert report.hardness == pytest.approx(expected)
+    assert "2 of the 2 gates that became ReLU were soft" in said()
+
+
+def test_what_was_hardened_before_it_was_put_there_is_swapped_without_a_word(tmp_path, said):
+    net = network("layer")
+    anneal_hardness(net, 1.0)
+    disk_offload(net, tmp_path, execution_device=torch.device("cpu"))
+    assert is_hardened(net, fraction=1)
+    assert list(substitute_relu(net).hardness.values()) == [pytest.approx(159.577, abs=1e-3)] * 2
+    assert "soft" not in said()
+
+
+def test_of_a_model_without_values_nothing_is_read():
+    with torch.device("meta"):
+        net = network("layer")
+    assert substitute_relu(net).hardness == {}
