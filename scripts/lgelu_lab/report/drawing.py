@@ -194,9 +194,10 @@ def fit_scores(axis: "Axes", shown: Iterable[tuple[float, float]], others: Mappi
             axis.text(0.985, place, "\n".join(lines), transform=axis.transAxes, **look)
 
 
-def seeds_in_words(counts: Sequence[int]) -> str:
-    """ "3 seeds", or "1 to 3 seeds" where the configurations differ."""
-    low, high = min(counts), max(counts)
+def seeds_in_words(configurations: Sequence[Sequence[int]]) -> str:
+    """ "3 seeds", "1 to 3 seeds" or "1 seed (0 or 42)", of the seeds of each configuration."""
+    low, high = min(map(len, configurations)), max(map(len, configurations))
     if low != high:
         return f"{low} to {high} seeds"
-    return "1 seed" if high == 1 else f"{high} seeds"
+    several = " or ".join(dict.fromkeys(", ".join(map(str, sorted(seeds))) for seeds in configurations))
+    return ("1 seed" if high == 1 else f"{high} seeds") + (f" ({several})" if " or " in several else "")

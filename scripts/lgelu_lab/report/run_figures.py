@@ -162,7 +162,7 @@ def draw_trajectories(data: ReportData, benchmark: str) -> Drawn:
     axes["all"].set_xlim(0, last * 1.01)
     if zoomed:
         _zoom(axes["zoom"], paths, last)
-    seeds = seeds_in_words([len(seeds) for seeds in found.values()])
+    seeds = seeds_in_words([list(seeds["seed"]) for seeds in found.values()])
     axes["all"].set_title(f"{plain(benchmark)}: validation score, {seeds}", fontsize=11, loc="left")
     handles, labels = axes["all"].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=10)
@@ -240,8 +240,8 @@ def draw_hardness(data: ReportData, benchmark: str) -> Drawn:
         style(axes[0, column], title=label, x="layer, input to output", y=y)
         style(axes[1, column], x="epoch", y=y)
         _log_ticks(axes[0, column])
-    seeds = seeds_in_words([len(seeds) for seeds in found.values()])
-    mean_of = seeds if seeds == "1 seed" else f"mean of {seeds}"
+    seeds = seeds_in_words([list(seeds["seed"]) for seeds in found.values()])
+    mean_of = seeds if seeds.startswith("1 seed") else f"mean of {seeds}"
     figure.suptitle(f"{plain(benchmark)}: learned hardness of every layer,\n{mean_of}", fontsize=11.5)
     _bar(figure, axes[0, :], "viridis", (0, last), "epoch")
     _bar(figure, axes[1, :], "plasma", (1, layers), "layer")

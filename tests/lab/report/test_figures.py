@@ -57,6 +57,21 @@ def test_trajectories_show_each_seed_and_the_mean(record_of, drawings_of):
     assert [pytest.approx(path) for path in paths] == [list(low), list(high), [0.3, 0.6, 0.7]]
 
 
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [([[0], [0]], "1 seed"), ([[0], [42], [0]], "1 seed (0 or 42)"), ([[0, 1], [1, 0]], "2 seeds"),
+     ([[0, 1], [2, 3]], "2 seeds (0, 1 or 2, 3)"), ([[0, 1, 2], [42]], "1 to 3 seeds")],
+)  # fmt: skip
+def test_a_picture_says_of_which_seeds_its_configurations_are(seeds, words, record_of, drawings_of):
+    runs = [
+        learned(record_of, mode, seed=seed, name=f"{mode}-{seed}")
+        for mode, given in zip(("uniform", "increasing", "decreasing"), seeds, strict=False)
+        for seed in given
+    ]
+    (drawing,) = drawings_of("trajectories", runs)
+    assert drawing.figure.axes[0].get_title(loc="left").endswith(f": validation score, {words}")
+
+
 def test_configurations_without_runs_are_named_missing_and_have_no_line_in_the_legend(record_of, drawings_of):
     (drawing,) = drawings_of("trajectories", [record_of()])
     (legend,) = drawing.figure.legends
