@@ -1,6 +1,9 @@
 """What of a model may be operated on: the module inside torch.compile, and nothing that somebody has wrapped."""
 
+from collections.abc import Iterable
+
 import torch
+from accelerate.utils import has_offloaded_params
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -10,6 +13,20 @@ from hf_lgelu.models.sites import checked_module
 def uncompiled(model: nn.Module) -> nn.Module:
     """The module inside torch.compile, which hides operations; another one itself. TypeError where it is no module."""
     return getattr(checked_module(model), "_orig_mod", model)
+
+
+def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
+    """Raise RuntimeError where accelerate keeps the values of one of these modules, with their names, elsewhere.
+
+    What was written into such a module would be gone with its next forward, and a copy would have no values.
+    """
+    kept = next((name or type(module).__name__ for name, module in named if has_offloaded_params(module)), None)
+    if kept is not None:
+        raise RuntimeError(
+            f"accelerate keeps the values of {kept} on a disk or beside the device (device_map, cpu_offload), where "
+            "they cannot be changed or copied. Load the model whole, by from_pretrained without device_map or with one "
+            'that fits ("cpu"), and call again'
+        )
 
 
 def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from hf_lgelu.models.operable import require_values_here
 from hf_lgelu.models.shared_functions import shared_function
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -77,8 +78,9 @@ def independent_copy(model: Model) -> Model:
     """A deep copy that computes with its own weights, without accelerate's autocast.
 
     Raises RuntimeError for a forward on an instance that the copy would share with the original, and for another
-    function that knows the original (`shared_function`).
+    function that knows the original (`shared_function`), or where accelerate keeps a part of the values elsewhere.
     """
+    require_values_here(model.named_modules())
     with own_forward(model):
         twin = copy.deepcopy(model)
         pairs = zip(model.named_modules(), twin.modules(), strict=True)

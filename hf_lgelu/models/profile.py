@@ -17,6 +17,7 @@ from hf_lgelu.activation.hardness import (
 )
 from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
+from hf_lgelu.models.operable import require_values_here
 from hf_lgelu.models.sites import (
     LAMBDA_GATE_CLASSES,
     LEARNED_KINDS,
@@ -143,6 +144,7 @@ def initialize_hardness(
     Raises:
         ValueError: no λ-GELU, an unknown mode, a λ or t out of range, a high end for "uniform", or example inputs that
             never reach a site. No λ has then changed.
+        RuntimeError: accelerate keeps the values of a gate elsewhere (`device_map`).
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -154,6 +156,7 @@ def initialize_hardness(
             f"high_hardness={high_hardness} is the high end of 'increasing' and 'decreasing', and 'uniform' sets every "
             f"λ to init_hardness, {init_hardness}. Name the mode, or leave high_hardness out"
         )
+    require_values_here(require_lambda_gelu(model))
     owners = _in_execution_order(model, inputs)
     values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
     for (_, module), value in zip(owners, values, strict=True):

@@ -15,6 +15,7 @@ from hf_lgelu.activation.hardness import (
     hardness_from_raw,
 )
 from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
+from hf_lgelu.models.operable import require_values_here
 from hf_lgelu.models.profile import known_hardness, whole_tensor
 from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
@@ -60,7 +61,9 @@ def anneal_hardness(
     targets = target_hardnesses(target_hardness)
     by_device: dict[torch.device, list[LambdaGate]] = {}
     target_of = _target_of_each(model, targets)
-    for _, module in require_lambda_gelu(model):
+    owners = require_lambda_gelu(model)
+    require_values_here(owners)
+    for _, module in owners:
         by_device.setdefault(module.hardness_override.device, []).append(module)
     for neighbours in by_device.values():
         raw = [whole_tensor(module.raw_hardness).flatten() for module in neighbours]

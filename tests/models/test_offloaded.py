@@ -8,14 +8,22 @@ from accelerate import cpu_offload, disk_offload
 from torch import nn
 
 from hf_lgelu import (
+    MLPConfig,
+    MLPForClassification,
     anneal_hardness,
+    certify_substitution,
+    export_gelu,
+    export_relu,
+    fold_hardness,
     hardness_profile,
+    initialize_hardness,
     is_hardened,
     replace_activations,
     substitute_relu,
 )
 from hf_lgelu.models.profile import smallest_hardness
 
+ROWS = {"features": torch.ones(2, 3)}
 GRANULARITIES = {"layer": {}, "channel": {"granularity": "channel", "inputs": torch.ones(1, 3)},
                  "network": {"granularity": "network"}}  # fmt: skip
 
@@ -67,6 +75,30 @@ def test_what_was_hardened_before_it_was_put_there_is_swapped_without_a_word(tmp
     assert is_hardened(net, fraction=1)
     assert list(substitute_relu(net).hardness.values()) == [pytest.approx(159.577, abs=1e-3)] * 2
     assert "soft" not in said()
+
+
+CHANGES = {
+    "export_relu": lambda model, folder: export_relu(model, folder / "out", inputs=ROWS),
+    "export_gelu": lambda model, folder: export_gelu(model, folder / "out", inputs=ROWS),
+    "certify_substitution": lambda model, folder: certify_substitution(model, ROWS["features"]),
+    "fold_hardness": lambda model, folder: fold_hardness(model, ROWS),
+    "anneal_hardness": lambda model, folder: anneal_hardness(model, 0.5),
+    "initialize_hardness": lambda model, folder: initialize_hardness(model, "increasing"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_would_change_or_copy_values_says_that_they_are_elsewhere(name, tmp_path):
+    """What is written into a module that has its values elsewhere is gone with its next forward."""
+    model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=2)).eval()
+    anneal_hardness(model, 1.0)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    before = model(**ROWS).logits
+    with pytest.raises(RuntimeError, match=r"accelerate keeps the values of layers\.0\..* cannot be changed or copied"):
+        CHANGES[name](model, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(model(**ROWS).logits, before)
+    assert is_hardened(model, fraction=1)
 
 
 def test_of_a_model_without_values_nothing_is_read():

@@ -24,7 +24,7 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.operable import uncompiled
+from hf_lgelu.models.operable import require_values_here, uncompiled
 from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.own_forward import in_own_forward
 from hf_lgelu.models.own_memory import require_own_memory
@@ -119,6 +119,7 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
     """
     model = uncompiled(model)
     require_lambda_gelu(model)
+    require_values_here(model.named_modules())
     sites = find_sites(model, LEARNED_KINDS)
     _refuse_relu_forward(sites)
     if not sites:
