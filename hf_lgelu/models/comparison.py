@@ -103,9 +103,7 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
             "the models' first floating-point outputs must have one shape to be compared; the shapes of all are "
             f"{[tuple(t.shape) for t in before]} and {[tuple(t.shape) for t in after]}"
         )
-    first, second = (outputs[0].cpu().double() for outputs in (before, after))
-    if first.ndim > 3:
-        first, second = classes_last(first), classes_last(second)
+    first, second = (classes_last(outputs[0].cpu().double()) for outputs in (before, after))
     if not first.numel():
         raise ValueError(
             f"the outputs on the example inputs are empty, of shape {tuple(first.shape)}; give at least one row"

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from accelerate.utils import align_module_device
+from accelerate.utils import align_module_device, has_offloaded_params
 from torch import Tensor, nn
 
 from hf_lgelu.activation.gates import FORWARDS
@@ -156,8 +156,8 @@ def initialize_hardness(
             f"high_hardness={high_hardness} is the high end of 'increasing' and 'decreasing', and 'uniform' sets every "
             f"λ to init_hardness, {init_hardness}. Name the mode, or leave high_hardness out"
         )
-    require_values_here(require_lambda_gelu(model))
     owners = _in_execution_order(model, inputs)
+    require_values_here(owners)
     values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
     for (_, module), value in zip(owners, values, strict=True):
         if temperature is not None:
@@ -199,8 +199,7 @@ def known_hardness(gate: LambdaGate | SharedLambdaGate) -> Tensor:
 def has_values(gate: LambdaGate | SharedLambdaGate) -> bool:
     """Whether a gate's λ can be read: not of a module on the device "meta" whose values nobody keeps."""
     owner = owner_of(gate)
-    with align_module_device(owner):
-        return not any(parameter.is_meta for parameter in owner.parameters())
+    return has_offloaded_params(owner) or not any(parameter.is_meta for parameter in owner.parameters())
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

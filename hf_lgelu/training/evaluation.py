@@ -47,8 +47,7 @@ def compare_outputs(
     if not before.is_floating_point():
         same, counted = _equal_rows(before, after)
     elif before.shape == after.shape:
-        if before.ndim > 3:
-            before, after = classes_last(before), classes_last(after)
+        before, after = classes_last(before), classes_last(after)
         same, counted = _equal_classes(before, after, labels)
         rows[:, _LARGEST_CHANGE] = _by_sample(_changes(before, after, labels, counted), batch_size).amax(dim=1)
     else:

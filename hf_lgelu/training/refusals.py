@@ -1,5 +1,7 @@
 """What a run has of Trainer, or on its model, that would make another network than was asked for: refused, or said."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,6 +76,21 @@ def require_gradient(model: nn.Module) -> None:
             "took part: something computes another activation in their place (a fused kernel put on the model, such "
             "as Liger's SwiGLU and GEGLU), and would do so whatever λ becomes. Leave it out"
         )
+
+
+@contextmanager
+def explaining_other_groups(checkpoint: str | None) -> Iterator[None]:
+    """Say what it means where an optimizer's state, loaded inside, has other parameter groups than the run's."""
+    try:
+        yield
+    except ValueError as error:
+        if "parameter group" not in str(error):
+            raise
+        raise ValueError(
+            f"the optimizer in {checkpoint} has other parameter groups than this run's ({error}): it is of a Trainer "
+            "that gave s no group of its own, or of another network or optimizer. Begin a new run from its weights "
+            "(from_pretrained of that folder) instead of resuming"
+        ) from error
 
 
 def tell_held(model: nn.Module) -> None:

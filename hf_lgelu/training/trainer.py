@@ -40,7 +40,13 @@ from hf_lgelu.training.evaluation import (
 from hf_lgelu.training.hardening import HARDENED_FRACTION, Target, is_hardened
 from hf_lgelu.training.hardness_log import HardnessLogCallback
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
-from hf_lgelu.training.refusals import check_ratio_of_rates, refuse_liger, tell_frozen, tell_held
+from hf_lgelu.training.refusals import (
+    check_ratio_of_rates,
+    explaining_other_groups,
+    refuse_liger,
+    tell_frozen,
+    tell_held,
+)
 from hf_lgelu.training.relufication import RELUFIED_KINDS
 from hf_lgelu.training.resume import check_checkpoint_activations
 
@@ -203,8 +209,9 @@ class LambdaGELUTrainer(Trainer):
         # A model that draws in an evaluation (a masked autoencoder) draws the same twice, and as often as in Trainer.
         # What the first pass writes, into the batch or into buffers, is not what the second begins with.
         copies = copied(inputs)
-        kept = random_state_kept(self.model), buffers_kept(self.model), collected_kept(self)
-        with kept[0], kept[1], kept[2], self._substitution.applied():
+        with (
+            random_state_kept(self.model), buffers_kept(self.model), collected_kept(self), self._substitution.applied()
+        ):  # fmt: skip
             relu_loss, relu_logits, _ = super().prediction_step(model, copies, False, ignore_keys, **options)
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
         batch_size = find_batch_size(inputs) or 1
@@ -252,8 +259,8 @@ class LambdaGELUTrainer(Trainer):
     def _evaluate_twice(self, *args: Any) -> EvalLoopOutput:
         """Two loops over the data, for options under which Trainer keeps no logits of the whole set together."""
         prefix = args[-1]
-        kept = random_state_kept(self.model), collected_kept(self)
-        with kept[0], kept[1], temporary_relu(self.model, kinds=self._substituted_kinds()):
+        substituted = temporary_relu(self.model, kinds=self._substituted_kinds())
+        with random_state_kept(self.model), collected_kept(self), substituted:
             relu_metrics = super().evaluation_loop(*args).metrics
         output = super().evaluation_loop(*args)
         return output._replace(metrics=with_relu_metrics(output.metrics, relu_metrics, prefix))
@@ -299,16 +306,8 @@ class LambdaGELUTrainer(Trainer):
             super()._load_best_model()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        try:
+        with explaining_other_groups(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
-        except ValueError as error:
-            if "parameter group" not in str(error):
-                raise
-            raise ValueError(
-                f"the optimizer in {checkpoint} has other parameter groups than this run's ({error}): it is of a "
-                "Trainer that gave s no group of its own, or of another network or optimizer. Begin a new run from "
-                "its weights (from_pretrained of that folder) instead of resuming"
-            ) from error
 
     def _substituted_kinds(self) -> tuple[str, ...]:
         return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS

@@ -199,5 +199,6 @@ def seeds_in_words(configurations: Sequence[Sequence[int]]) -> str:
     low, high = min(map(len, configurations)), max(map(len, configurations))
     if low != high:
         return f"{low} to {high} seeds"
-    several = " or ".join(dict.fromkeys(", ".join(map(str, sorted(seeds))) for seeds in configurations))
-    return ("1 seed" if high == 1 else f"{high} seeds") + (f" ({several})" if " or " in several else "")
+    different = dict.fromkeys(", ".join(map(str, sorted(seeds))) for seeds in configurations)
+    named = f" ({' or '.join(different)})" if len(different) > 1 else ""
+    return ("1 seed" if high == 1 else f"{high} seeds") + named
