@@ -390,9 +390,13 @@ def is_relufied(record: RunRecord) -> bool:
     return bool(record.config.get("relufication"))
 
 
-def seed_count(seeds: Sequence) -> str:
-    """How many of the paper's seeds are there: "3", or "2 of 3"."""
-    return str(len(seeds)) if len(seeds) >= len(SEEDS) else f"{len(seeds)} of {len(SEEDS)}"
+def seed_count(seeds: Iterable[int]) -> str:
+    """How many of the paper's seeds are there: "3", "2 of 3", or "1 of 3: 42", named where it is none of SEEDS."""
+    there = sorted(seeds)
+    if len(there) >= len(SEEDS):
+        return str(len(there))
+    named = "" if set(there) <= set(SEEDS) else f": {', '.join(map(str, there))}"
+    return f"{len(there)} of {len(SEEDS)}{named}"
 
 
 def hardness_path(record: RunRecord) -> pd.DataFrame:

@@ -4,19 +4,18 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from lgelu_lab.report.difference import INTERVAL, difference_of
 from lgelu_lab.report.frames import ReportData, evaluations, of_measurement, seed_count
 from lgelu_lab.report.markup import Cell, Column, Group, Row, TableSpec
 from lgelu_lab.report.numbers import (
     NONE,
     count,
-    digits_of,
     either,
     largest,
     mean_and_deviation,
     metrics_in_words,
     number,
     present,
-    tone,
 )
 from lgelu_lab.report.paper import DATA_READ, PAPER_RECIPES, Notes, data_folder, trained_on
 from lgelu_lab.report.run_tables import ONE_SEED, seeds_text
@@ -95,12 +94,10 @@ def _converted(data: ReportData, smooth: pd.DataFrame) -> pd.DataFrame:
 
 
 def _against_paper(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
-    gains = present(list(seeds["relu"] - seeds["paper"]))
-    if not gains or seeds["key"].iloc[0] == _key(seeds["benchmark"].iloc[0], _PAPER):
+    gain = difference_of(seeds["relu"], seeds["paper"], seeds["metric"].iloc[0], seeds["eval_samples"])
+    if gain is None or seeds["key"].iloc[0] == _key(seeds["benchmark"].iloc[0], _PAPER):
         return NONE
-    digits = digits_of(seeds["metric"].iloc[0])
-    text = mean_and_deviation(gains, digits, signed=True)
-    return Cell(text, tone(gains, digits, bool(seeds["greater_is_better"].iloc[0])))
+    return Cell(str(gain), gain.tone)
 
 
 def _hardness(seeds: pd.DataFrame, notes: Notes) -> str:
@@ -126,9 +123,9 @@ GATES_TABLE = TableSpec(
     caption=lambda data: (
         f"{metrics_in_words(gate_runs(data))} In the last epoch, as it is and with ReLU in the gates' place; a network "
         "with a ReLU forward is its own ReLU network. Against the paper's: the score with ReLU minus that of hardening "
-        "as in the paper (fixed onset, linear, one target), seed by seed. λ: smallest and largest over layers and "
-        "seeds. Step: processor time of forward, backward and the optimizer's step over the smooth network's. Mean ± "
-        f"sample standard deviation over seeds; of logit changes the largest. {ONE_SEED}"
+        f"as in the paper (fixed onset, linear, one target), seed by seed. {INTERVAL} λ: smallest and largest over "
+        "layers and seeds. Step: processor time of forward, backward and the optimizer's step over the smooth "
+        f"network's. Mean ± sample standard deviation over seeds; of logit changes the largest. {ONE_SEED}"
     ),
     rows=_rows,
     head=("Benchmark", "Way"),
@@ -140,7 +137,7 @@ GATES_TABLE = TableSpec(
         Column("λ, last epoch", _hardness),
         Column("Step", _step),
         Column("Parameters", lambda seeds, notes: either(list(map(count, present(seeds["parameters"]))))),
-        Column("Seeds", lambda seeds, notes: seed_count(seeds)),
+        Column("Seeds", lambda seeds, notes: seed_count(seeds["seed"])),
         Column("Epochs × samples", trained_on),
     ),
     notes=_notes,

@@ -176,7 +176,7 @@ def _score(heading: str, key: str) -> Column:
     return Column(heading, lambda seeds, notes: seeds_text(seeds, key))
 
 
-_SEEDS = Column("Seeds", lambda seeds, notes: seed_count(seeds))
+_SEEDS = Column("Seeds", lambda seeds, notes: seed_count(seeds["seed"]))
 
 
 def _refused(seeds: pd.DataFrame, text: str) -> Cell | str:

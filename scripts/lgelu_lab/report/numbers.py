@@ -16,7 +16,10 @@ DIGITS = {"accuracy": 4, "perplexity": 2}
 """Digits after the point of a score of each metric; 4 for others."""
 
 LOWER_IS_BETTER = frozenset({"perplexity", "word_error_rate"})
-_SHARES = frozenset({"accuracy"})  # a share of the evaluation samples: a single one has a binomial interval
+SAME_NEIGHBOUR = "same_neighbour"
+"""The share of embeddings whose nearest neighbour is that of the original."""
+
+_SHARES = frozenset({"accuracy", SAME_NEIGHBOUR})  # of the evaluation samples: a single one has a binomial interval
 
 Show = int | Callable[[float], str]
 """So many digits after the point, or how a number is written."""
@@ -63,7 +66,7 @@ def wilson(share: float, samples: float) -> tuple[float, float]:
 
 
 def sampled(metric: str, scores: Sequence[float | None], samples: float | None) -> tuple[float, float] | None:
-    """What one seed's evaluation samples leave open of its accuracy (`wilson`); None for anything else.
+    """What one seed's evaluation samples leave open of its accuracy, or another share (`wilson`); else None.
 
     Several seeds show their deviation; a perplexity has no binomial interval.
     """
@@ -83,14 +86,6 @@ def score_text(metric: str, scores: Sequence[float | None], samples: float | Non
     """`mean_and_deviation` of scores with their metric's digits, then in brackets their `interval`, or `otherwise`."""
     brackets = interval(metric, scores, samples) or otherwise
     return mean_and_deviation(scores, digits_of(metric)) + (f" ({brackets})" if brackets else "")
-
-
-def tone(changes: Sequence[float], digits: int, greater_is_better: bool) -> str:
-    """ "better", "worse", or "" for changes whose mean rounds to nothing, and for none."""
-    mean = round(statistics.fmean(changes), digits) if len(changes) else 0
-    if mean == 0:
-        return ""
-    return "better" if (mean > 0) == greater_is_better else "worse"
 
 
 def largest(values: Sequence[float | None]) -> str:

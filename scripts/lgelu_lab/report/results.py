@@ -8,20 +8,33 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from lgelu_lab.measurements.records import MeasurementRecord
+from lgelu_lab.report.difference import Difference, difference_of
 from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, plain, style
-from lgelu_lab.report.frames import ReportData, evaluations, of_label, of_measurement, recipe_of, rows_by, seed_count
+from lgelu_lab.report.frames import (
+    ReportData,
+    evaluations,
+    of_label,
+    of_measurement,
+    paired,
+    recipe_of,
+    rows_by,
+    seed_count,
+)
 from lgelu_lab.report.markup import Cell, Column, Row, TableSpec
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     MISSING,
     NONE,
+    SAME_NEIGHBOUR,
     count,
     digits_of,
     either,
     listed,
     mean_and_deviation,
+    metric_with_direction,
     metrics_in_words,
     number,
+    sampled,
     score_text,
 )
 from lgelu_lab.report.paper import Notes, marked
@@ -109,9 +122,31 @@ def benchmarks_with_results(data: ReportData) -> dict[str, dict[str, pd.DataFram
 def way_text(seeds: pd.DataFrame) -> str:
     """The score of a way, with the interval of a single seed, or the number of seeds where it is not the paper's."""
     first, values = seeds.iloc[0], list(seeds["value"])
-    elsewhere = first.get("measurement") == "real"
-    few = f"{seed_count(seeds)} seeds" if len(seeds) < len(SEEDS) and not elsewhere else ""
+    if first.get("measurement") == "real":
+        if first["metric"] == SAME_NEIGHBOUR and first["method"] == "original":
+            return "1, by definition"
+        few = f"{len(seeds)} run{'s' * (len(seeds) > 1)}"
+    else:
+        few = f"{seed_count(seeds['seed'])} seeds" if len(seeds) < len(SEEDS) else ""
     return score_text(first["metric"], values, first["eval_samples"], otherwise=few)
+
+
+def way_difference(ways: dict[str, pd.DataFrame], way: str, rival: str) -> Difference | None:
+    """A way's scores minus a rival's, where seed and recipe are the same; None for no pair.
+
+    Converted networks are compared with what they were before, and with no other rival.
+    """
+    seeds, others = ways[way], ways[rival]
+    if not len(seeds) or way == rival:
+        return None
+    metric = seeds["metric"].iloc[0]
+    if way == CONVERTED:
+        pairs = seeds if rival == SMOOTH else seeds[:0]
+        return difference_of(pairs["value"], pairs["before"], metric, pairs["eval_samples"])
+    if "recipe" not in seeds or not len(others):
+        return None
+    pairs = paired(seeds, others[["benchmark", "seed", "recipe", "value"]])
+    return difference_of(pairs["value"], pairs["value_base"], metric, pairs["eval_samples"])
 
 
 def _cell(way: str) -> Column:
@@ -148,7 +183,8 @@ def _is_trained_here(ways: dict[str, pd.DataFrame]) -> bool:
 
 def _benchmark(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
     if not _is_trained_here(ways):
-        return "{}, {}".format(*ways[SMOOTH][["benchmark", "metric"]].iloc[0])
+        name, metric = ways[SMOOTH][["benchmark", "metric"]].iloc[0]
+        return f"{name}, {metric_with_direction(metric, metric not in LOWER_IS_BETTER)}"
     trained = pd.concat([seeds for way, seeds in ways.items() if way != CONVERTED and len(seeds)])
     unlike = f" {_UNLIKE}" if _unlike(ways) else ""
     return trained["benchmark"].iloc[0] + unlike + marked(trained, notes)
@@ -319,9 +355,10 @@ def draw_path(data: ReportData) -> "tuple[Figure, str, str] | None":
     figure.suptitle("From a smooth network to a ReLU network: what each way costs", fontsize=13, fontweight="bold")
     caption = (
         "The line is the smooth GELU network in its last epoch; a bar reaches from it to the ReLU network's score, "
-        "mean over the seeds there are; thin lines reach from the lowest to the highest seed. Converted: the linear "
-        "maps behind the gates are refitted on unlabelled rows. Hardened: trained with λ-GELU while every λ grows to "
-        "about 160. Swapped early: ReLU after a quarter of the epochs."
+        "mean over the seeds there are; thin lines reach from the lowest to the highest seed, of one over the 95 % "
+        "interval of its evaluation samples. ± is half of the 95 % interval of the difference: what is smaller than it "
+        "is not told from none. Converted: the linear maps behind the gates are refitted on unlabelled rows. Hardened: "
+        "trained with λ-GELU while every λ grows to about 160. Swapped early: ReLU after a quarter of the epochs."
     )
     return figure, caption, ""
 
@@ -333,9 +370,10 @@ def _draw_hero(axis: "Axes", panel: HeroPanel, ways: dict[str, pd.DataFrame]) ->
         seeds, text = list(ways[way]["value"]), MISSING
         if seeds:
             mean = statistics.fmean(seeds)
-            text = _hero_text(mean, smooth, first["metric"])
+            text = _hero_text(mean, smooth, first["metric"], way_difference(ways, way, SMOOTH))
             axis.barh(height, mean - smooth, left=smooth, height=0.56, color=colour)
-            axis.plot((min(seeds), max(seeds)), (height, height), color=PALETTE["GELU"], linewidth=1.2, zorder=4)
+            ends = sampled(first["metric"], seeds, ways[way]["eval_samples"].iloc[0]) or (min(seeds), max(seeds))
+            axis.plot(ends, (height, height), color=PALETTE["GELU"], linewidth=1.2, zorder=4)
         look = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 10, "color": colour}
         axis.text(1.03, height, text, **look)
     axis.axvline(smooth, color=PALETTE["GELU"], linewidth=2, zorder=3)
@@ -350,11 +388,14 @@ def _draw_hero(axis: "Axes", panel: HeroPanel, ways: dict[str, pd.DataFrame]) ->
     axis.set_ylim(-0.55, len(_HERO_WAYS) - 0.45)
 
 
-def _hero_text(mean: float, smooth: float, metric: str) -> str:
-    """ "0.811 (−4.4 points)", or of a perplexity its change in per cent."""
-    if metric == "accuracy":
-        return f"{number(mean, 3)} ({number(100 * (mean - smooth), 1, signed=True)} points)"
-    return f"{number(mean, 1)} ({number(100 * (mean / smooth - 1), 1, signed=True)} %)"
+def _hero_text(mean: float, smooth: float, metric: str, difference: Difference | None) -> str:
+    """ "0.811 (−4.4 ± 2.1 points)", or of a perplexity its change in per cent; ± half of the difference's interval."""
+    share = metric == "accuracy"
+    scale = 100 if share else 100 / smooth
+    text = number((mean - smooth) * scale, 1, signed=True)
+    if difference is not None and difference.ends:
+        text += f" ± {number((difference.ends[1] - difference.ends[0]) / 2 * scale, 1)}"
+    return f"{number(mean, 3 if share else 1)} ({text} {'points' if share else '%'})"
 
 
 PATH = FigureSpec("From a smooth network to a ReLU network: what each way costs", draw_path)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from lgelu_lab.report.difference import INTERVAL, Difference, difference_of
 from lgelu_lab.report.frames import (
     EVALUATIONS,
     ReportData,
@@ -31,7 +32,6 @@ from lgelu_lab.report.numbers import (
     number,
     present,
     score_text,
-    tone,
 )
 from lgelu_lab.report.paper import (
     PAPER_RECIPES,
@@ -136,7 +136,7 @@ def _of_paper(data: ReportData, runs: pd.DataFrame, heading: str, quantity: str)
     return (Column(f"{heading}, paper", cell),) if there else ()
 
 
-_SEEDS = Column("Seeds", lambda seeds, notes: seed_count(seeds))
+_SEEDS = Column("Seeds", lambda seeds, notes: seed_count(seeds["seed"]))
 _TRAINED = Column("Epochs × samples", trained_on)
 
 
@@ -173,10 +173,9 @@ def _unless_relu(seeds: pd.DataFrame, cell: Cell | str) -> Cell | str:
 
 
 def _change(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
-    changes, digits = list(seeds["relu"] - seeds["score"]), _digits(seeds)
-    direction = bool(seeds["greater_is_better"].iloc[0])
-    text = mean_and_deviation(changes, digits, signed=True)
-    return _unless_relu(seeds, Cell(text, tone(changes, digits, direction)))
+    text = mean_and_deviation(list(seeds["relu"] - seeds["score"]), _digits(seeds), signed=True)
+    change = difference_of(seeds["relu"], seeds["score"], seeds["metric"].iloc[0], seeds["eval_samples"])
+    return _unless_relu(seeds, Cell(text, change.tone if change else ""))
 
 
 def _epoch(seeds: pd.DataFrame, notes: Notes) -> Cell:
@@ -229,10 +228,16 @@ def _substitution(at: str, learned: bool = False) -> TableSpec:
 def _related_gain(data: ReportData, seeds: pd.DataFrame, notes: Notes) -> Cell | str:
     runs = related_runs(data)
     pairs = paired(seeds, runs[runs["label"] == "GELU"])
-    gains, digits = list(pairs["best_score"] - pairs["best_score_base"]), _digits(seeds)
-    text = mean_and_deviation(gains, digits, signed=True)
-    same = seeds["label"].iloc[0] == "GELU"
-    return NONE if same else Cell(text, tone(gains, digits, bool(seeds["greater_is_better"].iloc[0])))
+    gain = best_minus(pairs)
+    return NONE if gain is None or seeds["label"].iloc[0] == "GELU" else Cell(str(gain), gain.tone)
+
+
+def best_minus(pairs: pd.DataFrame) -> Difference | None:
+    """Best validation scores of `paired` runs minus those of their baselines; None for no pair."""
+    if not len(pairs):
+        return None
+    metric = pairs["metric"].iloc[0]
+    return difference_of(pairs["best_score"], pairs["best_score_base"], metric, pairs["eval_samples"])
 
 
 # Rank correlation between the profiles of two init modes
@@ -296,8 +301,8 @@ EXPECTED_RUNS = len(INIT_MODES) * len(SEEDS)
 def grid_cells(data: ReportData, benchmark: str) -> dict[tuple[float, float], pd.DataFrame]:
     """{(t, c): its runs} of one benchmark, for every pair that the study asks for or a run has.
 
-    `drift` is V_λ, `gain` the best validation score − that of the GELU baseline with the same seed and recipe; NaN for
-    a run without one.
+    `drift` is V_λ, `best_score_base` the best validation score of the GELU baseline with the same seed and recipe, NaN
+    for a run without one, and `gain` what a run's is above it.
     """
     runs = data.part("grid")
     runs = runs[runs["benchmark"] == benchmark]
@@ -305,8 +310,8 @@ def grid_cells(data: ReportData, benchmark: str) -> dict[tuple[float, float], pd
     if not len(learned):
         return {}
     pairs = paired(learned, baselines).set_index("name")
-    gains = pairs["best_score"] - pairs["best_score_base"]
-    learned = learned.assign(gain=learned["name"].map(gains))
+    learned = learned.assign(best_score_base=learned["name"].map(pairs["best_score_base"]))
+    learned = learned.assign(gain=learned["best_score"] - learned["best_score_base"])
     study = STUDIES["grid"]
     planned = study.build((benchmark,)) if benchmark in study.benchmarks else []
     points = {
@@ -341,13 +346,18 @@ def _grid_drift(point: dict[str, Any], notes: Notes) -> Cell:
     return Cell(mean_and_deviation(list(cell["drift"]), 2)) if len(cell) else Cell(NONE, "missing")
 
 
-def _grid_gain(point: dict[str, Any], notes: Notes) -> Cell:
-    cell = point["cell"]
-    gains = present(list(cell["gain"])) if len(cell) else []
-    if not gains:
-        return Cell("baseline missing" if len(cell) else NONE, "missing")
-    digits, greater = _digits(cell), bool(cell["greater_is_better"].iloc[0])
-    return Cell(mean_and_deviation(gains, digits, signed=True), tone(gains, digits, greater))
+def _grid_gain(mode: str) -> Column:
+    """ΔBVS of one init mode: where the gates begin counts as well as how they move."""
+
+    def cell(point: dict[str, Any], notes: Notes) -> Cell:
+        seeds = point["cell"]
+        seeds = seeds[seeds["init_mode"] == mode]
+        if not len(seeds):
+            return Cell(NONE, "missing")
+        gain = best_minus(seeds)
+        return Cell(str(gain), gain.tone) if gain else Cell("baseline missing", "missing")
+
+    return Column(f"ΔBVS, {mode}", cell)
 
 
 # What is there, and what it rests on
@@ -491,8 +501,9 @@ TABLES: dict[str, TableSpec] = {
     "substitution-learned-last": _substitution("last", learned=True),
     "grid": TableSpec(
         title="Temperature t and learning-rate multiplier c",
-        caption="Δλ: drift V_λ averaged over seeds and init modes. ΔBVS: best validation score minus that of the GELU "
-        "baseline with the same seed and recipe, averaged likewise, ± the sample standard deviation.",
+        caption="Δλ: drift V_λ averaged over seeds and init modes, ± the sample standard deviation. ΔBVS: best "
+        "validation score minus that of the GELU baseline with the same seed and recipe, for each start. Where Δλ is "
+        f"next to nothing, ΔBVS is what the start alone is worth. {INTERVAL}",
         rows=_grid_rows,
         head=(),
         columns=(
@@ -501,15 +512,15 @@ TABLES: dict[str, TableSpec] = {
             Column("c", lambda point, notes: f"{point['c']:g}"),
             Column("Runs", _grid_runs),
             Column("Δλ", _grid_drift),
-            Column("ΔBVS", _grid_gain),
+            *map(_grid_gain, INIT_MODES),
         ),
         text_columns=1,
     ),
     "related": TableSpec(
         title="Best validation score beside other activations",
         caption=lambda data: (
-            f"{metrics_in_words(related_runs(data))} Minus GELU: the difference from the GELU run of the same seed and "
-            "recipe, mean ± sample standard deviation."
+            f"{metrics_in_words(related_runs(data))} Minus GELU: the mean difference from the GELU run of the same "
+            f"seed and recipe. {INTERVAL}"
         ),
         rows=lambda data: _asked(
             list(dict.fromkeys(related_runs(data)["benchmark"])), related_runs(data), "related", RELATED_LABELS

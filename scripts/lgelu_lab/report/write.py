@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lgelu_lab.measurements.records import MeasurementRecord, read_measurements
 from lgelu_lab.report.claims import CLAIMS_TABLE
+from lgelu_lab.report.difference_table import DIFFERENCE_TABLE
 from lgelu_lab.report.drawing import Drawing, FigureSpec, draw_all
 from lgelu_lab.report.frames import ReportData
 from lgelu_lab.report.gates_table import GATES_TABLE
@@ -29,6 +30,7 @@ ERROR_FILE = "error.txt"
 
 ALL_TABLES: dict[str, TableSpec] = {
     "results": RESULTS,
+    "differences": DIFFERENCE_TABLE,
     "claims": CLAIMS_TABLE,
     **TABLES,
     "gates": GATES_TABLE,
@@ -60,7 +62,7 @@ SECTIONS: dict[str, SectionSpec] = {
         "λ-GELU is x·Φ(λx): λ = 1 is GELU, and a large λ is ReLU. Hardening trains a network while every λ grows to "
         "about 160, so that ReLU can take its place with the same weights. Its plain rivals: swap ReLU into a finished "
         "GELU network, refit that without training, swap it in early and train on, or train with ReLU from the start.",
-        ("results",),
+        ("results", "differences"),
         ("glance",),
     ),
     "claims": SectionSpec("What holds", "The paper's claims beside these runs.", ("claims",)),

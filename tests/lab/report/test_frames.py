@@ -148,7 +148,8 @@ def test_only_runs_that_trained_alike_on_as_much_data_are_compared(record_of):
 
 
 def test_fewer_seeds_than_the_paper_has_are_counted_out_loud():
-    assert [seed_count([0] * n) for n in (1, 2, 3, 4)] == ["1 of 3", "2 of 3", "3", "4"]
+    assert [seed_count(range(n)) for n in (1, 2, 3, 4)] == ["1 of 3", "2 of 3", "3", "4"]
+    assert seed_count([42]) == "1 of 3: 42", "a seed that other rows do not have is named"
 
 
 def evaluated(data_of, record, at):
