@@ -72,7 +72,9 @@ def _order(data: ReportData, benchmark: str) -> Evidence | None:
         return None
     means = [statistics.fmean(rhos) for rhos in last.values()]
     low, high = (number(value, 2, signed=True) for value in (min(means), max(means)))
-    layers = len(next(iter(of_label(profile_runs(data), benchmark)[LEARNED_LABELS[-1]]["record"])).initial_hardness)
+    runs = profile_runs(data)
+    of_learned = (runs["benchmark"] == benchmark) & runs["label"].isin(LEARNED_LABELS)
+    layers = len(runs.loc[of_learned, "record"].iloc[0].initial_hardness)
     pairs = math.comb(len(LEARNED_LABELS), 2)
     text = f"ρ_S {' to '.join(dict.fromkeys((low, high)))} over {layers} layers{_of(last, pairs, 'pairs')}"
     return Evidence(_held(last, pairs, min(means) >= _SAME_ORDER), text)

@@ -38,9 +38,9 @@ def test_a_way_stands_beside_the_papers_hardening_seed_by_seed(table_of, run_of)
     other = [run_of(5, seed, 0.5, 0.625, hardness=HARD) for seed in (0, 1)]
     found = ways(table_of("gates", [*paper, *other]))
     row = found["λ-GELU uniform, λ per channel, hardened"]
-    # 0.625 − 0.75 and 0.625 − 0.5: mean 0, deviation 0.125·√2
+    # 0.625 − 0.75 and 0.625 − 0.5: mean 0, deviation 0.125·√2, and t of one degree of freedom is 12.706
     assert (row["As is"], row["ReLU"]) == ("0.5000 ± 0.0000", "0.6250 ± 0.0000")
-    assert row["Against the paper's"] == "0.0000 ± 0.1768"
+    assert row["Against the paper's"] == "0.0000 (−1.5883 to +1.5883)"
     assert (row["λ, last epoch"], row["Parameters"], row["Seeds"]) == ("100.0 to 160.0", "1,005", "2 of 3")
     assert row["Largest logit change"] == "0.75"
     assert found["λ-GELU uniform, hardened"]["Against the paper's"] == "–"
@@ -51,7 +51,7 @@ def test_networks_of_relu_are_scored_as_they_are(table_of, run_of):
     runs = [run_of(1, 0, 0.75, None), run_of(2, 0, 0.625, None), run_of(3, 0, 0.5, 0.5, hardness=HARD)]
     found = ways(table_of("gates", runs))
     assert found["ReLU"]["ReLU"].startswith("0.7500")
-    assert found["ReLU"]["Against the paper's"] == "+0.2500"
+    assert found["ReLU"]["Against the paper's"].startswith("+0.2500 (")
     assert found["ReLU"]["Largest logit change"] == "–"
     assert found["GELU → ReLU at 25%, trained on"]["ReLU"].startswith("0.6250")
 
@@ -71,7 +71,7 @@ def test_the_conversion_and_the_steps_come_from_the_measurement(table_of, run_of
     found = ways(table_of("gates", runs, [record]))
     assert (found[CONVERTED]["As is"], found[CONVERTED]["Largest logit change"]) == ("–", "3.2")
     assert found[CONVERTED]["ReLU"].startswith("0.6250")
-    assert found[CONVERTED]["Against the paper's"] == "+0.1250"
+    assert found[CONVERTED]["Against the paper's"].startswith("+0.1250 (")
     assert [found[way]["Step"] for way in ("GELU", CONVERTED, "λ-GELU uniform, hardened")] == ["1.00", "–", "0.88"]
     refused = dataclasses.replace(record, rows=({**rows[0], "score": None, "refusal": "no"}, *rows[1:]))
     assert ways(table_of("gates", runs, [refused]))[CONVERTED]["ReLU"] == "–"

@@ -13,7 +13,6 @@ from lgelu_lab.report.numbers import (
     metrics_in_words,
     number,
     percentage,
-    tone,
 )
 
 
@@ -46,21 +45,6 @@ def test_counts_and_extremes():
     assert percentage(0.1234) == "12.3"
     assert either([50, 50]) == "50"
     assert either([4, 50, 4]) == "4 or 50"
-
-
-@pytest.mark.parametrize(
-    ("changes", "greater_is_better", "expected"),
-    [
-        ([0.01, 0.02], True, "better"),
-        ([0.01, 0.02], False, "worse"),
-        ([-0.01, -0.02], True, "worse"),
-        ([-0.01, -0.02], False, "better"),
-        ([0.00004, -0.00003], True, ""),
-        ([], True, ""),
-    ],
-)
-def test_what_is_better_follows_the_direction_of_the_metric(changes, greater_is_better, expected):
-    assert tone(changes, 4, greater_is_better) == expected
 
 
 def test_the_metric_of_each_benchmark_is_said_with_its_direction(record_of):

@@ -78,7 +78,7 @@ def test_related_activations_are_compared_by_seed(table_of, record_of):
     table = table_of("related", runs)
     found = rows(table)
     assert found["mlp-adult", "Mish"]["Best validation score"] == "0.8000 ± 0.1414"
-    assert found["mlp-adult", "Mish"]["Minus GELU"] == "+0.1000"  # seed 1 alone has a GELU run
+    assert found["mlp-adult", "Mish"]["Minus GELU"].startswith("+0.1000 (")  # seed 1 alone has a GELU run
     assert found["mlp-adult", "GELU"]["Minus GELU"] == "–"
     assert found["mlp-adult", "PReLU"]["Best validation score"] == "missing"
     assert [label for _, label in found] == [
@@ -204,7 +204,10 @@ def test_of_perplexity_a_rise_is_worse_and_the_caption_says_so(record_of, table_
     )  # fmt: skip
     table = table_of("substitution-best", [run])
     (row,) = [dict(zip(table.header, row, strict=True)) for row in table.rows if row[1] == "GELU"]
-    assert (row["As is"], row["ReLU substituted"], row["Change"]) == ("30.50", "95.00", Cell("+64.50", "worse"))
+    assert (row["As is"], row["ReLU substituted"], row["Change"]) == ("30.50", "95.00", Cell("+64.50"))  # one seed
+    seeds = [run, dataclasses.replace(run, config=run.config | {"seed": 1}, name="another")]
+    (row,) = [row for row in table_of("substitution-best", seeds).rows if row[1] == "GELU"]
+    assert row[table.header.index("Change")] == Cell("+64.50 ± 0.00", "worse")
     assert "of perplexity lower is better, so there a change above zero is a loss" in table.caption
 
 
@@ -316,15 +319,23 @@ def test_without_runs_there_is_no_grid(record_of, baseline, data_of, table_of):
 def test_the_table_counts_runs_and_calls_missing_cells_missing(grid_run, baseline, table_of):
     table = table_of("grid", [grid_run(0.1, 1.0), grid_run(0.1, 3.0, seed=1), baseline()])
     found = {(t, c): rest for _, t, c, *rest in table.texts}
-    assert found["0.1", "1"] == [f"1 of {EXPECTED_RUNS}", "2.00", "+0.1000"]
-    assert found["0.1", "3"] == [f"1 of {EXPECTED_RUNS}", "2.00", "baseline missing"]
-    assert found["0.9", "9"] == ["missing", "–", "–"]
+    assert found["0.1", "1"][:2] == [f"1 of {EXPECTED_RUNS}", "2.00"]
+    assert found["0.1", "1"][2].startswith("+0.1000 (")
+    assert found["0.1", "1"][3:] == ["–", "–"], "other starts have no run"
+    assert found["0.1", "3"] == [f"1 of {EXPECTED_RUNS}", "2.00", "baseline missing", "–", "–"]
+    assert found["0.9", "9"] == ["missing", *["–"] * 4]
     assert len(found) == 16
 
 
 def test_of_perplexity_a_gain_above_zero_is_worse(grid_run, baseline, table_of):
     fields = {"metric": "perplexity", "greater_is_better": False}
-    runs = [grid_run(0.1, 1.0, scores=(31.0, 40.0)), baseline(scores=(35.0, 30.5), **fields)]
-    runs[0] = dataclasses.replace(runs[0], **fields)
-    found = {row[1:3]: row[-1] for row in table_of("grid", runs).rows}
-    assert found["0.1", "1"] == Cell("+0.50", "worse")
+    runs = [
+        run
+        for seed in (0, 1)
+        for run in (
+            dataclasses.replace(grid_run(0.1, 1.0, seed=seed, scores=(31.0, 40.0)), **fields),
+            baseline(seed=seed, scores=(35.0, 30.5), **fields),
+        )
+    ]
+    found = {row[1:3]: row[-3] for row in table_of("grid", runs).rows}
+    assert found["0.1", "1"] == Cell("+0.50 (+0.50 to +0.50)", "worse")

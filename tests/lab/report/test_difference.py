@@ -1,0 +1,58 @@
+"""Intervals of differences, against tables of statistics and a plain inversion."""
+
+import math
+
+import pandas as pd
+import pytest
+from lgelu_lab.report.difference import difference_of, newcombe, student
+from lgelu_lab.report.numbers import wilson
+
+
+def of(first, second, metric="accuracy", samples=None):
+    return difference_of(pd.Series(first, dtype=float), pd.Series(second, dtype=float), metric, samples)
+
+
+def test_several_seeds_have_students_interval():
+    values = (-0.0029, -0.0031, -0.0034)
+    mean = sum(values) / 3
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / 2)
+    low, high = student(values)
+    assert (low + high) / 2 == pytest.approx(mean)
+    assert (high - low) / 2 == pytest.approx(4.302653 * deviation / math.sqrt(3), rel=1e-6)  # t of 2 degrees of freedom
+
+
+def test_one_seed_has_newcombes_interval_of_two_shares():
+    # His first example: 56 of 70 and 48 of 80, 0.2000 (0.0524 to 0.3339); each share has its own number of rows there.
+    one, other = wilson(56 / 70, 70), wilson(48 / 80, 80)
+    assert 0.2 - math.hypot(0.8 - one[0], other[1] - 0.6) == pytest.approx(0.0524, abs=5e-5)
+    low, high = newcombe("accuracy", 0.8, 0.6, 100)
+    one, other = wilson(0.8, 100), wilson(0.6, 100)
+    assert low == pytest.approx(0.2 - math.sqrt((0.8 - one[0]) ** 2 + (other[1] - 0.6) ** 2))
+    assert high == pytest.approx(0.2 + math.sqrt((one[1] - 0.8) ** 2 + (0.6 - other[0]) ** 2))
+    assert newcombe("perplexity", 30.0, 31.0, 100) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "metric", "samples", "tone"),
+    [
+        ([0.61, 0.62, 0.63], [0.5, 0.51, 0.53], "accuracy", 100, "better"),
+        ([0.5, 0.51, 0.53], [0.61, 0.62, 0.63], "accuracy", 100, "worse"),
+        ([0.61, 0.62, 0.63], [0.5, 0.51, 0.53], "perplexity", 100, "worse"),
+        ([0.6, 0.5, 0.7], [0.59, 0.52, 0.64], "accuracy", 100, ""),  # +0.0167 ± 0.0404, of t = 0.71
+        ([0.502, 0.5, 0.502], [0.5, 0.5, 0.5], "accuracy", 100, ""),  # a mean above its deviation: t is 2, not 4.3
+        ([0.6], [0.5], "accuracy", 100, ""),
+        ([0.6], [0.5], "accuracy", 1000, "better"),
+        ([30.0], [90.0], "perplexity", 1000, ""),
+        ([0.500001, 0.500001], [0.5, 0.5], "accuracy", 100, ""),  # rounds to nothing
+    ],
+)
+def test_what_is_told_apart_has_a_tone(first, second, metric, samples, tone):
+    assert of(first, second, metric, samples).tone == tone
+
+
+def test_pairs_without_one_side_are_left_out():
+    difference = of([0.5, None, 0.75], [0.25, 0.5, None])
+    assert difference.values == (0.25,)
+    assert str(difference) == "+0.2500"
+    assert of([None], [0.5]) is None
+    assert str(of([0.5, 0.75], [0.25, 0.5])) == "+0.2500 (+0.2500 to +0.2500)"
