@@ -4,7 +4,6 @@ import csv
 import importlib.metadata
 import io
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import pandas
 import torch
 
 from hf_lgelu.environment import hardware, package_versions
+from lgelu_lab.studies.checkout import last_commit
 
 Cells = dict[str, str]
-
-_SOURCE = ("--", ":/hf_lgelu/activation")  # from the top of the checkout
 
 CASE = ("provider", "mode", "size", "memory_format", "elements", "dtype", "hardness", "threads", "allocator")
 """What was asked for: one provider in one mode on one input, or one model's training step (mode "step", the model's
@@ -96,15 +94,6 @@ def find_provenance(device: str) -> Cells:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         triton = ""
-    commit = _git("log", "-1", "--format=%h", *_SOURCE) or "unknown"
-    commit += "-dirty" if _git("status", "--porcelain", *_SOURCE) else ""
+    commit = last_commit("hf_lgelu/activation") or "unknown"
     found = (name, versions["torch"], triton, versions["transformers"], versions.get("hf-lgelu", "unknown"), commit)
     return dict(zip(PROVENANCE, found, strict=True))
-
-
-def _git(*words: str) -> str:
-    try:
-        done = subprocess.run(("git", *words), cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()

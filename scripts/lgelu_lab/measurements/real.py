@@ -27,7 +27,7 @@ from hf_lgelu import (
     replace_activations,
     substitute_relu,
 )
-from hf_lgelu.environment import hardware, package_versions
+from hf_lgelu.environment import hardware
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.source import Origin, load_splits
@@ -41,6 +41,7 @@ from lgelu_lab.measurements.records import (
     read_same,
     write_measurement,
 )
+from lgelu_lab.studies.checkout import software_versions
 
 REAL_COLUMNS: dict[str, str] = {
     "model": "network, a key of REAL",
@@ -343,7 +344,7 @@ def record_real(
         settings=plain_settings(settings),
         models={network.name: told},
         rows=tuple(rows),
-        versions=package_versions(),
+        versions=software_versions(),
         hardware=hardware(1),
         data={
             "train_samples": len(measured.units.fitted),

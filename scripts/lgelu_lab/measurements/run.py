@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu.environment import hardware, package_versions
+from hf_lgelu.environment import hardware
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.certificate import CERTIFICATE
 from lgelu_lab.measurements.conversion import CONVERSION
@@ -30,6 +30,7 @@ from lgelu_lab.measurements.records import (
 )
 from lgelu_lab.measurements.verification import VERIFICATION
 from lgelu_lab.measurements.zeros import ZEROS
+from lgelu_lab.studies.checkout import software_versions
 
 MEASUREMENTS: dict[str, Measurement] = {
     measurement.name: measurement
@@ -102,7 +103,7 @@ def run_measurement(
         settings=plain_settings(settings),
         models={name: model.summary() for name, model in found.items()},
         rows=tuple(rows),
-        versions=package_versions() | _tool_versions(),
+        versions=software_versions() | _tool_versions(),
         hardware=hardware(1),
     )
     write_measurement(measured, output_dir)

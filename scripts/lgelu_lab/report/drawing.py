@@ -56,14 +56,26 @@ class Drawing:
     note: str = ""
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Write `folder`/key.png, the same bytes from the same records, and return its path."""
-        from PIL import Image
+        """Write `folder`/key.png, the same bytes from the same records, and return its path.
 
-        path, pixels = Path(folder) / f"{self.key}.png", io.BytesIO()
+        What stands in the picture stands in the file as text too, under "Description".
+        """
+        from PIL import Image
+        from PIL.PngImagePlugin import PngInfo
+
+        path, pixels, words = Path(folder) / f"{self.key}.png", io.BytesIO(), PngInfo()
         self.figure.savefig(pixels, format="png", dpi=DOTS_PER_INCH)
+        words.add_itxt("Description", "\n".join(self.texts))
         # Lines and letters need no more than 256 colours, and the file is a third as large.
-        Image.open(pixels).convert("RGB").quantize(256).save(path, optimize=True)
+        Image.open(pixels).convert("RGB").quantize(256).save(path, optimize=True, pnginfo=words)
         return path
+
+    @property
+    def texts(self) -> list[str]:
+        """What is written in the picture; of axes that matplotlib labels, what it chose when it was drawn."""
+        from matplotlib.text import Text
+
+        return [text.get_text() for text in self.figure.findobj(Text) if text.get_text() and text.get_visible()]
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,8 @@ DATA_READ: dict[str, str] = {
 """{folder that was read: how it differs from the Hub's data set}, of copies that differ."""
 
 _READ_EARLIER = {
-    "gpt2-wikitext2": "wikitext2_small", "deit-tiny-imagenet": "tiny_imagenet_40", "resnet18-cifar100": "cifar100",
+    "mlp-adult": "adult", "mlp-fmnist": "fashion_mnist", "gpt2-wikitext2": "wikitext2_small",
+    "deit-tiny-imagenet": "tiny_imagenet_40", "resnet18-cifar100": "cifar100",
 }  # fmt: skip
 """{benchmark: the folder read} of records from before 0.2.0, which name the Hub id whatever was read."""
 

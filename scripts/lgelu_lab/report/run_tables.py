@@ -466,8 +466,6 @@ def _basis_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     told = [name for name in _VERSIONS if any(name in found for found in versions)]
     shown = [f"{name} {either([found[name] for found in versions if name in found])}" for name in told]
     yield f"Versions: {listed(shown)}. ± is the sample standard deviation over seeds."
-    if any("copy_of" not in record.data for record in data.runs["record"]):
-        yield "Data read: records from before 0.2.0 name the Hub id also where a whole local copy was read."
 
 
 TABLES: dict[str, TableSpec] = {

@@ -25,7 +25,8 @@ records lack:
 - epochs: a list of {epoch, score, loss, relu_score, relu_loss, relu_max_logit_change,
   relu_unchanged_predictions, hardness: {site: λ}}; the relu_* are the same weights with ReLU at every
   smooth gate, null for a model that has none
-- versions: {package: version}; hardware: {cpu, cpu_cores, accelerators, processes, platform}
+- versions: {package: version}, and "commit", the last one that changed the sources, with "-dirty" where they differ
+  from it (absent earlier, and outside a checkout); hardware: {cpu, cpu_cores, accelerators, processes, platform}
 - weights: {file below the run's folder: SHA-256} of the networks saved with it; empty where none was (absent earlier)
 - failure: why the run ended before its time; null for a whole run (absent earlier). A failed run is written as
   failed.json, with the evaluations that it had, and no list of records holds it

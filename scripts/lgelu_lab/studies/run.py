@@ -35,7 +35,7 @@ from hf_lgelu import (
     substitute_relu,
 )
 from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
-from hf_lgelu.environment import hardware, package_versions
+from hf_lgelu.environment import hardware
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
 from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import PROCESSOR_FILES, save_checkpoint
@@ -48,6 +48,7 @@ from lgelu_lab.benchmarks.mlp import register_learnable_swish
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.studies.arguments import RunArguments, data_options, meant, model_options, refuse_data_parallel
 from lgelu_lab.studies.cards import card_facts
+from lgelu_lab.studies.checkout import software_versions
 from lgelu_lab.studies.clock import RunClock
 from lgelu_lab.studies.experiments import experiment_name
 from lgelu_lab.studies.folder import sole_writer, sweep, whole_checkpoint
@@ -389,7 +390,7 @@ def _record(
         greater_is_better=benchmark.greater_is_better,
         initial_hardness=initial_hardness,
         epochs=tuple(_epoch(entry, benchmark.metric) for entry in evaluations),
-        versions=package_versions(),
+        versions=software_versions(),
         hardware=hardware(processes),
         failure=failure,
     )
