@@ -3,7 +3,7 @@
 # make test-slow     minutes, not seconds
 # make lint          ruff, and mypy over the library
 # make quickstart    train, harden and substitute on scikit-learn's digits
-# make report        tables, figures and report.html from the committed records
+# make report        tables, figures, report.html and model cards from the committed records
 # make clean         remove the environment
 
 VENV ?= .venv
@@ -35,7 +35,8 @@ quickstart: $(VENV)/ready
 
 report: $(VENV)/ready
 	$(RUN) scripts/report.py --runs model_cards/records --downstream model_cards/downstream \
-	    --output_dir model_cards/report --readme README.md --gates_page docs/gates-study.md
+	    --output_dir model_cards/report --readme README.md --gates_page docs/gates-study.md \
+	    --cards model_cards
 
 # A half-made environment has no "ready" and is made anew.
 $(VENV)/ready: pyproject.toml

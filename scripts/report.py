@@ -22,6 +22,9 @@ def parse_arguments() -> argparse.Namespace:
         help="folder with the records of scripts/measure.py in it or below it, and of the runs that trained their "
         "networks, unless those lie below --runs; without it, the report has no part on them",
     )
+    parser.add_argument(
+        "--cards", help="also write the cards of model_cards/ anew, from the records below this folder (loads torch)"
+    )
     parser.add_argument("--paper_values", default=PAPER_VALUES_FILE, help="JSON file with the paper's values")
     return parser.parse_args()
 
@@ -40,6 +43,10 @@ def main() -> None:
         if name:
             page = Path(name).resolve()  # a link stays one
             write_whole(page, put_results(page.read_text(encoding="utf-8"), page_table(data, table)))
+    if arguments.cards:
+        from lgelu_lab.studies.cards import write_committed_cards
+
+        write_committed_cards(arguments.cards, arguments.cards)
     print(page_table(data))
     figures = sum(path.suffix == ".png" for path in written)
     print(f"\nWritten to {folder}: tables.md, tables.tex, report.html, and {figures} figures in figures/")

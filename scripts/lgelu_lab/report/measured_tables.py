@@ -319,7 +319,8 @@ def _networks(data: ReportData) -> Iterator[Group]:
             seeds = summaries.get((benchmark, model))
             if seeds:
                 frame = pd.DataFrame(list(seeds.values()), dtype=object)
-                yield (benchmark, label), frame.where(frame.notna(), None).assign(samples=frame["run"].map(samples))
+                beside = {"samples": frame["run"].map(samples), "seed": list(seeds)}
+                yield (benchmark, label), frame.where(frame.notna(), None).assign(**beside)
 
 
 def _metric(seeds: pd.DataFrame, notes: Notes) -> str:
