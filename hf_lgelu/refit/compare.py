@@ -316,6 +316,8 @@ def _spread(sums: Sums, name: str) -> float:
 
 
 def _relative(error: float, spread: float) -> float:
+    if math.isnan(error):
+        return math.nan
     return error / spread if spread > 0 else float(error > 0)
 
 

@@ -1,6 +1,5 @@
 """Where the rest of the gap sits: what each layer alone adds to the distance between converted and original network."""
 
-import functools
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,10 +12,10 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.example_run import forward_hooks
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
+from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.folds import FoldBatch, Folds
-from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import LayerRefit
+from hf_lgelu.refit.variants import Variants
 
 _ROWS = 512  # tokens or rows, about, that it is measured on
 _LEAST_UNITS, _MOST_UNITS = 8, 128
@@ -88,26 +87,22 @@ def returned_by_layer(
         outputs: names of the outputs that count.
     """
     names = sorted({name for layer in layers for name in layer})
-    found: list[list[Sums]] = [[] for _ in range(len(layers) + 1)]
+    variants = Variants(original, len(layers) + 1)
     for batch in batches:
         given: dict[str, list[Any]] = {name: [] for name in names}
         with ExitStack() as hooks:
             for name in names:
                 hooks.enter_context(forward_hooks([original.get_submodule(name)], _recorder(given[name])))
             reference = compared_outputs(original, batch.inputs, outputs)
-        for sums, layer in zip(found, [(), *layers], strict=True):
+        for number, layer in enumerate([(), *layers]):
             with ExitStack() as hooks:
                 for name in layer:
                     hooks.enter_context(forward_hooks([converted.get_submodule(name)], _player(iter(given[name]))))
-                changed = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs))
-            new = batch_sums([reference.tensors, reference.tensors, changed.tensors], batch, original)
-            if new["rows"]:
-                sums.append(new | {"logits": new["rows"] * reference.are_logits})
-    parts = each_has(found)
-    found = [[entry for part in parts for entry in part[index]] for index in range(len(found))]
-    if not all(found):
+                variants.add(number, reference, compared_outputs(converted, batch.inputs, outputs), batch)
+    found = variants.evaluations()
+    if found is None:
         return None
-    whole, *alone = [evaluation_of(functools.reduce(add_sums, sums)).refitted.distance for sums in found]
+    whole, *alone = [evaluation.refitted.distance for evaluation in found]
     return [whole - distance for distance in alone]
 
 

@@ -16,6 +16,13 @@ _ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed th
 _ENOUGH_PREDICTIONS = 16  # of fewer, one that changes moves the share of equal ones by over six points
 
 
+WHERE_NOT_FINITE = (
+    "look for NaN or infinities in the data and in the weights; weights in float16, which ends at 65,504, want "
+    "model.float()"
+)
+"""What to do where numbers are not finite."""
+
+
 class ConversionRefusedError(RuntimeError):
     """The model was not converted; the given one is as it was.
 
@@ -41,7 +48,7 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
     yield from _of_what_was_held_out(report)
     yield from _of_zeros(report)
     for title, evaluation in evaluations(report):
-        if max_kl is not None and evaluation.refitted.distance > max_kl:
+        if max_kl is not None and max_kl < evaluation.refitted.distance < math.inf:
             yield (
                 f"on the {title} the converted network is {evaluation.refitted.in_words} away from the "
                 f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
@@ -124,7 +131,7 @@ def _of_the_second_set(report: ConversionReport, second: Evaluation) -> Iterator
             "it says nothing on inputs that the network has not seen"
         )
     if not math.isfinite(second.refitted.distance):
-        yield "on the second set the outputs are not finite: look for NaN or infinities in its inputs"
+        yield f"on the second set the outputs are not finite: {WHERE_NOT_FINITE}"
     elif _swap_is_rival(report) and not second.refitted.distance < second.direct.distance:
         yield (
             "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
@@ -163,13 +170,19 @@ def require_good(
     max_kl: float | None,
 ) -> None:
     """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
-    reason = _no_better(report) if _swap_is_rival(report) else None
+    reason = _not_finite(report) or (_no_better(report) if _swap_is_rival(report) else None)
     if reason is None and tolerance is not None:
         reason = _not_reached(report, tolerance)
     if reason is None and strict:
         reason = _not_near(report, max_kl)
     if reason is not None:
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
+
+
+def _not_finite(report: ConversionReport) -> str | None:
+    if report.held_out is None or math.isfinite(report.held_out.refitted.distance):
+        return None
+    return f"on {report.held_out.rows:,} rows that were held out, the outputs are not finite; {WHERE_NOT_FINITE}"
 
 
 def _no_better(report: ConversionReport) -> str | None:
@@ -179,11 +192,6 @@ def _no_better(report: ConversionReport) -> str | None:
     direct, refitted = report.held_out.direct, report.held_out.refitted
     if refitted.distance < direct.distance or refitted.distance == direct.distance == 0:
         return None
-    if not math.isfinite(refitted.distance):
-        return (
-            f"on {report.held_out.rows:,} rows that were held out, the outputs are not finite; look for NaN or "
-            "infinities in the inputs, and for a range that float16 does not have"
-        )
     return (
         f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
         f"({refitted.in_words}) than the direct swap ({direct.in_words}); give more inputs, "

@@ -1,5 +1,6 @@
 """A conversion's report in sentences, and all of it in a few lines of plain text."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -128,8 +129,9 @@ def choices_in_words(layers: tuple[LayerRefit, ...]) -> str:
 
 
 def rest_of_the_gap(report: ConversionReport) -> tuple[str, ...]:
-    """Which layers it comes from, and what would take some of it away; () where nothing was held out, or is left."""
-    if report.held_out is None or report.held_out.refitted.distance < _ROUNDING:
+    """Which layers it comes from, and what would take some of it away; () where nothing was held out, or is left, or
+    what is left is not finite."""
+    if report.held_out is None or not _ROUNDING <= report.held_out.refitted.distance < math.inf:
         return ()
     lines = []
     measured = [(layer.returns, layer) for layer in report.layers if layer.returns is not None]

@@ -19,7 +19,7 @@ from transformers import (
 import hf_lgelu
 from hf_lgelu import convert_to_relu, gate_costs, keep_curve
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit.batches import Batch, read_batches
+from hf_lgelu.refit.batches import TRIED, Batch, read_batches
 from hf_lgelu.refit.exchange import fit_slope
 from hf_lgelu.refit.figure import draw_keep_curve
 from hf_lgelu.refit.folds import deal_folds
@@ -302,3 +302,13 @@ def test_a_slope_given_or_fitted_is_saved_with_the_gates(tmp_path):
     for wrong in ("leaky_relu:1", "leaky_relu:-0.1", "leaky_relu:x", "relu:0.1", "leaky_relu:"):
         with pytest.raises(ValueError, match="slope from 0 to below 1"):
             convert_to_relu(model, inputs, target=wrong)
+
+
+def test_gates_are_ranked_in_a_pass_each_and_one_of_the_network_as_it_is():
+    torch.manual_seed(0)
+    net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.GELU())), nn.Linear(6, 3))
+    seen = []
+    net.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    costs = gate_costs(net, torch.randn(60, 6), batch_size=30)
+    assert sorted(costs) == ["1", "3", "5", "7"]
+    assert seen == [TRIED, *[30] * 2 * 5]
