@@ -53,7 +53,22 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
     if not isinstance(output, Mapping):
         return found
     read = {given: found[given] for name in _READ for given in found if _is_in(given, name)}
-    return read or {given: value for given, value in found.items() if given.partition(".")[0] not in _BESIDE}
+    return read or _not_beside(found)
+
+
+def uncounted_outputs(output: Any) -> dict[str, Tensor]:
+    """Those that `task_outputs` leaves out though nothing says that they are on the way to others.
+
+    That is known of hidden states, attentions, caches and losses, and of all that transformers itself names beside.
+    """
+    if not isinstance(output, Mapping) or type(output).__module__.startswith("transformers."):
+        return {}
+    counted = task_outputs(output)
+    return {given: value for given, value in _not_beside(dict(_named(output, ""))).items() if given not in counted}
+
+
+def _not_beside(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {given: value for given, value in found.items() if given.partition(".")[0] not in _BESIDE}
 
 
 def are_class_scores(name: str) -> bool:

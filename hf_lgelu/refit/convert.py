@@ -35,6 +35,7 @@ from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import Mark, work_in
 from hf_lgelu.refit.second_set import second_set
 from hf_lgelu.refit.thinning import shares_of_zeros
+from hf_lgelu.refit.uncounted import uncounted_warnings
 from hf_lgelu.refit.verdict import ConversionRefusedError, config_warnings, conversion_warnings, require_good
 from hf_lgelu.refit.weights import why_not_writable
 
@@ -105,7 +106,8 @@ def convert_to_relu(
         max_units: at most so many rows, sequences or images of `data`.
         kinds: rows of `SMOOTH_KINDS`: which gates become ReLU.
         outputs: names of the model's outputs that count; by default those that its task reads (logits, boxes,
-            embeddings), and not hidden states beside them. The first is the one that the networks are compared on. A
+            embeddings), and not what is beside them, hidden states or a head of your own: a warning says which maps
+            behind gates kept their weights for that. The first is the one that the networks are compared on. A
             tensor without a name counts as class scores: values (a regression) need one, as in {"values": output}.
         max_kl: mean KL to the original, in nats, beyond which there is a warning; of outputs that are no class scores,
             relative error. None for no bound.
@@ -199,6 +201,8 @@ def convert_to_relu(
                 progress=Progress(progress and state.is_main_process), work=work,
             )  # fmt: skip
             best, steps = attempts.climb(None if metric is None else Metric(metric, model))
+        beside = () if outputs else uncounted_warnings(model, exchange.sites(model), folds.first.load(), best.layers)
+        unread = (*unread, *beside)
         evaluation = None
         if second is not None:
             evaluation = evaluate_conversion(model, best.model, exchange.direct_swap(model), second, outputs)

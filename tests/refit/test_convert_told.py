@@ -106,6 +106,45 @@ def test_gates_in_a_head_that_does_not_count_are_named():
     )
 
 
+class ActorCritic(nn.Module):
+    """Two heads on what the last gate gives, of which one has a name that no task reads."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 24), nn.GELU())
+        self.policy, self.value = nn.Linear(24, 4), nn.Linear(24, 1)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return {"logits": self.policy(hidden) * 3, "value": self.value(hidden), "hidden": hidden}
+
+
+@torch.no_grad()
+def test_a_head_that_does_not_count_and_kept_its_weights_is_named():
+    net, x, fresh = ActorCritic().eval(), torch.randn(600, 8), torch.randn(2000, 8)
+    errors = {}
+    for outputs in (None, ["logits", "value"]):
+        converted, report = convert_to_relu(net, x, outputs=outputs)
+        told = [warning for warning in report.warnings if "did not count" in warning]
+        assert bool(told) == torch.equal(converted.value.weight, net.value.weight) == (outputs is None)
+        wanted, given = net(fresh)["value"], converted(fresh)["value"]
+        errors[bool(told)] = ((given - wanted).square().sum() / (wanted - wanted.mean()).square().sum()).item()
+        if told:
+            assert told[0].startswith("of the outputs `value`, `hidden` did not count, and `value` behind gates")
+            assert told[0].endswith("Name what you use of them in outputs=, beside `logits`")
+    assert errors[True] > 4 * errors[False]
+
+
+def test_hidden_states_beside_scores_are_no_head():
+    class Beside(ActorCritic):
+        def forward(self, x):
+            given = super().forward(x)
+            return {"logits": given["logits"], "hidden": given["hidden"], "features": self.body[:2](x)}
+
+    assert not convert_to_relu(Beside().eval(), torch.randn(300, 8), allow_unrefitted=True).report.warnings
+
+
 class Encoder(nn.Module):
     """torch's own encoder, whose fused path makes nested tensors of padded sequences."""
 
