@@ -210,7 +210,7 @@ def convert_to_relu(
             model=type(model).__name__,
             gates={site.name: type(site.module).__name__ for site in exchange.sites(model)},
             kept={name: type(model.get_submodule(name)).__name__ for name in exchange.keep},
-            layers=tuple(with_returns(model, best.model, best.layers, best.scaled, folds, outputs)),
+            layers=tuple(with_returns(model, best.model, best.layers, best.played, folds, outputs)),
             held_out=best.held_out,
             evaluation=evaluation,
             repeated=0 if second is None else second.repeated(),

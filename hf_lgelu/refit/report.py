@@ -37,7 +37,8 @@ class LayerRefit:
         rows: rows that it was fitted on (tokens, positions of a feature map).
         note: why a layer was not refitted, or what to know about it.
         returns: what of the network's distance to the original returns when this layer alone gives what it gives there,
-            on some of the inputs held out: KL in nats, of outputs that are no class scores relative error.
+            on some of the inputs held out: KL in nats, of outputs that are no class scores relative error. None where
+            no module gives just that.
         is_unfit: its gates were exchanged and its weights could not be refitted; `note` says why.
 
     >>> import torch, hf_lgelu
