@@ -76,6 +76,31 @@ def test_the_classes_of_a_map_along_a_length_are_on_axis_one():
     assert torch.equal(compared_outputs(last, x).tensors[""], last(x))
 
 
+@pytest.mark.parametrize("name", ["", "logits"])
+@torch.no_grad()
+def test_the_classes_of_a_map_are_where_its_layer_has_them(name):
+    """A classifier of pixels with its channels last: one prediction a pixel, and none a row of pixels."""
+
+    class Pixels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(3, 24), nn.GELU(), nn.Linear(24, 7))
+
+        def forward(self, x):
+            x = self.net(x) * 4
+            return {name: x} if name else x
+
+    net, x, fresh = Pixels().eval(), torch.randn(200, 6, 5, 3), torch.randn(60, 6, 5, 3)
+    converted, report = convert_to_relu(net, x, evaluation_data=[(fresh, (net.net(fresh)).argmax(-1))])
+    p, q = ((model.net(fresh) * 4).double().log_softmax(-1) for model in (net, converted))
+    found = report.evaluation
+    assert found.rows == 60 * 30
+    assert found.original_metrics == {"accuracy": 1.0}
+    assert found.refitted.kl == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-5)
+    assert found.refitted.agreement == pytest.approx((p.argmax(-1) == q.argmax(-1)).double().mean().item())
+
+
 def test_labels_that_are_not_one_for_each_row_are_told():
     net, x = scores(), torch.randn(400, 8)
     report = convert_to_relu(net, [(x, torch.zeros(400, 3, dtype=torch.long))]).report
