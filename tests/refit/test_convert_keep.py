@@ -244,6 +244,37 @@ def test_a_fitted_slope_is_that_of_the_sentences_and_not_of_their_padding():
     assert slopes[0] == slopes[1] > 0.02
 
 
+class Laid(nn.Module):
+    """Rows of six numbers through a gate of 24 channels, which lie where `before` puts them."""
+
+    def __init__(self, before):
+        super().__init__()
+        torch.manual_seed(3)
+        self.before, self.act = before, nn.GELU()
+        self.rows, self.maps = nn.Linear(6, 24), nn.Conv1d(6, 24, 1)
+        with torch.no_grad():
+            self.rows.bias.copy_(torch.linspace(-3, 3, 24))
+            self.rows.weight.mul_(torch.linspace(0.2, 2, 24)[:, None])
+            self.maps.weight.copy_(self.rows.weight[..., None])
+            self.maps.bias.copy_(self.rows.bias)
+
+    def forward(self, x):
+        return self.act(self.before(self, x))
+
+
+def test_a_fitted_slope_is_the_same_wherever_the_channels_lie():
+    layouts = (
+        lambda net, x: net.rows(x.flatten(1, 2)),  # (N, 20, 24)
+        lambda net, x: net.rows(x),  # (N, 4, 5, 24), channels last
+        lambda net, x: net.rows(x).permute(0, 3, 1, 2),
+        lambda net, x: net.maps(x.flatten(1, 2).transpose(1, 2)),  # (N, 24, 20), channels first
+    )
+    batch = Batch(torch.randn(100, 4, 5, 6))
+    expected = _best_slope(nn.Sequential(Laid(layouts[0]).rows, nn.GELU()), batch.inputs.flatten(0, 2))
+    assert expected > 0.02
+    assert [fit_slope(Laid(layout).eval(), ("gelu",), (), [batch]) for layout in layouts] == [expected] * 4
+
+
 class ByWord(nn.Module):
     def __init__(self, inside):
         super().__init__()
