@@ -186,8 +186,10 @@ def convert_to_relu(
     batches = for_decoder(model, batches)
     with plain_calls(model), evaluation_mode(model), buffers_kept(model):
         folds = deal_folds(batches, batch_size=batch_size, state=state, model=model, outputs=outputs)
-        compared, unread = _require_comparable(model, folds.first.load(), outputs)  # before the work
+        compared, unread = _require_comparable(model, folds.first.load(), "data", outputs)  # before the work
         second = second_set(model, evaluation_data, folds, state, batch_size=batch_size, collate=collate)
+        if second is not None:
+            unread += _require_comparable(model, second.first, "evaluation_data", outputs)[1]
         exchange = plan_exchange(
             model, folds, dials, kinds=kinds, keep=keep, outputs=outputs, rewrite_config=rewrite_config
         )
@@ -257,20 +259,20 @@ def _require_convertible(
 
 
 def _require_comparable(
-    model: nn.Module, batch: Batch, outputs: Sequence[str] | None
+    model: nn.Module, batch: Batch, what: str, outputs: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the outputs that count, and a warning of labels that do not fit the first of them.
 
-    Raises ValueError unless the model takes a batch of the data and gives some.
+    Raises ValueError unless the model takes a batch of the data, `what`, and gives some.
     """
-    (first,) = taken_by(model, [batch], "data")
+    (first,) = taken_by(model, [batch], what)
     few = first[:TRIED]
     tensors = compared_outputs(model, few.inputs, outputs).tensors
     scores, labels = next(iter(tensors.values())), few.labels
     if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
         return tuple(tensors), ()
     unread = (
-        f"the labels, of shape {tuple(labels.shape)}, are not one for each row of the scores, of shape "
+        f"the labels of {what}, of shape {tuple(labels.shape)}, are not one for each row of the scores, of shape "
         f"{tuple(scores.shape)} with the classes last: no accuracy or perplexity was measured by them"
     )
     return tuple(tensors), (unread,)

@@ -106,6 +106,11 @@ def test_labels_that_are_not_one_for_each_row_are_told():
     report = convert_to_relu(net, [(x, torch.zeros(400, 3, dtype=torch.long))]).report
     assert report.held_out.original_metrics == {}
     assert any("of shape (2, 3), are not one for each row of the scores, of shape (2, 5)" in w for w in report.warnings)
+    second = [(torch.randn(100, 8), torch.zeros(100, 1, dtype=torch.long))]
+    report = convert_to_relu(net, x, evaluation_data=second).report
+    assert report.evaluation.original_metrics == {}
+    (warning,) = report.warnings
+    assert warning.startswith("the labels of evaluation_data, of shape (2, 1), are not one for each row of the scores")
     for labels in (torch.zeros(400, dtype=torch.long), torch.zeros(400, 3)):  # those of a regression are no classes
         assert not any("labels" in warning for warning in convert_to_relu(net, [(x, labels)]).report.warnings)
 
