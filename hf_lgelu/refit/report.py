@@ -67,6 +67,11 @@ class LayerRefit:
         return self.note == NOT_COUNTED
 
     @property
+    def maps(self) -> tuple[str, ...]:
+        """The linear maps among `layers`; none where it tells of a gate by itself."""
+        return tuple(name for name in self.layers if name not in self.sites)
+
+    @property
     def is_starved(self) -> bool:
         """Whether it was fitted on fewer than two rows a feature."""
         return 0 < self.rows < ENOUGH_ROWS * self.width

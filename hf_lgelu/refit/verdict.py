@@ -110,9 +110,10 @@ def _of_zeros(report: ConversionReport) -> Iterator[str]:
 def _of_layers(layers: Sequence[LayerRefit]) -> Iterator[str]:
     starved = [layer for layer in layers if layer.is_starved]
     if starved:
+        fitted = sum(layer.rows > 0 for layer in layers)
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
         yield (
-            f"{len(starved)} of {len(layers)} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
+            f"{len(starved)} of {fitted} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
             f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); give more inputs"
         )
     yield from (f"{layer.layers[0]}: {layer.note}" for layer in layers if layer.is_unfit)
