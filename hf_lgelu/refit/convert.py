@@ -235,7 +235,7 @@ def convert_to_relu(
     of_config = config_warnings(model, best.config_changes, rewrite_config)
     warnings = (*unread, *conversion_warnings(report, max_kl), *of_config)
     report = replace(report, warnings=warnings)
-    require_good(report, best.model, tolerance=tolerance, strict=strict, max_kl=max_kl)
+    require_good(report, best.model, dials, strict=strict)
     return Conversion(best.model, report)
 
 

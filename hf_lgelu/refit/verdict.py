@@ -8,6 +8,7 @@ from torch import nn
 from hf_lgelu.formats import counted, percent, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.runtimes import runtime_warnings
+from hf_lgelu.refit.dials import Dials
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.report import ENOUGH_ROWS, ConversionReport, Evaluation, LayerRefit, NetChange, evaluations
 from hf_lgelu.refit.wording import how_far, rungs_in_words
@@ -165,17 +166,16 @@ def _hides_an_error(change: NetChange) -> bool:
 def require_good(
     report: ConversionReport,
     model: nn.Module,
+    dials: Dials,
     *,
-    tolerance: float | None,
     strict: bool,
-    max_kl: float | None,
 ) -> None:
     """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
     reason = _not_finite(report) or (_no_better(report) if _swap_is_rival(report) else None)
-    if reason is None and tolerance is not None:
-        reason = _not_reached(report, tolerance)
+    if reason is None and dials.tolerance is not None:
+        reason = _not_reached(report, dials, dials.tolerance)
     if reason is None and strict:
-        reason = _not_near(report, max_kl)
+        reason = _not_near(report, dials.max_kl)
     if reason is not None:
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
 
@@ -212,21 +212,25 @@ def _not_near(report: ConversionReport, max_kl: float | None) -> str | None:
     )
 
 
-def _not_reached(report: ConversionReport, tolerance: float) -> str | None:
-    """Whether no rung of the ladder came as near to the original as was asked for."""
+def _not_reached(report: ConversionReport, dials: Dials, tolerance: float) -> str | None:
+    """Whether no rung of the ladder came as near to the original as was asked for; what these dials allow beside."""
     best = next((step for step in reversed(report.steps) if step.is_kept), None)
     if best is not None and best.gap is not None and best.gap <= tolerance:
         return None
     what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
         "be within {:g} of the original on the inputs held out"
     )  # fmt: skip
-    advice = ["a width_budget above 1"] if report.width_share == 1 else ["a larger width_budget"]
+    advice = ["more inputs"]
+    if dials.can_be_placed:
+        advice.append("a width_budget above 1" if report.width_share == 1 else "a larger width_budget")
+    if dials.zeros is not None:
+        advice.append("fewer zeros")
     if any(step.gap is None for step in report.steps):
         advice.append("more seconds")
     elif report.next_step is not None:
         advice.append(f"effort={report.next_step[0]!r}")
+    keep = "keep some gates, " if len(report.gates) > 1 else ""
     return (
         f"the network was to {what.format(tolerance)}; the nearest was {significant(best.gap if best else None)} "
-        f"({rungs_in_words(report)}). Give more inputs, {' or '.join(advice)}, keep some gates, or train the model "
-        "with hardening"
+        f"({rungs_in_words(report)}). Give {' or '.join(advice)}, {keep}or train the model with hardening"
     )

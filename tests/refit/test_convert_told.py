@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lgelu import convert_to_relu
+from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.analysis.int8.compare import _mean_kl
 from hf_lgelu.models.comparison import are_probabilities
 from hf_lgelu.refit.compare import compared_outputs
@@ -284,3 +284,28 @@ def test_the_kl_of_onnx_files_is_not_taken_of_probabilities(monkeypatch):
     monkeypatch.setattr("hf_lgelu.analysis.int8.compare.without_padding", lambda output, batch: output)
     given = torch.randn(6, 4).softmax(-1).numpy()
     assert _mean_kl(lambda batch: [given], lambda batch: [given[::-1].copy()], [{}]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "unsaid"),
+    [
+        ({"effort": "place"}, ["more inputs or a width_budget above 1", "effort='blocks'"], ["fewer zeros"]),
+        ({"effort": "place", "width_budget": 2.0}, ["a larger width_budget"], ["above 1"]),
+        ({"target": "hardswish", "effort": "refit"}, ["effort='blocks'"], ["width_budget", "effort='place'"]),
+        ({"zeros": 0.6}, ["more inputs or fewer zeros, keep some gates"], ["width_budget", "effort="]),
+    ],
+)
+def test_what_is_advised_is_not_refused(options, said, unsaid):
+    blocks = (nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 4)) for _ in range(2))
+    net = nn.Sequential(*blocks, nn.Linear(4, 3)).eval()
+    with pytest.raises(ConversionRefusedError, match=r"the network was to be within 1e-12") as caught:
+        convert_to_relu(net, torch.randn(200, 4), tolerance=1e-12, max_kl=None, **options)
+    assert all(text in str(caught.value) for text in said)
+    assert not any(text in str(caught.value) for text in unsaid)
+
+
+def test_the_only_gate_is_not_advised_to_be_kept():
+    net = nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 3)).eval()
+    with pytest.raises(ConversionRefusedError) as caught:
+        convert_to_relu(net, torch.randn(200, 4), tolerance=1e-12, effort="refit")
+    assert "keep some gates" not in str(caught.value)
