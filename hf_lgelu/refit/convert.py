@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hf_lgelu.models.example_run import buffers_kept, evaluation_mode
 from hf_lgelu.models.operable import operable_module
-from hf_lgelu.models.own_forward import plain_calls
+from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.temporary_relu import TemporaryRelu
@@ -184,7 +183,7 @@ def convert_to_relu(
     state = known_processes()
     batches = read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)
     batches = for_decoder(model, batches)
-    with plain_calls(model), evaluation_mode(model), buffers_kept(model):
+    with looked_at(model):
         folds = deal_folds(batches, batch_size=batch_size, state=state, model=model, outputs=outputs)
         compared, unread = _require_comparable(model, folds.first.load(), "data", outputs)  # before the work
         second = second_set(model, evaluation_data, folds, state, batch_size=batch_size, collate=collate)

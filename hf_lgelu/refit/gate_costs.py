@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.operable import operable_module
+from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
@@ -54,8 +54,8 @@ def gate_costs(
     model = operable_module(model)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
     given = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units))
-    batches = list(cut_batches(taken_by(model, given, "data"), batch_size))
-    with evaluation_mode(model):
+    with looked_at(model):
+        batches = list(cut_batches(taken_by(model, given, "data"), batch_size))
         return swap_costs(model, batches, kinds, outputs)
 
 
