@@ -1,6 +1,8 @@
 """Numbers and tables as reports, cards and pages show them."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 NONE = "–"
 """Where a number does not apply, or was not measured. Never a zero."""
@@ -15,7 +17,18 @@ def score(metric: str, value: float | None) -> str:
 
 def significant(value: float | None) -> str:
     """Three significant digits."""
+    if value is not None and not math.isfinite(value):
+        return "not finite"
     return NONE if value is None else f"{value:.3g}"
+
+
+def finite_or_none(values: Any) -> Any:
+    """The same values, in however many mappings and lists, with None for a number that is not finite: JSON has none."""
+    if isinstance(values, Mapping):
+        return {name: finite_or_none(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [finite_or_none(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def percent(fraction: float) -> str:

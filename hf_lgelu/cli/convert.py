@@ -31,6 +31,7 @@ from hf_lgelu.cli.inputs.splits import require_outside_data
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_text import shown
 from hf_lgelu.export.hub.conversion_card import Provenance, original_licence, write_conversion_card
+from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.whole_folder import whole_folder
@@ -264,7 +265,8 @@ def _write(
         draw_keep_curve(folder / CURVE_FILE, points)
     if equalized:
         document["equalized"] = [asdict(layer) for layer in equalized]
-    (folder / REPORT_FILE).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
+    (folder / REPORT_FILE).write_text(f"{text}\n", encoding="utf-8")
     (folder / PAGE_FILE).write_text(render_markdown(report, figure=FIGURE_FILE), encoding="utf-8")
     draw_conversion(folder / FIGURE_FILE, report)
     write_conversion_card(

@@ -140,11 +140,15 @@ def are_probabilities(output: Tensor) -> bool:
     return bool(add_up.all()) or output.numel() >= _TOO_MANY_BY_CHANCE
 
 
-def classes_last(output: Tensor, class_axis: int = -1) -> Tensor:
-    """An output with one column a class: of maps (N, C, H, W) the classes last, one number a unit as one column."""
+def classes_last(output: Tensor, class_axis: int | None = None) -> Tensor:
+    """An output with one column a class: the classes last, one number a unit as one column.
+
+    They are on `class_axis`; where that is not known, of maps (N, C, H, W) on axis 1, else on the last.
+    """
     if output.ndim == 1:
         return output[:, None]
-    return output.movedim(1 if output.ndim > 3 else class_axis, -1)
+    usual = 1 if output.ndim > 3 else -1
+    return output.movedim(usual if class_axis is None else class_axis, -1)
 
 
 def has_classes(output: Tensor) -> bool:

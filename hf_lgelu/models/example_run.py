@@ -1,14 +1,17 @@
 """Running a model once on example inputs, to see what really happens inside."""
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
 """One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
@@ -109,10 +112,13 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Every buffer as it was, behind, whatever the forwards inside wrote into it (a count of calls, a moving mean)."""
+    """Every buffer as it was, behind, whatever the forwards inside wrote into it (a count of calls, a moving mean).
+
+    What is no module is left alone.
+    """
     kept = [
         (module, name, buffer, buffer._version, buffer.clone())
-        for module in model.modules()
+        for module in (model.modules() if isinstance(model, nn.Module) else ())
         for name, buffer in module._buffers.items()
         if buffer is not None and not buffer.is_inference()  # those nobody can write outside inference mode
     ]
@@ -124,6 +130,17 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
                 if buffer._version != version:
                     buffer.copy_(values)
                 module._buffers[name] = buffer
+
+
+def keeping_buffers(function: Function) -> Function:
+    """Run a function of a model, its first argument, in `buffers_kept`."""
+
+    @functools.wraps(function)
+    def called(model: nn.Module, *args: Any, **options: Any) -> Any:
+        with buffers_kept(model):
+            return function(model, *args, **options)
+
+    return cast(Function, called)
 
 
 @contextmanager

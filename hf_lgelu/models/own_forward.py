@@ -8,18 +8,18 @@ what the original does whatever becomes of the copy.
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
+from hf_lgelu.models.example_run import Function, buffers_kept, evaluation_mode
 from hf_lgelu.models.operable import require_values_here
 from hf_lgelu.models.shared_functions import shared_function
 
 Model = TypeVar("Model", bound=nn.Module)
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _KEPT = "_original_forward"  # where accelerate keeps what it puts its own around
 
@@ -60,6 +60,13 @@ def plain_calls(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         if torch.amp.is_autocast_available(kind):
             stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextmanager
+def looked_at(model: nn.Module) -> Iterator[None]:
+    """Plain calls in eval mode, which leave nothing behind in the model: neither its modes nor its buffers change."""
+    with plain_calls(model), evaluation_mode(model), buffers_kept(model):
         yield
 
 

@@ -39,21 +39,39 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
         output: what a model gave.
         names: count these instead, and what is in them.
 
-    Raises ValueError where a name is not there.
+    Raises ValueError where a name is not there, or none is given.
     """
     found = dict(_named(output, ""))
     if names is not None:
+        if not names:
+            raise ValueError("outputs names no output that counts; leave it out for those that the task reads")
         missing = [name for name in names if not any(_is_in(given, name) for given in found)]
-        if missing or not names:
+        if missing:
+            there = [name or "a tensor without a name, which counts where outputs is left out" for name in found]
             raise ValueError(
                 f"outputs={list(names)}: the model gives no floating-point output {', '.join(map(repr, missing))}; it "
-                f"gives {', '.join(found) or 'none'}"
+                f"gives {', '.join(there) or 'none'}"
             )
         return {given: found[given] for name in names for given in found if _is_in(given, name)}
     if not isinstance(output, Mapping):
         return found
     read = {given: found[given] for name in _READ for given in found if _is_in(given, name)}
-    return read or {given: value for given, value in found.items() if given.partition(".")[0] not in _BESIDE}
+    return read or _not_beside(found)
+
+
+def uncounted_outputs(output: Any) -> dict[str, Tensor]:
+    """Those that `task_outputs` leaves out though nothing says that they are on the way to others.
+
+    That is known of hidden states, attentions, caches and losses, and of all that transformers itself names beside.
+    """
+    if not isinstance(output, Mapping) or type(output).__module__.startswith("transformers."):
+        return {}
+    counted = task_outputs(output)
+    return {given: value for given, value in _not_beside(dict(_named(output, ""))).items() if given not in counted}
+
+
+def _not_beside(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {given: value for given, value in found.items() if given.partition(".")[0] not in _BESIDE}
 
 
 def are_class_scores(name: str) -> bool:

@@ -3,7 +3,7 @@
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -20,6 +20,7 @@ from hf_lgelu.refit.dials import EFFORTS, Dials, Effort
 from hf_lgelu.refit.distill import distill
 from hf_lgelu.refit.exchange import Exchange
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
+from hf_lgelu.refit.gap import played_modules
 from hf_lgelu.refit.ladder import Climb, Metric, climb
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.layerwise import LayerStep, Reconstruction, refit_layers
@@ -49,8 +50,8 @@ class Attempt:
     config_changes: tuple[str, ...]
     width_share: float
     moved: tuple[str, ...]
-    scaled: frozenset[str]
-    """Names of the modules whose outputs have another scale than the original's: they are before a placed gate."""
+    played: Mapping[tuple[str, ...], tuple[str, ...]]
+    """{names of a layer's maps: the modules that give all that it gives, in the original's scale}, where there are."""
     standard_errors: float = 0.0
     """By how many of them it has to be nearer on the units held out than another network to be kept."""
 
@@ -144,10 +145,10 @@ class Attempts:
         moved |= dict.fromkeys(
             name for layer in found.layers for consumer in layer.maps for name in consumer.parameters
         )
+        scaled = units if is_placed or self._dials.zeros is not None else []
         return Attempt(
             effort, converted, tuple(layers), *self._evaluated(converted), tuple(changes), room.share, tuple(moved),
-            frozenset(unit.before.weight_name.rpartition(".")[0] for unit in units
-                      if is_placed or self._dials.zeros is not None),
+            played_modules(found.layers, {unit.before.weight_name.rpartition(".")[0] for unit in scaled}),
         )  # fmt: skip
 
     @functools.cached_property

@@ -135,6 +135,11 @@ def _read(data: Any, batch_size: int | None, collate: Callable | None, max_units
 
 def _raw_batches(data: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterable:
     """Batches as the user's objects give them."""
+    if hasattr(data, "iloc"):  # of pandas: its items are columns
+        raise TypeError(
+            f"{type(data).__name__} is a table, whose items are columns: pass its numbers as a tensor, e.g. "
+            "torch.tensor(frame.values, dtype=torch.float32), or what the model takes by name as a mapping of such"
+        )
     size = batch_size or _DATASET_BATCH
     # A generator of its own keeps the DataLoader from drawing from torch's global one.
     options = {"batch_size": size, "collate_fn": collate or _collate, "generator": torch.Generator()}

@@ -92,8 +92,8 @@ def compared_outputs(
 ) -> Compared:
     """What of a model's output is compared: that of `task_outputs`, the last axis of each being its classes.
 
-    Of maps (N, C, H, W) they are moved there, and of a bare (N, C, T) that comes from a 1-D convolution; one number a
-    unit (N,) becomes (N, 1). Probabilities are no scores (`are_probabilities`). `call` may leave gradients.
+    Of maps they are moved there from the axis on which the layer before has them (`class_axes`); one number a unit (N,)
+    becomes (N, 1). Probabilities are no scores (`are_probabilities`). `call` may leave gradients.
     Raises ValueError where there is no tensor, or the first is one number for all units.
     """
     whole = call(model, inputs)
@@ -106,8 +106,8 @@ def compared_outputs(
             "another output (outputs=)"
         )
     are_logits = found[name].ndim > 1 and _exclude_each_other(getattr(model, "config", None), name, found)
-    class_axis = bare_class_axis(model, inputs) if name == "" and found[name].ndim == 3 else -1
-    tensors = {name: classes_last(value, class_axis) for name, value in found.items() if value.ndim}
+    axes = class_axes(model, inputs, found)
+    tensors = {name: classes_last(value, axes.get(name)) for name, value in found.items() if value.ndim}
     are_logits = are_logits and tensors[name].shape[-1] > 1 and not are_probabilities(tensors[name].detach())
     chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*_QUERIES} <= found.keys()
     return Compared(tensors, are_logits, chosen)
@@ -141,20 +141,23 @@ def in_order_of(reference: Compared, other: Compared) -> Compared:
     return other._replace(tensors=tensors)
 
 
-def bare_class_axis(model: nn.Module, inputs: Any) -> int:
-    """Of an output that is one tensor of three axes: which of them counts classes, by the layer that it comes from.
+def class_axes(model: nn.Module, inputs: Any, outputs: Mapping[str, Tensor]) -> dict[str, int]:
+    """{name: the axis that counts classes} of outputs that are maps, where it can be followed to the layer before.
 
-    1 behind a 1-D convolution, as in torch's losses; else the last. Found out once for each model.
+    1 behind a convolution, as in torch's losses, the last behind a linear layer. Of three axes only where the output is
+    one tensor: those with names have their classes last. Found out once for each model.
     """
-    if model not in _CLASS_AXES:
+    maps = {name for name, value in outputs.items() if value.ndim > (2 if name == "" else 3)}
+    known = _CLASS_AXES.setdefault(model, {})
+    if not maps <= known.keys():
         axes = ChannelAxes(model)
         with axes.watching():
-            output = run_example(model, inputs)
-        _CLASS_AXES[model] = axes.followed(output) or -1
-    return _CLASS_AXES[model]
+            found = task_outputs(run_example(model, inputs), list(outputs))
+        known |= {name: axes.followed(found[name]) for name in maps}
+    return {name: axis for name in maps if (axis := known[name])}
 
 
-_CLASS_AXES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_CLASS_AXES: WeakKeyDictionary[nn.Module, dict[str, int | None]] = WeakKeyDictionary()
 
 
 def batch_sums(networks: Sequence[Mapping[str, Tensor]], batch: Batch, model: nn.Module) -> Sums:
@@ -316,6 +319,8 @@ def _spread(sums: Sums, name: str) -> float:
 
 
 def _relative(error: float, spread: float) -> float:
+    if math.isnan(error):
+        return math.nan
     return error / spread if spread > 0 else float(error > 0)
 
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hf_lgelu.models.example_run import buffers_kept, evaluation_mode
 from hf_lgelu.models.operable import operable_module
-from hf_lgelu.models.own_forward import plain_calls
+from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.temporary_relu import TemporaryRelu
@@ -35,6 +34,7 @@ from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import Mark, work_in
 from hf_lgelu.refit.second_set import second_set
 from hf_lgelu.refit.thinning import shares_of_zeros
+from hf_lgelu.refit.uncounted import uncounted_warnings
 from hf_lgelu.refit.verdict import ConversionRefusedError, config_warnings, conversion_warnings, require_good
 from hf_lgelu.refit.weights import why_not_writable
 
@@ -105,7 +105,8 @@ def convert_to_relu(
         max_units: at most so many rows, sequences or images of `data`.
         kinds: rows of `SMOOTH_KINDS`: which gates become ReLU.
         outputs: names of the model's outputs that count; by default those that its task reads (logits, boxes,
-            embeddings), and not hidden states beside them. The first is the one that the networks are compared on. A
+            embeddings), and not what is beside them, hidden states or a head of your own: a warning says which maps
+            behind gates kept their weights for that. The first is the one that the networks are compared on. A
             tensor without a name counts as class scores: values (a regression) need one, as in {"values": output}.
         max_kl: mean KL to the original, in nats, beyond which there is a warning; of outputs that are no class scores,
             relative error. None for no bound.
@@ -182,10 +183,12 @@ def convert_to_relu(
     state = known_processes()
     batches = read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)
     batches = for_decoder(model, batches)
-    with plain_calls(model), evaluation_mode(model), buffers_kept(model):
+    with looked_at(model):
         folds = deal_folds(batches, batch_size=batch_size, state=state, model=model, outputs=outputs)
-        compared, unread = _require_comparable(model, folds.first.load(), outputs)  # before the work
+        compared, unread = _require_comparable(model, folds.first.load(), "data", outputs)  # before the work
         second = second_set(model, evaluation_data, folds, state, batch_size=batch_size, collate=collate)
+        if second is not None:
+            unread += _require_comparable(model, second.first, "evaluation_data", outputs)[1]
         exchange = plan_exchange(
             model, folds, dials, kinds=kinds, keep=keep, outputs=outputs, rewrite_config=rewrite_config
         )
@@ -199,6 +202,8 @@ def convert_to_relu(
                 progress=Progress(progress and state.is_main_process), work=work,
             )  # fmt: skip
             best, steps = attempts.climb(None if metric is None else Metric(metric, model))
+        beside = () if outputs else uncounted_warnings(model, exchange.sites(model), folds.first.load(), best.layers)
+        unread = (*unread, *beside)
         evaluation = None
         if second is not None:
             evaluation = evaluate_conversion(model, best.model, exchange.direct_swap(model), second, outputs)
@@ -206,7 +211,7 @@ def convert_to_relu(
             model=type(model).__name__,
             gates={site.name: type(site.module).__name__ for site in exchange.sites(model)},
             kept={name: type(model.get_submodule(name)).__name__ for name in exchange.keep},
-            layers=tuple(with_returns(model, best.model, best.layers, best.scaled, folds, outputs)),
+            layers=tuple(with_returns(model, best.model, best.layers, best.played, folds, outputs)),
             held_out=best.held_out,
             evaluation=evaluation,
             repeated=0 if second is None else second.repeated(),
@@ -229,7 +234,7 @@ def convert_to_relu(
     of_config = config_warnings(model, best.config_changes, rewrite_config)
     warnings = (*unread, *conversion_warnings(report, max_kl), *of_config)
     report = replace(report, warnings=warnings)
-    require_good(report, best.model, tolerance=tolerance, strict=strict, max_kl=max_kl)
+    require_good(report, best.model, dials, strict=strict)
     return Conversion(best.model, report)
 
 
@@ -253,20 +258,20 @@ def _require_convertible(
 
 
 def _require_comparable(
-    model: nn.Module, batch: Batch, outputs: Sequence[str] | None
+    model: nn.Module, batch: Batch, what: str, outputs: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the outputs that count, and a warning of labels that do not fit the first of them.
 
-    Raises ValueError unless the model takes a batch of the data and gives some.
+    Raises ValueError unless the model takes a batch of the data, `what`, and gives some.
     """
-    (first,) = taken_by(model, [batch], "data")
+    (first,) = taken_by(model, [batch], what)
     few = first[:TRIED]
     tensors = compared_outputs(model, few.inputs, outputs).tensors
     scores, labels = next(iter(tensors.values())), few.labels
     if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
         return tuple(tensors), ()
     unread = (
-        f"the labels, of shape {tuple(labels.shape)}, are not one for each row of the scores, of shape "
+        f"the labels of {what}, of shape {tuple(labels.shape)}, are not one for each row of the scores, of shape "
         f"{tuple(scores.shape)} with the classes last: no accuracy or perplexity was measured by them"
     )
     return tuple(tensors), (unread,)

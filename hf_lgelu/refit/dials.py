@@ -56,6 +56,8 @@ class Dials:
             raise ValueError(
                 f"width_budget is a share of the units there are, 1 or more and finite, got {self.width_budget!r}"
             )
+        if not isinstance(self.bf16, bool):
+            raise ValueError(f"bf16 must be True or False, got {self.bf16!r}")
         steps = self.distill_steps
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise ValueError(f"distill_steps must be a whole number from 1 on, got {steps!r}")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
+from hf_lgelu.models.channel_axes import ChannelAxes
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -92,11 +93,12 @@ def make_gate(target: TargetGate) -> nn.Module:
 def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batches: Sequence[Batch]) -> float:
     """The slope below 0 of the LeakyReLU that is nearest to a model's gates, in steps of 0.01, the same everywhere.
 
-    Nearest is the least Σ min ‖φ(z) - a·LeakyReLU(z) - b‖² over a and b of every channel, the last axis of the gates'
-    inputs or of maps the second, each gate as a share of its own Σ‖φ(z) - mean‖², without padded tokens. With LeakyReLU
-    = max(z, 0) + s·min(z, 0) all of it follows from the covariances of max(z, 0), min(z, 0) and φ(z). `batches` are
-    those of this process; one without any has no say.
+    Nearest is the least Σ min ‖φ(z) - a·LeakyReLU(z) - b‖² over a and b of every channel (`ChannelAxes`, and the last
+    axis where that does not know), each gate as a share of its own Σ‖φ(z) - mean‖², without padded tokens. With
+    LeakyReLU = max(z, 0) + s·min(z, 0) all of it follows from the covariances of max(z, 0), min(z, 0) and φ(z).
+    `batches` are those of this process; one without any has no say.
     """
+    axes = ChannelAxes(model)
     slopes = torch.linspace(0, 0.99, 100, dtype=torch.float64)
     left = torch.zeros_like(slopes)
     gates = {site.module: site.name for site in find_sites(model, kinds) if site.name not in keep}
@@ -104,7 +106,8 @@ def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batch
 
     def see(gate: nn.Module, z: Tensor, value: Tensor) -> None:
         nonlocal left
-        axis = 1 if z.ndim > 3 else -1
+        axis = axes.of(z)
+        axis = -1 if axis is None else axis
         z, value = (batch.without_padding(part, gates[gate], axis).cpu().double() for part in (z, value))
         parts = torch.stack([z.clamp(min=0), z.clamp(max=0), value])
         parts = parts - parts.mean(1, keepdim=True)
@@ -114,7 +117,7 @@ def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batch
         explained = (with_value.square() / own.clamp(min=1e-30)).sum(-1)
         left = left + (c[2, 2].sum() - explained) / c[2, 2].sum().clamp(min=1e-30)
 
-    with calls_seen(gates, see):
+    with calls_seen(gates, see), axes.watching():
         for batch in batches:
             run_example(model, batch.inputs)
     return round(float(slopes[sum(each_has(left)).argmin()]), 4)

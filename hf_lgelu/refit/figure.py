@@ -110,12 +110,14 @@ def _draw_networks(axis: "Axes", report: ConversionReport) -> None:
         places = [place + aside for place in reversed(range(len(names)))]
         axis.plot(values, places, marker, color=color, markersize=6, label=label)
         for value, place in zip(values, places, strict=True):
+            if not math.isfinite(value):
+                continue  # there is no place for it
             text = score(title, value) if len(names) == len(_NETWORKS) else significant(value)
             axis.annotate(text, (value, place), xytext=(6, 0), textcoords="offset points", fontsize=8, va="center")
     axis.set_yticks(range(len(names)), names[::-1])
     axis.set_ylim(-0.6, len(names) - 0.4)
     axis.margins(x=0.45)  # room for the numbers beside the marks
-    if len(names) < len(_NETWORKS) and all(value > 0 for _, values in drawn for value in values):
+    if len(names) < len(_NETWORKS) and not any(value <= 0 for _, values in drawn for value in values):
         axis.set_xscale("log")
     _finish(axis)
 

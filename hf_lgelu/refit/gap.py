@@ -1,7 +1,7 @@
 """Where the rest of the gap sits: what each layer alone adds to the distance between converted and original network."""
 
-import functools
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -13,10 +13,12 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.example_run import forward_hooks
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
+from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import LayerRefit
+from hf_lgelu.refit.variants import Variants
 
 _ROWS = 512  # tokens or rows, about, that it is measured on
 _LEAST_UNITS, _MOST_UNITS = 8, 128
@@ -40,32 +42,52 @@ def some_held_out(folds: Folds) -> list[Batch]:
     return [FoldBatch(folds.units, part, folds.units.longest(part)).load() for part in parts]
 
 
-_MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D)
+_MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1D, nn.modules.batchnorm._BatchNorm)
+
+
+def played_modules(layers: Sequence[Layer], scaled: Set[str]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """{names of a layer's maps: the modules that give all that it gives}, where there are such.
+
+    A map without a bias has its constant in the BatchNorm right behind it, which then gives it. None where that is
+    behind a sum, nor where a module has another scale than the original's (in `scaled`): it is before a placed gate.
+    """
+    found = {}
+    for layer in layers:
+        holders = [_holder(consumer) for consumer in layer.maps]
+        names = tuple(consumer.name for consumer in layer.maps)
+        modules = tuple(name for name in holders if name is not None)
+        if len(modules) == len(names) and scaled.isdisjoint({*names, *modules}):
+            found[names] = modules
+    return found
+
+
+def _holder(consumer: LinearMap) -> str | None:
+    """Of a map's constant; the map, where it has none."""
+    name = consumer.name if consumer.bias is None else consumer.bias.parameter.rpartition(".")[0]
+    path, norm = consumer.target.path, consumer.target.norm
+    return name if name == consumer.name or (path and norm is path[0]) else None
 
 
 def with_returns(
     original: nn.Module,
     converted: nn.Module,
     layers: Sequence[LayerRefit],
-    scaled: Collection[str],
+    played: Mapping[tuple[str, ...], tuple[str, ...]],
     folds: Folds,
     outputs: Sequence[str] | None,
 ) -> list[LayerRefit]:
     """The layers with what returns for each, where that can be measured.
 
-    That takes inputs held out and layers that are modules by themselves, of the original's scale (not in `scaled`).
+    That takes inputs held out and layers in `played` whose modules are called.
     """
     modules = dict(converted.named_modules())
     measured = [
-        layer
-        for layer in layers
-        if all(isinstance(modules.get(name), _MAPS) and name not in scaled for name in layer.layers)
+        names for names, givers in played.items() if all(isinstance(modules.get(name), _MAPS) for name in givers)
     ]
-    batches = some_held_out(folds)
-    found = returned_by_layer(original, converted, [layer.layers for layer in measured], batches, outputs)
+    found = returned_by_layer(original, converted, [played[names] for names in measured], some_held_out(folds), outputs)
     if found is None:
         return list(layers)
-    returns = {layer.layers: value for layer, value in zip(measured, found, strict=True)}
+    returns = dict(zip(measured, found, strict=True))
     return [replace(layer, returns=returns.get(layer.layers)) for layer in layers]
 
 
@@ -76,11 +98,12 @@ def returned_by_layer(
     layers: Sequence[Sequence[str]],
     batches: Sequence[Batch],
     outputs: Sequence[str] | None = None,
-) -> list[float] | None:
+) -> list[float | None] | None:
     """The distance to the original that returns when a layer alone gives what it gives in the original, for each layer.
 
     In KL (nats), of outputs that are no class scores relative error; what the layers before it do stays. Both networks
-    are in eval mode and stay as they are; every process must call. None where no process has a batch.
+    are in eval mode and stay as they are; every process must call. None where no process has a batch, and of a layer
+    with a module that is not called (its weights are used in a function), or where outputs are not finite.
 
     Args:
         layers: names of the modules of each layer, in both networks and with the same outputs in both.
@@ -88,27 +111,29 @@ def returned_by_layer(
         outputs: names of the outputs that count.
     """
     names = sorted({name for layer in layers for name in layer})
-    found: list[list[Sums]] = [[] for _ in range(len(layers) + 1)]
+    variants, silent = Variants(original, len(layers) + 1), set[str]()
     for batch in batches:
         given: dict[str, list[Any]] = {name: [] for name in names}
         with ExitStack() as hooks:
             for name in names:
                 hooks.enter_context(forward_hooks([original.get_submodule(name)], _recorder(given[name])))
             reference = compared_outputs(original, batch.inputs, outputs)
-        for sums, layer in zip(found, [(), *layers], strict=True):
+        silent |= {name for name in names if not given[name]}
+        for number, layer in enumerate([(), *layers]):
             with ExitStack() as hooks:
                 for name in layer:
                     hooks.enter_context(forward_hooks([converted.get_submodule(name)], _player(iter(given[name]))))
-                changed = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs))
-            new = batch_sums([reference.tensors, reference.tensors, changed.tensors], batch, original)
-            if new["rows"]:
-                sums.append(new | {"logits": new["rows"] * reference.are_logits})
-    parts = each_has(found)
-    found = [[entry for part in parts for entry in part[index]] for index in range(len(found))]
-    if not all(found):
+                variants.add(number, reference, compared_outputs(converted, batch.inputs, outputs), batch)
+    found = variants.evaluations()
+    if found is None:
         return None
-    whole, *alone = [evaluation_of(functools.reduce(add_sums, sums)).refitted.distance for sums in found]
-    return [whole - distance for distance in alone]
+    whole, *alone = [evaluation.refitted.distance for evaluation in found]
+    silent = set().union(*each_has(silent))
+    returns = [whole - distance for distance in alone]
+    return [
+        value if math.isfinite(value) and silent.isdisjoint(layer) else None
+        for layer, value in zip(layers, returns, strict=True)
+    ]
 
 
 def _recorder(into: list[Any]) -> Any:

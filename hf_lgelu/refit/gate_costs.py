@@ -6,14 +6,16 @@ from typing import Any
 
 from torch import nn
 
-from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.operable import operable_module
+from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
-from hf_lgelu.refit.compare import evaluate_conversion
+from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.dials import UNITS_TO_RANK
 from hf_lgelu.refit.units import cut_batches
+from hf_lgelu.refit.variants import Variants
+from hf_lgelu.refit.verdict import WHERE_NOT_FINITE
 
 
 def gate_costs(
@@ -28,9 +30,9 @@ def gate_costs(
 ) -> dict[str, float]:
     """{name of a gate: mean KL to the original in nats when it alone is exchanged for ReLU}, the dearest first.
 
-    Of outputs that are no class scores, the relative error. Weights are as they are, so this is an upper end of what
-    the gate costs in a conversion, and the order is what it is for: `keep=3` of `convert_to_relu` leaves the first
-    three as they are. Three forward passes a gate; `model` stays as it is.
+    Of outputs that are no class scores, the relative error; infinite where they are not finite. Weights are as they
+    are, so this is an upper end of what the gate costs in a conversion, and the order is what it is for: `keep=3` of
+    `convert_to_relu` leaves the first three as they are. A forward pass a gate and one more; `model` stays as it is.
 
     Args:
         model: as for `convert_to_relu`.
@@ -41,7 +43,7 @@ def gate_costs(
         kinds: rows of `SMOOTH_KINDS`: which gates are looked at.
         outputs: names of the outputs that count; the first is compared.
 
-    Raises ValueError where there is no gate, or no input that the model takes.
+    Raises ValueError where there is no gate, or no input that the model takes, or its own outputs are not finite.
 
     >>> import torch
     >>> from hf_lgelu import gate_costs
@@ -52,8 +54,8 @@ def gate_costs(
     model = operable_module(model)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
     given = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units))
-    batches = list(cut_batches(taken_by(model, given, "data"), batch_size))
-    with evaluation_mode(model):
+    with looked_at(model):
+        batches = list(cut_batches(taken_by(model, given, "data"), batch_size))
         return swap_costs(model, batches, kinds, outputs)
 
 
@@ -65,15 +67,20 @@ def swap_costs(
     make: Callable[[], nn.Module] = nn.ReLU,
 ) -> dict[str, float]:
     """`gate_costs` of a model in eval mode, on batches of this process; `make` gives another gate than ReLU."""
-    costs = {}
-    for site in find_sites(model, check_kinds(kinds)):
-        alone = TemporaryRelu(model, kinds=kinds, include=site.name.__eq__, make=make)
-        found = evaluate_conversion(model, model, alone, batches, outputs)
-        if found is None:
-            raise ValueError("no input has a prediction that is no padding; give others")
-        costs[site.name] = found.direct.distance
-        if math.isnan(costs[site.name]):
-            raise ValueError("the outputs are not finite: look for NaN or infinities in the data and in the weights")
+    names = [site.name for site in find_sites(model, check_kinds(kinds))]
+    alone = [TemporaryRelu(model, kinds=kinds, include=name.__eq__, make=make) for name in names]
+    variants = Variants(model, len(names))
+    for batch in batches:
+        reference = compared_outputs(model, batch.inputs, outputs)
+        for number, swap in enumerate(alone):
+            with swap.applied():
+                variants.add(number, reference, compared_outputs(model, batch.inputs, outputs), batch)
+    found = variants.evaluations()
+    if found is None:
+        raise ValueError("no input has a prediction that is no padding; give others")
+    if not math.isfinite(found[0].direct.distance):  # of the original to itself
+        raise ValueError(f"the outputs are not finite: {WHERE_NOT_FINITE}")
+    costs = {name: evaluation.refitted.distance for name, evaluation in zip(names, found, strict=True)}
     return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
 
 

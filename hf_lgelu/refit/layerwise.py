@@ -20,7 +20,7 @@ from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import ENOUGH_ROWS, NOT_COUNTED, LayerRefit
 from hf_lgelu.refit.resume import RungWork
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
-from hf_lgelu.refit.verdict import ConversionRefusedError
+from hf_lgelu.refit.verdict import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.weights import write_refit
 
 
@@ -84,8 +84,8 @@ def fit_layer(layer: Layer, folds: Sequence[Moments]) -> tuple[RidgeFit, Moments
         fit = fit_ridge(folds, intercept=layer.has_intercept)
     except NotFiniteError as error:
         raise ConversionRefusedError(
-            f"what reaches {layer.name} is not finite, in the original or behind the layers already refitted; look "
-            "for NaN or infinities in the data and in the weights"
+            f"what reaches {layer.name} is not finite, in the original or behind the layers already refitted; "
+            f"{WHERE_NOT_FINITE}"
         ) from error
     return fit, functools.reduce(operator.add, folds)
 

@@ -83,7 +83,8 @@ def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation 
     while users(node) == [user]:
         operation = read_affine(node, program.flow) or _read_norm(program, node)
         if operation is not None:
-            return None if is_reshaped and operation.channel_axis not in (-1, None) else operation
+            moved = is_reshaped and operation.channel_axis not in (-1, None)
+            return None if moved or not _is_per_channel(program, operation) else operation
         name = operation_name(node)
         if name in RESHAPES and shape_of(node)[-1:] == shape_of(node.args[0])[-1:]:
             is_reshaped = True
@@ -91,6 +92,15 @@ def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation 
             return None
         node, user = node.args[0], node
     return None
+
+
+def _is_per_channel(program: Program, operation: AffineOperation) -> bool:
+    """Whether its weight has one number, or row, for each channel: not that of a LayerNorm over several axes."""
+    if operation.channel_axis is not None:
+        return True
+    node = operation.node
+    weights = (each for each in node.all_input_nodes if program.flow.parameter(each) == operation.weight)
+    return all(shape_of(weight) == shape_of(node)[-1:] for weight in weights)
 
 
 def _read_norm(program: Program, node: Node) -> AffineOperation | None:

@@ -1,10 +1,11 @@
 """What a conversion did to each layer and to the whole network: records that become JSON."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hf_lgelu.formats import significant
+from hf_lgelu.formats import finite_or_none, significant
 from hf_lgelu.refit.dials import Effort
 
 REPORT_FILE = "report.json"
@@ -36,7 +37,8 @@ class LayerRefit:
         rows: rows that it was fitted on (tokens, positions of a feature map).
         note: why a layer was not refitted, or what to know about it.
         returns: what of the network's distance to the original returns when this layer alone gives what it gives there,
-            on some of the inputs held out: KL in nats, of outputs that are no class scores relative error.
+            on some of the inputs held out: KL in nats, of outputs that are no class scores relative error. None where
+            no module gives just that.
         is_unfit: its gates were exchanged and its weights could not be refitted; `note` says why.
 
     >>> import torch, hf_lgelu
@@ -63,6 +65,11 @@ class LayerRefit:
     def is_beside(self) -> bool:
         """Whether it is a gate in a part that no output that counts depends on, exchanged with no refit behind it."""
         return self.note == NOT_COUNTED
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        """The linear maps among `layers`; none where it tells of a gate by itself."""
+        return tuple(name for name in self.layers if name not in self.sites)
 
     @property
     def is_starved(self) -> bool:
@@ -100,14 +107,24 @@ class NetChange:
     metrics: Mapping[str, float] = field(default_factory=dict)
     relative_errors: Mapping[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "NetChange":
+        """The reverse of `dataclasses.asdict`, of values that went through JSON too: null is what was not finite."""
+        lost = ("max_logit_change", "relative_error")
+        return cls(**{**values, **{name: math.inf for name in lost if values[name] is None}})
+
     @property
     def distance(self) -> float:
-        """KL to the original in nats; of outputs that are no class scores, relative error."""
-        return self.relative_error if self.kl is None else self.kl
+        """KL to the original in nats; of outputs that are no class scores, relative error. Infinite of outputs that
+        are not finite, so that any others are nearer."""
+        found = self.relative_error if self.kl is None else self.kl
+        return math.inf if math.isnan(found) else found
 
     @property
     def in_words(self) -> str:
-        """ "KL 0.0025 nat", or the relative error of outputs that are no class scores."""
+        """ "KL 0.0025 nat", or the relative error of outputs that are no class scores; "infinitely far"."""
+        if not math.isfinite(self.distance):
+            return "infinitely far"
         return (
             f"relative error {significant(self.relative_error)}"
             if self.kl is None
@@ -226,8 +243,8 @@ class ConversionReport:
         return summarize(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
+        """Plain JSON values; None also for numbers that are not finite, which JSON does not have."""
+        return finite_or_none(asdict(self))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ConversionReport":
@@ -236,7 +253,7 @@ class ConversionReport:
         try:
             for key in ("held_out", "evaluation"):
                 if own[key] is not None:
-                    parts = {name: NetChange(**own[key][name]) for name in ("direct", "refitted")}
+                    parts = {name: NetChange.from_dict(own[key][name]) for name in ("direct", "refitted")}
                     own[key] = Evaluation(**{**own[key], **parts})
             own["steps"] = tuple(StepTaken(**step) for step in own["steps"])
             own["layers"] = tuple(map(LayerRefit.from_dict, own["layers"]))

@@ -14,10 +14,10 @@ from hf_lgelu.refit.units import cut_batches, unit_keys
 
 
 class SecondSet:
-    """This process's part of it, batch by batch; read once."""
+    """This process's part of it, batch by batch; read once. `first` is the first batch of all processes."""
 
-    def __init__(self, batches: Iterator[Batch], folds: Folds) -> None:
-        self._batches, self._known = batches, frozenset(folds.units.keys)
+    def __init__(self, first: Batch, batches: Iterator[Batch], folds: Folds) -> None:
+        self.first, self._batches, self._known = first, batches, frozenset(folds.units.keys)
         self._repeated = 0
 
     def __iter__(self) -> Iterator[Batch]:
@@ -43,5 +43,7 @@ def second_set(
     if data is None:
         return None
     batches = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate))
-    batches = cut_batches(taken_by(model, batches, "evaluation_data"), batch_size)
-    return SecondSet(itertools.islice(batches, state.process_index, None, state.num_processes), folds)
+    batches = taken_by(model, batches, "evaluation_data")
+    first = next(batches)
+    every = cut_batches(itertools.chain([first], batches), batch_size)
+    return SecondSet(first, itertools.islice(every, state.process_index, None, state.num_processes), folds)

@@ -8,12 +8,20 @@ from torch import nn
 from hf_lgelu.formats import counted, percent, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.runtimes import runtime_warnings
+from hf_lgelu.refit.dials import Dials
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.report import ENOUGH_ROWS, ConversionReport, Evaluation, LayerRefit, NetChange, evaluations
 from hf_lgelu.refit.wording import how_far, rungs_in_words
 
 _ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed that was further off elsewhere
 _ENOUGH_PREDICTIONS = 16  # of fewer, one that changes moves the share of equal ones by over six points
+
+
+WHERE_NOT_FINITE = (
+    "look for NaN or infinities in the data and in the weights; weights in float16, which ends at 65,504, want "
+    "model.float()"
+)
+"""What to do where numbers are not finite."""
 
 
 class ConversionRefusedError(RuntimeError):
@@ -41,7 +49,7 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
     yield from _of_what_was_held_out(report)
     yield from _of_zeros(report)
     for title, evaluation in evaluations(report):
-        if max_kl is not None and evaluation.refitted.distance > max_kl:
+        if max_kl is not None and max_kl < evaluation.refitted.distance < math.inf:
             yield (
                 f"on the {title} the converted network is {evaluation.refitted.in_words} away from the "
                 f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
@@ -103,9 +111,10 @@ def _of_zeros(report: ConversionReport) -> Iterator[str]:
 def _of_layers(layers: Sequence[LayerRefit]) -> Iterator[str]:
     starved = [layer for layer in layers if layer.is_starved]
     if starved:
+        fitted = sum(layer.rows > 0 for layer in layers)
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
         yield (
-            f"{len(starved)} of {len(layers)} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
+            f"{len(starved)} of {fitted} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
             f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); give more inputs"
         )
     yield from (f"{layer.layers[0]}: {layer.note}" for layer in layers if layer.is_unfit)
@@ -124,7 +133,7 @@ def _of_the_second_set(report: ConversionReport, second: Evaluation) -> Iterator
             "it says nothing on inputs that the network has not seen"
         )
     if not math.isfinite(second.refitted.distance):
-        yield "on the second set the outputs are not finite: look for NaN or infinities in its inputs"
+        yield f"on the second set the outputs are not finite: {WHERE_NOT_FINITE}"
     elif _swap_is_rival(report) and not second.refitted.distance < second.direct.distance:
         yield (
             "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
@@ -157,19 +166,24 @@ def _hides_an_error(change: NetChange) -> bool:
 def require_good(
     report: ConversionReport,
     model: nn.Module,
+    dials: Dials,
     *,
-    tolerance: float | None,
     strict: bool,
-    max_kl: float | None,
 ) -> None:
     """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
-    reason = _no_better(report) if _swap_is_rival(report) else None
-    if reason is None and tolerance is not None:
-        reason = _not_reached(report, tolerance)
+    reason = _not_finite(report) or (_no_better(report) if _swap_is_rival(report) else None)
+    if reason is None and dials.tolerance is not None:
+        reason = _not_reached(report, dials, dials.tolerance)
     if reason is None and strict:
-        reason = _not_near(report, max_kl)
+        reason = _not_near(report, dials.max_kl)
     if reason is not None:
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
+
+
+def _not_finite(report: ConversionReport) -> str | None:
+    if report.held_out is None or math.isfinite(report.held_out.refitted.distance):
+        return None
+    return f"on {report.held_out.rows:,} rows that were held out, the outputs are not finite; {WHERE_NOT_FINITE}"
 
 
 def _no_better(report: ConversionReport) -> str | None:
@@ -179,11 +193,6 @@ def _no_better(report: ConversionReport) -> str | None:
     direct, refitted = report.held_out.direct, report.held_out.refitted
     if refitted.distance < direct.distance or refitted.distance == direct.distance == 0:
         return None
-    if not math.isfinite(refitted.distance):
-        return (
-            f"on {report.held_out.rows:,} rows that were held out, the outputs are not finite; look for NaN or "
-            "infinities in the inputs, and for a range that float16 does not have"
-        )
     return (
         f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
         f"({refitted.in_words}) than the direct swap ({direct.in_words}); give more inputs, "
@@ -203,21 +212,25 @@ def _not_near(report: ConversionReport, max_kl: float | None) -> str | None:
     )
 
 
-def _not_reached(report: ConversionReport, tolerance: float) -> str | None:
-    """Whether no rung of the ladder came as near to the original as was asked for."""
+def _not_reached(report: ConversionReport, dials: Dials, tolerance: float) -> str | None:
+    """Whether no rung of the ladder came as near to the original as was asked for; what these dials allow beside."""
     best = next((step for step in reversed(report.steps) if step.is_kept), None)
     if best is not None and best.gap is not None and best.gap <= tolerance:
         return None
     what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
         "be within {:g} of the original on the inputs held out"
     )  # fmt: skip
-    advice = ["a width_budget above 1"] if report.width_share == 1 else ["a larger width_budget"]
+    advice = ["more inputs"]
+    if dials.can_be_placed:
+        advice.append("a width_budget above 1" if report.width_share == 1 else "a larger width_budget")
+    if dials.zeros is not None:
+        advice.append("fewer zeros")
     if any(step.gap is None for step in report.steps):
         advice.append("more seconds")
     elif report.next_step is not None:
         advice.append(f"effort={report.next_step[0]!r}")
+    keep = "keep some gates, " if len(report.gates) > 1 else ""
     return (
         f"the network was to {what.format(tolerance)}; the nearest was {significant(best.gap if best else None)} "
-        f"({rungs_in_words(report)}). Give more inputs, {' or '.join(advice)}, keep some gates, or train the model "
-        "with hardening"
+        f"({rungs_in_words(report)}). Give {' or '.join(advice)}, {keep}or train the model with hardening"
     )

@@ -1,5 +1,6 @@
 """A conversion's report in sentences, and all of it in a few lines of plain text."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ def summarize(report: ConversionReport) -> str:
     """The report in a few lines of plain text."""
     lines = [f"{report.model}: {how_far(report)}", f"  {what_was_done(report)}"]
     lines += [f"  {_in_one_line(title, evaluation)}" for title, evaluation in evaluations(report)]
-    kept = [name for layer in report.layers if layer.choice == "kept" and not layer.is_beside for name in layer.layers]
+    kept = [name for layer in report.layers if layer.choice == "kept" for name in layer.maps]
     if kept:
         lines.append(f"  weights kept: {', '.join(kept)}")
     lines += [f"  {line}" for line in rest_of_the_gap(report)]
@@ -116,20 +117,20 @@ def gates_in_words(report: ConversionReport) -> str:
 
 def choices_in_words(layers: tuple[LayerRefit, ...]) -> str:
     """ "Of 5 linear maps behind them, 3 were refitted, 1 got another bias and 1 was kept"."""
-    layers = tuple(layer for layer in layers if not layer.is_beside)
-    counts = Counter(layer.choice for layer in layers)
+    counts = Counter(layer.choice for layer in layers for _ in layer.maps)
     words = [f"{counts['refit']} {'was' if counts['refit'] == 1 else 'were'} refitted"]
     if counts["bias only"]:
         words.append(f"{counts['bias only']} got another bias")
     if counts["kept"]:
         words.append(f"{counts['kept']} {'was' if counts['kept'] == 1 else 'were'} kept")
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    return f"Of {len(layers)} linear map{'' if len(layers) == 1 else 's'} behind them, {listed}"
+    return f"Of {counted(counts.total(), 'linear map')} behind them, {listed}"
 
 
 def rest_of_the_gap(report: ConversionReport) -> tuple[str, ...]:
-    """Which layers it comes from, and what would take some of it away; () where nothing was held out, or is left."""
-    if report.held_out is None or report.held_out.refitted.distance < _ROUNDING:
+    """Which layers it comes from, and what would take some of it away; () where nothing was held out, or is left, or
+    what is left is not finite."""
+    if report.held_out is None or not _ROUNDING <= report.held_out.refitted.distance < math.inf:
         return ()
     lines = []
     measured = [(layer.returns, layer) for layer in report.layers if layer.returns is not None]

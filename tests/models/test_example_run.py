@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
+import hf_lgelu
 from hf_lgelu.models.example_run import evaluation_mode, forward_hooks, run_example
 
 
@@ -104,3 +105,40 @@ def test_what_works_in_place_on_its_inputs_leaves_those_of_the_caller():
     for form in (given, {"x": given}, (given,)):
         assert [run_example(InPlace(), form).tolist() for _ in range(2)] == [[2.0, 2.0]] * 2
     assert given.tolist() == [3.0, 3.0]
+
+
+class Largest(nn.Module):
+    """Remembers the largest input, in eval mode too, as an observer of torch.ao does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x):
+        self.largest.copy_(torch.maximum(self.largest, x.abs().max().detach()))
+        return x
+
+
+LOOKED_AT = {
+    "gate_costs": (nn.GELU, lambda net, x, folder: hf_lgelu.gate_costs(net, x)),
+    "measure_zeros": (nn.ReLU, lambda net, x, folder: hf_lgelu.measure_zeros(net, x)),
+    "remove_dead_units": (nn.ReLU, lambda net, x, folder: hf_lgelu.remove_dead_units(net, x)),
+    "prune_units": (nn.ReLU, lambda net, x, folder: hf_lgelu.prune_units(net, x, fraction=0.5)),
+    "export_onnx": (nn.ReLU, lambda net, x, folder: hf_lgelu.export_onnx(net, folder / "net.onnx", x[:4])),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_what_only_looks_at_a_model_leaves_its_buffers(name, tmp_path):
+    torch.manual_seed(0)
+    gate, look = LOOKED_AT[name]
+    net = nn.Sequential(nn.Linear(4, 16), gate(), Largest(), nn.Linear(16, 3))
+    with torch.no_grad():
+        net[0].bias[0] = -99.0  # never fires
+    buffer = net[2].largest
+    look(net, torch.randn(40, 4), tmp_path)
+    assert net[2].largest is buffer
+    assert buffer == 0
+    assert net.training
+    net(torch.randn(3, 4))
+    assert buffer > 0

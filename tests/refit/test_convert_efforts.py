@@ -202,7 +202,7 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     assert [step.effort for step in report.steps] == ["refit"]
     assert "Tried one after the other" not in str(report)
     with pytest.raises(
-        ConversionRefusedError, match=r"refit .* place .* blocks .* or effort='distill', keep"
+        ConversionRefusedError, match=r"refit .* place .* blocks .* or effort='distill', or train"
     ) as caught:
         convert_to_relu(model, rows, tolerance=1e-12, effort="blocks")
     report, best = caught.value.report, caught.value.model

@@ -224,6 +224,11 @@ def test_other_outputs_on_request():
         convert_to_relu(model, images(), outputs=["logits", "hidden"])
     with pytest.raises(ValueError, match=r"no floating-point output 'masks'; it gives encoder_hidden_states\.0, "):
         convert_to_relu(model, images(), outputs=["masks"])
+    bare, rows = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)), torch.randn(100, 4)
+    with pytest.raises(ValueError, match=r"output 'logits'; it gives a tensor without a name, which counts where"):
+        convert_to_relu(bare, rows, outputs=["logits"])
+    with pytest.raises(ValueError, match=r"outputs names no output that counts; leave it out"):
+        convert_to_relu(bare, rows, outputs=[])
 
 
 class Pooling(nn.Module):

@@ -19,7 +19,7 @@ from transformers import (
 import hf_lgelu
 from hf_lgelu import convert_to_relu, gate_costs, keep_curve
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit.batches import Batch, read_batches
+from hf_lgelu.refit.batches import TRIED, Batch, read_batches
 from hf_lgelu.refit.exchange import fit_slope
 from hf_lgelu.refit.figure import draw_keep_curve
 from hf_lgelu.refit.folds import deal_folds
@@ -244,6 +244,37 @@ def test_a_fitted_slope_is_that_of_the_sentences_and_not_of_their_padding():
     assert slopes[0] == slopes[1] > 0.02
 
 
+class Laid(nn.Module):
+    """Rows of six numbers through a gate of 24 channels, which lie where `before` puts them."""
+
+    def __init__(self, before):
+        super().__init__()
+        torch.manual_seed(3)
+        self.before, self.act = before, nn.GELU()
+        self.rows, self.maps = nn.Linear(6, 24), nn.Conv1d(6, 24, 1)
+        with torch.no_grad():
+            self.rows.bias.copy_(torch.linspace(-3, 3, 24))
+            self.rows.weight.mul_(torch.linspace(0.2, 2, 24)[:, None])
+            self.maps.weight.copy_(self.rows.weight[..., None])
+            self.maps.bias.copy_(self.rows.bias)
+
+    def forward(self, x):
+        return self.act(self.before(self, x))
+
+
+def test_a_fitted_slope_is_the_same_wherever_the_channels_lie():
+    layouts = (
+        lambda net, x: net.rows(x.flatten(1, 2)),  # (N, 20, 24)
+        lambda net, x: net.rows(x),  # (N, 4, 5, 24), channels last
+        lambda net, x: net.rows(x).permute(0, 3, 1, 2),
+        lambda net, x: net.maps(x.flatten(1, 2).transpose(1, 2)),  # (N, 24, 20), channels first
+    )
+    batch = Batch(torch.randn(100, 4, 5, 6))
+    expected = _best_slope(nn.Sequential(Laid(layouts[0]).rows, nn.GELU()), batch.inputs.flatten(0, 2))
+    assert expected > 0.02
+    assert [fit_slope(Laid(layout).eval(), ("gelu",), (), [batch]) for layout in layouts] == [expected] * 4
+
+
 class ByWord(nn.Module):
     def __init__(self, inside):
         super().__init__()
@@ -302,3 +333,13 @@ def test_a_slope_given_or_fitted_is_saved_with_the_gates(tmp_path):
     for wrong in ("leaky_relu:1", "leaky_relu:-0.1", "leaky_relu:x", "relu:0.1", "leaky_relu:"):
         with pytest.raises(ValueError, match="slope from 0 to below 1"):
             convert_to_relu(model, inputs, target=wrong)
+
+
+def test_gates_are_ranked_in_a_pass_each_and_one_of_the_network_as_it_is():
+    torch.manual_seed(0)
+    net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.GELU())), nn.Linear(6, 3))
+    seen = []
+    net.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    costs = gate_costs(net, torch.randn(60, 6), batch_size=30)
+    assert sorted(costs) == ["1", "3", "5", "7"]
+    assert seen == [TRIED, *[30] * 2 * 5]

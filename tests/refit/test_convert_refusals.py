@@ -174,9 +174,8 @@ def test_a_second_set_that_is_not_finite_is_not_taken_for_one_from_elsewhere():
     second = net.inputs(seed=9)
     second[0, 0] = float("nan")
     report = convert_to_relu(net.model(), net.inputs(), evaluation_data=second).report
-    assert report.warnings == (
-        "on the second set the outputs are not finite: look for NaN or infinities in its inputs",
-    )
+    (warning,) = report.warnings
+    assert warning.startswith("on the second set the outputs are not finite: look for NaN or infinities in the data")
 
 
 def test_fewer_than_16_distinct_rows():

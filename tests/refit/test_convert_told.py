@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lgelu import convert_to_relu
+from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.analysis.int8.compare import _mean_kl
 from hf_lgelu.models.comparison import are_probabilities
 from hf_lgelu.refit.compare import compared_outputs
@@ -76,11 +76,41 @@ def test_the_classes_of_a_map_along_a_length_are_on_axis_one():
     assert torch.equal(compared_outputs(last, x).tensors[""], last(x))
 
 
+@pytest.mark.parametrize("name", ["", "logits"])
+@torch.no_grad()
+def test_the_classes_of_a_map_are_where_its_layer_has_them(name):
+    """A classifier of pixels with its channels last: one prediction a pixel, and none a row of pixels."""
+
+    class Pixels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(3, 24), nn.GELU(), nn.Linear(24, 7))
+
+        def forward(self, x):
+            x = self.net(x) * 4
+            return {name: x} if name else x
+
+    net, x, fresh = Pixels().eval(), torch.randn(200, 6, 5, 3), torch.randn(60, 6, 5, 3)
+    converted, report = convert_to_relu(net, x, evaluation_data=[(fresh, (net.net(fresh)).argmax(-1))])
+    p, q = ((model.net(fresh) * 4).double().log_softmax(-1) for model in (net, converted))
+    found = report.evaluation
+    assert found.rows == 60 * 30
+    assert found.original_metrics == {"accuracy": 1.0}
+    assert found.refitted.kl == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-5)
+    assert found.refitted.agreement == pytest.approx((p.argmax(-1) == q.argmax(-1)).double().mean().item())
+
+
 def test_labels_that_are_not_one_for_each_row_are_told():
     net, x = scores(), torch.randn(400, 8)
     report = convert_to_relu(net, [(x, torch.zeros(400, 3, dtype=torch.long))]).report
     assert report.held_out.original_metrics == {}
     assert any("of shape (2, 3), are not one for each row of the scores, of shape (2, 5)" in w for w in report.warnings)
+    second = [(torch.randn(100, 8), torch.zeros(100, 1, dtype=torch.long))]
+    report = convert_to_relu(net, x, evaluation_data=second).report
+    assert report.evaluation.original_metrics == {}
+    (warning,) = report.warnings
+    assert warning.startswith("the labels of evaluation_data, of shape (2, 1), are not one for each row of the scores")
     for labels in (torch.zeros(400, dtype=torch.long), torch.zeros(400, 3)):  # those of a regression are no classes
         assert not any("labels" in warning for warning in convert_to_relu(net, [(x, labels)]).report.warnings)
 
@@ -104,6 +134,45 @@ def test_gates_in_a_head_that_does_not_count_are_named():
     assert not any(
         "did not count" in said for said in convert_to_relu(net, x, outputs=["logits", "other"]).report.warnings
     )
+
+
+class ActorCritic(nn.Module):
+    """Two heads on what the last gate gives, of which one has a name that no task reads."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 24), nn.GELU())
+        self.policy, self.value = nn.Linear(24, 4), nn.Linear(24, 1)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return {"logits": self.policy(hidden) * 3, "value": self.value(hidden), "hidden": hidden}
+
+
+@torch.no_grad()
+def test_a_head_that_does_not_count_and_kept_its_weights_is_named():
+    net, x, fresh = ActorCritic().eval(), torch.randn(600, 8), torch.randn(2000, 8)
+    errors = {}
+    for outputs in (None, ["logits", "value"]):
+        converted, report = convert_to_relu(net, x, outputs=outputs)
+        told = [warning for warning in report.warnings if "did not count" in warning]
+        assert bool(told) == torch.equal(converted.value.weight, net.value.weight) == (outputs is None)
+        wanted, given = net(fresh)["value"], converted(fresh)["value"]
+        errors[bool(told)] = ((given - wanted).square().sum() / (wanted - wanted.mean()).square().sum()).item()
+        if told:
+            assert told[0].startswith("of the outputs `value`, `hidden` did not count, and `value` behind gates")
+            assert told[0].endswith("Name what you use of them in outputs=, beside `logits`")
+    assert errors[True] > 4 * errors[False]
+
+
+def test_hidden_states_beside_scores_are_no_head():
+    class Beside(ActorCritic):
+        def forward(self, x):
+            given = super().forward(x)
+            return {"logits": given["logits"], "hidden": given["hidden"], "features": self.body[:2](x)}
+
+    assert not convert_to_relu(Beside().eval(), torch.randn(300, 8), allow_unrefitted=True).report.warnings
 
 
 class Encoder(nn.Module):
@@ -215,3 +284,28 @@ def test_the_kl_of_onnx_files_is_not_taken_of_probabilities(monkeypatch):
     monkeypatch.setattr("hf_lgelu.analysis.int8.compare.without_padding", lambda output, batch: output)
     given = torch.randn(6, 4).softmax(-1).numpy()
     assert _mean_kl(lambda batch: [given], lambda batch: [given[::-1].copy()], [{}]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "unsaid"),
+    [
+        ({"effort": "place"}, ["more inputs or a width_budget above 1", "effort='blocks'"], ["fewer zeros"]),
+        ({"effort": "place", "width_budget": 2.0}, ["a larger width_budget"], ["above 1"]),
+        ({"target": "hardswish", "effort": "refit"}, ["effort='blocks'"], ["width_budget", "effort='place'"]),
+        ({"zeros": 0.6}, ["more inputs or fewer zeros, keep some gates"], ["width_budget", "effort="]),
+    ],
+)
+def test_what_is_advised_is_not_refused(options, said, unsaid):
+    blocks = (nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 4)) for _ in range(2))
+    net = nn.Sequential(*blocks, nn.Linear(4, 3)).eval()
+    with pytest.raises(ConversionRefusedError, match=r"the network was to be within 1e-12") as caught:
+        convert_to_relu(net, torch.randn(200, 4), tolerance=1e-12, max_kl=None, **options)
+    assert all(text in str(caught.value) for text in said)
+    assert not any(text in str(caught.value) for text in unsaid)
+
+
+def test_the_only_gate_is_not_advised_to_be_kept():
+    net = nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 3)).eval()
+    with pytest.raises(ConversionRefusedError) as caught:
+        convert_to_relu(net, torch.randn(200, 4), tolerance=1e-12, effort="refit")
+    assert "keep some gates" not in str(caught.value)

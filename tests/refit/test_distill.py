@@ -177,6 +177,7 @@ def test_more_steps_are_taken_where_the_first_ones_bring_much(monkeypatch, name,
         ({"bf16": True}, r"bf16=True is for effort='distill', and the last rung asked for is 'place'"),
         ({"distill_steps": 9}, r"distill_steps=9 is for effort='distill', and the last rung asked for is 'place'"),
         ({"effort": "distill", "distill_steps": 0}, "distill_steps must be a whole number from 1 on, got 0"),
+        ({"effort": "distill", "bf16": "yes"}, "bf16 must be True or False, got 'yes'"),
         ({"effort": "distill", "distill_steps": True}, "distill_steps must be a whole number from 1 on, got True"),
     ],
 )

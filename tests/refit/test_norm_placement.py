@@ -2,11 +2,12 @@
 
 import copy
 
+import pytest
 import torch
 from lgelu_lab.benchmarks.detector import Counted, Detector
 from torch import nn
 
-from hf_lgelu import convert_to_relu
+from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.carry import Carrier
@@ -60,6 +61,39 @@ def test_a_gate_behind_a_norm_is_placed_in_the_norms_scale_and_shift():
         found = converted[:2].double()(pictures(4).double()).relu()
     channels = (1, -1, 1, 1)
     torch.testing.assert_close(found, slope.view(channels) * (z - kink.view(channels)).relu(), atol=1e-6, rtol=1e-6)
+
+
+def over_several_axes(channels, side, normalize):
+    torch.manual_seed(0)
+    first, last = nn.Conv2d(2, channels, 3, padding=1), nn.Linear(channels * side * side, 4)
+    with torch.no_grad():
+        for parameter in normalize.parameters():
+            parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return nn.Sequential(first, normalize, nn.GELU(), nn.Flatten(), last).eval()
+
+
+class Times(nn.Module):
+    """A factor of its own for each channel, with axes of length one behind."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(channels, 1, 1))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+@pytest.mark.parametrize(("channels", "side"), [(8, 8), (8, 6), (6, 8)])
+def test_a_norm_over_several_axes_is_left_as_it_is(channels, side):
+    """Its scale and shift are numbers of a place, and no channel's."""
+    for normalize in (nn.LayerNorm([channels, side, side]), Times(channels)):
+        model, inputs = over_several_axes(channels, side, normalize), pictures(150, side=side)
+        converted, report = convert_to_relu(model, inputs, effort="place")
+        for name, value in model[1].named_parameters():
+            assert torch.equal(converted[1].get_parameter(name), value)
+        assert report.steps[1].distance == pytest.approx(report.steps[0].distance, rel=1e-6)  # nothing to place
+        with pytest.raises(ConversionRefusedError, match=r"a kink takes a bias before the gate.* none at 2"):
+            convert_to_relu(model, inputs, zeros=0.8)
 
 
 def test_the_sums_of_a_placement_are_those_of_the_norms_output():

@@ -2,6 +2,7 @@
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
@@ -186,6 +187,8 @@ class Images(torch.utils.data.Dataset):
         ("squad", TypeError, "str cannot be read.*DataLoader"),
         (7, TypeError, "int cannot be read"),
         ([3], TypeError, "inputs.*got int"),
+        (pd.DataFrame(X.numpy()), TypeError, r"DataFrame is a table.*torch\.tensor\(frame\.values"),
+        (pd.DataFrame(X.numpy())[0], TypeError, "Series is a table"),
     ],
 )
 def test_what_cannot_be_read_says_what_to_do(data, error, words):

@@ -1,6 +1,7 @@
 """What returns layer by layer, against networks put together by hand; the time left, against its closed form."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.gap import returned_by_layer, some_held_out
 from hf_lgelu.refit.ladder import RUNGS, next_rung
+from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import StepTaken
 
@@ -137,3 +139,69 @@ def test_the_time_left_is_that_of_the_rung_and_of_all_behind_it():
     assert said[0] == "h.0"
     assert said[1].startswith("h.1, about 00:0")
     assert said[1].endswith(" left in all")
+
+
+class BatchNormed(nn.Module):
+    """A convolution without a bias whose constant is in the BatchNorm behind it; with `skip` behind a sum."""
+
+    def __init__(self, skip):
+        super().__init__()
+        torch.manual_seed(0)
+        self.skip = skip
+        self.c1, self.b1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.act = nn.GELU()
+        self.c2, self.b2 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.b1(self.c1(x))
+        inner = self.c2(self.act(x))
+        return self.tail(self.b2(inner + x if self.skip else inner))
+
+    def tail(self, x):
+        return self.head(x.flatten(2).tanh().mean(-1) * 10)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_constant_that_is_in_the_batchnorm_behind_returns_with_its_map(skip):
+    model = BatchNormed(skip)
+    with torch.no_grad():
+        for _ in range(20):
+            model.train()(torch.randn(64, 3, 6, 6))
+    model.eval()
+    rows = torch.randn(300, 3, 6, 6)
+    converted, report = convert_to_relu(model, rows)
+    assert not torch.equal(converted.b2.bias, model.b2.bias)
+    (layer,) = report.layers
+    assert layer.layers == ("c2",)
+    if skip:  # the BatchNorm gives what came by the skip, too
+        assert layer.returns is None
+        return
+    with torch.no_grad():
+        inputs = torch.cat([batch.inputs for batch in some_held_out(deal_folds(read_batches(rows)))])
+        whole = kl(model(inputs), converted(inputs))
+        behind = torch.randn(4, 8, 6, 6)
+        assert torch.equal(model.tail(behind), converted.tail(behind))
+    assert layer.returns == pytest.approx(whole, rel=1e-4)  # all of it: behind the two nothing differs
+
+
+class Functional(nn.Module):
+    """Uses the weights of its second layer in a function."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.act, self.down, self.last, self.head = (
+            nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 16), nn.GELU(), nn.Linear(16, 4)
+        )  # fmt: skip
+
+    def forward(self, x):
+        x = nn.functional.linear(self.act(self.up(x)), self.down.weight, self.down.bias)
+        return self.head(self.last(x * 2)) * 3
+
+
+def test_of_a_module_that_is_not_called_nothing_is_said():
+    report = convert_to_relu(Functional().eval(), torch.randn(300, 6)).report
+    assert {layer.layers: layer.returns is None for layer in report.layers} == {("down",): True, ("head",): False}
+    assert re.search(r"\| `down` \| refit \|.* \| – \| 32 \|", render_markdown(report))
+    assert "so much would go" not in str(report)

@@ -5,8 +5,11 @@ import json
 import re
 
 import pytest
+import torch
 from report_by_hand import LAYERS, REPORT, SECOND, SMALL
+from torch import nn
 
+from hf_lgelu import convert_to_relu
 from hf_lgelu.formats import percent
 from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.report import ConversionReport, StepTaken
@@ -83,7 +86,7 @@ def test_everything_a_reader_must_know_is_on_the_page():
     page = render_markdown(REPORT, figure="refit.png")
     assert page.startswith("# GPT2LMHeadModel: ReLU without training\n")
     assert "3 gates (2 gelu_new, 1 silu) became ReLU." in page
-    assert "1 was refitted, 1 got another bias and 1 was kept" in page
+    assert "1 was refitted, 1 got another bias and 2 were kept" in page
     assert "64 inputs (8,192 rows; 8 inputs of them held out, 2 duplicates left out)" in page
     assert "a strength chosen on 4 folds" in page
     assert "1,024 predictions on 8 inputs" in page
@@ -160,12 +163,34 @@ def test_gates_of_one_kind_are_counted_once():
     [
         ((0, 0), "Of 2 linear maps behind them, 2 were refitted"),
         ((0,), "Of 1 linear map behind them, 1 was refitted"),
-        ((2, 2), "Of 2 linear maps behind them, 0 were refitted and 2 were kept"),
+        ((2,), "Of 2 linear maps behind them, 0 were refitted and 2 were kept"),  # that feed one sum
         ((0, 1), "Of 2 linear maps behind them, 1 was refitted and 1 got another bias"),
     ],
 )
 def test_choices_in_words(chosen, words):
     assert choices_in_words(tuple(LAYERS[i] for i in chosen)) == words
+
+
+class Joint(nn.Module):
+    """Two maps that feed one sum and are solved together, and a gate that gives what the network gives."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.gate, self.up, self.act = nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU()
+        self.down, self.skip, self.last = nn.Linear(16, 3), nn.Linear(16, 3), nn.SiLU()
+
+    def forward(self, x):
+        x = self.gate(self.first(x))
+        return self.last(self.down(self.act(self.up(x))) + self.skip(x))
+
+
+def test_maps_are_counted_and_no_gates():
+    report = convert_to_relu(Joint().eval(), torch.randn(200, 4), allow_unrefitted=True).report
+    assert {layer.layers for layer in report.layers} == {("up",), ("down", "skip"), ("last",)}
+    assert "Of 3 linear maps behind them, 3 were refitted, without labels" in render_markdown(report)
+    assert "weights kept" not in str(report)
+    assert "last: not refitted" in str(report)
 
 
 def test_nearly_all_predictions_are_not_all():

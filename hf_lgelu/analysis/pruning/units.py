@@ -21,7 +21,7 @@ from hf_lgelu.analysis.pruning.same_outputs import OTHERWISE, change_by_dead_uni
 from hf_lgelu.analysis.pruning.zeros import RELU, GateZeros, checked_batches, count_zeros
 from hf_lgelu.models.config_keys import write_config_changes
 from hf_lgelu.models.config_widths import plan_width_changes
-from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.example_run import Inputs, keeping_buffers
 from hf_lgelu.models.mlp import MLPConfig
 from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.own_forward import independent_copy
@@ -72,6 +72,7 @@ class PrunedModel:
 
 
 @torch.inference_mode(False)  # in which nothing has gradients, and new weights would be for inference alone
+@keeping_buffers
 def remove_dead_units(model: nn.Module, data: Inputs | Iterable[Inputs]) -> PrunedModel:
     """A model without the hidden units whose ReLU is 0 on every row of `data`; on these rows it gives the same outputs.
 
@@ -117,6 +118,7 @@ def remove_dead_units(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Prun
 
 
 @torch.inference_mode(False)
+@keeping_buffers
 def prune_units(
     model: nn.Module,
     data: Inputs | Iterable[Inputs],

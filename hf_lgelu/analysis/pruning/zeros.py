@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_lgelu.models.channel_axes import ChannelAxes, axis_not_told
-from hf_lgelu.models.example_run import Inputs, forward_hooks, require_plain, run_example
+from hf_lgelu.models.example_run import Inputs, forward_hooks, keeping_buffers, require_plain, run_example
 from hf_lgelu.models.sites import checked_module, is_activation, kind_of
 
 RELU = "relu"
@@ -154,6 +154,7 @@ class GateZeros:
         return (self.zeros == self.values).nonzero().flatten().tolist() if self.values else []
 
 
+@keeping_buffers
 def measure_zeros(
     model: nn.Module, data: Inputs | Iterable[Inputs], *, threshold: float = 1e-3
 ) -> dict[str, GateZeros]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.analysis.verification.marabou import MarabouNetwork, ScoresOnly, read_network, refuse_smooth
-from hf_lgelu.models.example_run import evaluation_mode, require_plain
+from hf_lgelu.models.example_run import evaluation_mode, keeping_buffers, require_plain
 from hf_lgelu.models.own_forward import independent_copy
 
 STATUSES = ("proved", "refuted", "unconfirmed", "timeout", "unknown", "misclassified")
@@ -59,6 +59,7 @@ class RobustnessReport:
         return "\n".join(lines)
 
 
+@keeping_buffers
 def verify_robustness(
     model: nn.Module,
     inputs: Tensor,
