@@ -16,7 +16,8 @@ from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
     Parity,
     compare_outputs,
-    count_activations,
+    find_activations,
+    read_onnx,
     silence_python,
     strip_metadata,
 )
@@ -46,8 +47,8 @@ class OnnxReport:
     `inputs` are {name: shape}, an axis that may vary by its name. `max_abs_difference` is the largest difference
     between torch's and onnxruntime's outputs on the example inputs; `other_shapes_max_abs_difference` is that on the
     batches of other sizes, `other_shapes`, each {axis: size}. `largest_output` is the largest |output| of torch on
-    the example inputs. `activations` counts the nodes that stand for an activation, one each (Relu, Gelu, or Erf for
-    λ-GELU).
+    the example inputs. `activations` counts the nodes that stand for an activation, one each (Relu, Gelu, a Clip from 0
+    on, or Erf for λ-GELU).
     """
 
     path: Path
@@ -136,7 +137,7 @@ def export_onnx(
         _write(network, inputs, outputs, axes, opset, file)
         others = other_sizes(axis_sizes(inputs, axes))
         example, *resized = _compare(network, OnnxModel(file), inputs, axes, others, tolerance)
-        activations, file_bytes = count_activations(file), file.stat().st_size
+        activations, file_bytes = len(find_activations(read_onnx(file))), file.stat().st_size
     return OnnxReport(
         path=Path(path),
         file_bytes=file_bytes,
