@@ -218,7 +218,7 @@ def test_the_report_says_how_far_int8_is_from_float(files, activation):
     same = (found.argmax(1) == wanted.argmax(1)).mean()
     assert (report.change.unchanged_predictions, report.change.rows) == (same, 64)
     assert 0 < report.relative_error < 0.1
-    assert report.mask_operations == 0
+    assert report.large_number_operations == 0
 
 
 def test_a_file_too_far_from_float_is_not_kept(files, tmp_path):
@@ -335,11 +335,34 @@ def test_masks_and_the_softmax_behind_them_stay_in_float(tmp_path, mask, left):
     seen = (np.arange(5) < GENERATOR.integers(1, 6, size=(32, 1))).astype(np.float32)[:, None]
     m = (1 - seen) * -1e9 if mask == "given" else seen
     report = quantize_onnx(tmp_path / "a.onnx", tmp_path / "int8.onnx", {"x": x, "m": m.astype(np.float32)})
-    assert report.mask_operations == left
+    assert report.large_number_operations == left
     assert report.relative_error < 0.1
     operations = report.counts.operations
     assert operations.get("Softmax", 0) == (1 if left else 0)
     assert report.counts.integer_layers == 3
+
+
+def test_raw_features_of_different_sizes_stay_in_float_up_to_the_first_layer(tmp_path):
+    """Ages and incomes in one range of 256 values: of the ages nothing would be left. No mask is anywhere."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.tensor([40.0, 5e4]))
+            self.register_buffer("std", torch.tensor([10.0, 2e4]))
+            self.net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+
+        def forward(self, x):
+            return self.net(x * (1 / self.std) - self.mean / self.std)
+
+    torch.manual_seed(0)
+    network = Scaled().eval()
+    rows = torch.randn(64, 2) * network.std + network.mean
+    export_onnx(network, tmp_path / "float.onnx", rows[:4])
+    report = quantize_onnx(tmp_path / "float.onnx", tmp_path / "int8.onnx", rows)
+    assert report.relative_error < 0.05
+    assert (report.large_number_operations, report.counts.integer_layers) == (2, 2)
+    assert "  2 operations on numbers of 10,000 and more, as in attention masks, stay in float" in str(report)
 
 
 def padded_rows(count, generator):
@@ -378,7 +401,7 @@ def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
     assert report.change.unchanged_predictions > 0.98
     assert report.calibration_rows == 128
     assert report.counts.operations["Softmax"] == 1
-    assert "3 operations on attention masks stay in float" in str(report)
+    assert "3 operations on numbers of 10,000 and more, as in attention masks, stay in float" in str(report)
 
 
 def test_data_are_what_export_takes(files, tmp_path):

@@ -21,7 +21,7 @@ import numpy as np
 
 from hf_lgelu.analysis.int8.batches import OnnxInputs, read_onnx_batches
 from hf_lgelu.analysis.int8.compare import compare_files
-from hf_lgelu.analysis.int8.masks import mask_operations
+from hf_lgelu.analysis.int8.large_numbers import LARGE, large_number_operations
 from hf_lgelu.export.onnx.onnx_run import (
     CLIPS,
     INTEGER_ACTIVATIONS,
@@ -75,7 +75,8 @@ class Int8Report:
     and positions of each of the last axis' entries, and the largest of all outputs: 0 is no error, and 1 that of a file
     that gives the mean for every row. `NetChange.relative_error` is without the root: the square of this one compares
     with it. Positions that an attention_mask of zeros marks as padding do not count.
-    `mask_operations` are the nodes that were left in float because an attention mask flows through them.
+    `large_number_operations` are the nodes that were left in float because numbers of at least 1e4 flow through them,
+    as attention masks do.
     """
 
     path: Path
@@ -89,11 +90,12 @@ class Int8Report:
     counts: GraphCounts
     change: OutputChange
     relative_error: float
-    mask_operations: int
+    large_number_operations: int
 
     def __str__(self) -> str:
         counts = self.counts
-        masks = f"  {self.mask_operations} operations on attention masks stay in float" if self.mask_operations else ""
+        left = self.large_number_operations
+        large = f"  {left} operations on numbers of {LARGE:,.0f} and more, as in attention masks, stay in float"
         lines = [
             f"{self.path}: int8, {self.file_bytes:,} bytes (float32: {self.float_file_bytes:,}), calibrated on "
             f"{self.calibration_rows:,} rows",
@@ -103,7 +105,7 @@ class Int8Report:
             f"  of {self.activations} activations, {self.vanished_activations} are part of another integer operation, "
             f"{self.integer_activations} are integer operations themselves and {self.float_activations} are computed "
             "in float",
-            *([masks] if masks else []),
+            *([large] if left else []),
         ]
         return "\n".join(lines)
 
@@ -119,8 +121,9 @@ def quantize_onnx(
 ) -> Int8Report:
     """Write an int8 version of a float32 ONNX file: quantize/dequantize nodes (QDQ), u8 activations, s8 weights.
 
-    Masks that are added to attention scores, and the softmax behind them, stay in float. The int8 file is compared with
-    the float one on the calibration rows before it is put in place.
+    Masks that are added to attention scores, and the softmax behind them, stay in float; so do other numbers of at
+    least 1e4, such as raw features, as far as the next layer. The int8 file is compared with the float one on the
+    calibration rows before it is put in place.
 
     Args:
         path: of the float file, e.g. of `export_onnx`.
@@ -166,7 +169,7 @@ def quantize_onnx(
         raise ValueError(f"{path} is quantized already; give the float32 file")
     batches = read_onnx_batches(data, float_model.input_names)
     with whole_file(output_path, overwrite=overwrite) as file:
-        masks = _quantize(quantization, path, file, batches, operations)
+        large = _quantize(quantization, path, file, batches, operations)
         change, error = compare_files(float_model, OnnxModel(file), batches)
         if not error <= max_relative_error:
             fewer = "" if operations == "layers" else "operations='layers', which leaves more in float, or "
@@ -179,7 +182,7 @@ def quantize_onnx(
         size = file.stat().st_size
     return Int8Report(
         Path(output_path), size, Path(path).stat().st_size, sum(len(next(iter(batch.values()))) for batch in batches),
-        sum(fates), *fates, counts, change, error, masks,
+        sum(fates), *fates, counts, change, error, large,
     )  # fmt: skip
 
 
@@ -221,7 +224,7 @@ def _counted(model: Any) -> GraphCounts:
 def _quantize(
     quantization: Any, path: str | os.PathLike, file: Path, batches: list[dict[str, np.ndarray]], operations: str
 ) -> int:
-    """Write the int8 file; returns how many operations stay in float because of a mask."""
+    """Write the int8 file; returns how many operations stay in float because of large numbers."""
     prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
     chosen = QUANTIZED_OPERATIONS[operations]
     # It has no error class of its own, and looks operations and tensors up in dictionaries.
@@ -233,14 +236,14 @@ def _quantize(
             require("onnxruntime.quantization.shape_inference", "onnx").quant_pre_process(
                 os.fspath(path), os.fspath(prepared), skip_symbolic_shape=True
             )
-            masked = mask_operations(prepared, batches)
+            large = large_number_operations(prepared, batches)
             quantization.quantize_static(
                 os.fspath(prepared),
                 os.fspath(raw),
                 _reader(quantization, batches),
                 quant_format=quantization.QuantFormat.QDQ,
                 op_types_to_quantize=None if chosen is None else list(chosen),
-                nodes_to_exclude=masked,
+                nodes_to_exclude=large,
                 per_channel=True,
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
@@ -253,7 +256,7 @@ def _quantize(
     proto = read_onnx(raw)
     strip_metadata(proto)
     onnx.save(proto, os.fspath(file))
-    return len(masked)
+    return len(large)
 
 
 def _reader(quantization: Any, batches: list[dict[str, np.ndarray]]) -> Any:
