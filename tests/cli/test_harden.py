@@ -10,6 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, ModernBertConfig, ModernBertForSequenceClassification
 
 from hf_lgelu import substitute_relu
+from hf_lgelu.cli.compared import in_words
 from hf_lgelu.cli.sentence_folder import find_sentence_folder
 from hf_lgelu.cli.table import COMMANDS
 from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
@@ -18,6 +19,7 @@ from hf_lgelu.export.targets import EXPORT_TARGETS
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.refit.report import NetChange
 from hf_lgelu.training.hardening import anneal_hardness
 
 
@@ -25,6 +27,12 @@ def test_the_commands_targets_are_those_of_the_export():
     (to,) = [option for option in COMMANDS["harden"].options if option.name == "--to"]
     assert list(to.settings["choices"]) == list(EXPORT_TARGETS)
     assert all(f"{name}:" in to.help for name in EXPORT_TARGETS)
+
+
+def test_a_comparison_has_the_digits_of_its_metric_and_calls_nothing_all_that_is_not():
+    change = NetChange(1e-4, 1 - 1 / 40000, 0.4, 1e-3, {"perplexity": 23.4567})
+    told = "perplexity 23.46, 23.00 as it is; KL 0.0001 nat, 99.99 % of the predictions unchanged; largest change 0.4"
+    assert in_words(change, {"perplexity": 23.0}) == told
 
 
 def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, call):
