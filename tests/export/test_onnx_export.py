@@ -173,6 +173,19 @@ class Pair(nn.Module):
         return x + y, x * 2
 
 
+def test_tensors_inside_tuples_and_mappings_are_outputs_too(tmp_path):
+    class Nested(nn.Module):
+        def forward(self, x):
+            return x + 1, (x * 2, [x + 3]), {"codes": x.argmax(-1), "none": None}
+
+    x = torch.randn(3, 4)
+    report = export_onnx(Nested(), tmp_path / "a.onnx", x)
+    assert report.outputs == ("output_0", "output_1.0", "output_1.1.0", "output_2.codes")
+    found = OnnxModel(tmp_path / "a.onnx")({"x": x})
+    for given, wanted in zip(found, (x + 1, x * 2, x + 3, x.argmax(-1)), strict=True):
+        np.testing.assert_array_equal(given, wanted.numpy())
+
+
 def test_several_inputs_and_outputs_by_name(tmp_path):
     report = export_onnx(Pair(), tmp_path / "pair.onnx", (torch.ones(2, 3), torch.ones(2, 3)))
     assert (tuple(report.inputs), report.outputs) == (("x", "y"), ("output_0", "output_1"))
