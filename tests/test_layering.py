@@ -97,6 +97,7 @@ LISTED = {
     "export.hub",  # the facts of a checkpoint that a card is written without; the name of the file of facts
     "export.onnx.onnx_run",
     "extras",
+    "formats",
     "models.checkpoint",  # loading and saving with the processor's files
     "models.comparison",
     "models.profile",  # the smallest λ of gates with several, for their cards

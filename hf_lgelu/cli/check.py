@@ -28,7 +28,7 @@ from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.substitution import put_relu
+from hf_lgelu.models.substitution import put_relu, require_substitutable
 from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.dials import FAR_KL, UNITS_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
@@ -153,7 +153,7 @@ def _conversion(examined: Examined) -> Iterator[str]:
         yield f"No: {reason}"
         return
     try:
-        put_relu(copy.deepcopy(network), kinds=SMOOTH_KINDS)
+        require_substitutable(network, kinds=SMOOTH_KINDS)
         layers = find_layers(Program(network, sites, dict(examined.inputs), examined.counted), network, sites)
     except UnsupportedConfigError as error:
         yield f"Not to be saved: {error}"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from hf_lgelu.cli.inputs.input_set import InputSet
+from hf_lgelu.formats import percent, score
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import read_batches
@@ -37,9 +38,11 @@ def compare(
 
 def in_words(change: NetChange, original: dict[str, float]) -> str:
     """How far a network is from the one that was given: scores first, where there are labels."""
-    parts = [f"{name} {value:.4f}, {original[name]:.4f} as it is" for name, value in change.metrics.items()]
+    parts = [
+        f"{name} {score(name, value)}, {score(name, original[name])} as it is" for name, value in change.metrics.items()
+    ]
     if change.kl is None:
         parts.append(f"relative error {change.relative_error:.3g}")
     else:
-        parts.append(f"KL {change.kl:.3g} nat, {change.agreement:.2%} of the predictions unchanged")
+        parts.append(f"KL {change.kl:.3g} nat, {percent(change.agreement)} of the predictions unchanged")
     return "; ".join([*parts, f"largest change {change.max_logit_change:.3g}"])

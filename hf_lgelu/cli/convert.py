@@ -17,7 +17,6 @@ from torch import nn
 from hf_lgelu.analysis.int8.equalize import EqualizedLayer, equalize_ranges
 from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
-    hub_id,
     push,
     read_checkpoint,
     repository,
@@ -31,6 +30,7 @@ from hf_lgelu.cli.inputs.splits import require_outside_data
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_text import shown
 from hf_lgelu.export.hub.conversion_card import Provenance, original_licence, write_conversion_card
+from hf_lgelu.export.hub.hub_id import is_hub_id
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.sites import find_sites
@@ -227,10 +227,10 @@ def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]
 
 
 def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | None, processes: int) -> Provenance:
-    on_hub = hub_id(arguments.model)
+    on_hub = is_hub_id(arguments.model)
     return Provenance(
-        model=on_hub or shown(str(Path(arguments.model).resolve())),
-        model_is_on_hub=on_hub is not None,
+        model=arguments.model if on_hub else shown(str(Path(arguments.model).resolve())),
+        model_is_on_hub=on_hub,
         data=data.description,
         samples=len(data),
         seed=arguments.seed,

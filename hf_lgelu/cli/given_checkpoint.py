@@ -188,11 +188,6 @@ def require_fitting_rows(network: nn.Module, name: str, rows: Mapping[str, Tenso
         raise ValueError(f"{name} does not take the rows of {source} ({shapes}): {error}. {advice}") from error
 
 
-def hub_id(name: str) -> str | None:
-    """The name, if it is not that of something local."""
-    return name if local(name) is None else None
-
-
 def repository(push_to_hub: str | None, folder: Path) -> str | None:
     """Where --push_to_hub sends a folder: as it says, or one named like the folder; None where it was not given."""
     return None if push_to_hub is None else push_to_hub or folder.resolve().name

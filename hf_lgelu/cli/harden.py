@@ -22,7 +22,7 @@ from hf_lgelu.cli.inputs.splits import require_outside_data
 from hf_lgelu.cli.known_facts import known_facts, with_hardness_of
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
-from hf_lgelu.export.targets import ONNX_FILE, ExportOptions, check_target
+from hf_lgelu.export.targets import EXPORT_TARGETS, ExportTarget
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites
 from hf_lgelu.models.whole_folder import whole_folder
 
@@ -33,44 +33,46 @@ _ADVICE = "Give --evaluation inputs like those that the model was trained on, or
 def harden(arguments: Namespace) -> Any:
     """Export, compare on --evaluation, write the card, put the folder in place, push; returns the export's report.
 
-    Raises what the export raises (`EXPORT_TARGETS`), and ValueError for a checkpoint without λ-GELU where --to is not
-    onnx, or if the output folder is the checkpoint's own or has it, or the data, inside: replaced, it would take them
-    along.
+    Raises what the export raises (`EXPORT_TARGETS`), and ValueError for a checkpoint without λ-GELU where --to gives
+    another checkpoint, or if the output folder is the checkpoint's own or has it, or the data, inside: replaced, it
+    would take them along.
     """
-    target, folder = check_target(arguments.to), Path(arguments.output_dir)
+    target, folder = EXPORT_TARGETS[arguments.to], Path(arguments.output_dir)
     progress = not arguments.disable_tqdm
     require_other_folder(folder, arguments.model, arguments.evaluation, arguments.facts)
     require_outside_data(folder, arguments.evaluation)
     # Entered first: a folder that cannot be written to must not be found out after the work.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
         given = read_checkpoint(arguments.model, progress=progress)
-        if target.name != "onnx":  # which takes any network as it is
+        if target.is_checkpoint:
             require_hardness(given)
-        _require_whole(given, target.name)
+        _require_whole(given, target)
         evaluation = evaluation_set(arguments, given)
         if evaluation is not None:
             rows = evaluation.first(2)
             require_fitting_rows(given.network, given.name, rows, evaluation.description, _ADVICE)
-        report = _export(arguments, given, evaluation, new)
+        report = _export(arguments, target, given, evaluation, new)
         print(_at_home(report, folder))
         if evaluation is None:
             print("  these inputs are random; --evaluation DATA takes real ones")
-        if target.name != "onnx":
+        if target.is_checkpoint:
             if evaluation is not None:
                 print(_compared(arguments, given, new, evaluation, progress))
             _write_card(arguments, given, report, new)
-    print(f"Saved in {folder}" + ("" if target.name == "onnx" else ", with the model card README.md"))
+    print(f"Saved in {folder}" + (", with the model card README.md" if target.is_checkpoint else ""))
     push(folder, repository(arguments.push_to_hub, folder), private=arguments.private, tell=print)
     return report
 
 
-def _export(arguments: Namespace, given: GivenCheckpoint, evaluation: InputSet | None, folder: Path) -> Any:
+def _export(
+    arguments: Namespace, target: ExportTarget, given: GivenCheckpoint, evaluation: InputSet | None, folder: Path
+) -> Any:
     """Write the checkpoint's new form and all that goes along; the report of the export."""
     inputs = None if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
-    options = ExportOptions(source=given.processors, inputs=inputs, allow_soft=arguments.allow_soft)
-    sentences = None if arguments.to == "onnx" else given.sentences
+    soft = {"allow_soft": arguments.allow_soft} if target.is_relu else {}
+    sentences = given.sentences if target.is_checkpoint else None
     place = folder if sentences is None else folder / sentences.encoder
-    report = check_target(arguments.to).export(given.model, place, options)
+    report = target.export(given.model, place, source=given.processors, inputs=inputs, **soft)
     if sentences is not None:
         sentences.copy_rest(folder)
     return report
@@ -80,7 +82,7 @@ def _write_card(arguments: Namespace, given: GivenCheckpoint, report: Any, folde
     known = known_facts(given.name, arguments.facts)
     facts = replace(
         with_hardness_of(known, given.model),
-        limits=(*known.limits, *_left_smooth(given, arguments.to)),
+        limits=(*known.limits, *_left_smooth(given, EXPORT_TARGETS[arguments.to])),
         change=report.change,
         license=arguments.license or known.license or original_licence(given.name),
         checkpoint=None,  # that of the new folder
@@ -89,20 +91,20 @@ def _write_card(arguments: Namespace, given: GivenCheckpoint, report: Any, folde
     write_card(folder, facts, export=arguments.to, repo_id=repo_id)
 
 
-def _left_smooth(given: GivenCheckpoint, target: str) -> list[str]:
+def _left_smooth(given: GivenCheckpoint, target: ExportTarget) -> list[str]:
     """What a card of a ReLU network has to say where gates of other kinds stand beside the λ-gates."""
     kinds = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
-    if target != "relu" or not find_sites(given.model, kinds):
+    if not target.is_relu or not find_sites(given.model, kinds):
         return []
     others = gates_in_words(given.model, kinds)
     return [f"It is no ReLU network throughout: beside its λ-gates it had {others}, and has them still."]
 
 
-def _require_whole(given: GivenCheckpoint, target: str) -> None:
-    if given.embeds and target == "onnx":
+def _require_whole(given: GivenCheckpoint, target: ExportTarget) -> None:
+    if given.embeds and not target.is_checkpoint:
         raise ValueError(
-            f"{given.name} is a checkpoint of sentence-transformers, and its encoder alone in ONNX would lack the "
-            "pooling: its embeddings would be others. Export --to relu, then use SentenceTransformer(..., "
+            f"{given.name} is a checkpoint of sentence-transformers, and its encoder alone, --to {target.name}, would "
+            "lack the pooling: its embeddings would be others. Export --to relu, then use SentenceTransformer(..., "
             "backend='onnx')"
         )
 
@@ -111,7 +113,7 @@ def _at_home(report: Any, folder: Path) -> Any:
     """The report with the folder's own name, instead of that under which it is written."""
     if hasattr(report, "folder"):
         return replace(report, folder=str(folder))
-    return replace(report, path=folder / ONNX_FILE)
+    return replace(report, path=folder / report.path.name)
 
 
 def _compared(arguments: Namespace, given: GivenCheckpoint, folder: Path, evaluation: InputSet, progress: bool) -> str:

@@ -30,6 +30,7 @@ from hf_lgelu.cli.options import (
     target_gate,
     whole_numbers,
 )
+from hf_lgelu.export.targets import EXPORT_TARGETS
 from hf_lgelu.refit.dials import EFFORTS, FAR_KL, KEPT_COUNTS, Dials
 
 
@@ -49,13 +50,14 @@ class Command:
     complaint: Callable[[argparse.Namespace], str | None] = lambda arguments: None
 
 
-def _onnx_has_no_card(arguments: argparse.Namespace) -> str | None:
-    if arguments.to != "onnx":
+def _files_have_no_card(arguments: argparse.Namespace) -> str | None:
+    if EXPORT_TARGETS[arguments.to].is_checkpoint:
         return None
     if arguments.push_to_hub is not None:
-        return "--push_to_hub: only checkpoints are pushed with a card; push an ONNX file with `hf upload`"
+        upload = f"push what --to {arguments.to} writes with `hf upload`"
+        return f"--push_to_hub: only checkpoints are pushed with a card; {upload}"
     given = [f"--{name}" for name in ("license", "facts") if getattr(arguments, name) is not None]
-    return f"{' and '.join(given)}: for a card, and --to onnx writes none; leave that out" if given else None
+    return f"{' and '.join(given)}: for a card, and --to {arguments.to} writes none; leave that out" if given else None
 
 
 def _privacy_is_of_a_push(arguments: argparse.Namespace) -> str | None:
@@ -89,16 +91,17 @@ def _convert_fits(arguments: argparse.Namespace) -> str | None:
 
 
 def _harden_fits(arguments: argparse.Namespace) -> str | None:
-    if arguments.allow_soft and arguments.to != "relu":
-        return f"--allow_soft: --to {arguments.to} takes soft gates as they are, --to relu alone asks; leave it out"
-    refusals = (_onnx_has_no_card, _onnx_has_no_scores, _privacy_is_of_a_push, _evaluation_is_used)
+    if arguments.allow_soft and not EXPORT_TARGETS[arguments.to].is_relu:
+        return f"--allow_soft: --to {arguments.to} takes soft gates as they are, and does not ask; leave it out"
+    refusals = (_files_have_no_card, _files_have_no_scores, _privacy_is_of_a_push, _evaluation_is_used)
     return next(filter(None, (refusal(arguments) for refusal in refusals)), None)
 
 
-def _onnx_has_no_scores(arguments: argparse.Namespace) -> str | None:
+def _files_have_no_scores(arguments: argparse.Namespace) -> str | None:
     given = [f"--{name}" for name in ("batch_size", "label_column", "max_eval_samples") if getattr(arguments, name)]
-    if arguments.to == "onnx" and given:
-        return f"{' and '.join(given)}: --to onnx compares outputs on the first rows and scores none; leave that out"
+    if given and not EXPORT_TARGETS[arguments.to].is_checkpoint:
+        words = f"--to {arguments.to} compares outputs on the first rows and scores none"
+        return f"{' and '.join(given)}: {words}; leave that out"
     return None
 
 
@@ -231,9 +234,9 @@ _ROWS = (
             OUTPUT_DIR,
             Option(
                 "--to",
-                "relu: ReLU in the place of hard gates; gelu: GELU, with λ folded into the weights, exactly; onnx: the "
-                "model as it is, whatever its gates, for onnxruntime. Left out: relu.",
-                {"choices": ("relu", "gelu", "onnx"), "default": "relu"},
+                f"{'; '.join(f'{target.name}: {target.description}' for target in EXPORT_TARGETS.values())}. Left out: "
+                "relu.",
+                {"choices": tuple(EXPORT_TARGETS), "default": "relu"},
             ),
             Option(
                 "--evaluation",

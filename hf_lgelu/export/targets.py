@@ -1,80 +1,46 @@
-"""The forms in which a λ-GELU model leaves this package."""
+"""The forms in which a λ-GELU model leaves this package. Nothing here imports torch."""
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+import importlib
+from dataclasses import dataclass
 from typing import Any
-
-from transformers import PreTrainedModel
-
-from hf_lgelu.export.gelu import export_gelu
-from hf_lgelu.export.onnx.onnx_export import export_onnx
-from hf_lgelu.export.relu import export_relu
-from hf_lgelu.models.checkpoint import copy_processor_files
-from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.own_forward import independent_copy
-from hf_lgelu.models.random_inputs import random_inputs
-from hf_lgelu.models.whole_folder import whole_folder
-
-ONNX_FILE = "model.onnx"
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What every target understands.
-
-    `source` is the folder or Hub id whose tokenizer and processor go along; `allow_soft` is `export_relu`'s.
-    """
-
-    source: str | os.PathLike | None = None
-    inputs: Inputs | None = None
-    allow_soft: bool = False
-    overwrite: bool = False
 
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """One form: `export(model, folder, options)` writes the folder and returns a report that can be printed."""
+    """One form.
+
+    Args:
+        name: after `hf-lgelu harden --to`.
+        description: for that command's help.
+        run: "module:function", called with the model and a folder; `source` is where a tokenizer or processor is that
+            goes along, `inputs` are rows to compare on, None for random ones. Gives a report that can be printed.
+        is_checkpoint: what is written is again a checkpoint, of one with λ-GELU: it is scored, and has a card. Other
+            forms are files, of any network as it is.
+        is_relu: gates become ReLU, soft ones with `allow_soft=True` alone.
+    """
 
     name: str
     description: str
-    export: Callable[[PreTrainedModel, str | os.PathLike, ExportOptions], Any]
+    run: str
+    is_checkpoint: bool = True
+    is_relu: bool = False
 
-
-def _to_relu(model: PreTrainedModel, folder: str | os.PathLike, options: ExportOptions) -> Any:
-    return export_relu(
-        model, folder, source=options.source, inputs=options.inputs,
-        allow_soft=options.allow_soft, overwrite=options.overwrite,
-    )  # fmt: skip
-
-
-def _to_gelu(model: PreTrainedModel, folder: str | os.PathLike, options: ExportOptions) -> Any:
-    return export_gelu(model, folder, source=options.source, inputs=options.inputs, overwrite=options.overwrite)
-
-
-def _to_onnx(model: PreTrainedModel, folder: str | os.PathLike, options: ExportOptions) -> Any:
-    inputs = random_inputs(model) if options.inputs is None else options.inputs
-    with whole_folder(folder, overwrite=options.overwrite) as new:
-        report = export_onnx(independent_copy(model).float(), new / ONNX_FILE, inputs)
-        model.config.save_pretrained(new)
-        if options.source is not None:
-            copy_processor_files(options.source, new)
-    return replace(report, path=Path(folder) / ONNX_FILE)
+    def export(self, *arguments: Any, **options: Any) -> Any:
+        """Call `run`."""
+        module, _, function = self.run.partition(":")
+        return getattr(importlib.import_module(module), function)(*arguments, **options)
 
 
 EXPORT_TARGETS: dict[str, ExportTarget] = {
     target.name: target
     for target in (
-        ExportTarget("relu", "ReLU in the place of hard gates", _to_relu),
-        ExportTarget("gelu", "GELU, with λ folded into the weights, exactly", _to_gelu),
-        ExportTarget("onnx", "the model as it is, for onnxruntime", _to_onnx),
+        ExportTarget("relu", "ReLU in the place of hard gates", "hf_lgelu.export.relu:export_relu", is_relu=True),
+        ExportTarget("gelu", "GELU, with λ folded into the weights, exactly", "hf_lgelu.export.gelu:export_gelu"),
+        ExportTarget(
+            "onnx",
+            "the model as it is, whatever its gates, for onnxruntime",
+            "hf_lgelu.export.onnx.onnx_folder:export_onnx_folder",
+            is_checkpoint=False,
+        ),
     )
 }
-
-
-def check_target(name: str) -> ExportTarget:
-    """Return the row of EXPORT_TARGETS, or raise naming the accepted ones."""
-    if name not in EXPORT_TARGETS:
-        raise ValueError(f"unknown export target {name!r}; accepted: {', '.join(EXPORT_TARGETS)}")
-    return EXPORT_TARGETS[name]

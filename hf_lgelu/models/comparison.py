@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_lgelu.formats import percent
 from hf_lgelu.models.example_run import Inputs, run_example
 
 # What rounding may change in an output, relative to the largest.
@@ -37,7 +38,7 @@ class OutputChange:
         text = f"largest change {self.max_change:.3g} of outputs up to {self.largest_output:.3g}"
         if self.unchanged_predictions is None:
             return f"{text}, on {self.rows} rows of one score"
-        return f"{text}, {self.unchanged_predictions:.2%} of {self.rows} predictions unchanged"
+        return f"{text}, {percent(self.unchanged_predictions)} of {self.rows} predictions unchanged"
 
 
 def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TimmWrapperConfig, TimmWra
 
 from hf_lgelu import initialize_hardness, replace_activations
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.analysis.piecewise.certificate import certify_substitution
+from hf_lgelu.analysis.piecewise.certificate import SiteCertificate, SubstitutionCertificate, certify_substitution
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.substitution import substitute_relu
@@ -578,3 +578,11 @@ def test_what_is_measured_is_what_is_bounded():
     substitute_relu(model)
     assert found.measured == pytest.approx((before - model(inputs)["logits"]).abs().max().item(), rel=1e-4)
     assert found.measured <= found.input_bounds <= found.bound
+
+
+def test_all_but_one_of_many_predictions_are_not_said_to_be_all():
+    share = 1 - 1 / 40000
+    sites = (SiteCertificate("act", 160.0, 0.001, 0.001),)
+    *_, stay, measured = str(SubstitutionCertificate(sites, None, "x", 0.1, share, 0.3, share, 40000)).splitlines()
+    assert stay == "predictions that provably stay: 99.99 %"
+    assert measured == "measured: 0.3; 99.99 % of 40000 predictions equal"

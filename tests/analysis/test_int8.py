@@ -9,12 +9,16 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from scipy.special import softmax
 from scipy.stats import entropy
+from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
+from transformers.activations import ACT2FN
 
 from hf_lgelu.analysis.int8.compare import compare_files, compare_onnx
 from hf_lgelu.analysis.int8.quantize import count_optimized, quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
-from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_activations, strip_metadata
+from hf_lgelu.export.onnx.onnx_run import OnnxModel, find_activations, read_onnx, strip_metadata
+from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.refit.target_gates import TARGETS
 
 GENERATOR = np.random.default_rng(0)
 WEIGHTS = [GENERATOR.normal(size=(6, 8)), GENERATOR.normal(size=(8, 4))]
@@ -105,15 +109,55 @@ def test_relu_vanishes_into_integers_and_gelu_does_not(files):
         f"{out}: int8, {out.stat().st_size:,} bytes (float32: {path.stat().st_size:,}), calibrated on 64 rows",
         f"  on these rows, against float32: relative error {gelu.relative_error:.3g}, {gelu.change}",
         "  2 layers in integers, 2 steps from float to integers and 2 back",
-        "  of 1 activations, 0 are part of an integer operation and 1 are computed in float",
+        "  of 1 activations, 0 are part of another integer operation, 0 are integer operations themselves and 1 are "
+        "computed in float",
     ]
 
 
-def test_a_relu_fused_into_a_float_layer_counts_as_float(files):
-    counts = count_optimized(files["Relu"][0])
-    assert counts.operations == {"FusedGemm": 1, "Gemm": 1}
-    assert (counts.float_activations, counts.integer_layers) == (1, 0)
-    assert count_activations(files["Relu"][0]) == 1
+@pytest.mark.parametrize("operations", ["all", "layers"])
+@pytest.mark.parametrize("name", [*TARGETS, *SMOOTH_KINDS])
+def test_every_gate_is_counted_once_and_where_it_is_computed(tmp_path, name, operations):
+    """By what is left beside the layers in the graph that runs: nothing, operations on integers alone, or others."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), ACT2FN[name], nn.Linear(8, 8), ACT2FN[name], nn.Linear(8, 3))
+    rows = torch.randn(32, 4)
+    assert export_onnx(network, tmp_path / "float.onnx", rows).activations == 2
+    report = quantize_onnx(tmp_path / "float.onnx", tmp_path / "int8.onnx", rows, operations=operations)
+    left = report.counts.operations.keys() - {"QGemm", "QuantizeLinear", "DequantizeLinear"}
+    where = "vanished" if not left else "integer" if all(o.startswith("QLinear") for o in left) else "float"
+    expected = {kind: 2 * (kind == where) for kind in ("float", "integer", "vanished")}
+    assert {kind: getattr(report, f"{kind}_activations") for kind in expected} == expected
+    assert report.activations == 2
+
+
+def test_a_relu_that_ends_a_network_is_computed_in_float(tmp_path):
+    nodes = [("Gemm", ["x", "w"], "h"), ("Relu", ["h"], "a"), ("Gemm", ["a", "v"], "k"), ("Relu", ["k"], "logits")]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", w]) for n, w in (("x", 6), ("logits", 4))]
+    constants = [numpy_helper.from_array(w.astype(np.float32), n) for w, n in zip(WEIGHTS, "wv", strict=True)]
+    made = [helper.make_node(operation, inputs, [output]) for operation, inputs, output in nodes]
+    graph = helper.make_graph(made, "g", ends[:1], ends[1:], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "f.onnx")
+    report = quantize_onnx(tmp_path / "f.onnx", tmp_path / "int8.onnx", INPUTS, operations="layers")
+    assert (report.float_activations, report.integer_activations, report.vanished_activations) == (1, 0, 1)
+
+
+def test_a_relu_fused_into_a_float_layer_is_an_activation(files, tmp_path):
+    path = files["Relu"][0]
+    assert count_optimized(path).operations == {"FusedGemm": 1, "Gemm": 1}
+    OnnxModel(path, optimized_path=tmp_path / "fused.onnx")
+    assert [len(find_activations(read_onnx(file))) for file in (path, tmp_path / "fused.onnx")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "count"),
+    [(("zero",), 1), (("zero", "six"), 1), (("inner",), 1), (("six",), 0), (("", "six"), 0), (("x",), 0), ((), 0)],
+)
+def test_a_clip_is_an_activation_where_it_begins_at_zero(bounds, count):
+    zero, six = (numpy_helper.from_array(np.array(v, np.float32), n) for v, n in ((0, "zero"), (6, "six")))
+    nodes = [helper.make_node("Constant", [], ["inner"], value=zero), helper.make_node("Clip", ["x", *bounds], ["y"])]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [zero, six])
+    assert len(find_activations(helper.make_model(graph))) == count
 
 
 @pytest.mark.parametrize("activation", ["Relu", "Gelu"])
@@ -174,7 +218,7 @@ def test_the_report_says_how_far_int8_is_from_float(files, activation):
     same = (found.argmax(1) == wanted.argmax(1)).mean()
     assert (report.change.unchanged_predictions, report.change.rows) == (same, 64)
     assert 0 < report.relative_error < 0.1
-    assert report.mask_operations == 0
+    assert report.large_number_operations == 0
 
 
 def test_a_file_too_far_from_float_is_not_kept(files, tmp_path):
@@ -291,11 +335,34 @@ def test_masks_and_the_softmax_behind_them_stay_in_float(tmp_path, mask, left):
     seen = (np.arange(5) < GENERATOR.integers(1, 6, size=(32, 1))).astype(np.float32)[:, None]
     m = (1 - seen) * -1e9 if mask == "given" else seen
     report = quantize_onnx(tmp_path / "a.onnx", tmp_path / "int8.onnx", {"x": x, "m": m.astype(np.float32)})
-    assert report.mask_operations == left
+    assert report.large_number_operations == left
     assert report.relative_error < 0.1
     operations = report.counts.operations
     assert operations.get("Softmax", 0) == (1 if left else 0)
     assert report.counts.integer_layers == 3
+
+
+def test_raw_features_of_different_sizes_stay_in_float_up_to_the_first_layer(tmp_path):
+    """Ages and incomes in one range of 256 values: of the ages nothing would be left. No mask is anywhere."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.tensor([40.0, 5e4]))
+            self.register_buffer("std", torch.tensor([10.0, 2e4]))
+            self.net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+
+        def forward(self, x):
+            return self.net(x * (1 / self.std) - self.mean / self.std)
+
+    torch.manual_seed(0)
+    network = Scaled().eval()
+    rows = torch.randn(64, 2) * network.std + network.mean
+    export_onnx(network, tmp_path / "float.onnx", rows[:4])
+    report = quantize_onnx(tmp_path / "float.onnx", tmp_path / "int8.onnx", rows)
+    assert report.relative_error < 0.05
+    assert (report.large_number_operations, report.counts.integer_layers) == (2, 2)
+    assert "  2 operations on numbers of 10,000 and more, as in attention masks, stay in float" in str(report)
 
 
 def padded_rows(count, generator):
@@ -334,7 +401,7 @@ def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
     assert report.change.unchanged_predictions > 0.98
     assert report.calibration_rows == 128
     assert report.counts.operations["Softmax"] == 1
-    assert "3 operations on attention masks stay in float" in str(report)
+    assert "3 operations on numbers of 10,000 and more, as in attention masks, stay in float" in str(report)
 
 
 def test_data_are_what_export_takes(files, tmp_path):

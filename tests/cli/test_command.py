@@ -62,7 +62,10 @@ def test_one_name_for_one_thing():
         (("convert", "m", "--data", "x", "--output_dir", "y", "--seed", "one"), "--seed: must be a whole number"),
         (("harden", "m", "--output_dir", "y", "--to", "tflite"), "--to: 'tflite' is none of relu, gelu, onnx;"),
         (("harden", "m", "--output_dir", "y", "--to=geul"), "is none of relu, gelu, onnx (did you mean gelu?)"),
-        (("harden", "m", "--output_dir", "y", "--to", "onnx", "--push_to_hub"), "an ONNX file with `hf upload`"),
+        (
+            ("harden", "m", "--output_dir", "y", "--to", "onnx", "--push_to_hub"),
+            "what --to onnx writes with `hf upload`",
+        ),
         (
             ("harden", "m", "--output_dir", "y", "--to", "onnx", "--license", "mit", "--facts", "f"),
             "--license and --facts: for a card, and --to onnx writes none",

@@ -688,6 +688,11 @@ def test_a_local_folder_is_named_without_its_path(tmp_path):
     assert DatasetName("a/b").hub_id == "a/b"
 
 
+@pytest.mark.parametrize("name", ["runs/typo.json", "../gone/data", "a b", "~/nowhere"])
+def test_what_could_be_no_repository_is_no_hub_id(name):
+    assert DatasetName(name).hub_id is None
+
+
 def test_a_smaller_sample_is_part_of_a_larger_one():
     larger = sample_numbers(50, 20, 4)
     assert sample_numbers(50, 10, 4).tolist() == larger[:10].tolist()

@@ -10,14 +10,17 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, ModernBertConfig, ModernBertForSequenceClassification
 
 from hf_lgelu import substitute_relu
+from hf_lgelu.cli.compared import in_words
 from hf_lgelu.cli.sentence_folder import find_sentence_folder
 from hf_lgelu.cli.table import COMMANDS
 from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
 from hf_lgelu.export.hub.push import files_to_push
-from hf_lgelu.export.targets import EXPORT_TARGETS
+from hf_lgelu.export.onnx.onnx_export import export_onnx
+from hf_lgelu.export.targets import EXPORT_TARGETS, ExportTarget
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.refit.report import NetChange
 from hf_lgelu.training.hardening import anneal_hardness
 
 
@@ -25,6 +28,12 @@ def test_the_commands_targets_are_those_of_the_export():
     (to,) = [option for option in COMMANDS["harden"].options if option.name == "--to"]
     assert list(to.settings["choices"]) == list(EXPORT_TARGETS)
     assert all(f"{name}:" in to.help for name in EXPORT_TARGETS)
+
+
+def test_a_comparison_has_the_digits_of_its_metric_and_calls_nothing_all_that_is_not():
+    change = NetChange(1e-4, 1 - 1 / 40000, 0.4, 1e-3, {"perplexity": 23.4567})
+    told = "perplexity 23.46, 23.00 as it is; KL 0.0001 nat, 99.99 % of the predictions unchanged; largest change 0.4"
+    assert in_words(change, {"perplexity": 23.0}) == told
 
 
 def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, call):
@@ -69,6 +78,23 @@ def test_onnx_folder(place, test_rows, tmp_path, call):
     session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
     found = torch.from_numpy(session.run(None, {"features": test_rows[0].numpy()})[0])
     torch.testing.assert_close(found, load_checkpoint(place / "soft")(test_rows[0]).logits, rtol=1e-4, atol=1e-5)
+
+
+def write_report(model, folder, *, source, inputs):
+    folder.mkdir(exist_ok=True)
+    (folder / "told.txt").write_text(f"{type(model).__name__} {len(inputs['features'])}")
+    return export_onnx(model, folder / "model.onnx", inputs)
+
+
+def test_a_new_row_of_the_targets_needs_no_other_line(place, tmp_path, monkeypatch, call):
+    pytest.importorskip("onnxruntime")
+    row = ExportTarget("onnx", "told", f"{__name__}:write_report", is_checkpoint=False)
+    monkeypatch.setitem(EXPORT_TARGETS, "onnx", row)
+    words = ("harden", place / "gelu", "--output_dir", tmp_path / "new", "--evaluation", place / "test.csv")
+    status, _, errors = call(*words, "--to", "onnx", "--disable_tqdm")
+    assert status == 0, errors
+    assert (tmp_path / "new" / "told.txt").read_text() == "MLPForClassification 64"
+    assert not (tmp_path / "new" / "README.md").exists()
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])

@@ -121,7 +121,7 @@ def test_push_cut_off_leaves_the_remote_as_it_was_and_can_be_repeated(folder, hu
 
 
 def test_wrong_token_is_refused_without_being_shown(folder, hub, caplog):
-    wrong = "hf_" + "wrongwrongwrongwrongwrong"
+    wrong = "hf_" + "wrong" * 7
     with pytest.raises(
         PermissionError, match=r"does not let this token write to someone/small-relu \(status 401\)"
     ) as no:
@@ -160,6 +160,12 @@ def test_token_in_a_file_stops_the_push(folder, hub, token, name):
         push(folder, hub, token=token)
     assert token not in str(refusal.value)
     assert hub.requests == []
+
+
+def test_names_that_begin_like_a_token_stop_no_push(folder, hub):
+    (folder / "notes.txt").write_text("pip install hf_transfer, then model.hf_quantizer = my.hf_datasets")
+    push(folder, hub)
+    assert "notes.txt" in hub.repositories[REPOSITORY].files
 
 
 def test_the_environments_token_in_a_file_stops_the_push(folder, hub, monkeypatch):

@@ -31,7 +31,7 @@ from hf_lgelu.models.comparison import OutputChange
 
 ROOT = Path(__file__).parents[2]
 SECRET = "/home/alice/private/hf_models/gpt2-ours"
-TOKEN = "hf_" + "abcdefghijklm"
+TOKEN = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 
 FACTS = CardFacts(
     name="letters",

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import hf_lgelu  # noqa: F401  registers lambda_gelu
 from hf_lgelu.export.onnx import onnx_export
 from hf_lgelu.export.onnx.onnx_export import export_onnx
-from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_operations
+from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_operations, read_onnx
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.whole_file import whole_file
 
@@ -84,7 +84,7 @@ def test_the_report_says_what_is_in_the_file(exported_mlp):
     assert report.outputs == ("logits",)
     assert proto.opset_import[0].version == report.opset == 20
     assert report.file_bytes == path.stat().st_size > 4 * (5 * 7 + 7 * 7 + 7 * 3)
-    assert report.activations == 2 == count_operations(path)[OPERATION[activation]]
+    assert report.activations == 2 == count_operations(read_onnx(path))[OPERATION[activation]]
     assert 0 <= report.max_abs_difference < 1e-6
     assert report.other_shapes == ({"batch": 2}, {"batch": 3})
     assert [entry.name for entry in path.parent.iterdir()] == ["mlp.onnx"]
@@ -147,7 +147,7 @@ def test_a_damaged_file_is_refused_by_its_path(exported_mlp, tmp_path, kept):
         OnnxModel(tmp_path / "half.onnx")
     (tmp_path / "text.onnx").write_bytes(b"\xff\xfenot a graph")
     with pytest.raises(ValueError, match=r"text\.onnx holds no ONNX graph"):
-        count_operations(tmp_path / "text.onnx")
+        read_onnx(tmp_path / "text.onnx")
 
 
 def test_what_onnxruntime_refuses_is_told_with_shapes(exported_mlp):
@@ -171,6 +171,19 @@ def test_training_flags_and_hooks_are_as_they_were(tmp_path):
 class Pair(nn.Module):
     def forward(self, x, y):
         return x + y, x * 2
+
+
+def test_tensors_inside_tuples_and_mappings_are_outputs_too(tmp_path):
+    class Nested(nn.Module):
+        def forward(self, x):
+            return x + 1, (x * 2, [x + 3]), {"codes": x.argmax(-1), "none": None}
+
+    x = torch.randn(3, 4)
+    report = export_onnx(Nested(), tmp_path / "a.onnx", x)
+    assert report.outputs == ("output_0", "output_1.0", "output_1.1.0", "output_2.codes")
+    found = OnnxModel(tmp_path / "a.onnx")({"x": x})
+    for given, wanted in zip(found, (x + 1, x * 2, x + 3, x.argmax(-1)), strict=True):
+        np.testing.assert_array_equal(given, wanted.numpy())
 
 
 def test_several_inputs_and_outputs_by_name(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hf_lgelu.models.comparison import compare_models, kl_terms, outputs_of, require_same_model
+from hf_lgelu.models.comparison import OutputChange, compare_models, kl_terms, outputs_of, require_same_model
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
@@ -24,6 +24,11 @@ class Shifted(nn.Module):
         output = self.model(features, labels=labels)
         output.logits = output.logits + self.shift
         return output if return_dict else (output.loss, output.logits)
+
+
+def test_all_but_one_of_many_predictions_are_not_said_to_be_all():
+    assert str(OutputChange(0.4, 9.0, 1 - 1 / 40000, 40000)).endswith("99.99 % of 40000 predictions unchanged")
+    assert str(OutputChange(0.4, 9.0, 1.0, 40000)).endswith("100 % of 40000 predictions unchanged")
 
 
 def test_complex_numbers_beside_scores_are_not_compared_in_their_place():

@@ -21,12 +21,15 @@ import numpy as np
 
 from hf_lgelu.analysis.int8.batches import OnnxInputs, read_onnx_batches
 from hf_lgelu.analysis.int8.compare import compare_files
-from hf_lgelu.analysis.int8.masks import mask_operations
+from hf_lgelu.analysis.int8.large_numbers import LARGE, large_number_operations
 from hf_lgelu.export.onnx.onnx_run import (
+    CLIPS,
+    INTEGER_ACTIVATIONS,
     INTEGER_LAYERS,
     OnnxModel,
-    count_activations,
+    all_nodes,
     count_operations,
+    find_activations,
     read_onnx,
     runtime_errors,
     silence_python,
@@ -50,12 +53,11 @@ _FLOAT_OUTPUTS = ["MatMul", "Gemm"]
 class GraphCounts:
     """Nodes of the graph that onnxruntime makes of a file and runs on this CPU.
 
-    `operations` is {operation: nodes}. `float_activations` are computed in float, fused into another node or not;
-    `integer_layers` multiply integers; `quantize` and `dequantize` are the steps between the two worlds.
+    `operations` is {operation: nodes}. `integer_layers` multiply integers; `quantize` and `dequantize` are the steps
+    between the two worlds.
     """
 
     operations: dict[str, int]
-    float_activations: int
     integer_layers: int
     quantize: int
     dequantize: int
@@ -65,14 +67,16 @@ class GraphCounts:
 class Int8Report:
     """What `quantize_onnx` wrote, and how far it is from the float file on the calibration rows.
 
-    `activations` are those of the float file; of these `float_activations` still are computed in float, and
-    `vanished_activations` are part of an integer operation. `counts` is the graph that really runs.
+    `activations` are those of the float file, each of which is one of three: `vanished_activations` are where another
+    operation's integers are clipped, `integer_activations` have an operation on integers of their own, and
+    `float_activations` still are computed in float. `counts` is the graph that really runs.
 
     `change` compares the first outputs. `relative_error` is √(Σ(int8 − float)² / Σ(float − mean)²), the mean over rows
     and positions of each of the last axis' entries, and the largest of all outputs: 0 is no error, and 1 that of a file
     that gives the mean for every row. `NetChange.relative_error` is without the root: the square of this one compares
     with it. Positions that an attention_mask of zeros marks as padding do not count.
-    `mask_operations` are the nodes that were left in float because an attention mask flows through them.
+    `large_number_operations` are the nodes that were left in float because numbers of at least 1e4 flow through them,
+    as attention masks do.
     """
 
     path: Path
@@ -81,24 +85,27 @@ class Int8Report:
     calibration_rows: int
     activations: int
     float_activations: int
+    integer_activations: int
     vanished_activations: int
     counts: GraphCounts
     change: OutputChange
     relative_error: float
-    mask_operations: int
+    large_number_operations: int
 
     def __str__(self) -> str:
         counts = self.counts
-        masks = f"  {self.mask_operations} operations on attention masks stay in float" if self.mask_operations else ""
+        left = self.large_number_operations
+        large = f"  {left} operations on numbers of {LARGE:,.0f} and more, as in attention masks, stay in float"
         lines = [
             f"{self.path}: int8, {self.file_bytes:,} bytes (float32: {self.float_file_bytes:,}), calibrated on "
             f"{self.calibration_rows:,} rows",
             f"  on these rows, against float32: relative error {self.relative_error:.3g}, {self.change}",
             f"  {counts.integer_layers} layers in integers, {counts.quantize} steps from float to integers and "
             f"{counts.dequantize} back",
-            f"  of {self.activations} activations, {self.vanished_activations} are part of an integer operation and "
-            f"{self.float_activations} are computed in float",
-            *([masks] if masks else []),
+            f"  of {self.activations} activations, {self.vanished_activations} are part of another integer operation, "
+            f"{self.integer_activations} are integer operations themselves and {self.float_activations} are computed "
+            "in float",
+            *([large] if left else []),
         ]
         return "\n".join(lines)
 
@@ -114,8 +121,9 @@ def quantize_onnx(
 ) -> Int8Report:
     """Write an int8 version of a float32 ONNX file: quantize/dequantize nodes (QDQ), u8 activations, s8 weights.
 
-    Masks that are added to attention scores, and the softmax behind them, stay in float. The int8 file is compared with
-    the float one on the calibration rows before it is put in place.
+    Masks that are added to attention scores, and the softmax behind them, stay in float; so do other numbers of at
+    least 1e4, such as raw features, as far as the next layer. The int8 file is compared with the float one on the
+    calibration rows before it is put in place.
 
     Args:
         path: of the float file, e.g. of `export_onnx`.
@@ -156,12 +164,12 @@ def quantize_onnx(
         raise ValueError(f"{path} is the float file itself; give another output_path, so that it is not lost")
     require("onnx", "onnx")
     quantization = require("onnxruntime.quantization", "onnx")
-    float_model = OnnxModel(path)
-    if count_operations(path)["QuantizeLinear"]:
+    float_model, float_graph = OnnxModel(path), read_onnx(path)
+    if count_operations(float_graph)["QuantizeLinear"]:
         raise ValueError(f"{path} is quantized already; give the float32 file")
     batches = read_onnx_batches(data, float_model.input_names)
     with whole_file(output_path, overwrite=overwrite) as file:
-        masks = _quantize(quantization, path, file, batches, operations)
+        large = _quantize(quantization, path, file, batches, operations)
         change, error = compare_files(float_model, OnnxModel(file), batches)
         if not error <= max_relative_error:
             fewer = "" if operations == "layers" else "operations='layers', which leaves more in float, or "
@@ -170,33 +178,53 @@ def quantize_onnx(
                 f"{max_relative_error:g} is allowed ({change}). It is not kept. Give {fewer}more rows like those that "
                 "the network will see; or go on with max_relative_error"
             )
-        counts, size = count_optimized(file), file.stat().st_size
-    before = count_activations(path)
+        counts, fates = _count_running(find_activations(float_graph), file)
+        size = file.stat().st_size
     return Int8Report(
         Path(output_path), size, Path(path).stat().st_size, sum(len(next(iter(batch.values()))) for batch in batches),
-        before, counts.float_activations, before - counts.float_activations, counts, change, error, masks,
+        sum(fates), *fates, counts, change, error, large,
     )  # fmt: skip
+
+
+def _count_running(activations: list[Any], file: Path) -> tuple[GraphCounts, tuple[int, int, int]]:
+    """The graph that runs of an int8 file, and how many activations of its float file are float, integer and clipped.
+
+    Each is looked for there: of one in the float file several operations may run, and of another none.
+    """
+    running = _optimized(file)
+    counts = _counted(running)
+    in_float = {name for node in all_nodes(running) if node.op_type != "DequantizeLinear" for name in node.output}
+    clipped = sum(node.op_type in CLIPS and in_float.isdisjoint(node.output) for node in activations)
+    integer = sum(counts.operations.get(operation, 0) for operation in INTEGER_ACTIVATIONS)
+    return counts, (len(activations) - integer - clipped, integer, clipped)
 
 
 def count_optimized(path: str | os.PathLike) -> GraphCounts:
     """Count the nodes of the graph that onnxruntime, with all its optimizations, makes of a file on this CPU."""
+    return _counted(_optimized(path))
+
+
+def _optimized(path: str | os.PathLike) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "optimized.onnx"
         OnnxModel(path, optimized_path=graph)
-        counted = count_operations(graph)
-        return GraphCounts(
-            operations=dict(sorted(counted.items())),
-            float_activations=count_activations(graph),
-            integer_layers=sum(count for operation, count in counted.items() if operation in INTEGER_LAYERS),
-            quantize=counted["QuantizeLinear"],
-            dequantize=counted["DequantizeLinear"],
-        )
+        return read_onnx(graph)
+
+
+def _counted(model: Any) -> GraphCounts:
+    counted = count_operations(model)
+    return GraphCounts(
+        operations=dict(sorted(counted.items())),
+        integer_layers=sum(count for operation, count in counted.items() if operation in INTEGER_LAYERS),
+        quantize=counted["QuantizeLinear"],
+        dequantize=counted["DequantizeLinear"],
+    )
 
 
 def _quantize(
     quantization: Any, path: str | os.PathLike, file: Path, batches: list[dict[str, np.ndarray]], operations: str
 ) -> int:
-    """Write the int8 file; returns how many operations stay in float because of a mask."""
+    """Write the int8 file; returns how many operations stay in float because of large numbers."""
     prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
     chosen = QUANTIZED_OPERATIONS[operations]
     # It has no error class of its own, and looks operations and tensors up in dictionaries.
@@ -208,14 +236,14 @@ def _quantize(
             require("onnxruntime.quantization.shape_inference", "onnx").quant_pre_process(
                 os.fspath(path), os.fspath(prepared), skip_symbolic_shape=True
             )
-            masked = mask_operations(prepared, batches)
+            large = large_number_operations(prepared, batches)
             quantization.quantize_static(
                 os.fspath(prepared),
                 os.fspath(raw),
                 _reader(quantization, batches),
                 quant_format=quantization.QuantFormat.QDQ,
                 op_types_to_quantize=None if chosen is None else list(chosen),
-                nodes_to_exclude=masked,
+                nodes_to_exclude=large,
                 per_channel=True,
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
@@ -228,7 +256,7 @@ def _quantize(
     proto = read_onnx(raw)
     strip_metadata(proto)
     onnx.save(proto, os.fspath(file))
-    return len(masked)
+    return len(large)
 
 
 def _reader(quantization: Any, batches: list[dict[str, np.ndarray]]) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.analysis.piecewise.input_flow import NotPiecewiseAffineError, scores_of
 from hf_lgelu.analysis.piecewise.swap_error import bound_swap
+from hf_lgelu.formats import percent
 from hf_lgelu.models.comparison import count_rows, floating_outputs, has_classes
 from hf_lgelu.models.example_run import Inputs, forward_hooks, in_dtype, require_plain, run_example
 from hf_lgelu.models.operable import uncompiled
@@ -76,9 +77,9 @@ class SubstitutionCertificate:
             told = f"{self.rows} rows of one score or of a map, no known class each"
             return "\n".join([*lines, f"measured: {self.measured:.4g} on {told}"])
         if self.certified_fraction is not None:
-            lines.append(f"predictions that provably stay: {self.certified_fraction:.2%}")
+            lines.append(f"predictions that provably stay: {percent(self.certified_fraction)}")
         lines.append(
-            f"measured: {self.measured:.4g}; {self.unchanged_predictions:.2%} of {self.rows} predictions equal"
+            f"measured: {self.measured:.4g}; {percent(self.unchanged_predictions)} of {self.rows} predictions equal"
         )
         return "\n".join(lines)
 

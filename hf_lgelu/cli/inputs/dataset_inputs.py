@@ -26,6 +26,7 @@ from hf_lgelu.cli.inputs.texts import (
 )
 from hf_lgelu.cli.named_places import local
 from hf_lgelu.cli.near_names import did_you_mean
+from hf_lgelu.export.hub.hub_id import is_hub_id
 from hf_lgelu.models.task_outputs import is_causal
 
 logger = logging.get_logger(__name__)
@@ -61,8 +62,8 @@ class DatasetName:
 
     @property
     def hub_id(self) -> str | None:
-        """The name, unless it is that of something local."""
-        return self.name if local(self.name) is None else None
+        """The name, if it is to be taken for that of a data set on the Hub."""
+        return self.name if is_hub_id(self.name) else None
 
 
 def dataset_rows(

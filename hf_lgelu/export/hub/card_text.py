@@ -13,7 +13,7 @@ from hf_lgelu.export.hub.hub_id import is_hub_id
 
 _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
 _MARKUP = re.compile(r"([\\`*\[\]<>|])")
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")  # of 34; shorter are names of Python: hf_transfer, hf_quantizer
 
 # By the endings of classes that transformers' table does not have: those of this package and of sentence-transformers,
 # and new or rare ones of transformers.

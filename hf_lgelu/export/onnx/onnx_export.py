@@ -4,7 +4,7 @@ import inspect
 import itertools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
     Parity,
     compare_outputs,
-    count_activations,
+    find_activations,
+    read_onnx,
     silence_python,
     strip_metadata,
 )
@@ -46,8 +47,8 @@ class OnnxReport:
     `inputs` are {name: shape}, an axis that may vary by its name. `max_abs_difference` is the largest difference
     between torch's and onnxruntime's outputs on the example inputs; `other_shapes_max_abs_difference` is that on the
     batches of other sizes, `other_shapes`, each {axis: size}. `largest_output` is the largest |output| of torch on
-    the example inputs. `activations` counts the nodes that stand for an activation, one each (Relu, Gelu, or Erf for
-    λ-GELU).
+    the example inputs. `activations` counts the nodes that stand for an activation, one each (Relu, Gelu, a Clip from 0
+    on, or Erf for λ-GELU).
     """
 
     path: Path
@@ -89,8 +90,9 @@ def export_onnx(
     """Write `model` in eval mode to one ONNX file, and compare onnxruntime with torch before it is put in place.
 
     The inputs have the names of the arguments of the model's forward. The output is "logits" where the model gives
-    one tensor or an output with `logits`; otherwise there are as many as it gives, by their names. A cache is
-    switched off where there is one. The model is left as it was. The file holds no stack traces and no paths.
+    one tensor or an output with `logits`; otherwise there are as many as it gives, by their names, of a tuple
+    "output_0" and so on, and "name.0" for those inside another. A cache is switched off where there is one. The model
+    is left as it was. The file holds no stack traces and no paths.
 
     The first axis of every input is the batch and, of integer and boolean inputs, the second is the sequence; both
     may vary. The comparison is made on the example inputs and on batches of other sizes and lengths, made of them;
@@ -137,7 +139,7 @@ def export_onnx(
         _write(network, inputs, outputs, axes, opset, file)
         others = other_sizes(axis_sizes(inputs, axes))
         example, *resized = _compare(network, OnnxModel(file), inputs, axes, others, tolerance)
-        activations, file_bytes = count_activations(file), file.stat().st_size
+        activations, file_bytes = len(find_activations(read_onnx(file))), file.stat().st_size
     return OnnxReport(
         path=Path(path),
         file_bytes=file_bytes,
@@ -171,13 +173,21 @@ class _NamedOutputs(nn.Module):
             items = list(output.items())
         else:
             items = [(f"output_{i}", v) for i, v in enumerate(output)] if isinstance(output, tuple | list) else []
-        tensors = {name: value for name, value in items if isinstance(value, Tensor)}
+        tensors = {inner: tensor for name, value in items for inner, tensor in _named_tensors(str(name), value)}
         if not tensors:
             raise ValueError(f"{type(self.model).__name__} gives no tensor, but {type(output).__name__}")
         return tensors
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.named(*inputs).values())
+
+
+def _named_tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping | tuple | list):
+        for part, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _named_tensors(f"{name}.{part}", inner)
 
 
 def _write(

@@ -18,13 +18,17 @@ from torch import Tensor
 
 from hf_lgelu.extras import require
 
-ACTIVATION_OPERATIONS = frozenset(
-    {
-        *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "HardSwish", "HardSigmoid", "Mish"),
-        *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "Erf", "Tanh", "Sigmoid", "Softplus", "Swish"),
-    }
-)
+CLIPS = frozenset({"Relu", "Clip"})
+"""Activations that a quantizer to unsigned integers does by clipping: nothing is left of them."""
+
+ACTIVATION_OPERATIONS = CLIPS | {
+    *("LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "HardSwish", "HardSigmoid", "Mish"),
+    *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "Erf", "Tanh", "Sigmoid", "Softplus", "Swish"),
+}
 """One node of these in an activation's place: Erf stands for a λ-GELU, Tanh for GELU's tanh form."""
+
+INTEGER_ACTIVATIONS = frozenset({"QLinearLeakyRelu", "QLinearSigmoid"})
+"""Activations for which onnxruntime has an operation on integers."""
 
 INTEGER_LAYERS = frozenset(
     {
@@ -33,6 +37,8 @@ INTEGER_LAYERS = frozenset(
     }
 )
 """Operations that multiply integer weights with integer activations."""
+
+_CONSTANT = ("Constant", "value")
 
 
 class OnnxModel:
@@ -91,22 +97,35 @@ def as_arrays(inputs: Mapping[str, np.ndarray | Tensor]) -> dict[str, np.ndarray
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
-def count_operations(path: str | os.PathLike) -> Counter[str]:
-    """{operation: nodes} of the graph of an ONNX file, its inner graphs included."""
-    return Counter(node.op_type for node in _nodes(read_onnx(path).graph))
+def count_operations(model: Any) -> Counter[str]:
+    """{operation: nodes} of an ONNX model's graph, its inner graphs included."""
+    return Counter(node.op_type for node in all_nodes(model))
 
 
-def count_activations(path: str | os.PathLike) -> int:
-    """Activations that the graph of an ONNX file computes in float, fused into another node or not.
+def find_activations(model: Any) -> list[Any]:
+    """The nodes of an ONNX model that stand for an activation, one each, fused into another node or not.
 
-    Of λ-GELU, which has no operation of its own, the Erf is counted.
+    Of λ-GELU, which has no operation of its own, that is the Erf; of a squared ReLU the square. A Clip is one where it
+    begins at 0.
     """
-    nodes = _nodes(read_onnx(path).graph)
-    return sum(
-        node.op_type in ACTIVATION_OPERATIONS
-        or any(attribute.name == "activation" and attribute.s for attribute in node.attribute)
+    nodes = all_nodes(model)
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    constants |= {node.output[0]: a.t for node in nodes for a in node.attribute if (node.op_type, a.name) == _CONSTANT}
+    relus = {node.output[0] for node in nodes if node.op_type == "Relu"}
+    squares = [node for node in nodes if node.op_type == "Pow" and node.input[0] in relus]
+    squared = {node.input[0] for node in squares}
+    found = [
+        node
         for node in nodes
-    )
+        if (node.op_type in ACTIVATION_OPERATIONS and (node.op_type != "Clip" or _begins_at_zero(node, constants)))
+        or any(attribute.name == "activation" and attribute.s for attribute in node.attribute)
+    ]
+    return [node for node in found if not squared.intersection(node.output)] + squares
+
+
+def _begins_at_zero(clip: Any, constants: Mapping[str, Any]) -> bool:
+    low = constants.get(clip.input[1]) if len(clip.input) > 1 else None
+    return low is not None and not require("onnx", "onnx").numpy_helper.to_array(low).any()
 
 
 def strip_metadata(message: Any) -> None:
@@ -129,6 +148,11 @@ def read_onnx(path: str | os.PathLike) -> Any:
         return onnx.load(os.fspath(path))
     except message.DecodeError as error:
         raise ValueError(f"{path} holds no ONNX graph, or not all of one: {error}") from error
+
+
+def all_nodes(model: Any) -> list[Any]:
+    """The nodes of an ONNX model, those of its inner graphs behind the one that holds them."""
+    return _nodes(model.graph)
 
 
 def _nodes(graph: Any) -> list[Any]:

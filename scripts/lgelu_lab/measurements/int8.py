@@ -44,7 +44,8 @@ INT8_COLUMNS: dict[str, str] = {
     "calibration_rows": "training rows, not augmented, that gave the ranges of the activations; null in float32",
     "activations": "activations in the exported graph",
     "float_activations": "of these, computed in float in the graph that onnxruntime runs",
-    "vanished_activations": "of these, part of an integer operation there; 0 in float32",
+    "vanished_activations": "of these, part of another integer operation there; 0 in float32, and the rest are "
+    "integer operations themselves",
     "integer_layers": "convolutions and matrix products in integers there",
     "quantize_nodes": "nodes that turn float into integers there",
     "dequantize_nodes": "nodes that turn integers into float there",
@@ -142,17 +143,19 @@ def _variants(
     for precision in settings.precisions:
         if precision == FLOAT32:
             path, rows, counts = file, None, count_optimized(file)
+            in_float, vanished = exported.activations, 0
         else:
             path = folder / f"{name}-{precision}.onnx"
             quantized = quantize_onnx(file, path, calibration, operations=precision.removeprefix("int8-"))
             rows, counts = quantized.calibration_rows, quantized.counts
+            in_float, vanished = quantized.float_activations, quantized.vanished_activations
         facts = {
             **shared,
             "file_bytes": path.stat().st_size,
             "calibration_rows": rows,
             "activations": exported.activations,
-            "float_activations": counts.float_activations,
-            "vanished_activations": exported.activations - counts.float_activations,
+            "float_activations": in_float,
+            "vanished_activations": vanished,
             "integer_layers": counts.integer_layers,
             "quantize_nodes": counts.quantize,
             "dequantize_nodes": counts.dequantize,

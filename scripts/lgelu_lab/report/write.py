@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_lgelu.formats import percent
 from lgelu_lab.measurements.records import MeasurementRecord, read_measurements
 from lgelu_lab.report.claims import CLAIMS_TABLE
 from lgelu_lab.report.difference_table import DIFFERENCE_TABLE
@@ -327,7 +328,7 @@ def summarize(record: RunRecord, folder: str | os.PathLike) -> str:
         lines.append(
             f"ReLU substituted in the last epoch: {name} {last.relu_score:.4f} ({last.relu_score - last.score:+.4f}), "
             f"largest logit change {last.relu_max_logit_change:.2g}, "
-            f"{last.relu_unchanged_predictions:.2%} of the predictions unchanged"
+            f"{percent(last.relu_unchanged_predictions)} of the predictions unchanged"
         )
     if last.hardness:
         lines.append("λ: " + ", ".join(f"{site} {value:.4g}" for site, value in last.hardness.items()))

@@ -262,6 +262,7 @@ def test_summary_of_a_run_without_and_with_substitution(record_of, tmp_path):
     text = summarize(record_of(activation="lambda_gelu", harden=True, hardness=hard), tmp_path)
     assert re.search(r"best accuracy 0\.9000 in epoch 2", text)
     assert "0.7000 (-0.1500)" in text
+    assert " % of the predictions unchanged" in text
     assert "a 160" in text
 
 
