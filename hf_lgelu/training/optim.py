@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
+from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.optimizer_groups import (
     DEFAULT_LR_MULTIPLIER,
     HARDNESS_GROUP,
@@ -39,7 +40,7 @@ def hardness_parameter_groups(
 
     Raises:
         ValueError: no λ-GELU, or a number out of range.
-        RuntimeError: s is hidden in a flat parameter (FSDP without use_orig_params=True).
+        RuntimeError: s is hidden in a flat parameter (FSDP1).
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -147,10 +148,11 @@ def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
 
     Raises:
         ValueError: no λ-GELU, or an s with requires_grad=False.
-        RuntimeError: the optimizer holds weights of the model, but not its s.
+        RuntimeError: the optimizer holds weights of the model, but not its s; or FSDP1 has flattened s.
     """
     modules = require_lambda_gelu(model)
     _refuse_tensor_parallel(model)
+    require_unflattened(modules)
     frozen = [name for name, module in modules if not all(p.requires_grad for p in raw_parameters(module))]
     if frozen:
         raise ValueError(
@@ -200,7 +202,7 @@ def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
     hardness = {id(s): s for _, module in lambda_gelu_modules(model) for s in raw_parameters(module)}
     if not hardness.keys() <= visible:
         raise RuntimeError(
-            "the raw hardness is hidden in a flat parameter, so it cannot have a group of its own. Wrap with FSDP2, or "
-            "with FSDP's use_orig_params=True (fsdp_use_orig_params: true in accelerate's config)"
+            "the raw hardness is hidden in a flat parameter (FSDP1), so it cannot have a group of its own. Wrap with "
+            "FSDP2 (fully_shard; fsdp_version: 2 in accelerate's config)"
         )
     return {key: parameter for key, parameter in hardness.items() if parameter.requires_grad}

@@ -156,7 +156,7 @@ class Flattened(nn.Module):
 def test_hardness_hidden_in_a_flat_parameter_is_refused():
     model = Flattened(tiny_model())
     assert [name for name, _ in model.named_parameters()] == ["flat"]
-    with pytest.raises(RuntimeError, match=r"hidden in a flat parameter.*use_orig_params=True"):
+    with pytest.raises(RuntimeError, match=r"hidden in a flat parameter.*fsdp_version: 2"):
         hardness_parameter_groups(model, 0.1)
     with pytest.raises(RuntimeError, match="hidden in a flat parameter"):
         separate_hardness_group(torch.optim.SGD(model.parameters(), lr=0.1), model)
