@@ -118,7 +118,10 @@ def freeze_hardness(model: nn.Module) -> None:
 
 @torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
-    """Let λ follow s again. Changes `model` in place. Raises ValueError for a model without λ-GELU.
+    """Let λ follow s again. Changes `model` in place.
+
+    Raises ValueError for a model without λ-GELU, and RuntimeError where accelerate keeps the values of a gate elsewhere
+    (`device_map`); then no λ has moved.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -127,7 +130,9 @@ def release_hardness(model: nn.Module) -> None:
     >>> round(model.layers[0].activation.hardness.item(), 4)
     1.05
     """
-    for _, module in require_lambda_gelu(model):
+    owners = require_lambda_gelu(model)
+    require_values_here(owners)
+    for _, module in owners:
         module.hardness_override.zero_()
 
 
