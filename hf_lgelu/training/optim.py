@@ -14,6 +14,7 @@ from hf_lgelu.models.optimizer_groups import (
     hardness_group,
     hardness_options,
     require_no_scheduler,
+    require_takes_hardness,
 )
 from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters, require_lambda_gelu
 
@@ -73,9 +74,9 @@ def separate_hardness_group(
 
     Changes `optimizer` in place. For optimizers that somebody else built, before their first step and before
     their scheduler. Raises RuntimeError where the optimizer cannot give s a learning rate of its own: it does not hold
-    every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates (LOMO), has a
-    hardness group already, or a scheduler, which would set the new group's rate back; ValueError for a model without
-    λ-GELU or a bad multiplier.
+    every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates (LOMO), takes one
+    group (L-BFGS) or matrices alone (Muon), has a hardness group already, or a scheduler, which would set the new
+    group's rate back; ValueError for a model without λ-GELU or a bad multiplier. The optimizer is unchanged then.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -94,6 +95,7 @@ def separate_hardness_group(
             "the optimizer has a hardness group already; a second call would multiply its learning rate once more"
         )
     require_no_scheduler(groups)
+    require_takes_hardness(optimizer)
     held = {id(parameter) for group in groups for parameter in group["params"]}
     # LOMO has groups for show: it updates inside backward, everything with one learning rate.
     if not hardness.keys() <= held or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):

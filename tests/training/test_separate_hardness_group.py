@@ -6,7 +6,7 @@ from tiny_training import Fused, Layerwise, names_in, raw_values, tiny_model
 from torch import nn
 
 import hf_lgelu
-from hf_lgelu import hardness_parameter_groups, separate_hardness_group
+from hf_lgelu import LambdaGELU, hardness_parameter_groups, separate_hardness_group
 from hf_lgelu.training.optim import HARDNESS_GROUP, hardness_learning_rate, hold_averaged_hardness
 
 
@@ -111,6 +111,22 @@ def test_optimizers_without_a_rate_per_group_are_refused(kind):
     model = tiny_model()
     with pytest.raises(RuntimeError, match=f"{kind.__name__} replaces the parameter groups or ignores"):
         separate_hardness_group(kind(model.parameters()), model)
+
+
+def test_lbfgs_takes_no_group_beside_its_one():
+    model = tiny_model()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(RuntimeError, match="LBFGS takes one group of parameters alone"):
+        separate_hardness_group(optimizer, model)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [len(list(model.parameters()))]
+
+
+def test_muon_takes_no_hardness_of_two_axes_for_a_matrix():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), LambdaGELU(granularity="channel", raw_shape=(4, 1)))
+    optimizer = torch.optim.Muon(model.parameters())
+    with pytest.raises(RuntimeError, match="Muon takes matrices alone"):
+        separate_hardness_group(optimizer, model)
+    assert len(optimizer.param_groups) == 1
 
 
 def test_an_optimizer_that_lacks_one_hardness_is_refused():
