@@ -130,6 +130,10 @@ class LambdaGate(nn.Module):
         if (problem := state_problem(**state)) is not None:
             error_msgs.append(f"{prefix.removesuffix('.') or type(self).__name__}: {problem}")
             return
+        half = {prefix + name: tensor for name, tensor in state.items()
+                if isinstance(tensor, Tensor) and tensor.dtype != torch.float32}  # fmt: skip
+        if half:  # assign=True would put the checkpoint's own tensors in
+            state_dict = {**state_dict, **{name: tensor.detach().float() for name, tensor in half.items()}}
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )

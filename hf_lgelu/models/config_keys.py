@@ -26,7 +26,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
-from hf_lgelu.models.sites import find_sites, function_of, is_activation, plain_gate_of, uncompiled_name
+from hf_lgelu.models.sites import (
+    LAMBDA_GATE_CLASSES,
+    find_sites,
+    function_of,
+    is_activation,
+    plain_gate_of,
+    uncompiled_name,
+)
 from hf_lgelu.registry import timm_activation_classes
 
 CONFIG_REFUSALS = (
@@ -137,14 +144,28 @@ def plan_config_changes(
 
 
 def built_otherwise(model: PreTrainedModel, config: PreTrainedConfig) -> list[str]:
-    """Names of the activations of a model that this config alone would not build."""
+    """Names of the activations of a model, λ-gates among them, that this config alone would not build."""
     try:
         skeleton = _build(model, config)
     except CONFIG_REFUSALS:
         return []
     there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
     return [name for name, module in there.items()
-            if is_activation(module) and function_of(_at(skeleton, name)) != function_of(module)]  # fmt: skip
+            if (is_activation(module) or isinstance(module, LAMBDA_GATE_CLASSES))
+            and function_of(_at(skeleton, name)) != function_of(module)]  # fmt: skip
+
+
+def says_other_activations(config: PreTrainedConfig, whole: PreTrainedConfig) -> bool:
+    """Whether a config says of its activations what a config of its class in `whole` does not."""
+    said = {(change.path, change.old) for change in _candidates(config, "relu")}
+    alike = [held for held in configs_in(whole) if type(held) is type(config)]
+    return any({(change.path, change.old) for change in _candidates(held, "relu")} != said for held in alike)
+
+
+def configs_in(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """A config and all that it holds."""
+    inner = [held for held in vars(config).values() if isinstance(held, PreTrainedConfig)]
+    return [config, *(found for held in inner for found in configs_in(held))]
 
 
 def changes_at(

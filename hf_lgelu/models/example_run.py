@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
+from accelerate.utils import has_offloaded_params
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
@@ -42,16 +43,20 @@ def call_alike(model: nn.Module, inputs: Inputs) -> Any:
 def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[Any, ...]:
     """The inputs with copies of their tensors, in place of which a model may work, where its first parameter is.
 
+    Where accelerate keeps that elsewhere (`device_map`), they stay where they are.
+
     Raises TypeError for inputs of another kind.
     """
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
+    # Where accelerate keeps that parameter elsewhere, its hook takes the inputs to where it brings the values.
+    stays = device.type == "meta" and any(has_offloaded_params(module) for module in model.modules())
 
     def place(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        require_plain(value, meta=device.type == "meta")
-        return value.to(device, copy=True)
+        require_plain(value, meta=device.type == "meta" and not stays)
+        return value.clone() if stays else value.to(device, copy=True)
 
     if isinstance(inputs, Tensor):
         return place(inputs)

@@ -12,17 +12,20 @@ from hf_lgelu.models.config_keys import (
     apply_changes,
     built_otherwise,
     combined,
+    configs_in,
     plan_config_changes,
+    says_other_activations,
 )
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.site_record import (
     describe_sites,
     forget_sites,
+    recorded_models,
     recorded_plain_sites,
     remember_sites,
     without_guard,
 )
-from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, ActivationSite, uncompiled_name
 
 
 def config_plans(
@@ -62,3 +65,50 @@ def plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Conf
             "only, pass rewrite_config=False",
             error.missed,
         ) from error
+
+
+def require_whole_config(model: PreTrainedModel) -> None:
+    """Refuse to save a model of which a part had its activations exchanged by itself: its own config does not say so.
+
+    Raises RuntimeError. What was put in by hand, or with rewrite_config=False, no config of the model says.
+    """
+    held = {id(config) for config in configs_in(model.config)}
+    parts = {
+        uncompiled_name(name): part
+        for name, part in model.named_modules()
+        if isinstance(part, PreTrainedModel) and id(part.config) not in held and _is_told_otherwise(part, model)
+    }
+    if not parts:  # as of nearly every model: nothing is built to compare it with
+        return
+    not_told = _not_told(model)
+    for prefix, part in parts.items():
+        inside = {name.removeprefix(f"{prefix}.") for name in not_told if name.startswith(f"{prefix}.")}
+        lost = sorted(inside - _not_told(part)) if inside else []
+        if lost:
+            raise RuntimeError(
+                f"activations of {prefix} ({type(part).__name__}) were exchanged in that part alone (as {lost[0]}), "
+                f"and the config of {type(model).__name__}, which is saved, says others there: the checkpoint would be "
+                f"another network. Do the surgery on the outermost model, this {type(model).__name__}, and not on its "
+                f"part; or set the activation keys of its config to what that of its {prefix} says"
+            )
+
+
+def _is_told_otherwise(part: PreTrainedModel, model: PreTrainedModel) -> bool:
+    """Whether the config of a part says other activations than that of the whole, which may have none like it."""
+    if any(type(config) is type(part.config) for config in configs_in(model.config)):
+        return says_other_activations(part.config, model.config)
+    return any(isinstance(module, LAMBDA_GATE_CLASSES) for module in part.modules())
+
+
+def _not_told(model: PreTrainedModel) -> set[str]:
+    """Names of the activations and λ-gates that neither the model's config builds nor a record in it tells."""
+    built = built_otherwise(model, apply_changes(model.config, without_guard(model.config)))
+    held = {id(config) for config in configs_in(model.config)}
+    names = {id(module): uncompiled_name(name) for name, module in model.named_modules()}
+    told = {
+        f"{names[id(inner)]}.{entry['site']}".removeprefix(".")
+        for inner, record in recorded_models(model)
+        if id(inner.config) in held
+        for entry in record
+    }
+    return {*built} - told

@@ -5,7 +5,7 @@ other tensor uninitialized memory, expecting the model's own `_init_weights` to 
 knows this class: s would be garbage, mostly a huge negative number, which is a GELU that never
 learns and never says so. There is no public hook per module, so two methods of PreTrainedModel are
 extended here, each calling the original. `save_pretrained` is a third: a config's record of gates is of the model
-that surgery saw, and somebody may have dropped a layer since.
+that surgery saw, and somebody may have dropped a layer since, or operated on a part whose config is not the one saved.
 """
 
 import functools
@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import gate_names
+from hf_lgelu.models.gate_configs import require_whole_config
 from hf_lgelu.models.origin import written_gates
 from hf_lgelu.models.site_record import describes, has_record, recorded_models, renew_records, require_own_record
 from hf_lgelu.models.sites import lambda_gelu_modules
@@ -63,6 +64,7 @@ def _keep_records_true(original: Any) -> Any:
     def save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         renew_records(self)
         require_own_record(self)
+        require_whole_config(self)
         return original(self, *args, **kwargs)
 
     return save_pretrained

@@ -7,7 +7,8 @@ from accelerate.utils import has_offloaded_params
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hf_lgelu.models.sites import checked_module
+from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.models.sites import checked_module, raw_parameters
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -27,6 +28,21 @@ def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
             "they cannot be changed or copied. Load the model whole, by from_pretrained without device_map or with one "
             'that fits ("cpu"), and call again'
         )
+
+
+def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
+    """Raise RuntimeError where FSDP1 has flattened an s: of its shards most processes hold nothing.
+
+    All processes raise, those that hold a whole s too.
+    """
+    for name, owner in owners:
+        flat = any(getattr(parameter, "_fsdp_flattened", False) for parameter in raw_parameters(owner))
+        if flat or not all(isinstance(parameter, nn.Parameter) for parameter in raw_parameters(owner)):
+            raise RuntimeError(
+                f"FSDP1 has flattened the raw hardness of {name or 'a gate'} into shards, of which most processes hold "
+                "nothing, with use_orig_params=True too: its λ can neither be read nor set. Wrap with FSDP2 "
+                "(fully_shard; fsdp_version: 2 in accelerate's config) or DistributedDataParallel"
+            )
 
 
 def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:

@@ -40,6 +40,18 @@ def require_no_scheduler(groups: Sequence[dict[str, Any]]) -> None:
         )
 
 
+def require_takes_hardness(optimizer: Any) -> None:
+    """Raise RuntimeError for an optimizer of torch that accepts a group of s, and cannot make a step with it."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps one
+    for kind, takes in ((torch.optim.LBFGS, "one group of parameters"), (torch.optim.Muon, "matrices")):
+        if isinstance(inner, kind):
+            raise RuntimeError(
+                f"{kind.__name__} takes {takes} alone, and no raw hardness with a learning rate of its own beside: its "
+                "next step would fail. Choose an optimizer with ordinary groups, such as AdamW or SGD, or give s one "
+                "beside it"
+            )
+
+
 class OptimizerChange:
     """What an optimizer has to change when its model's modules do. Building it raises; carrying it out does not.
 
@@ -68,6 +80,7 @@ class OptimizerChange:
 
     def require_room_for_hardness(self) -> None:
         """Raise RuntimeError if the optimizer cannot take up a new hardness."""
+        require_takes_hardness(self._optimizer)
         if hardness_group(self._optimizer) is not None:
             return
         if any(group.get("lr") is None for group in self._groups):

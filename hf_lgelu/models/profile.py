@@ -17,7 +17,7 @@ from hf_lgelu.activation.hardness import (
 )
 from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
-from hf_lgelu.models.operable import require_values_here
+from hf_lgelu.models.operable import require_unflattened, require_values_here
 from hf_lgelu.models.sites import (
     LAMBDA_GATE_CLASSES,
     LEARNED_KINDS,
@@ -40,7 +40,7 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     """{module name: λ} of every λ-GELU site, in registration order.
 
     A site with several λ (granularity channel or neuron) shows their mean; `module.hardness` has each.
-    Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU.
+    Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU, and RuntimeError under FSDP1.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -144,7 +144,7 @@ def initialize_hardness(
     Raises:
         ValueError: no λ-GELU, an unknown mode, a λ or t out of range, a high end for "uniform", or example inputs that
             never reach a site. No λ has then changed.
-        RuntimeError: accelerate keeps the values of a gate elsewhere (`device_map`).
+        RuntimeError: accelerate keeps the values of a gate elsewhere (`device_map`), or FSDP1 has flattened its s.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -158,6 +158,7 @@ def initialize_hardness(
         )
     owners = _in_execution_order(model, inputs)
     require_values_here(owners)
+    require_unflattened(owners)
     values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
     for (_, module), value in zip(owners, values, strict=True):
         if temperature is not None:
@@ -192,6 +193,7 @@ def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[s
 def known_hardness(gate: LambdaGate | SharedLambdaGate) -> Tensor:
     """Every λ of a gate, also where FSDP2 has sharded it, or accelerate keeps its values elsewhere (`device_map`)."""
     owner = owner_of(gate)
+    require_unflattened([("", owner)])
     with align_module_device(owner):
         return whole_tensor(owner.hardness)
 

@@ -15,7 +15,7 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites, require_whole_hardness
 from hf_lgelu.models.gate_configs import config_plans, plan_gates
 from hf_lgelu.models.input_shapes import site_input_shapes
-from hf_lgelu.models.operable import operable_module
+from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.sites import SELF_GATE_KINDS, ActivationSite, check_kinds, gate_of
 
@@ -70,8 +70,9 @@ def replace_activations(
         TypeError: the model is no module, or an argument has the wrong type.
         ValueError: nothing to replace, an argument is wrong, a λ of a gate that goes is also that of one that stays, or
             the input of an in-place activation is used again.
-        RuntimeError: the model is wrapped for distributed training or by PEFT, or scripted; or the optimizer cannot
-            take up a hardness. After every error model and optimizer are unchanged.
+        RuntimeError: the model is wrapped for distributed training or by PEFT, or scripted; accelerate keeps values of
+            it elsewhere (`device_map`); or the optimizer cannot take up a hardness. After every error model and
+            optimizer are unchanged.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -82,6 +83,7 @@ def replace_activations(
     torch.Size([8])
     """
     model = operable_module(model)
+    require_values_here(model.named_modules())  # a new s beside them would have no value
     change = None if optimizer is None else OptimizerChange(optimizer, model, hardness_lr_multiplier)
     if change is not None:
         change.require_room_for_hardness()

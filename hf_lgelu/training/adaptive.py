@@ -10,7 +10,7 @@ from transformers import TrainerState
 
 from hf_lgelu.models.comparison import kl_terms
 from hf_lgelu.models.example_run import Inputs, run_example
-from hf_lgelu.models.profile import whole_tensor
+from hf_lgelu.models.profile import known_hardness
 from hf_lgelu.models.sites import require_lambda_gelu
 from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, task_outputs
 from hf_lgelu.training.layer_targets import layer_targets
@@ -45,7 +45,7 @@ def noted(state: TrainerState, key: str) -> list[dict[str, Any]]:
 def measured_targets(model: nn.Module, data: Iterable[Inputs], tolerance: float) -> dict[str, Any]:
     """`layer_targets` as JSON keeps them, but nowhere below λ: a gate that is harder already stays so."""
     targets = {}
-    hardness = {name: whole_tensor(module.hardness).double().cpu() for name, module in require_lambda_gelu(model)}
+    hardness = {name: known_hardness(module).double().cpu() for name, module in require_lambda_gelu(model)}
     for name, target in layer_targets(model, data, tolerance=tolerance).items():
         harder = torch.maximum(hardness[name], torch.as_tensor(target, dtype=torch.float64))
         targets[name] = harder.item() if harder.numel() == 1 else harder.tolist()

@@ -15,7 +15,7 @@ from hf_lgelu.activation.hardness import (
     hardness_from_raw,
 )
 from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
-from hf_lgelu.models.operable import require_values_here
+from hf_lgelu.models.operable import require_unflattened, require_values_here
 from hf_lgelu.models.profile import known_hardness, whole_tensor
 from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
 from hf_lgelu.training.schedules import scheduled_hardness
@@ -50,7 +50,8 @@ def anneal_hardness(
             for λ-GELU.
         schedule: a row of SCHEDULES.
 
-    Raises ValueError if the model has no λ-GELU or an argument is out of range; then no λ has moved.
+    Raises ValueError if the model has no λ-GELU or an argument is out of range, and RuntimeError where accelerate keeps
+    the values of a gate elsewhere (`device_map`) or FSDP1 has flattened its s; then no λ has moved.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -63,6 +64,7 @@ def anneal_hardness(
     target_of = _target_of_each(model, targets)
     owners = require_lambda_gelu(model)
     require_values_here(owners)
+    require_unflattened(owners)
     for _, module in owners:
         by_device.setdefault(module.hardness_override.device, []).append(module)
     for neighbours in by_device.values():
@@ -116,7 +118,10 @@ def freeze_hardness(model: nn.Module) -> None:
 
 @torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
-    """Let λ follow s again. Changes `model` in place. Raises ValueError for a model without λ-GELU.
+    """Let λ follow s again. Changes `model` in place.
+
+    Raises ValueError for a model without λ-GELU, and RuntimeError where accelerate keeps the values of a gate elsewhere
+    (`device_map`); then no λ has moved.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -125,7 +130,9 @@ def release_hardness(model: nn.Module) -> None:
     >>> round(model.layers[0].activation.hardness.item(), 4)
     1.05
     """
-    for _, module in require_lambda_gelu(model):
+    owners = require_lambda_gelu(model)
+    require_values_here(owners)
+    for _, module in owners:
         module.hardness_override.zero_()
 
 

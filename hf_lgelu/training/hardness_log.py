@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.optim import hardness_learning_rate
@@ -50,7 +51,7 @@ class HardnessLogCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
-        require_lambda_gelu(model)
+        require_unflattened(require_lambda_gelu(model))
         if not self._runs_first:
             raise RuntimeError(
                 "this HardnessLogCallback runs after the reporters, which would never see what it adds. Do not pass it "

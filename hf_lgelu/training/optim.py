@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
+from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.optimizer_groups import (
     DEFAULT_LR_MULTIPLIER,
     HARDNESS_GROUP,
@@ -13,6 +14,7 @@ from hf_lgelu.models.optimizer_groups import (
     hardness_group,
     hardness_options,
     require_no_scheduler,
+    require_takes_hardness,
 )
 from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters, require_lambda_gelu
 
@@ -39,7 +41,7 @@ def hardness_parameter_groups(
 
     Raises:
         ValueError: no λ-GELU, or a number out of range.
-        RuntimeError: s is hidden in a flat parameter (FSDP without use_orig_params=True).
+        RuntimeError: s is hidden in a flat parameter (FSDP1).
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -72,9 +74,9 @@ def separate_hardness_group(
 
     Changes `optimizer` in place. For optimizers that somebody else built, before their first step and before
     their scheduler. Raises RuntimeError where the optimizer cannot give s a learning rate of its own: it does not hold
-    every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates (LOMO), has a
-    hardness group already, or a scheduler, which would set the new group's rate back; ValueError for a model without
-    λ-GELU or a bad multiplier.
+    every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates (LOMO), takes one
+    group (L-BFGS) or matrices alone (Muon), has a hardness group already, or a scheduler, which would set the new
+    group's rate back; ValueError for a model without λ-GELU or a bad multiplier. The optimizer is unchanged then.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -93,6 +95,7 @@ def separate_hardness_group(
             "the optimizer has a hardness group already; a second call would multiply its learning rate once more"
         )
     require_no_scheduler(groups)
+    require_takes_hardness(optimizer)
     held = {id(parameter) for group in groups for parameter in group["params"]}
     # LOMO has groups for show: it updates inside backward, everything with one learning rate.
     if not hardness.keys() <= held or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
@@ -147,10 +150,11 @@ def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
 
     Raises:
         ValueError: no λ-GELU, or an s with requires_grad=False.
-        RuntimeError: the optimizer holds weights of the model, but not its s.
+        RuntimeError: the optimizer holds weights of the model, but not its s; or FSDP1 has flattened s.
     """
     modules = require_lambda_gelu(model)
     _refuse_tensor_parallel(model)
+    require_unflattened(modules)
     frozen = [name for name, module in modules if not all(p.requires_grad for p in raw_parameters(module))]
     if frozen:
         raise ValueError(
@@ -200,7 +204,7 @@ def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
     hardness = {id(s): s for _, module in lambda_gelu_modules(model) for s in raw_parameters(module)}
     if not hardness.keys() <= visible:
         raise RuntimeError(
-            "the raw hardness is hidden in a flat parameter, so it cannot have a group of its own. Wrap with FSDP2, or "
-            "with FSDP's use_orig_params=True (fsdp_use_orig_params: true in accelerate's config)"
+            "the raw hardness is hidden in a flat parameter (FSDP1), so it cannot have a group of its own. Wrap with "
+            "FSDP2 (fully_shard; fsdp_version: 2 in accelerate's config)"
         )
     return {key: parameter for key, parameter in hardness.items() if parameter.requires_grad}

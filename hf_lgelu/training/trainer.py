@@ -129,7 +129,9 @@ class LambdaGELUTrainer(Trainer):
         self._adopt_callbacks()
 
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
-        super().add_callback(callback)
+        given = callback() if isinstance(callback, type) else callback
+        _hardening_among([*self.callback_handler.callbacks, given])  # raises where another one hardens
+        super().add_callback(given)
         self._adopt_callbacks()
 
     def train(self, *args: Any, **options: Any) -> TrainOutput:
@@ -368,4 +370,10 @@ def _objective_as_it_is(metrics: dict[str, float]) -> float:
 
 
 def _hardening_among(callbacks: Sequence[TrainerCallback]) -> HardeningCallback | None:
-    return next((callback for callback in callbacks if isinstance(callback, HardeningCallback)), None)
+    found = [callback for callback in callbacks if isinstance(callback, HardeningCallback)]
+    if len(found) > 1:
+        raise ValueError(
+            f"{len(found)} HardeningCallbacks would harden one model: the last would move λ, and the first say when it "
+            "is hardened. Give the trainer one, in callbacks=[...], where it takes the place of harden=True"
+        )
+    return found[0] if found else None

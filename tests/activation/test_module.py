@@ -116,6 +116,25 @@ def through_state_dict(module):
     return other
 
 
+@pytest.mark.parametrize("keep_vars", [False, True])
+def test_an_assigned_state_is_float32_too(keep_vars):
+    """A step of 1e-5 would round away in bfloat16, and a target of 159.577 be 160."""
+    half = {name: nn.Parameter(tensor.bfloat16()) if keep_vars and tensor.requires_grad else tensor.bfloat16()
+            for name, tensor in LambdaGELU(init_hardness=3.0).state_dict(keep_vars=keep_vars).items()}  # fmt: skip
+    module = LambdaGELU()
+    module.load_state_dict(half, assign=True)
+    assert {tensor.dtype for tensor in module.state_dict().values()} == {torch.float32}
+    assert {tensor.dtype for tensor in half.values()} == {torch.bfloat16}
+    assert isinstance(module.raw_hardness, nn.Parameter)
+    assert module.raw_hardness.is_leaf
+    assert module.raw_hardness.requires_grad
+    before = module.raw_hardness.item()
+    assert before == half["raw_hardness"].item()
+    module(torch.ones(3)).sum().backward()
+    torch.optim.SGD(module.parameters(), lr=1e-5).step()
+    assert module.raw_hardness.item() != before
+
+
 def through_safetensors(module):
     other = LambdaGELU(init_hardness=7.0, temperature=0.9)
     other.load_state_dict(safetensors.torch.load(safetensors.torch.save(module.state_dict())))

@@ -19,9 +19,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, temporary_relu
+from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu, temporary_relu
 from hf_lgelu.models import loading
 from hf_lgelu.models.checkpoint import load_checkpoint
+from hf_lgelu.models.sites import lambda_gelu_modules
 
 POISON = -3e30
 INITIAL_RAW = 0.1 * math.log(math.expm1(0.05))  # λ = 1.05 at t = 0.1
@@ -340,3 +341,66 @@ def test_a_transformers_without_the_method_is_an_error_that_names_it(name, monke
     monkeypatch.delattr(PreTrainedModel, name)
     with pytest.raises(ImportError, match=f"PreTrainedModel.{name}"):
         loading.extend_from_pretrained()
+
+
+INNER = {
+    "put": ({}, replace_activations),
+    "a λ per channel": ({}, lambda part: replace_activations(part, granularity="channel", inputs=BERT.inputs())),
+    "substituted": ({"hidden_act": "lambda_gelu"}, substitute_relu),
+    "swapped": ({}, lambda part: substitute_relu(part, kinds=("gelu",))),
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_surgery_on_a_part_is_not_saved_with_the_config_of_the_whole(name, tmp_path):
+    """The config of the whole would build the activations from before."""
+    options, operate = INNER[name]
+    model = BertForSequenceClassification(_bert(**options)).eval()
+    operate(model.bert)
+    with pytest.raises(RuntimeError, match=r"of bert \(BertModel\).*outermost model, this BertForSequenceClassif"):
+        model.save_pretrained(tmp_path / "part")
+    assert not (tmp_path / "part").exists()
+    part = model.bert
+    part.save_pretrained(tmp_path / "alone")  # whose config knows
+    again = from_pretrained(BertModel, tmp_path / "alone").eval()
+    torch.testing.assert_close(again(**BERT.inputs()).pooler_output, part(**BERT.inputs()).pooler_output)
+
+
+def test_a_part_with_a_copy_of_the_config_is_told_from_one_with_surgery(tmp_path):
+    """T5 gives its encoder and decoder copies, which surgery on the whole does not reach."""
+    model = BY_NAME["t5"].build()
+    replace_activations(model)
+    model.save_pretrained(tmp_path / "whole")
+    again = type(model).from_pretrained(tmp_path / "whole")
+    assert {name for name, _ in lambda_gelu_modules(again)} == {name for name, _ in lambda_gelu_modules(model)}
+    substitute_relu(again.encoder)  # whose gates are those that the decoder still has
+    with pytest.raises(RuntimeError, match=r"activations of encoder .* were exchanged in that part alone"):
+        again.save_pretrained(tmp_path / "part")
+
+
+def test_a_part_of_a_composite_whose_neighbour_says_the_same_gates_is_found(tmp_path):
+    decoder = BertLMHeadModel(_bert(is_decoder=True, add_cross_attention=True, hidden_act="lambda_gelu"))
+    model = EncoderDecoderModel(encoder=BertModel(_bert()), decoder=decoder)
+    model.save_pretrained(tmp_path)
+    replace_activations(model.encoder)
+    with pytest.raises(RuntimeError, match=r"activations of encoder .* were exchanged in that part alone"):
+        model.save_pretrained(tmp_path)
+    replace_activations(model, kinds=("lambda_gelu",))
+    model.save_pretrained(tmp_path)
+    assert len(raw_values(EncoderDecoderModel.from_pretrained(tmp_path))) == len(raw_values(model)) == 5
+
+
+@pytest.mark.parametrize("operate", [None, lambda model: replace_activations(model.bert, rewrite_config=False)])
+def test_what_no_surgery_wrote_into_a_config_is_saved_and_nothing_is_built_for_it(operate, tmp_path, monkeypatch):
+    model = BertForSequenceClassification(_bert())
+    if operate is not None:
+        operate(model)
+
+    def build(*args):
+        raise AssertionError("a model was built")
+
+    monkeypatch.setattr("hf_lgelu.models.config_keys._build", build)
+    model.save_pretrained(tmp_path)
+    t5 = BY_NAME["t5"].build()
+    t5.encoder.block[0].layer[1].DenseReluDense.act = torch.nn.ReLU()  # by hand
+    t5.save_pretrained(tmp_path)

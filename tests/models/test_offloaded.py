@@ -14,10 +14,13 @@ from hf_lgelu import (
     certify_substitution,
     export_gelu,
     export_relu,
+    find_smooth_calls,
     fold_hardness,
     hardness_profile,
     initialize_hardness,
     is_hardened,
+    layer_targets,
+    release_hardness,
     replace_activations,
     substitute_relu,
 )
@@ -84,6 +87,8 @@ CHANGES = {
     "fold_hardness": lambda model, folder: fold_hardness(model, ROWS),
     "anneal_hardness": lambda model, folder: anneal_hardness(model, 0.5),
     "initialize_hardness": lambda model, folder: initialize_hardness(model, "increasing"),
+    "release_hardness": lambda model, folder: release_hardness(model),
+    "replace_activations": lambda model, folder: replace_activations(model, kinds=("lambda_gelu",)),
 }
 
 
@@ -92,13 +97,26 @@ def test_what_would_change_or_copy_values_says_that_they_are_elsewhere(name, tmp
     """What is written into a module that has its values elsewhere is gone with its next forward."""
     model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=2)).eval()
     anneal_hardness(model, 1.0)
-    cpu_offload(model, execution_device=torch.device("cpu"))
+    cpu_offload(model, execution_device=torch.device("cpu"), offload_buffers=True)
     before = model(**ROWS).logits
     with pytest.raises(RuntimeError, match=r"accelerate keeps the values of layers\.0\..* cannot be changed or copied"):
         CHANGES[name](model, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(model(**ROWS).logits, before)
     assert is_hardened(model, fraction=1)
+
+
+@pytest.mark.parametrize("kept", ["all", "a part"])
+def test_inputs_reach_a_model_whose_values_are_elsewhere(kept):
+    """Its first parameter is on the device "meta", where no input may go."""
+    whole, x = network("layer"), torch.randn(64, 3)
+    net = nn.Sequential(whole[:2], whole[2:])
+    expected, calls = layer_targets(net, x), find_smooth_calls(net, x)
+    cpu_offload(net if kept == "all" else net[0], execution_device=torch.device("cpu"))
+    assert next(net.parameters()).is_meta
+    assert layer_targets(net, x) == pytest.approx(expected)
+    assert find_smooth_calls(net, x) == calls
+    assert len(calls) == 2
 
 
 def test_of_a_model_without_values_nothing_is_read():

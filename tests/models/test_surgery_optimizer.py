@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -92,10 +94,18 @@ def scheduled(model):
     return optimizer
 
 
+def wrapped(model):
+    Accelerator(cpu=True)
+    return AcceleratedOptimizer(torch.optim.LBFGS(model.parameters()))
+
+
 REFUSED = {
     "another model's": (lambda model: torch.optim.SGD(network().parameters(), lr=0.1), ValueError, "none of the model"),
     "several rates": (two_rates, RuntimeError, "several learning rates"),
     "scheduled": (scheduled, RuntimeError, "a learning-rate scheduler"),
+    "L-BFGS": (lambda model: torch.optim.LBFGS(model.parameters()), RuntimeError, "LBFGS takes one group of param"),
+    "wrapped L-BFGS": (wrapped, RuntimeError, "LBFGS takes one group of parameters alone"),
+    "Muon": (lambda model: torch.optim.Muon([model[0].weight]), RuntimeError, "Muon takes matrices alone"),
     "no optimizer": (lambda model: "adam", TypeError, "must be a torch.optim.Optimizer, got str"),
 }
 
@@ -105,9 +115,11 @@ def test_an_optimizer_that_cannot_follow_is_refused_and_nothing_changes(name):
     make, error, message = REFUSED[name]
     model = network()
     optimizer = make(model)
+    groups = len(getattr(optimizer, "param_groups", ()))
     with pytest.raises(error, match=message):
         replace_activations(model, optimizer=optimizer)
     assert gates(model) == []
+    assert len(getattr(optimizer, "param_groups", ())) == groups
 
 
 def test_hooks_stay_where_they_were():

@@ -156,3 +156,31 @@ def test_tensor_parallelism_is_refused():
     ):
         with pytest.raises(RuntimeError, match="tensor parallelism over 2 processes"):
             groups()
+
+
+ADDED = {
+    "added": lambda trainer: trainer.add_callback(HardeningCallback()),
+    "added as a class": lambda trainer: trainer.add_callback(HardeningCallback),
+    "put in by hand": lambda trainer: trainer.callback_handler.callbacks.append(HardeningCallback()) or trainer.train(),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("harden", [True, False])
+def test_two_callbacks_do_not_harden_one_model(tmp_path, harden, name):
+    """The last one's target would be where λ goes, and the first one's what counts as hardened."""
+    callbacks = [] if harden else [HardeningCallback(target_hardness=20.0)]
+    trainer = LambdaGELUTrainer(mlp(), arguments(tmp_path, harden=harden), train_dataset=ROWS, callbacks=callbacks)
+    with pytest.raises(ValueError, match="2 HardeningCallbacks would harden one model"):
+        ADDED[name](trainer)
+    if name.startswith("added"):
+        trainer.train()  # by the one that it had
+        expected = 159.577 if harden else 20.0
+        assert list(hardness_profile(trainer.model).values()) == pytest.approx([expected] * 2, rel=1e-5)
+
+
+def test_two_callbacks_are_not_passed(tmp_path):
+    with pytest.raises(ValueError, match="2 HardeningCallbacks would harden one model"):
+        LambdaGELUTrainer(
+            mlp(), arguments(tmp_path), train_dataset=ROWS, callbacks=[HardeningCallback(), HardeningCallback()]
+        )

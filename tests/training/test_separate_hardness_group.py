@@ -6,7 +6,7 @@ from tiny_training import Fused, Layerwise, names_in, raw_values, tiny_model
 from torch import nn
 
 import hf_lgelu
-from hf_lgelu import hardness_parameter_groups, separate_hardness_group
+from hf_lgelu import LambdaGELU, hardness_parameter_groups, separate_hardness_group
 from hf_lgelu.training.optim import HARDNESS_GROUP, hardness_learning_rate, hold_averaged_hardness
 
 
@@ -113,6 +113,22 @@ def test_optimizers_without_a_rate_per_group_are_refused(kind):
         separate_hardness_group(kind(model.parameters()), model)
 
 
+def test_lbfgs_takes_no_group_beside_its_one():
+    model = tiny_model()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(RuntimeError, match="LBFGS takes one group of parameters alone"):
+        separate_hardness_group(optimizer, model)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [len(list(model.parameters()))]
+
+
+def test_muon_takes_no_hardness_of_two_axes_for_a_matrix():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), LambdaGELU(granularity="channel", raw_shape=(4, 1)))
+    optimizer = torch.optim.Muon(model.parameters())
+    with pytest.raises(RuntimeError, match="Muon takes matrices alone"):
+        separate_hardness_group(optimizer, model)
+    assert len(optimizer.param_groups) == 1
+
+
 def test_an_optimizer_that_lacks_one_hardness_is_refused():
     model = tiny_model()
     held = [parameter for parameter in model.parameters() if parameter is not model.activations[1].raw_hardness]
@@ -156,7 +172,7 @@ class Flattened(nn.Module):
 def test_hardness_hidden_in_a_flat_parameter_is_refused():
     model = Flattened(tiny_model())
     assert [name for name, _ in model.named_parameters()] == ["flat"]
-    with pytest.raises(RuntimeError, match=r"hidden in a flat parameter.*use_orig_params=True"):
+    with pytest.raises(RuntimeError, match=r"hidden in a flat parameter.*fsdp_version: 2"):
         hardness_parameter_groups(model, 0.1)
     with pytest.raises(RuntimeError, match="hidden in a flat parameter"):
         separate_hardness_group(torch.optim.SGD(model.parameters(), lr=0.1), model)

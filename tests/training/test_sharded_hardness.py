@@ -6,11 +6,21 @@ import torch.distributed as dist
 from closed_forms import hardness, target
 from tiny_training import FEATURES, tiny_model
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, distribute_module
 
-from hf_lgelu import anneal_hardness, freeze_hardness, hardness_profile, release_hardness
-from hf_lgelu.training.hardening import is_hardened
+from hf_lgelu import (
+    HardnessLogCallback,
+    anneal_hardness,
+    freeze_hardness,
+    hardness_profile,
+    initialize_hardness,
+    is_hardened,
+    release_hardness,
+)
+from hf_lgelu.models.profile import smallest_by_site
+from hf_lgelu.training.adaptive import measured_targets
+from hf_lgelu.training.optim import check_hardness_learns
 
 
 @pytest.fixture
@@ -55,3 +65,35 @@ def test_buffers_that_tensor_parallelism_has_distributed_are_annealed_and_releas
     assert list(hardness_profile(model).values()) == pytest.approx(wanted, rel=1e-6)
     release_hardness(model)
     assert list(hardness_profile(model).values()) == pytest.approx(start, rel=1e-6)
+
+
+def logged(model):
+    callback = HardnessLogCallback()
+    callback._runs_first = True
+    callback.on_train_begin(None, None, None, model=model)
+
+
+OF_HARDNESS = {
+    "hardness_profile": hardness_profile,
+    "smallest_by_site": smallest_by_site,
+    "is_hardened": is_hardened,
+    "anneal_hardness": lambda model: anneal_hardness(model, 0.5),
+    "initialize_hardness": initialize_hardness,
+    "measured_targets": lambda model: measured_targets(model, [], 0.01),
+    "HardeningCallback": lambda model: check_hardness_learns(model, torch.optim.SGD(model.parameters(), lr=0.1)),
+    "HardnessLogCallback": logged,
+}
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use")
+@pytest.mark.parametrize("name", OF_HARDNESS)
+@pytest.mark.parametrize("originals", [True, False])
+def test_a_flattened_s_is_refused_by_every_process(process_group, originals, name):
+    """FSDP1 leaves most processes no element of s. All are to refuse: in a group of one, s is whole and marked."""
+    model = tiny_model()
+    before = [module.hardness_override.clone() for module in model.activations]
+    wrapped = FullyShardedDataParallel(model, use_orig_params=originals, device_id=torch.device("cpu"))
+    with pytest.raises(RuntimeError, match=r"FSDP1 has flattened the raw hardness of .* FSDP2 \(fully_shard; fsdp_ver"):
+        OF_HARDNESS[name](wrapped)
+    assert [module.hardness_override for module in model.activations] == before
+    wrapped(torch.ones(2, FEATURES)).logits.sum().backward()  # the forward has s
