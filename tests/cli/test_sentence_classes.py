@@ -24,6 +24,7 @@ def classes(sentence_folder, tmp_path_factory):
 
     place = tmp_path_factory.mktemp("classes")
     config = BertConfig.from_pretrained(sentence_folder[0])
+    torch.manual_seed(1)
     networks = {
         "CrossEncoder": BertForSequenceClassification(BertConfig(**{**config.to_dict(), "num_labels": 1})),
         "SparseEncoder": BertForMaskedLM(config),
