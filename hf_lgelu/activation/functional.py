@@ -1,11 +1,13 @@
 """The λ-gates as functions of x and λ."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import effective_hardness
+from hf_lgelu.activation.hardness import effective_hardness, is_number
 from hf_lgelu.activation.kernels.choice import choose_kernel
 from hf_lgelu.activation.kernels.eager import internal_dtype
 from hf_lgelu.activation.kernels.opaque import is_plain
@@ -79,7 +81,7 @@ def lambda_gate(x: Tensor, hardness: Tensor | float, gate: str, kernel: str | No
     """x·G(λx) for the row `gate` of GATES; the rest is as in `lambda_gelu`."""
     check_gate(gate)
     _check_input(x)
-    if isinstance(hardness, int | float) and not isinstance(hardness, bool):
+    if is_number(hardness):
         _check_number(hardness, internal_dtype(x))
         hardness = torch.tensor(float(hardness), device=x.device, dtype=internal_dtype(x))
     elif not isinstance(hardness, Tensor) or hardness.dtype not in _DTYPES or hardness.layout is not torch.strided:
@@ -111,6 +113,8 @@ def apply_learned_gate(
 
     Where the kernel forms a single λ itself, the small operations on s and their derivatives are saved.
     """
+    if hasattr(raw_hardness, "full_tensor") and not hasattr(x, "full_tensor"):
+        raw_hardness = _gathered(raw_hardness)
     if raw_hardness.numel() == 1:
         _check_input(x)
         _check_device(x, raw_hardness)
@@ -118,6 +122,16 @@ def apply_learned_gate(
         if kernel.learned is not None and raw_hardness.dim() <= x.dim():
             return kernel.learned(x, raw_hardness, temperature, override, gate)
     return apply_gate(x, effective_hardness(raw_hardness, temperature, override), gate)
+
+
+def _gathered(raw_hardness: Any) -> Tensor:
+    """The whole of an s that FSDP2 holds in shards: outside its owner's unit, for a gate of another that shares it.
+
+    Its gradient goes back averaged over the processes, as FSDP2 averages others.
+    """
+    from torch.distributed.tensor import Partial
+
+    return raw_hardness.full_tensor(grad_placements=[Partial("avg")] * raw_hardness.device_mesh.ndim)
 
 
 def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:

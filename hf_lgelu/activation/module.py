@@ -235,6 +235,13 @@ class SharedLambdaGate(nn.Module):
         # Not through the owner's call, which would run its hooks.
         return _forward(self.forward_mode, x, self.owner, self.gate)
 
+    def _replicate_for_data_parallel(self) -> Any:
+        raise RuntimeError(
+            "torch.nn.DataParallel copies each module to each device, and a gate with the λ of another would use "
+            "that of the first device. Train with DistributedDataParallel (torchrun, accelerate launch), or see one "
+            "device (CUDA_VISIBLE_DEVICES=0)"
+        )
+
     def extra_repr(self) -> str:
         return f"gate={self.gate!r}"
 

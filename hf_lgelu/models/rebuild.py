@@ -30,7 +30,7 @@ from hf_lgelu.models.site_record import (
 )
 from hf_lgelu.models.sites import is_activation, kind_of, place
 
-_WHERE = ("revision", "token", "cache_dir", "local_files_only", "force_download")
+_WHERE = ("revision", "code_revision", "token", "cache_dir", "local_files_only", "force_download")
 
 
 def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> Any:
@@ -81,6 +81,7 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
         concrete.__qualname__,
         concrete.__module__,
     )
+    kwargs.pop("code_revision", None)  # of the class, which an Auto class does not pass on either
     loaded = _Rebuilt.from_pretrained(pretrained_model_name_or_path, **kwargs)
     model = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info=True
     model.__class__ = concrete

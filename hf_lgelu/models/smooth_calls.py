@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 from torch import nn
@@ -136,13 +137,16 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def _module_stack(watch: _Watch) -> Iterator[None]:
-    """Have `watch.stack` be the modules whose forward is running, registered in the model or not."""
+    """Have `watch.stack` be the modules whose forward is running in this thread, registered in the model or not."""
+    own = get_ident()  # the hooks are of the whole process
 
     def enter(module: nn.Module, args: Any) -> None:
-        watch.enter(module)
+        if get_ident() == own:
+            watch.enter(module)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        watch.stack.pop()
+        if get_ident() == own:
+            watch.stack.pop()
 
     handles = (
         nn.modules.module.register_module_forward_pre_hook(enter),

@@ -10,13 +10,15 @@ from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.optim import hardness_learning_rate
+from hf_lgelu.training.refusals import tell_unreached
 
 
 class HardnessLogCallback(TrainerCallback):
     """Adds to every training log: each site's λ, their mean, and the learning rate of s.
 
     Evaluations get the same in the trainer's `state.log_history`. Keys: `hardness/<module name>`,
-    `hardness/mean`, `hardness_learning_rate`. LambdaGELUTrainer has it by default. It must run before
+    `hardness/mean`, `hardness_learning_rate`. A warning names the gates
+    that the first step has no gradient for. LambdaGELUTrainer has it by default. It must run before
     the reporters (tensorboard, trackio, wandb), and callbacks that are passed to a plain Trainer run
     after them: add it there with `HardnessLogCallback.add_to(trainer)`.
 
@@ -39,6 +41,7 @@ class HardnessLogCallback(TrainerCallback):
     def __init__(self) -> None:
         self._learning_rate: float | torch.Tensor | None = None
         self._runs_first = False
+        self._has_looked = False  # for gates that no gradient reaches
 
     @classmethod
     def add_to(cls, trainer: Trainer) -> "HardnessLogCallback":
@@ -52,12 +55,20 @@ class HardnessLogCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
         require_unflattened(require_lambda_gelu(model))
+        self._has_looked = False
         if not self._runs_first:
             raise RuntimeError(
                 "this HardnessLogCallback runs after the reporters, which would never see what it adds. Do not pass it "
                 "in callbacks=[...] of a plain Trainer; call HardnessLogCallback.add_to(trainer), or use "
                 "LambdaGELUTrainer"
             )
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        if not self._has_looked:  # in front of the callback that takes gradients away
+            tell_unreached(model)
+        self._has_looked = True
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any, **kwargs: Any

@@ -78,6 +78,23 @@ def require_gradient(model: nn.Module) -> None:
         )
 
 
+def tell_unreached(model: nn.Module) -> None:
+    """Say after a backward pass which of the gates that learn it has not reached."""
+    if all(parameter.grad is None for parameter in model.parameters()):  # an optimizer that steps inside backward
+        return
+    learning = [(name, raw_parameters(module)) for name, module in lambda_gelu_modules(model)]
+    learning = [(name, parameters) for name, parameters in learning if all(p.requires_grad for p in parameters)]
+    unreached = [name for name, parameters in learning if all(p.grad is None for p in parameters)]
+    if unreached:
+        logger.warning(
+            f"The first step has no gradient for λ of {len(unreached)} of {len(learning)} gates "
+            f"({', '.join(unreached[:4])}{', ...' if len(unreached) > 4 else ''}). Experts and dropped layers may come "
+            "to run later. A gate that never runs keeps its λ, which counts in hardness/mean, and "
+            "DistributedDataParallel stops at it: so it is where the model registers one activation under two names "
+            "and runs it by one of them. Have it register that once, before the surgery"
+        )
+
+
 @contextmanager
 def explaining_other_groups(checkpoint: str | None) -> Iterator[None]:
     """Say what it means where an optimizer's state, loaded inside, has other parameter groups than the run's."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from accelerate.utils import find_batch_size
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, default_compute_objective
 from transformers.utils import logging
@@ -329,7 +329,9 @@ class LambdaGELUTrainer(Trainer):
         if dataset is None:
             return None
         prepared = self.get_eval_dataloader(dataset)
-        loader = DataLoader(prepared.dataset, batch_size=self.args.eval_batch_size, collate_fn=prepared.collate_fn)
+        # accelerate gives each process a share of an iterable set; of others it shares out the indices.
+        read = dataset if isinstance(prepared.dataset, IterableDataset) else prepared.dataset
+        loader = DataLoader(read, batch_size=self.args.eval_batch_size, collate_fn=prepared.collate_fn)
         with same_randomness():
             return list(islice(loader, _MEASURED_BATCHES))
 

@@ -101,3 +101,10 @@ def test_casting_leaves_a_follower_in_step(cast):
 def test_a_follower_needs_a_lambda_gelu_to_follow(owner):
     with pytest.raises(TypeError, match=f"owner must be the λ-gate .*, got {type(owner).__name__}"):
         SharedLambdaGate(owner)
+
+
+def test_data_parallel_is_refused_where_a_replica_would_use_the_hardness_of_another_device():
+    replica = LambdaGELU()._replicate_for_data_parallel()  # what torch.nn.DataParallel calls for each device
+    assert isinstance(replica, LambdaGELU)
+    with pytest.raises(RuntimeError, match=r"DataParallel copies each module .* Train with DistributedDataParallel"):
+        TwoSites().second._replicate_for_data_parallel()

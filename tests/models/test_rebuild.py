@@ -213,6 +213,19 @@ def test_a_checkpoint_that_brings_its_own_code(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="trust_remote_code"):
         from_pretrained(AutoModel, tmp_path / "own", trust_remote_code=False)
 
+    pinned = []
+
+    def noted(*args, **kwargs):
+        pinned.append(kwargs.get("code_revision"))
+        return dynamic_module_utils.get_class_from_dynamic_module(*args, **kwargs)
+
+    for reader in ("models.auto.configuration_auto", "models.auto.auto_factory"):
+        monkeypatch.setattr(f"transformers.{reader}.get_class_from_dynamic_module", noted)
+    monkeypatch.setattr("hf_lgelu.models.rebuild.get_class_from_dynamic_module", noted)
+    loaded = from_pretrained(AutoModel, tmp_path / "own", trust_remote_code=True, code_revision="v1").eval()
+    assert torch.equal(loaded(x), model(x))
+    assert pinned == ["v1", "v1"]  # of the config's class and the model's
+
 
 def test_code_in_a_checkpoint_is_not_run_without_being_asked_for(tmp_path, monkeypatch):
     # The config is BERT's own, so reading it needs no trust; only the model class would come from the checkpoint.

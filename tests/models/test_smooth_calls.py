@@ -1,6 +1,7 @@
 """What one forward pass still computes smoothly."""
 
 import math
+import threading
 
 import pytest
 import timm
@@ -282,3 +283,18 @@ def test_an_activation_module_is_found_unless_it_is_piecewise_linear(name):
 def test_there_are_activations_of_both_sorts_to_look_at():
     names = {name.rpartition(".")[2] for name in activation_modules()}
     assert {"ReLU", "PReLU", "Hardtanh", "Softsign", "ReLUSquaredActivation", "LaplaceActivation", "HardMish"} <= names
+
+
+def test_what_another_thread_runs_is_not_counted():
+    """A model that is served while this one is checked, here begun in the midst of it."""
+    other = nn.Sequential(nn.Tanh(), nn.GELU())
+
+    class Meanwhile(nn.Module):
+        def forward(self, x):
+            thread = threading.Thread(target=other, args=(x,))
+            thread.start()
+            thread.join()
+            return x
+
+    calls = find_smooth_calls(nn.Sequential(nn.GELU(), Meanwhile(), nn.SiLU()), torch.zeros(1, 4))
+    assert [(call.module, call.count) for call in calls] == [("0", 1), ("2", 1)]

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from closed_forms import hardness
 from tiny_training import (
     assert_same_state,
@@ -16,6 +17,7 @@ from tiny_training import (
     tiny_trainer,
     watched,
 )
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerState
 
 from hf_lgelu import HardeningCallback, certify_substitution, hardness_profile, is_hardened, layer_targets
@@ -253,3 +255,24 @@ def test_without_data_to_measure_on_it_does_not_begin(tmp_path, options):
         tiny_trainer(tmp_path, harden=True, **options).train()
     with pytest.raises(ValueError, match="give HardeningCallback"):
         tiny_trainer(tmp_path, harden=True, eval_dataset=[], **options).train()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(HELD_OUT)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("held_out", [HELD_OUT, Stream()], ids=["rows", "a stream"])
+def test_each_of_two_processes_measures_on_the_same_first_batches(tmp_path, monkeypatch, held_out, process):
+    """accelerate would give the second process of a stream every other batch."""
+    trainer = tiny_trainer(tmp_path, harden=True, eval_dataset=held_out, target_hardness="measured")
+
+    def shared_out(dataset):
+        loader = DataLoader(dataset, batch_size=trainer.args.eval_batch_size, collate_fn=trainer.data_collator)
+        return prepare_data_loader(loader, num_processes=2, process_index=process, put_on_device=False)
+
+    monkeypatch.setattr(trainer, "get_eval_dataloader", shared_out)
+    found = torch.cat([each["features"] for each in trainer._batches_to_measure_on()])
+    count = min(8 * trainer.args.eval_batch_size, len(HELD_OUT))
+    assert torch.equal(found, torch.stack([row["features"] for row in HELD_OUT[:count]]))

@@ -60,6 +60,39 @@ def test_a_fused_kernel_in_the_gates_place_is_found_by_the_first_backward_pass(t
     LambdaGELUTrainer(llama(), arguments(tmp_path, harden=True), train_dataset=TOKENS).train()
 
 
+class Block(nn.Module):
+    """One activation under two names, of which it runs by the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = nn.GELU()
+        self.net = nn.Sequential(nn.Linear(4, 8), self.act, nn.Linear(8, 2))
+
+    def forward(self, features, labels):
+        logits = self.net(features)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.parametrize("options", [{}, {"harden": True}, {"harden": True, "switch_fraction": 0.0}, {"frozen": True}])
+def test_a_gate_that_never_runs_is_named_once(tmp_path, said, options):
+    model = Block()
+    replace_activations(model)
+    assert list(hardness_profile(model)) == ["act", "net.1"]
+    if options == {"frozen": True}:
+        model.act.raw_hardness.requires_grad_(False)
+        options = {}
+    args = arguments(tmp_path, **options)
+    LambdaGELUTrainer(model, args, train_dataset=ROWS).train()
+    handlers = 2  # of `said`
+    told = [text for text in said() if "has no gradient for λ of 1 of 2 gates (act)" in text]
+    assert len(told) == handlers * model.act.raw_hardness.requires_grad
+
+
+def test_gates_that_all_run_are_not_named(tmp_path, said):
+    LambdaGELUTrainer(mlp(), arguments(tmp_path), train_dataset=ROWS).train()
+    assert not [text for text in said() if "has no gradient" in text]
+
+
 @pytest.mark.parametrize(
     ("config", "refused"), [(None, True), ({"swiglu": False}, True), ({"swiglu": False, "geglu": False}, False)]
 )
