@@ -7,7 +7,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import effective_hardness
+from hf_lgelu.activation.hardness import effective_hardness, is_number
 from hf_lgelu.activation.kernels.choice import choose_kernel
 from hf_lgelu.activation.kernels.eager import internal_dtype
 from hf_lgelu.activation.kernels.opaque import is_plain
@@ -81,7 +81,7 @@ def lambda_gate(x: Tensor, hardness: Tensor | float, gate: str, kernel: str | No
     """x·G(λx) for the row `gate` of GATES; the rest is as in `lambda_gelu`."""
     check_gate(gate)
     _check_input(x)
-    if isinstance(hardness, int | float) and not isinstance(hardness, bool):
+    if is_number(hardness):
         _check_number(hardness, internal_dtype(x))
         hardness = torch.tensor(float(hardness), device=x.device, dtype=internal_dtype(x))
     elif not isinstance(hardness, Tensor) or hardness.dtype not in _DTYPES or hardness.layout is not torch.strided:

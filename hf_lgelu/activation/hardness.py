@@ -7,6 +7,8 @@ optimizer moves, t the temperature, and λ(s) = 1 + softplus(s / t).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -211,6 +213,8 @@ def _neuron_shape(input_shape: tuple[int, ...], channel_axis: int) -> tuple[int,
 
 
 def _checked_axis(input_shape: tuple[int, ...], channel_axis: int) -> int:
+    if not isinstance(channel_axis, Integral) or isinstance(channel_axis, bool):
+        raise TypeError(f"channel_axis must be an integer, such as 1 or -1, got {channel_axis!r}")
     rank = len(input_shape)
     if not -rank <= channel_axis < rank:
         raise ValueError(f"channel axis {channel_axis} is out of range for an activation input of shape {input_shape}")
@@ -235,7 +239,12 @@ def check_granularity(granularity: str) -> Granularity:
     return GRANULARITIES[granularity]
 
 
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is a real number, of Python or numpy, and no bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _as_number(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a Python number, got {type(value).__name__}")
+    if not is_number(value):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     return float(value)

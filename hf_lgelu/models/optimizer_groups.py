@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_lgelu.activation.hardness import is_number
+
 DEFAULT_LR_MULTIPLIER = 9.0
 """The paper's c."""
 
@@ -15,7 +17,7 @@ HARDNESS_GROUP = "hardness"
 
 def check_rate(name: str, value: float) -> None:
     """Raise a ValueError with the name unless the value is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+    if not is_number(value) or not 0 <= value < float("inf"):
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
 
 
@@ -26,7 +28,7 @@ def hardness_group(optimizer: Any) -> dict[str, Any] | None:
 
 def hardness_options(group: dict[str, Any], multiplier: float) -> dict[str, Any]:
     """What a hardness group has otherwise than the `group` that it comes from: c times its rate, and no decay."""
-    options = {"lr": multiplier * group["lr"], "weight_decay": 0.0, "group_name": HARDNESS_GROUP}
+    options = {"lr": float(multiplier) * group["lr"], "weight_decay": 0.0, "group_name": HARDNESS_GROUP}
     # timm's Muon would take an s of several dimensions for a matrix; other optimizers have no such option.
     return {**options, "use_fallback": True}
 

@@ -13,6 +13,7 @@ from hf_lgelu.activation.hardness import (
     LARGEST_HARDNESS,
     hardness_for_tolerance,
     hardness_from_raw,
+    is_number,
 )
 from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
 from hf_lgelu.models.operable import require_unflattened, require_values_here
@@ -162,10 +163,10 @@ def is_hardened(
     (True, False)
     """
     targets = target_hardnesses(target_hardness)
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+    if not is_number(fraction) or not 0 < fraction <= 1:
         raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
     by_device: dict[torch.device, list[Tensor]] = {}
-    for hardness, reached in _reached(model, targets, fraction):
+    for hardness, reached in _reached(model, targets, float(fraction)):
         by_device.setdefault(hardness.device, []).append(reached.all())
     return all(bool(torch.stack(reached).all()) for reached in by_device.values())
 
@@ -243,8 +244,7 @@ def resolve_target_hardness(target_hardness: Any, tolerance: float | None, gate:
         targets = torch.as_tensor(target_hardness, dtype=torch.float64)
         if bool(((targets > 1) & (targets <= LARGEST_HARDNESS)).all()):
             return targets
-    is_number = isinstance(target_hardness, int | float) and not isinstance(target_hardness, bool)
-    if not is_number or not 1 < target_hardness <= LARGEST_HARDNESS:
+    if not is_number(target_hardness) or not 1 < target_hardness <= LARGEST_HARDNESS:
         raise ValueError(
             f"target_hardness must be a finite number > 1 within float32's range, got {target_hardness!r}; "
             "hardness_for_tolerance(tolerance) gives it"

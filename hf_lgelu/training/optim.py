@@ -53,6 +53,7 @@ def hardness_parameter_groups(
     check_rate("learning_rate", learning_rate)
     check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
     check_rate("weight_decay", weight_decay)
+    learning_rate, weight_decay = float(learning_rate), float(weight_decay)  # numpy's would be in each checkpoint
     hardness = _hardness_parameters(model)
     decayed_names = set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY_PATTERNS))
     decayed: list[nn.Parameter] = []

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 DEFAULT_SWITCH_FRACTION = 0.25
@@ -62,6 +63,9 @@ def check_schedule(schedule: str) -> Schedule:
 def scheduled_hardness(schedule: str, start: Any, target: float, progress: float) -> Any:
     """λ at `progress` ∈ [0, 1] of the way from `start` to `target`; at 1 it is `target` exactly."""
     row = check_schedule(schedule)
+    if isinstance(progress, bool) or not isinstance(progress, Real):
+        raise TypeError(f"progress must be a number in [0, 1], got {progress!r}")
+    progress = float(progress)
     if not 0 <= progress <= 1:
         raise ValueError(f"progress must lie in [0, 1], got {progress}")
     if progress == 1:
@@ -71,7 +75,7 @@ def scheduled_hardness(schedule: str, start: Any, target: float, progress: float
 
 def switch_position(total: int, switch_fraction: float) -> int:
     """e_s = ⌊switch_fraction·T⌋: the last epoch (or step) in which λ is learned."""
-    if isinstance(switch_fraction, bool) or not isinstance(switch_fraction, int | float):
+    if isinstance(switch_fraction, bool) or not isinstance(switch_fraction, Real):
         raise TypeError(f"switch_fraction must be a number in [0, 1), got {switch_fraction!r}")
     if not 0 <= switch_fraction < 1:
         raise ValueError(f"switch_fraction must lie in [0, 1), got {switch_fraction}")

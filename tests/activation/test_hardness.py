@@ -208,8 +208,8 @@ def test_swap_error_bound_refuses_a_hardness_below_one(hardness):
         (swap_error_bound, "hardness"),
     ],
 )
-def test_only_python_numbers_are_accepted(function, name, value):
-    with pytest.raises(TypeError, match=f"{name} must be a Python number, got {type(value).__name__}"):
+def test_only_numbers_are_accepted(function, name, value):
+    with pytest.raises(TypeError, match=f"{name} must be a number, got {type(value).__name__}"):
         function(value)
 
 

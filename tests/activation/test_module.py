@@ -309,9 +309,9 @@ def test_the_cases_above_cover_every_granularity():
     ("arguments", "error", "message"),
     [
         ({"init_hardness": 1.0}, ValueError, r"a learnable hardness λ must be a finite number > 1 .*got 1\.0"),
-        ({"init_hardness": "2"}, TypeError, "hardness must be a Python number, got str"),
+        ({"init_hardness": "2"}, TypeError, "hardness must be a number, got str"),
         ({"temperature": 0.0}, ValueError, r"temperature must be a finite number > 0 .*got 0\.0"),
-        ({"temperature": None}, TypeError, "temperature must be a Python number, got NoneType"),
+        ({"temperature": None}, TypeError, "temperature must be a number, got NoneType"),
         ({"granularity": "filter"}, ValueError, "unknown granularity 'filter'; accepted: layer, channel"),
         ({"raw_shape": (3,)}, ValueError, r"'layer' has one λ of shape \(1,\), got raw_shape=\(3,\)"),
         ({"raw_shape": ()}, ValueError, r"'layer' has one λ of shape \(1,\), got raw_shape=\(\)"),

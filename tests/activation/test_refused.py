@@ -59,10 +59,10 @@ def test_two_devices_are_named():
 
 @pytest.mark.parametrize("name", ["init_hardness", "temperature"])
 def test_numbers_as_text_are_refused(name):
-    with pytest.raises(TypeError, match="must be a Python number, got str"):
+    with pytest.raises(TypeError, match="must be a number, got str"):
         hf_lgelu.LambdaGELU(**{name: "2.0"})
     for function in (hf_lgelu.hardness_for_tolerance, hf_lgelu.swap_error_bound):
-        with pytest.raises(TypeError, match="must be a Python number, got str"):
+        with pytest.raises(TypeError, match="must be a number, got str"):
             function("0.01")
 
 

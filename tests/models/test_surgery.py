@@ -180,9 +180,11 @@ BAD = [
     ({"kinds": ("gelu", "swiglu")}, ValueError, "swiglu"),
     ({"kinds": ("mish",)}, ValueError, "it has gelu at"),
     ({"include": lambda name: False}, ValueError, "`include` accepts"),
+    ({"include": ["0"]}, TypeError, r"include must be a function of a site's name, .* got \['0'\]"),
     ({"granularity": "channel", "inputs": torch.zeros(1, 3)}, RuntimeError, "multiplied"),
     ({"granularity": "channel", "inputs": "words"}, TypeError, "inputs"),
     ({"granularity": "channel", "inputs": torch.zeros(1, 4), "channel_axis": 5}, ValueError, "channel axis 5"),
+    ({"granularity": "channel", "inputs": torch.zeros(1, 4), "channel_axis": "last"}, TypeError, "must be an integer"),
 ]
 
 

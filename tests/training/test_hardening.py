@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy
 import pytest
 import torch
 from closed_forms import SCHEDULE_FORMS, hardened, hardness, progress_at, target
@@ -216,3 +217,20 @@ def test_a_model_spread_over_devices_is_annealed_on_each():
     anneal_hardness(model, 1.0, target_hardness=30.0)
     assert model.activations[0].hardness.item() == pytest.approx(30.0)
     assert far.hardness_override.is_meta
+
+
+def test_a_number_of_numpy_of_any_width_is_a_number():
+    width = numpy.float32
+    model, by_python = tiny_model(), tiny_model()
+    anneal_hardness(model, width(0.5), target_hardness=width(100))
+    anneal_hardness(by_python, 0.5, target_hardness=100)
+    assert hardness_values(model) == hardness_values(by_python)
+    assert is_hardened(model, width(100), fraction=width(0.5))
+    assert not is_hardened(model, width(100), fraction=width(0.75))
+    groups = hardness_parameter_groups(model, width(0.25), width(9), width(0.5))
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.25, 0.5), (0.25, 0.0), (2.25, 0.0)]
+    assert all(type(group["lr"]) is type(group["weight_decay"]) is float for group in groups)  # checkpoints hold them
+    assert hf_lgelu.hardening_progress(3, 4, width(0.5)) == 0.5
+    x = torch.linspace(-1, 1, 5)
+    assert torch.equal(hf_lgelu.lambda_gelu(x, width(2)), hf_lgelu.lambda_gelu(x, 2.0))
+    assert hf_lgelu.swap_error_bound(numpy.float16(2)) == hf_lgelu.swap_error_bound(numpy.int64(2))

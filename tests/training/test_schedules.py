@@ -80,6 +80,12 @@ def test_progress_out_of_range_is_refused(progress):
         scheduled_hardness("linear", 1.0, 100.0, progress)
 
 
+@pytest.mark.parametrize("progress", ["0.5", None, True])
+def test_progress_that_is_no_number_is_refused(progress):
+    with pytest.raises(TypeError, match=r"progress must be a number in \[0, 1\], got"):
+        scheduled_hardness("linear", 1.0, 100.0, progress)
+
+
 def test_unknown_schedule_is_refused_with_the_accepted_ones():
     for refused in (lambda: check_schedule("exponential"), lambda: scheduled_hardness("exponential", 1.0, 2.0, 0.5)):
         with pytest.raises(ValueError, match="'exponential'; accepted: linear, geometric, inverse, cosine"):

@@ -77,10 +77,8 @@ def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None, gate: st
     """
     name = _chosen if name is None else check_kernel(name)
     if name is None:
-        for kernel in KERNELS.values():
-            if kernel.refusal(x, hardness, gate) is None:
-                return kernel
-        raise RuntimeError(f"no kernel takes x of {x.dtype} on {x.device}; 'eager' takes every floating tensor")
+        # eager, the last, refuses nothing
+        return next(kernel for kernel in KERNELS.values() if kernel.refusal(x, hardness, gate) is None)
     kernel = KERNELS[name]
     if (reason := kernel.refusal(x, hardness, gate)) is not None:
         raise RuntimeError(f"the kernel {name!r} was asked for and cannot be used here: {reason}")

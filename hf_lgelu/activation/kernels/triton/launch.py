@@ -28,7 +28,7 @@ class Hardness:
     Attributes:
         values: λ itself, contiguous; or s, of one element, where the other two are given.
         temperature: t, of one element, or None.
-        override: the λ that rules where it is above 0, of one element, or None.
+        override: the λ that rules where it is at least 1, of one element, or None.
     """
 
     values: Tensor
