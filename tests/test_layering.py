@@ -13,12 +13,13 @@ PACKAGE = Path(__file__).parents[1] / "hf_lgelu"
 # What a part may import of the others. The top-level __init__ collects the public names; nothing imports it.
 ALLOWED = {
     "activation": set(),
-    "models": {"activation"},
+    "files": set(),
+    "models": {"activation", "files"},
     "training": {"activation", "models"},
-    "refit": {"activation", "models"},
-    "export": {"activation", "models", "training.hardening", "refit.page", "refit.report", "refit.wording"},
-    "analysis": {"activation", "models", "training.hardening", "export"},
-    "cli": {"activation", "models", "training", "refit", "export", "analysis"},
+    "refit": {"activation", "files", "models"},
+    "export": {"activation", "files", "models", "refit.page", "refit.report", "refit.wording"},
+    "analysis": {"activation", "files", "models", "export"},
+    "cli": {"activation", "files", "models", "training", "refit", "export", "analysis"},
 }
 ANYWHERE = {"version", "extras", "environment", "formats", "host_imports", "registry"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}

@@ -31,10 +31,10 @@ from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_text import shown
 from hf_lgelu.export.hub.conversion_card import Provenance, original_licence, write_conversion_card
 from hf_lgelu.export.hub.hub_id import is_hub_id
+from hf_lgelu.files.whole_folder import whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.models.whole_folder import whole_folder
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion, draw_keep_curve
 from hf_lgelu.refit.keep_curve import KeepPoint, counts_to_keep, keep_curve

@@ -13,11 +13,11 @@ from transformers.utils import logging
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.cli.named_places import local, require_model_there
+from hf_lgelu.cli.sentence_embedder import SentenceEmbedder
 from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.example_run import NOT_TAKEN, run_example
-from hf_lgelu.models.sentence_embedder import SentenceEmbedder
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites
 
 GATE_NAMES = {gate.name: gate.label for gate in GATES.values()} | {"gelu": "GELU", "silu": "SiLU", "mish": "Mish"}

@@ -23,8 +23,8 @@ from hf_lgelu.cli.known_facts import known_facts, with_hardness_of
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
 from hf_lgelu.export.targets import EXPORT_TARGETS, ExportTarget
+from hf_lgelu.files.whole_folder import whole_folder
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites
-from hf_lgelu.models.whole_folder import whole_folder
 
 _EXAMPLE_ROWS = 64
 _ADVICE = "Give --evaluation inputs like those that the model was trained on, or leave it out"

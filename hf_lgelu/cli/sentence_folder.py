@@ -16,12 +16,12 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import PreTrainedModel
 
 from hf_lgelu.cli.named_places import local
+from hf_lgelu.cli.sentence_embedder import SentenceEmbedder, embedder_of
 from hf_lgelu.export.hub.loading import SENTENCE_CLASSES, sentence_class, sentence_settings
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.extras import require
+from hf_lgelu.files.links import require_inside
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
-from hf_lgelu.models.links import require_inside
-from hf_lgelu.models.sentence_embedder import SentenceEmbedder, embedder_of
 
 # Of the encoder, written anew; and other forms of the whole network, which would still be the smooth one.
 _ENCODERS_OWN = (CONFIG_NAME, "model*.safetensors", "model.safetensors.index.json", "pytorch_model*")

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.export.folding.fold import FoldedSite, fold_hardness, max_relative_change
+from hf_lgelu.files.whole_folder import whole_folder
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models
 from hf_lgelu.models.config_keys import ConfigChange
@@ -18,7 +19,6 @@ from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import require_lambda_gelu
-from hf_lgelu.models.whole_folder import whole_folder
 
 _MAX_CHANGE_BY_RELOADING = 1e-5  # transformers' two spellings of GELU round differently; its tanh form is further off
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_lgelu.files.whole_folder import whole_folder
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models, require_same_model
 from hf_lgelu.models.config_keys import ConfigChange
@@ -19,7 +20,6 @@ from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 from hf_lgelu.models.substitution import put_relu
-from hf_lgelu.models.whole_folder import whole_folder
 
 
 @dataclass(frozen=True)

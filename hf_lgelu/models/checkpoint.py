@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.models.links import require_inside
+from hf_lgelu.files.links import require_inside
 from hf_lgelu.models.mlp import MLPForClassification
 from hf_lgelu.models.rebuild import from_pretrained
 

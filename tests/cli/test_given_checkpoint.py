@@ -11,8 +11,8 @@ from transformers import BertConfig, BertModel
 
 from hf_lgelu.cli.given_checkpoint import GivenCheckpoint, read_checkpoint
 from hf_lgelu.cli.inputs.chosen import data_set
+from hf_lgelu.cli.sentence_embedder import SentenceEmbedder
 from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
-from hf_lgelu.models.sentence_embedder import SentenceEmbedder
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -14,8 +14,8 @@ import hf_lgelu  # noqa: F401  registers lambda_gelu
 from hf_lgelu.export.onnx import onnx_export
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_operations, read_onnx
+from hf_lgelu.files.whole_file import whole_file
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.whole_file import whole_file
 
 OPERATION = {"gelu": "Gelu", "lambda_gelu": "Erf", "relu": "Relu"}
 

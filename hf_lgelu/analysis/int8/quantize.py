@@ -36,8 +36,8 @@ from hf_lgelu.export.onnx.onnx_run import (
     strip_metadata,
 )
 from hf_lgelu.extras import require
+from hf_lgelu.files.whole_file import whole_file
 from hf_lgelu.models.comparison import OutputChange
-from hf_lgelu.models.whole_file import whole_file
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
 """Which operations get integer inputs and outputs: all that onnxruntime can, or those with most of the arithmetic."""

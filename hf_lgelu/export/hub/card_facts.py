@@ -10,8 +10,8 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 from hf_lgelu.export.hub.loading import CheckpointFacts
+from hf_lgelu.files.whole_file import whole_file
 from hf_lgelu.models.comparison import OutputChange
-from hf_lgelu.models.whole_file import whole_file
 
 CARD_FACTS_FILE = "card_facts.json"
 

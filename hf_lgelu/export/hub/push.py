@@ -11,7 +11,7 @@ from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
 from hf_lgelu.export.hub.card_text import holds_token, without_tokens
-from hf_lgelu.models.links import require_inside
+from hf_lgelu.files.links import require_inside
 
 logger = logging.getLogger(__name__)
 

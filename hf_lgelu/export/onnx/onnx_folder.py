@@ -7,11 +7,11 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from hf_lgelu.export.onnx.onnx_export import OnnxReport, export_onnx
+from hf_lgelu.files.whole_folder import whole_folder
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.random_inputs import random_inputs
-from hf_lgelu.models.whole_folder import whole_folder
 
 ONNX_FILE = "model.onnx"
 

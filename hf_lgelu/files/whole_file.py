@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hf_lgelu.models.whole_folder import folder_beside, sweep
+from hf_lgelu.files.whole_folder import folder_beside, sweep
 
 
 @contextmanager

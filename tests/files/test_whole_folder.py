@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from hf_lgelu.models import whole_folder as module
-from hf_lgelu.models.whole_file import whole_file
-from hf_lgelu.models.whole_folder import whole_folder
+from hf_lgelu.files import whole_folder as module
+from hf_lgelu.files.whole_file import whole_file
+from hf_lgelu.files.whole_folder import whole_folder
 
 
 def write_half(target, **options):
@@ -74,7 +74,7 @@ def test_a_failing_exchange_puts_the_old_folder_back(tmp_path, monkeypatch):
         replace(source, to)
 
     monkeypatch.setattr(module, "_exchanged", lambda one, other: False)
-    monkeypatch.setattr("hf_lgelu.models.whole_folder.os.replace", fail_second)
+    monkeypatch.setattr("hf_lgelu.files.whole_folder.os.replace", fail_second)
     with pytest.raises(OSError, match="No space"), whole_folder(target, overwrite=True) as new:
         (new / "file").write_text("x")
     assert [path.name for path in target.iterdir()] == ["config.json"]
