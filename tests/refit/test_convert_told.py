@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.analysis.int8.compare import _mean_kl
+from hf_lgelu.analysis.int8.compare import compare_files
 from hf_lgelu.models.comparison import are_probabilities
 from hf_lgelu.refit.compare import compared_outputs
 
@@ -283,7 +283,7 @@ def test_weights_that_share_memory_count_as_tied():
 def test_the_kl_of_onnx_files_is_not_taken_of_probabilities(monkeypatch):
     monkeypatch.setattr("hf_lgelu.analysis.int8.compare.without_padding", lambda output, batch: output)
     given = torch.randn(6, 4).softmax(-1).numpy()
-    assert _mean_kl(lambda batch: [given], lambda batch: [given[::-1].copy()], [{}]) is None
+    assert compare_files(lambda batch: [given], lambda batch: [given[::-1].copy()], [{}]).kl is None
 
 
 @pytest.mark.parametrize(

@@ -67,60 +67,65 @@ def compare_onnx(
             f"{path} takes {', '.join(model.input_names)} and {other_path} takes {', '.join(other.input_names)}: they "
             "cannot be compared on the same rows"
         )
-    batches = read_onnx_batches(data, model.input_names)
-    change, error = compare_files(model, other, batches)
-    return OnnxComparison(change, error, _mean_kl(model, other, batches))
+    return compare_files(model, other, read_onnx_batches(data, model.input_names))
 
 
-def _mean_kl(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndarray]]) -> float | None:
-    total, predictions = 0.0, 0
+def compare_files(model: OnnxModel, other: OnnxModel, batches: Iterable[dict[str, np.ndarray]]) -> OnnxComparison:
+    """`compare_onnx` of opened files: the change and the KL of the first output of numbers, the error of all."""
+    sums: dict[int, list[Any]] = {}  # of each output: Σ(other − first)², rows, Σfirst and Σfirst² of each column
+    first = _FirstOutput()
     for batch in batches:
-        first, second = (
-            classes_last(torch.from_numpy(without_padding(network(batch)[0], batch)).double())
-            for network in (model, other)
-        )
-        if not has_classes(first) or are_probabilities(first):
-            return None
-        total += kl_terms(first, second).sum().item()
-        predictions += math.prod(first.shape[:-1])
-    return max(total, 0.0) / predictions  # rounding may leave a little below 0
-
-
-def compare_files(
-    float_model: OnnxModel, int8_model: OnnxModel, batches: list[dict[str, np.ndarray]]
-) -> tuple[OutputChange, float]:
-    """(change of the first output, relative error of all outputs) over all rows."""
-    sums: dict[int, list[Any]] = {}  # of each output: Σ(int8 − float)², rows, Σfloat and Σfloat² of each column
-    largest = size = 0.0
-    same = predictions = 0
-    of_classes = False
-    for batch in batches:
-        for index, (wanted, found) in enumerate(zip(float_model(batch), int8_model(batch), strict=True)):
+        for index, (wanted, found) in enumerate(zip(model(batch), other(batch), strict=True)):
             if wanted.dtype.kind != "f" or not wanted.size:
                 continue
             if wanted.shape != found.shape:
                 shapes = f"{wanted.shape} and {found.shape}"
                 raise ValueError(f"the outputs have the shapes {shapes}, and cannot be compared")
             wanted, found = (
-                classes_last(torch.from_numpy(without_padding(output, batch)).double()).numpy()
-                for output in (wanted, found)
+                classes_last(torch.from_numpy(without_padding(output, batch)).double()) for output in (wanted, found)
             )
-            columns = wanted.shape[-1]
-            rows, other = (values.reshape(-1, columns) for values in finite_alike(wanted, found))
-            difference = np.abs(other - rows)
-            new = [np.square(difference).sum(), len(rows), rows.sum(0), np.square(rows).sum(0)]
+            alike = finite_alike(wanted.numpy(), found.numpy())
+            rows, others = (values.reshape(-1, wanted.shape[-1]) for values in alike)
+            new = [np.square(others - rows).sum(), len(rows), rows.sum(0), np.square(rows).sum(0)]
             sums[index] = [a + b for a, b in zip(sums[index], new, strict=True)] if index in sums else new
             if index == min(sums):
-                largest = float(np.maximum(largest, difference.max(initial=0.0)))  # max would lose NaN
-                size = max(size, float(np.abs(rows).max(initial=0.0)))
-                of_classes = columns > 1
-                best = [values.reshape(-1, columns).argmax(-1) for values in (wanted, found)]
-                same += int((best[0] == best[1]).sum())
-                predictions += len(rows)
-    if not predictions:
+                first.add(wanted, found, rows, others)
+    if not first.predictions:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
     error = float(np.max([_relative_error(*values) for values in sums.values()]))
-    return OutputChange(largest, size, same / predictions if of_classes else None, predictions), error
+    return OnnxComparison(first.change, error, first.kl)
+
+
+class _FirstOutput:
+    """What is summed up of the output that the files are compared on."""
+
+    def __init__(self) -> None:
+        self.predictions = self._same = 0
+        self._largest = self._size = 0.0
+        self._total: float | None = 0.0
+        self._of_classes = False
+
+    def add(self, wanted: torch.Tensor, found: torch.Tensor, rows: np.ndarray, others: np.ndarray) -> None:
+        """A batch, classes last; `rows` and `others` are the same, a row a prediction, without infinities alike."""
+        self._largest = float(np.maximum(self._largest, np.abs(others - rows).max(initial=0.0)))  # max would lose NaN
+        self._size = max(self._size, float(np.abs(rows).max(initial=0.0)))
+        self._of_classes = wanted.shape[-1] > 1
+        self._same += int((wanted.argmax(-1) == found.argmax(-1)).sum())
+        self.predictions += len(rows)
+        if self._total is not None and has_classes(wanted) and not are_probabilities(wanted):
+            self._total += kl_terms(wanted, found).sum().item()
+        else:
+            self._total = None
+
+    @property
+    def change(self) -> OutputChange:
+        share = self._same / self.predictions if self._of_classes else None
+        return OutputChange(self._largest, self._size, share, self.predictions)
+
+    @property
+    def kl(self) -> float | None:
+        # Rounding may leave a little below 0.
+        return None if self._total is None else max(self._total, 0.0) / self.predictions
 
 
 def _relative_error(squared_error: float, rows: int, total: np.ndarray, squares: np.ndarray) -> float:

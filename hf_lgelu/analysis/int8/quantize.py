@@ -170,7 +170,8 @@ def quantize_onnx(
     batches = read_onnx_batches(data, float_model.input_names)
     with whole_file(output_path, overwrite=overwrite) as file:
         large = _quantize(quantization, path, file, batches, operations)
-        change, error = compare_files(float_model, OnnxModel(file), batches)
+        compared = compare_files(float_model, OnnxModel(file), batches)
+        change, error = compared.change, compared.relative_error
         if not error <= max_relative_error:
             fewer = "" if operations == "layers" else "operations='layers', which leaves more in float, or "
             raise RuntimeError(
