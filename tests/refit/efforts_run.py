@@ -1,4 +1,4 @@
-"""Steps of Adam that each of two processes takes for test_efforts_processes.py, run by two_processes_run.py."""
+"""Steps of Adam that each of two processes takes for test_convert_processes.py, run by two_processes_run.py."""
 
 import copy
 from pathlib import Path

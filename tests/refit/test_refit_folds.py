@@ -1,6 +1,5 @@
 """The plan: folds and held-out part are a partition by unit that order, duplicates and processes do not change."""
 
-import json
 from collections import Counter
 
 import folds_run
@@ -183,66 +182,6 @@ def test_seeds_belong_to_the_content():
 def test_batch_sizes_are_positive():
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         planned(features(20), 0)
-
-
-@pytest.fixture(scope="module")
-def launched(two_processes):
-    """The reports of two processes."""
-    return [json.loads((two_processes / f"{process}.json").read_text(encoding="utf-8")) for process in range(2)]
-
-
-def alone(case):
-    """The plan of one process that was given what both were."""
-    batches = [batch for process in range(2) for batch in folds_run.given(case, process)]
-    return folds_run.described(deal_folds(batches, batch_size=folds_run.CHUNK_SIZE))
-
-
-def units_of(part):
-    """(seed, what belongs to it) of each unit of a part."""
-    found = []
-    for batch in part:
-        for row, seed in enumerate(batch["seeds"]):
-            inputs = batch["inputs"]
-            unit = {name: value[row] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[row]
-            length = sum(unit["attention_mask"]) if isinstance(inputs, dict) else None
-            if length is not None:  # what it is padded to depends on what it is run with
-                unit = {name: value[:length] for name, value in unit.items()}
-            found.append((seed, json.dumps(unit), batch["labels"] and json.dumps(batch["labels"][row][:length])))
-    return Counter(found)
-
-
-@pytest.mark.parametrize("case", folds_run.CASES)
-def test_two_processes_share_the_plan_of_one(launched, case):
-    expected, shares = alone(case), [report[case] for report in launched]
-    assert shares[0]["counts"] == shares[1]["counts"] == expected["counts"]
-    assert len(expected["parts"]) == 5
-    for number, part in enumerate(expected["parts"]):
-        together = units_of(shares[0]["parts"][number]) + units_of(shares[1]["parts"][number])
-        assert together == units_of(part)
-        assert len(together) > 0
-
-
-def test_processes_that_hold_everything_take_the_batches_of_one_in_turn(launched):
-    expected = [batch for part in alone("all hold all")["parts"] for batch in part]
-    for process, report in enumerate(launched):
-        assert [batch for part in report["all hold all"]["parts"] for batch in part] == expected[process::2]
-
-
-def test_processes_that_share_some_units_both_work(launched):
-    """80 and 80 are held by one process alone; the 40 that both hold are shared out."""
-    counts = [
-        sum(len(batch["seeds"]) for part in report["overlapping"]["parts"] for batch in part) for report in launched
-    ]
-    assert sum(counts) == 200
-    assert all(85 <= count <= 115 for count in counts)
-
-
-def test_both_processes_refuse(launched):
-    for report in launched:
-        assert "got 13 in 13 distinct units of 17 given" in report["too few"]
-        assert "float32" in report["of two dtypes"]
-        assert "float64" in report["of two dtypes"]
-        assert "process 0 was given no inputs" in report["one has none"]
 
 
 def widths(plan):
