@@ -17,7 +17,7 @@ from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import conversion_sums, evaluation_of, unit_gaps
 from hf_lgelu.refit.dials import EFFORTS, Dials, Effort
-from hf_lgelu.refit.distill import distill
+from hf_lgelu.refit.distill import can_be_distilled, distill
 from hf_lgelu.refit.exchange import Exchange
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
 from hf_lgelu.refit.gap import played_modules
@@ -76,10 +76,11 @@ class Attempts:
 
     @property
     def rungs(self) -> list[Effort]:
-        """All that there are inputs for."""
+        """All that the model can take and there are inputs for."""
         if not self._can_hold_out or self._dials.zeros is not None:
             return ["refit"]
-        return [effort for effort in EFFORTS if effort != "place" or self._dials.can_be_placed]
+        possible = {"place": self._dials.can_be_placed, "distill": can_be_distilled(self._model)}
+        return [effort for effort in EFFORTS if possible.get(effort, True)]
 
     def climb(self, metric: Metric | None) -> Climb[Attempt]:
         """Try the rungs that were asked for. Raises ValueError where there are no inputs for them."""

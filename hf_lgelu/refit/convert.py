@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from hf_lgelu.models.operable import operable_module
@@ -23,6 +22,7 @@ from hf_lgelu.refit.attempts import Attempts
 from hf_lgelu.refit.batches import TRIED, Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion, labels_fit
 from hf_lgelu.refit.dials import FAR_KL, Dials
+from hf_lgelu.refit.distill import can_be_distilled
 from hf_lgelu.refit.exchange import plan_exchange
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.gap import some_held_out, with_returns
@@ -249,8 +249,7 @@ def _require_convertible(
         raise TypeError(f"metric must be a function of a model that gives a number, got {metric!r}")
     _refuse_strings(outputs=outputs)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
-    if dials.highest == "distill" and any(parameter.dtype == torch.float16 for parameter in model.parameters()):
-        # Adam's squares of their gradients are 0 there.
+    if dials.highest == "distill" and not can_be_distilled(model):
         raise ValueError(
             "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() or "
             "model.bfloat16() (the result may be cast back), or stop at effort='blocks'"

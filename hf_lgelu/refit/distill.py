@@ -39,6 +39,11 @@ _MOST_WATCHED = 16  # batches of them
 _SCORES_A_STEP = 2**26  # values of the outputs: 256 MiB, of which a loss and its gradient hold several copies
 
 
+def can_be_distilled(model: nn.Module) -> bool:
+    """Whether steps of Adam on a model's weights are finite: its squares of gradients are 0 in float16."""
+    return all(parameter.dtype != torch.float16 for parameter in model.parameters())
+
+
 def distill(
     original: nn.Module,
     converted: nn.Module,

@@ -191,3 +191,12 @@ def test_steps_in_float16_are_refused_before_the_work():
     model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)).half().eval()
     with pytest.raises(ValueError, match=r"in float16 they are not finite: convert model\.float\(\)"):
         convert_to_relu(model, torch.randn(200, 6).half(), effort="distill")
+
+
+def test_steps_in_float16_are_not_named_as_what_comes_next():
+    model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 4)).eval()
+    data = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+    _, report = convert_to_relu(model, data, effort="blocks", strict=False)
+    assert report.next_step[0] == "distill"
+    _, report = convert_to_relu(model.half(), data.half(), effort="blocks", strict=False)
+    assert report.next_step is None
