@@ -1,4 +1,4 @@
-"""What each of two processes plans for test_refit_folds.py and test_convert_processes.py, run by two_processes_run.py."""
+"""What each of two processes plans for the tests of plans and of conversions, run by two_processes_run.py."""
 
 import json
 from pathlib import Path
