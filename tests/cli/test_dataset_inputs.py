@@ -357,6 +357,31 @@ def test_classes_by_their_names_in_a_file(tokenizer, bert):
         inputs(other, bert, tokenizer[0], label_column="label")
 
 
+@pytest.mark.parametrize(
+    ("own", "names", "classes"),
+    [
+        (["NEGATIVE", "POSITIVE"], ["positive", "negative"], [1, 0, 0, 1]),  # DistilBERT's SST-2 and GLUE's
+        (["a", "A"], ["A", "a"], [1, 0, 0, 1]),  # by their letters alone
+        (["a", "b"], ["A", "a", "B"], None),  # two of the data's would be one of the model's
+    ],
+)
+def test_names_of_classes_in_other_letters_are_the_same_names(own, names, classes, tokenizer):
+    config = BertConfig(
+        vocab_size=300, max_position_embeddings=16, id2label=dict(enumerate(own)),
+        label2id={name: number for number, name in enumerate(own)}, **SMALL,
+    )  # fmt: skip
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+    given = [0, 1, 1, 0]
+    model, order = BertForSequenceClassification(config), sample_numbers(4, None, 0).tolist()
+    for labels, kinds in ((given, features), ([names[number] for number in given], None)):
+        rows = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": labels}, features=kinds)
+        batch = whole(inputs(rows, model, tokenizer[0]))
+        if classes is not None:
+            assert batch["labels"].tolist() == [classes[i] for i in order]
+        elif kinds is not None:
+            assert "labels" not in batch
+
+
 def test_a_label_column_of_what_is_no_classifier_is_refused(tokenizer, gpt2):
     base = BertModel(BertConfig(vocab_size=300, max_position_embeddings=16, **SMALL))
     texts = datasets.Dataset.from_dict({"text": TEXTS[:4], "kind": [0, 1, 0, 1]})

@@ -66,6 +66,20 @@ class DatasetName:
         return self.name if is_hub_id(self.name) else None
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What `dataset_rows` was asked for."""
+
+    name: DatasetName
+    rows: Any
+    model: PreTrainedModel
+    source: str
+    wanted: int | None
+    seed: int
+    sequence_length: int | None
+    prompt: str
+
+
 def dataset_rows(
     name: DatasetName,
     rows: Any,
@@ -111,7 +125,8 @@ def dataset_rows(
         raise ValueError(f"--pair_column {name.pair_column}: {type(model).__name__} reads no pairs; leave it out")
     if not len(rows):
         raise ValueError(f"{name.description} has no rows")
-    made = _READERS[model.main_input_name](name, rows, model, source, wanted, seed, sequence_length, prompt)
+    asked = _Asked(name, rows, model, source, wanted, seed, sequence_length, prompt)
+    made = _READERS[model.main_input_name](asked)
     whole = made.whole if isinstance(made, TensorRows) else len(made) == len(rows)
     return InputSet(made, name.description, name.hub_id, whole=whole)
 
@@ -128,39 +143,33 @@ def why_not_read(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _token_rows(
-    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int,
-    length: int | None, prompt: str,
-) -> Any:  # fmt: skip
-    longest = context_length(model, length)
+def _token_rows(asked: _Asked) -> Any:
+    name, rows, model, wanted = asked.name, asked.rows, asked.model, asked.wanted
+    longest = context_length(model, asked.sequence_length)
     if "input_ids" in rows.column_names and name.column in (None, "input_ids") and name.pair_column is None:
-        return encoded_sequences(rows, model, longest, wanted, seed, _labels(name, rows, model))
+        return encoded_sequences(rows, model, longest, wanted, asked.seed, _labels(asked))
     # A classifier may have been trained on pairs of texts: which are a pair, or half of one, is for the user to say.
-    column = _column(name, rows, "text", alone=not is_causal(model))
-    second = _second_column(name, rows, column)
-    tokenizer = tokenizer_of(source)
-    longest = longest if length else min(longest, tokenizer.model_max_length)
+    column = _column(asked, "text", alone=not is_causal(model))
+    second = _second_column(asked, column)
+    tokenizer = tokenizer_of(asked.source)
+    longest = longest if asked.sequence_length else min(longest, tokenizer.model_max_length)
     if is_causal(model):
         wanted = wanted or max(FEWEST_SEQUENCES, TOKENS // longest)
-        return text_blocks(rows[column], tokenizer, longest, wanted, seed)
-    labels = _labels(name, rows, model)
+        return text_blocks(rows[column], tokenizer, longest, wanted, asked.seed)
+    seconds = None if second is None else rows[second]
     return text_sequences(
-        rows[column], tokenizer, longest, wanted, seed, labels,
-        seconds=None if second is None else rows[second], prompt=prompt,
-    )  # fmt: skip
+        rows[column], tokenizer, longest, wanted, asked.seed, _labels(asked), seconds=seconds, prompt=asked.prompt
+    )
 
 
-def _pixel_rows(
-    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int,
-    length: int | None, prompt: str,
-) -> Any:  # fmt: skip
-    wanted = wanted or _IMAGES
-    if "pixel_values" in rows.column_names and name.column in (None, "pixel_values"):
-        return _prepared_pixels(rows, model, wanted, seed, _labels(name, rows, model))
-    column = _column(name, rows, "image")
+def _pixel_rows(asked: _Asked) -> Any:
+    rows, model, wanted = asked.rows, asked.model, asked.wanted or _IMAGES
+    if "pixel_values" in rows.column_names and asked.name.column in (None, "pixel_values"):
+        return _prepared_pixels(rows, model, wanted, asked.seed, _labels(asked))
+    column = _column(asked, "image")
     mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
-    images = ProcessedImages(rows, column, image_processor_of(source), mode=mode, labels=_labels(name, rows, model))
-    return Subset(images, sample_numbers(len(images), wanted, seed).tolist())
+    images = ProcessedImages(rows, column, image_processor_of(asked.source), mode=mode, labels=_labels(asked))
+    return Subset(images, sample_numbers(len(images), wanted, asked.seed).tolist())
 
 
 def _prepared_pixels(rows: Any, model: PreTrainedModel, wanted: int, seed: int, labels: Tensor | None) -> TensorRows:
@@ -174,15 +183,12 @@ def _prepared_pixels(rows: Any, model: PreTrainedModel, wanted: int, seed: int, 
     return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]}, whole=whole)
 
 
-def _feature_rows(
-    name: DatasetName, rows: Any, model: PreTrainedModel, source: str, wanted: int | None, seed: int,
-    length: int | None, prompt: str,
-) -> Any:  # fmt: skip
-    labels = _labels(name, rows, model)
+def _feature_rows(asked: _Asked) -> Any:
+    name, rows, labels = asked.name, asked.rows, _labels(asked)
     lists = _columns_of(rows, "list")
     if name.column is not None:
         if name.column not in lists:
-            raise _no_column(name, rows, f"a column {name.column!r} of lists of numbers", lists)
+            raise _no_column(asked, f"a column {name.column!r} of lists of numbers", lists)
         lists = [name.column]
     own = [column for column in _columns_of(rows, "number") if column not in (*_LABELS, name.label_column)]
     values = rows.with_format("numpy")
@@ -191,37 +197,38 @@ def _feature_rows(
     elif not lists and own:
         features = float_rows(np.stack([values[column][:] for column in own], axis=1))
     else:
-        raise _no_column(name, rows, "numeric columns, or one column of lists of numbers", lists)
-    wanted_features = getattr(model.config, "num_features", features.shape[1])
+        raise _no_column(asked, "numeric columns, or one column of lists of numbers", lists)
+    wanted_features = getattr(asked.model.config, "num_features", features.shape[1])
     if features.shape[1] != wanted_features:
         raise ValueError(
             f"{name.description} has {features.shape[1]} features a row ({', '.join(lists or own)[:200]}), and the "
             f"model takes {wanted_features}; keep the columns that it was trained on, prepared as they were"
         )
-    chosen = torch.from_numpy(sample_numbers(len(features), wanted or _FEATURE_ROWS, seed))
+    chosen = torch.from_numpy(sample_numbers(len(features), asked.wanted or _FEATURE_ROWS, asked.seed))
     tensors = {"features": features[chosen]}
     whole = len(chosen) == len(features)
     return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]}, whole=whole)
 
 
-def _column(name: DatasetName, rows: Any, kind: str, *, alone: bool = False) -> str:
+def _column(asked: _Asked, kind: str, *, alone: bool = False) -> str:
     """The one column of that kind, or, unless it must be `alone`, the one with a usual name."""
+    name = asked.name
     others = (name.pair_column, *((*_LABELS, name.label_column) if alone else ()))
-    found = [column for column in _columns_of(rows, kind) if column not in others]
+    found = [column for column in _columns_of(asked.rows, kind) if column not in others]
     if name.column is not None:
         if name.column not in found:
-            raise _no_column(name, rows, f"a column {name.column!r} of {kind}", found)
+            raise _no_column(asked, f"a column {name.column!r} of {kind}", found)
         return name.column
     usual = [column for column in _NAMED[kind] if column in found]
     if len(found) == 1 or (len(usual) == 1 and not alone):
         return (usual or found)[0]
     pairs = " (of pairs by --column the first, by --pair_column the second)" if kind == "text" and alone else ""
-    raise _no_column(name, rows, f"one column of {kind}{pairs}", found)
+    raise _no_column(asked, f"one column of {kind}{pairs}", found)
 
 
-def _second_column(name: DatasetName, rows: Any, first: str) -> str | None:
+def _second_column(asked: _Asked, first: str) -> str | None:
     """The column of the second texts of pairs, where one is named."""
-    found = [column for column in _columns_of(rows, "text") if column != first]
+    name, found = asked.name, [column for column in _columns_of(asked.rows, "text") if column != first]
     if name.pair_column is None or name.pair_column in found:
         return name.pair_column
     near = did_you_mean(name.pair_column, found)
@@ -231,7 +238,8 @@ def _second_column(name: DatasetName, rows: Any, first: str) -> str | None:
     )
 
 
-def _no_column(name: DatasetName, rows: Any, wanted: str, found: Sequence[str]) -> ValueError:
+def _no_column(asked: _Asked, wanted: str, found: Sequence[str]) -> ValueError:
+    name, rows = asked.name, asked.rows
     near = "" if name.column is None else did_you_mean(name.column, found)
     if found:
         there = f"{', '.join(rows.column_names)}; candidates are {', '.join(found)}, choose one with --column{near}"
@@ -268,11 +276,12 @@ def _is_classifier(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith(("ForImageClassification", "ForSequenceClassification", "ForClassification"))
 
 
-def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | None:
+def _labels(asked: _Asked) -> Tensor | None:
     """(N,) int64 classes of the model; None where the data set has none, or, with a warning, those of another task.
 
     Raises ValueError for a column that was asked for by name and holds none.
     """
+    name, rows, model = asked.name, asked.rows, asked.model
     if not _is_classifier(model):
         return None
     column = name.label_column or next((usual for usual in _LABELS if usual in rows.column_names), None)
@@ -296,20 +305,27 @@ def _labels(name: DatasetName, rows: Any, model: PreTrainedModel) -> Tensor | No
 
 
 def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: PreTrainedModel) -> Tensor | None:
-    """By name where both sides have names, else by number; None where a row has no class, or none of the model's."""
-    own = model.config.label2id or {}
-    generic = all(str(label).startswith("LABEL_") for label in own)
+    """By name where both sides have names, else by number; None where a row has no class, or none of the model's.
+
+    Capital or small letters make no other name ("POSITIVE", "positive"), unless two of the model's differ by them.
+    """
+    labels = {str(label): number for label, number in (model.config.label2id or {}).items()}
+    generic = all(label.startswith("LABEL_") for label in labels)
+    plain = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
+    own = {plain(label): number for label, number in labels.items()}
     if values.dtype.kind in "UOT":  # texts
-        if not all(value in own for value in values.tolist()):
+        texts = values.tolist()
+        if not all(isinstance(text, str) and plain(text) in own for text in texts):
             return None
-        values = np.array([own[value] for value in values.tolist()])
+        values = np.array([own[plain(text)] for text in texts])
     # Before the names are looked up: a row without a class has -1, which as an index would be the last name.
     if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
         return None
     if names and not generic:
-        if set(names) != set(own):
+        known = [plain(name) for name in names]
+        if len(known) != len(own) or set(known) != set(own):
             return None
-        values = np.array([own[label] for label in names])[values]
+        values = np.array([own[name] for name in known])[values]
     if values.max() >= model.config.num_labels:
         return None
     return torch.from_numpy(values.astype(np.int64))
