@@ -61,6 +61,11 @@ def form_of(given: GivenCheckpoint, facts: CardFacts) -> str:
         if is_activation(module)
     }
     were_gates = facts.hardness.keys() & activations  # a network has activations that never were λ-gates, too
+    if facts.hardness and not were_gates:
+        raise ValueError(
+            f"the facts are of another network: they tell the hardness of {', '.join(list(facts.hardness)[:4])}, and "
+            f"{given.name} has no activation of that name"
+        )
     if relus and not smooth and were_gates <= relus:
         return "relu"
     if plain and were_gates <= plain:

@@ -7,7 +7,6 @@ no seconds.
 import argparse
 import importlib
 import itertools
-import os
 import signal
 import sys
 import threading
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from hf_lgelu.cli.near_names import did_you_mean
+from hf_lgelu.cli.saying import stop_saying
 from hf_lgelu.cli.table import COMMANDS, Command
 from hf_lgelu.version import __version__
 
@@ -146,7 +146,7 @@ def _answer(command: Command, arguments: argparse.Namespace) -> int:
         with _signals_as_interrupts(ended_by):
             getattr(importlib.import_module(module), function)(arguments)
     except BrokenPipeError:  # `hf-lgelu check ... | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at the end would complain
+        stop_saying()
         return 128 + signal.SIGPIPE
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__

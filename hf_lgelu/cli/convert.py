@@ -27,6 +27,7 @@ from hf_lgelu.cli.given_checkpoint import (
 from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.cli.inputs.splits import require_outside_data
+from hf_lgelu.cli.saying import say
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_text import shown
 from hf_lgelu.export.hub.conversion_card import Provenance, original_licence, write_conversion_card
@@ -69,7 +70,9 @@ def convert(arguments: Namespace) -> ConversionReport:
     work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
     require_other_folder(folder, arguments.model, arguments.data, arguments.evaluation)
     require_outside_data(folder, arguments.data, arguments.evaluation)
-    tell = print if state.is_main_process else _say_nothing
+    if state.is_main_process:  # asked before the work
+        arguments.push_to_hub = repository(arguments.push_to_hub, folder)
+    tell = say if state.is_main_process else _say_nothing
     progress = not arguments.disable_tqdm and state.is_main_process
     # Entered first: a folder that cannot be written to must not be found out after the work.
     place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
@@ -98,7 +101,7 @@ def convert(arguments: Namespace) -> ConversionReport:
         forget_work(work)
     tell(f"Saved in {folder}, with {PAGE_FILE} and the model card README.md")
     if state.is_main_process:
-        push(folder, repository(arguments.push_to_hub, folder), private=arguments.private, tell=tell)
+        push(folder, arguments.push_to_hub, private=arguments.private, tell=tell)
     wait_for_all()
     return report
 
@@ -271,7 +274,7 @@ def _write(
     draw_conversion(folder / FIGURE_FILE, report)
     write_conversion_card(
         folder, report, provenance, figure=FIGURE_FILE,
-        repo_id=repository(arguments.push_to_hub, Path(arguments.output_dir)),
+        repo_id=arguments.push_to_hub,
         license=arguments.license or original_licence(given.name),
     )  # fmt: skip
 

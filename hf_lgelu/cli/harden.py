@@ -20,6 +20,7 @@ from hf_lgelu.cli.inputs.chosen import evaluation_set
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.cli.inputs.splits import require_outside_data
 from hf_lgelu.cli.known_facts import known_facts, with_hardness_of
+from hf_lgelu.cli.saying import say
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
 from hf_lgelu.export.targets import EXPORT_TARGETS, ExportTarget
@@ -41,6 +42,7 @@ def harden(arguments: Namespace) -> Any:
     progress = not arguments.disable_tqdm
     require_other_folder(folder, arguments.model, arguments.evaluation, arguments.facts)
     require_outside_data(folder, arguments.evaluation)
+    arguments.push_to_hub = repository(arguments.push_to_hub, folder)  # asked before the work
     # Entered first: a folder that cannot be written to must not be found out after the work.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
         given = read_checkpoint(arguments.model, progress=progress)
@@ -52,15 +54,15 @@ def harden(arguments: Namespace) -> Any:
             rows = evaluation.first(2)
             require_fitting_rows(given.network, given.name, rows, evaluation.description, _ADVICE)
         report = _export(arguments, target, given, evaluation, new)
-        print(_at_home(report, folder))
+        say(_at_home(report, folder))
         if evaluation is None:
-            print("  these inputs are random; --evaluation DATA takes real ones")
+            say("  these inputs are random; --evaluation DATA takes real ones")
         if target.is_checkpoint:
             if evaluation is not None:
-                print(_compared(arguments, given, new, evaluation, progress))
+                say(_compared(arguments, given, new, evaluation, progress))
             _write_card(arguments, given, report, new)
-    print(f"Saved in {folder}" + (", with the model card README.md" if target.is_checkpoint else ""))
-    push(folder, repository(arguments.push_to_hub, folder), private=arguments.private, tell=print)
+    say(f"Saved in {folder}" + (", with the model card README.md" if target.is_checkpoint else ""))
+    push(folder, arguments.push_to_hub, private=arguments.private, tell=say)
     return report
 
 
@@ -87,8 +89,7 @@ def _write_card(arguments: Namespace, given: GivenCheckpoint, report: Any, folde
         license=arguments.license or known.license or original_licence(given.name),
         checkpoint=None,  # that of the new folder
     )
-    repo_id = repository(arguments.push_to_hub, Path(arguments.output_dir))
-    write_card(folder, facts, export=arguments.to, repo_id=repo_id)
+    write_card(folder, facts, export=arguments.to, repo_id=arguments.push_to_hub)
 
 
 def _left_smooth(given: GivenCheckpoint, target: ExportTarget) -> list[str]:

@@ -28,7 +28,7 @@ _ENCODERS_OWN = (CONFIG_NAME, "model*.safetensors", "model.safetensors.index.jso
 # Where sentence-transformers keeps how many tokens an encoder is given, by the class that wrote it.
 _WRITERS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _SETTINGS = tuple(f"sentence_{writer}_config.json" for writer in _WRITERS)
-_WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "*.h5", "*.msgpack", "*.ot")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "*.onnx_data", "*.onnx.data", "*.h5", "*.msgpack", "*.ot", "*.gguf")
 _OTHER_FORMS = ("onnx", "openvino", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "coreml")
 
 
@@ -81,7 +81,8 @@ class SentenceFolder:
         """
         left_out = {
             *(path for pattern in _ENCODERS_OWN for path in self.encoder_path.glob(pattern)),
-            *(place / name for place in (self.path, self.encoder_path) for name in (*_OTHER_FORMS, REPOCARD_NAME)),
+            *(place / name for place in self._places for name in (*_OTHER_FORMS, REPOCARD_NAME)),
+            *(path for place in self._places for pattern in (*_WEIGHTS, "openvino_*") for path in place.glob(pattern)),
             *self._other_networks(),
         }
         for file in sorted(self.path.rglob("*")):
@@ -94,6 +95,11 @@ class SentenceFolder:
             if file.is_file():
                 (target / place).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, target / place)
+
+    @property
+    def _places(self) -> tuple[Path, Path]:
+        """Where weights are the encoder's, in whatever form: those of other modules lie in folders of their own."""
+        return self.path, self.encoder_path
 
     def _other_networks(self) -> Iterator[Path]:
         """Folders with weights that the list of modules does not name: what was exported there before, and the like."""
@@ -166,4 +172,6 @@ def _downloaded(name: str) -> Path | None:
     except (EntryNotFoundError, LocalEntryNotFoundError):
         return None
     forms = [f"{form}*" for form in _OTHER_FORMS]
-    return Path(snapshot_download(name, ignore_patterns=[*forms, "*.bin", "*.h5", "*.msgpack", "*.ot"]))
+    # Of the encoder safetensors alone are read; older modules behind it have their weights in pytorch_model.bin.
+    others = ["pytorch_model*", "0_*/pytorch_model*", "*.onnx*", "*.gguf", "*.h5", "*.msgpack", "*.ot", "openvino_*"]
+    return Path(snapshot_download(name, ignore_patterns=[*forms, *others]))

@@ -20,6 +20,7 @@ except ImportError:  # Windows, where nothing is swept: who is alive cannot be s
 
 _SUFFIX = ".hf_lgelu"
 _CHECKPOINTS = "checkpoint-*"  # folders that transformers' Trainer writes
+_RANDOM = "?" * 8  # as many letters as mkdtemp draws: "*" would take what belongs to `name-2` for that of `name`
 _LOCK, _NEW, _OLD = "lock", "new", "old"
 _SECONDS_TO_LOCK = 60.0
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
@@ -29,7 +30,8 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a new folder to write into; it becomes `target` when the block ends well.
 
-    After an error nothing is left behind, and what was at `target` is as it was. A process that is killed leaves the
+    After an error nothing is left behind, and what was at `target` is as it was. Only where the system does not let the
+    finished folder take its place, that stays beside it, and the error names it. A process that is killed leaves the
     old folder or the new one at `target`, and perhaps a hidden one beside it, which the next call for the same
     `target` removes. Where the system cannot exchange two folders in one step, a process killed between two steps
     leaves the old one hidden; the next call puts it back.
@@ -42,7 +44,9 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         FileExistsError: `target` is not empty, and `overwrite` is False, or it holds no model, or a Trainer's
             checkpoints or a repository of git beside it.
         NotADirectoryError: `target` is a file.
-        ValueError: the current folder is `target` or inside it, and would be gone.
+        ValueError: the current folder is `target` or inside it, and would be gone; or `target` is where a disk is
+            mounted, and can be neither moved nor replaced.
+        OSError: the finished folder could not take its place; the message says where it is.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as place:
@@ -54,6 +58,8 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
     named, target = Path(target), Path(os.path.realpath(target))
     if Path.cwd().is_relative_to(target):
         raise ValueError(f"{named} is the current folder or has it inside; give a folder of the export's own")
+    if os.path.ismount(target):
+        raise ValueError(f"{named} is a mount point and cannot be replaced as a whole; give a folder inside it")
     sweep(target)
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{named} is a file; give a folder")
@@ -65,7 +71,20 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         yield new
         if target.exists() and any(target.iterdir()):
             _require_replaceable(named, overwrite)  # it may have been filled in the meantime
-        _put(new, target, folder / _OLD)
+        try:
+            _put(new, target, folder / _OLD)
+        except OSError as error:
+            kept = _kept_beside(new, target)
+            raise OSError(
+                error.errno, f"{error.strerror}: what was made could not take the place of {named}, and is in {kept}"
+            ) from error
+
+
+def _kept_beside(new: Path, target: Path) -> Path:
+    """`new` under a visible name beside the target, where nothing removes it."""
+    kept = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}-"))
+    os.replace(new, kept)
+    return kept
 
 
 def _require_replaceable(target: Path, overwrite: bool) -> None:
@@ -121,7 +140,7 @@ def folder_beside(target: Path) -> Iterator[Path]:
 
 def sweep(target: Path) -> None:
     """Remove what killed processes left hidden beside `target`, and put back a folder that one was about to replace."""
-    pattern = f".{glob.escape(target.name)}-*{_SUFFIX}"
+    pattern = f".{glob.escape(target.name)}-{_RANDOM}{_SUFFIX}"
     for folder in sorted(target.parent.glob(pattern)):
         lock = _lock_of_the_dead(folder)
         if lock is None:

@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.constants import CONFIG_NAME
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import CHAT_TEMPLATE_DIR, logging
 
 from hf_lgelu.files.links import require_inside
 from hf_lgelu.models.mlp import MLPForClassification
@@ -24,7 +24,7 @@ PROCESSOR_FILES = (
     *("*.spm", "target_vocab.json", "bpe.codes", "prophetnet.tokenizer", "entity_vocab.json", "dict.txt", "emoji.json"),
     *("byte_maps.json", "word_shape.json", "word_pronunciation.json", "normalizer.json"),
     *("preprocessor_config.json", "processor_config.json", "image_processor*.json", "video_preprocessor_config.json"),
-    *("feature_extractor*.json", "audio_tokenizer_config.json", "chat_template.*", "chat_templates/*"),
+    *("feature_extractor*.json", "audio_tokenizer_config.json", "chat_template.*", f"{CHAT_TEMPLATE_DIR}/*"),
 )
 """Names under which tokenizers and processors of transformers save themselves, as patterns."""
 

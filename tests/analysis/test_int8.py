@@ -482,3 +482,26 @@ def test_nan_in_any_output_makes_the_error_nan(broken):
     change, error = compared.change, compared.relative_error
     assert np.isnan(error)
     assert np.isnan(change.max_change) == (broken == 0)
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, x):
+        parts = dict(zip(("a", "b"), self.layer(x).split(3, dim=-1), strict=True))
+        return {name: parts[name] for name in self.names}
+
+
+def test_outputs_are_compared_by_their_names(tmp_path):
+    rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+    for names in ("ab", "ba", "a"):
+        export_onnx(TwoOutputs(names), tmp_path / f"{names}.onnx", rows)
+    found = compare_onnx(tmp_path / "ab.onnx", tmp_path / "ba.onnx", rows)
+    assert found.change.max_change == 0
+    assert found.relative_error == 0
+    with pytest.raises(ValueError, match="one file gives a, b and the other a: these cannot be compared"):
+        compare_onnx(tmp_path / "ab.onnx", tmp_path / "a.onnx", rows)

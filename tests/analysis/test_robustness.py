@@ -102,6 +102,27 @@ def test_answers_are_counted_and_told():
     assert report.count(0.4, "refuted", "search") == 1
     assert report.count(0.4, "proved") == 1
     assert report.count(0.4, "refuted", "attack") == report.count(0.4, "timeout") == 0
+    with pytest.raises(ValueError, match=r"epsilon must be one of 1\.2, 0\.4, got 0\.3"):
+        report.count(0.3, "proved")
+    with pytest.raises(ValueError, match=r"status must be one of proved, refuted, .*, got 'Proved'"):
+        report.count(0.4, "Proved")
+    narrow = verify(diamond(), [[0.1, 0.0]], [0], torch.tensor([0.4]), attack_restarts=0)
+    assert narrow.count(0.4, "proved") == 1  # 0.4 in float32 is 0.4000000059604645
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_network_that_works_in_place_is_asked_about_the_inputs_given(restarts):
+    """With the ReLU of 0.3 and −5 the radius would be another one: it is 0.7, of |x0| alone."""
+    model = nn.Sequential(nn.ReLU(inplace=True), linear([[0.0, 0.0], [1.0, 1.0]], [1.0, 0.0]))
+    given = torch.tensor([[0.3, -5.0]])
+    report = verify_robustness(
+        model, given, torch.tensor([0]), epsilons=[0.6, 0.8], margin=MARGIN, attack_restarts=restarts
+    )
+    assert [result.status for result in report.results] == ["proved", "refuted"]
+    assert given.tolist() == [[torch.tensor(0.3).item(), -5.0]]
+    found = report.results[1].counterexample  # in the ball around the input, and of the other class there
+    assert (found - torch.tensor([0.3, -5.0])).abs().max() <= 0.8 + 1e-6
+    assert found.clamp(min=0.0).sum() > 1
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -193,6 +193,11 @@ def test_the_card_of_an_export_needs_the_hardness_it_had(place, tmp_path, call):
     save_card_facts(CardFacts({"layers.0.activation": 123.0}, name="letters"), tmp_path)
     assert call("card", tmp_path / "relu", "--overwrite", "--facts", tmp_path)[0] == 0
     assert "λ = 123" in (tmp_path / "relu" / "README.md").read_text()
+    save_card_facts(CardFacts({"encoder.act": 7.0}, name="another"), tmp_path)
+    status, _, errors = call("card", tmp_path / "relu", "--overwrite", "--facts", tmp_path)
+    assert status == 1
+    assert "the facts are of another network: they tell the hardness of encoder.act" in errors
+    assert "λ = 123" in (tmp_path / "relu" / "README.md").read_text()
     status, _, errors = call("card", tmp_path / "nothing")
     assert status == 1
     assert "there is no folder" in errors

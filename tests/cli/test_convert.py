@@ -10,7 +10,9 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
+from fresh_process import run_fresh
 from huggingface_hub import ModelCard
+from huggingface_hub.errors import LocalTokenNotFoundError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
@@ -365,18 +367,47 @@ def test_push_sends_the_folder_and_the_licence_is_the_originals(place, tmp_path,
         return type("Commit", (), {"commit_url": "http://hub/commit/1"})
 
     monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", push)
+    monkeypatch.setattr("hf_lgelu.cli.given_checkpoint.HfApi.whoami", lambda self: {"name": "me"})
     load_checkpoint(place / "gelu").save_pretrained(tmp_path / "original")
     (tmp_path / "original" / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n")
     words = ("--data", place / "rows.csv", "--disable_tqdm")
     options = ("--push_to_hub", "me/rows", "--private")
     _, said, _ = call("convert", tmp_path / "original", *words, "--output_dir", tmp_path / "a", *options)
     call("convert", place / "gelu", *words, "--output_dir", tmp_path / "rows-relu", "--push_to_hub")
-    assert pushed == [(FILES, "me/rows", True), (FILES, "rows-relu", None)]
+    assert pushed == [(FILES, "me/rows", True), (FILES, "me/rows-relu", None)]
     assert said.endswith("Pushed: http://hub/commit/1\n")
     licensed, unlicensed = (ModelCard.load(tmp_path / name / "README.md") for name in ("a", "rows-relu"))
     assert licensed.data.license == "cc-by-4.0"
     assert unlicensed.data.license is None
     assert 'from_pretrained(MLPForClassification, "me/rows")' in licensed.text
+    assert 'from_pretrained(MLPForClassification, "me/rows-relu")' in unlicensed.text
+
+
+def test_who_is_logged_in_is_asked_before_the_work(place, tmp_path, monkeypatch, call):
+    def nobody(self):
+        raise LocalTokenNotFoundError("no token found")
+
+    monkeypatch.setattr("hf_lgelu.cli.given_checkpoint.HfApi.whoami", nobody)
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
+    status, said, errors = call(*words, "--push_to_hub")
+    assert (status, said) == (1, "")
+    assert "no token found" in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_has_left_ends_no_conversion(place, tmp_path):
+    """As of `hf-lgelu convert … | head`."""
+    words = ["convert", str(place / "gelu"), "--data", str(place / "rows.csv"), "--output_dir", str(tmp_path / "relu")]
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\nfrom hf_lgelu.cli.command import main\n"
+        "sys.stdout.reconfigure(line_buffering=True)\n"
+        "reading, writing = os.pipe()\nos.close(reading)\nos.dup2(writing, 1)\n"
+        f"status = main({words!r})\nprint('unread')\nsys.exit(status)\n"
+    )
+    done = run_fresh(program)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "relu" / "model.safetensors").is_file()
 
 
 def test_links_do_not_carry_other_files_away(place, tmp_path, call):

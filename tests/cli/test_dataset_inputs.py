@@ -253,6 +253,7 @@ def test_sequences_are_taken_by_the_tokens_that_they_have(tokenizer, tokenized):
     few = inputs(rows.select(range(300)), model, source)
     assert len(few) == 300
     assert few.whole
+    assert tokenized or not inputs(datasets.Dataset.from_dict({"text": ["one two", " "]}), model, source).whole
     long = datasets.Dataset.from_dict({"input_ids": [[7] * 2000] * 40})
     assert len(inputs(long, model)) == FEWEST_SEQUENCES
     assert len(inputs(long, model, wanted=3)) == 3

@@ -6,6 +6,7 @@ from argparse import Namespace
 
 import pytest
 from full_disk import full_disk
+from huggingface_hub.utils import filter_repo_objects
 from torch import nn
 from transformers import BertConfig, BertModel
 
@@ -84,6 +85,10 @@ def test_other_networks_in_a_folder_of_sentence_transformers_do_not_go_along(sen
         "0_Transformer/tf_model.h5",
         "onnx/model.onnx",
         "relu/model.safetensors",
+        "model_quantized.onnx",
+        "0_Transformer/model.onnx",
+        "openvino_model.xml",
+        "smooth-F16.gguf",
     ):
         (folder / place).parent.mkdir(exist_ok=True)
         (folder / place).write_text("smooth")
@@ -93,8 +98,23 @@ def test_other_networks_in_a_folder_of_sentence_transformers_do_not_go_along(sen
     found = {
         path.relative_to(tmp_path / "rest").as_posix() for path in (tmp_path / "rest").rglob("*") if path.is_file()
     }
-    assert not any("onnx" in name or name.endswith((".h5", ".safetensors")) for name in found)
+    left_out = ("onnx", ".h5", ".safetensors", "openvino", ".gguf")
+    assert not any(part in name for name in found for part in left_out)
     assert {"modules.json", "1_Pooling/config.json", "figures/loss.png", "0_Transformer/tokenizer.json"} <= found
+
+
+def test_modules_behind_an_encoder_are_downloaded_with_their_weights(monkeypatch, tmp_path):
+    """Older ones have pytorch_model.bin alone; of the encoder safetensors alone are read."""
+    asked = {}
+    monkeypatch.setattr("hf_lgelu.cli.sentence_folder.hf_hub_download", lambda *words: None)
+    monkeypatch.setattr(
+        "hf_lgelu.cli.sentence_folder.snapshot_download", lambda name, **options: asked.update(options) or tmp_path
+    )
+    assert find_sentence_folder("someone/encoder") is None  # nothing was put there
+    files = ["modules.json", "model.safetensors", "2_Dense/pytorch_model.bin", "2_Dense/config.json"]
+    others = ["pytorch_model.bin", "0_BERT/pytorch_model.bin", "onnx/model.onnx", "model_O4.onnx", "a/b.gguf"]
+    others += ["openvino_model.xml", "tf_model.h5", "rust_model.ot"]
+    assert list(filter_repo_objects(files + others, ignore_patterns=asked["ignore_patterns"])) == files
 
 
 def test_an_encoder_that_does_not_fit_on_the_disk_is_told_as_such(tmp_path):

@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _create(self, parts: list[str], body: bytes) -> None:
         asked = json.loads(body)
-        name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+        name = f"{asked.get('organization') or 'someone'}/{asked['name']}"  # of nobody: of whom the token is
         if name in self.server.repositories:
             self._send(409, {"error": "exists", "url": f"{self.server.url}/{name}"})
             return
@@ -188,6 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = base64.b64decode(value["content"])
             elif item["key"] == "lfsFile":
                 files[value["path"]] = self.server.large[value["oid"]]
+            elif item["key"] == "deletedFile":
+                del files[value["path"]]
         repository.commits.append((_oid(len(repository.commits), files), files))
         url = f"{self.server.url}/{'/'.join(parts[2:4])}/commit/{repository.head}"
         self._send(200, {"commitUrl": url, "commitOid": repository.head, "success": True})

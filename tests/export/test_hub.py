@@ -95,6 +95,27 @@ def test_second_push_replaces_and_keeps(folder, hub):
     assert len(repository.commits) == 3
 
 
+def test_weights_of_before_do_not_stay_where_they_would_be_loaded(folder, hub, caplog):
+    """transformers looks for model.safetensors before the index of shards, and puts an adapter on top."""
+    push(folder, hub)
+    repository = hub.repositories[REPOSITORY]
+    others = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"a", "pytorch_model.bin": b"b"}
+    stay = {"onnx/model.onnx": b"smooth", "notes.txt": b"mine", "onnx/model.safetensors": b"c"}
+    repository.files.update({**others, **stay})
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with caplog.at_level(logging.WARNING):
+        push(folder, hub)
+    assert repository.files == contents(folder) | stay
+    assert len(repository.commits) == 3  # in the one commit
+    assert "weights that are not of this push and stay: onnx/model.onnx, onnx/model.safetensors" in caplog.text
+
+
+def test_a_name_alone_is_a_repository_of_who_is_logged_in(folder, hub):
+    push_to_hub(folder, "small-relu", token=TOKEN, endpoint=hub.url)
+    assert hub.repositories[REPOSITORY].files == contents(folder)
+
+
 @pytest.mark.parametrize("endpoint", ["preupload", "batch", "put", "verify", "commit"])
 def test_push_cut_off_leaves_the_remote_as_it_was_and_can_be_repeated(folder, hub, endpoint):
     push(folder, hub)
@@ -178,7 +199,17 @@ def test_the_environments_token_in_a_file_stops_the_push(folder, hub, monkeypatc
 
 def test_every_option_reaches_the_client(folder, monkeypatch):
     seen = {}
-    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **options: seen.update(options, to=repo_id))
+
+    def made(self, repo_id, **options):
+        seen.update(options, to=repo_id)
+        return SimpleNamespace(repo_id=repo_id)
+
+    def found(self, repo_id, *, revision):
+        assert (repo_id, revision) == (REPOSITORY, "soft")
+        return SimpleNamespace(siblings=[])
+
+    monkeypatch.setattr(HfApi, "create_repo", made)
+    monkeypatch.setattr(HfApi, "model_info", found)
     monkeypatch.setattr(HfApi, "create_commit", lambda self, repo_id, operations, **options: seen.update(options))
     options = {"commit_message": "First", "revision": "soft", "create_pr": True}
     push_to_hub(folder, REPOSITORY, private=False, **options)
@@ -252,7 +283,14 @@ def test_what_goes_and_what_stays(folder):
         "notes.py",
         "a.log",
     ]
-    goes = ["tokenizer.json", "merges.txt", "hardness.png", "LICENSE", "figures/a.png", "chat_templates/b.jinja"]
+    goes = [
+        "tokenizer.json",
+        "merges.txt",
+        "hardness.png",
+        "LICENSE",
+        "figures/a.png",
+        "additional_chat_templates/b.jinja",
+    ]
     goes += ["model.onnx", "model.onnx.data", "source.spm", "bpe.codes"]
     for name in [*stays, *goes, "checkpoint-1/model.safetensors", ".git/config", "figures/.c.png"]:
         (folder / name).parent.mkdir(exist_ok=True)

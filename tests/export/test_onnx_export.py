@@ -8,7 +8,7 @@ import onnx
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, YolosConfig, YolosForObjectDetection
 
 import hf_lgelu  # noqa: F401  registers lambda_gelu
 from hf_lgelu.export.onnx import onnx_export
@@ -273,3 +273,40 @@ def test_a_file_is_complete_or_not_there(tmp_path):
     assert [entry.name for entry in (tmp_path / "sub").iterdir()] == ["x"]
     with pytest.raises(IsADirectoryError, match="is a folder"), whole_file(tmp_path / "sub", overwrite=True):
         pass
+
+
+class InPlace(nn.Module):
+    """Standardizes what it is given where it lies, as code for one's own use does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x.sub_(1.0).mul_(2.0))
+
+
+def test_a_network_that_works_in_place_leaves_the_inputs_given(tmp_path):
+    torch.manual_seed(0)
+    model, rows = InPlace().eval(), torch.randn(4, 3)
+    before = rows.clone()
+    export_onnx(model, tmp_path / "model.onnx", rows)
+    assert torch.equal(rows, before)
+    (found,) = OnnxModel(tmp_path / "model.onnx")({"x": rows})
+    with torch.no_grad():
+        expected = torch.nn.functional.linear((before - 1.0) * 2.0, model.layer.weight, model.layer.bias)
+    torch.testing.assert_close(torch.from_numpy(found), expected)
+
+
+def test_a_detectors_file_has_its_boxes(tmp_path):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = YolosConfig(**sizes, image_size=[32, 32], patch_size=16, num_detection_tokens=5, num_labels=3)
+    torch.manual_seed(0)
+    model, images = YolosForObjectDetection(config).eval(), torch.randn(2, 3, 32, 32)
+    report = export_onnx(model, tmp_path / "model.onnx", {"pixel_values": images})
+    assert report.outputs == ("logits", "pred_boxes")
+    logits, boxes = OnnxModel(tmp_path / "model.onnx")({"pixel_values": images})
+    with torch.no_grad():
+        expected = model(pixel_values=images)
+    torch.testing.assert_close(torch.from_numpy(logits), expected.logits, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(boxes), expected.pred_boxes, atol=1e-5, rtol=1e-4)

@@ -75,10 +75,12 @@ def test_a_failing_exchange_puts_the_old_folder_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "_exchanged", lambda one, other: False)
     monkeypatch.setattr("hf_lgelu.files.whole_folder.os.replace", fail_second)
-    with pytest.raises(OSError, match="No space"), whole_folder(target, overwrite=True) as new:
+    with pytest.raises(OSError, match="No space") as failure, whole_folder(target, overwrite=True) as new:
         (new / "file").write_text("x")
     assert [path.name for path in target.iterdir()] == ["config.json"]
-    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    (kept,) = set(tmp_path.iterdir()) - {target}  # the work of hours, perhaps: it stays, and is named
+    assert f"could not take the place of {target}, and is in {kept}" in str(failure.value)
+    assert [(path.name, path.read_text()) for path in kept.iterdir()] == [("file", "x")]
 
 
 def old_model(place):
@@ -152,11 +154,13 @@ def test_who_comes_second_does_not_replace_the_first(tmp_path):
 
 
 def test_other_hidden_folders_are_left_alone(tmp_path):
-    (tmp_path / ".b-notes").mkdir()
-    (tmp_path / ".bc-xyz.hf_lgelu").mkdir()
+    others = [".b-notes", ".b-2-12345678.hf_lgelu", ".bc-12345678.hf_lgelu"]  # of b, b-2 and bc
+    for name in others:
+        (tmp_path / name / "old").mkdir(parents=True)
+        os.utime(tmp_path / name, (0, 0))  # long ago, by a process that is dead
     with whole_folder(tmp_path / "b"):
         pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".b-notes", ".bc-xyz.hf_lgelu", "b"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "b"])
 
 
 def test_a_link_to_a_folder_is_followed(exchange, tmp_path):
@@ -249,3 +253,10 @@ def test_where_nothing_can_be_written_the_place_that_was_given_is_named(tmp_path
         pass
     assert caught.value.errno == 30
     assert str(caught.value.filename) == str(target)
+
+
+@pytest.mark.skipif(not os.path.ismount("/proc"), reason="needs a mount point")
+def test_a_mount_point_is_refused_before_the_work():
+    """As `docker run -v …:/out` gives one: it can be neither renamed nor removed."""
+    with pytest.raises(ValueError, match="/proc is a mount point and cannot be replaced"), whole_folder("/proc"):
+        pytest.fail("the work was begun")

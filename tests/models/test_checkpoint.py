@@ -133,14 +133,20 @@ def test_a_class_that_nobody_has_is_named(tmp_path):
 
 def test_processor_files_are_copied_byte_for_byte_and_nothing_else(tmp_path):
     source, target = tmp_path / "a", tmp_path / "b"
-    (source / "chat_templates").mkdir(parents=True)
-    wanted = ["chat_templates/tool.jinja", "preprocessor_config.json", "spiece.model", "tokenizer.json", "vocab.txt"]
+    (source / "additional_chat_templates").mkdir(parents=True)
+    wanted = [
+        "additional_chat_templates/tool.jinja",
+        "preprocessor_config.json",
+        "spiece.model",
+        "tokenizer.json",
+        "vocab.txt",
+    ]
     for name in (*wanted, "config.json", "model.safetensors", "README.md", "training_args.bin"):
         (source / name).write_bytes(name.encode())
     assert copy_processor_files(source, target) == wanted
     assert sorted(p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()) == wanted
     assert (target / "spiece.model").read_bytes() == b"spiece.model"
-    assert copy_processor_files(target / "chat_templates", tmp_path / "c") == []
+    assert copy_processor_files(target / "additional_chat_templates", tmp_path / "c") == []
 
 
 def rewritten(folder, change):
@@ -202,8 +208,8 @@ def test_links_out_of_a_checkpoint_are_not_copied(tmp_path):
     (source / "vocab.txt").unlink()
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "x.jinja").write_text("mine")
-    (source / "chat_templates").symlink_to(tmp_path / "templates")
-    with pytest.raises(ValueError, match=r"chat_templates/x\.jinja in"):
+    (source / "additional_chat_templates").symlink_to(tmp_path / "templates")
+    with pytest.raises(ValueError, match=r"additional_chat_templates/x\.jinja in"):
         copy_processor_files(source, tmp_path / "b")
     assert not (tmp_path / "b").exists()
 

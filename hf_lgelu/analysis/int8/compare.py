@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +71,17 @@ def compare_onnx(
 
 
 def compare_files(model: OnnxModel, other: OnnxModel, batches: Iterable[dict[str, np.ndarray]]) -> OnnxComparison:
-    """`compare_onnx` of opened files: the change and the KL of the first output of numbers, the error of all."""
+    """`compare_onnx` of opened files: the change and the KL of the first output of numbers, the error of all.
+
+    Outputs are paired by name, or, where the files name them otherwise, in order.
+    """
+    order = _order(model.output_names, other.output_names)
     sums: dict[int, list[Any]] = {}  # of each output: Σ(other − first)², rows, Σfirst and Σfirst² of each column
     first = _FirstOutput()
     for batch in batches:
-        for index, (wanted, found) in enumerate(zip(model(batch), other(batch), strict=True)):
+        others_outputs = other(batch)
+        for index, (wanted, place) in enumerate(zip(model(batch), order, strict=True)):
+            found = others_outputs[place]
             if wanted.dtype.kind != "f" or not wanted.size:
                 continue
             if wanted.shape != found.shape:
@@ -94,6 +100,15 @@ def compare_files(model: OnnxModel, other: OnnxModel, batches: Iterable[dict[str
         raise ValueError("the graph gives no floating-point output on the calibration rows")
     error = float(np.max([_relative_error(*values) for values in sums.values()]))
     return OnnxComparison(first.change, error, first.kl)
+
+
+def _order(names: Sequence[str], others: Sequence[str]) -> list[int]:
+    """For each output of the first file, which of the other's it is compared with."""
+    if len(names) != len(others):
+        raise ValueError(
+            f"one file gives {', '.join(names)} and the other {', '.join(others)}: these cannot be compared one by one"
+        )
+    return [others.index(name) for name in names] if set(names) == set(others) else list(range(len(names)))
 
 
 class _FirstOutput:

@@ -40,14 +40,16 @@ _INSTEAD = (
 
 class ScoresOnly(nn.Module):
     """`model` with the class scores alone as output: (batch, classes), from a tensor or an output with `logits`, an
-    attribute or by that key. TypeError for an output of another kind."""
+    attribute or by that key. A network that works in place leaves the inputs as they are. TypeError for an output of
+    another kind."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return scores_of(self.model(inputs))
+        # Of a graph that is exported nothing works in place.
+        return scores_of(self.model(inputs if torch.compiler.is_compiling() else inputs.clone()))
 
 
 class UnreadableNetworkError(RuntimeError):

@@ -45,8 +45,18 @@ class RobustnessReport:
     margin: float
 
     def count(self, epsilon: float, status: str, by: str | None = None) -> int:
-        """How many inputs have this status at `epsilon` (settled by `by`, if given)."""
-        found = [result for result in self.results if result.epsilon == epsilon and result.status == status]
+        """How many inputs have this status at `epsilon` (settled by `by`, if given).
+
+        Raises ValueError for an ε that was not asked for (those of float32 are known by their float64) and for a status
+        that is none of STATUSES.
+        """
+        asked = dict.fromkeys(result.epsilon for result in self.results)
+        near = [one for one in asked if math.isclose(one, float(epsilon), rel_tol=1e-6)]
+        if not near:
+            raise ValueError(f"epsilon must be one of {', '.join(f'{one:g}' for one in asked)}, got {epsilon!r}")
+        if status not in STATUSES:
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {status!r}")
+        found = [result for result in self.results if result.epsilon == near[0] and result.status == status]
         return sum(by is None or result.by == by for result in found)
 
     def __str__(self) -> str:

@@ -152,7 +152,7 @@ def text_sequences(
     tensors = dict(tokenizer.pad(chosen, return_tensors="pt", verbose=False))
     if labels is not None:
         tensors["labels"] = labels[filled[: len(chosen)]]
-    return TensorRows(tensors, whole=len(chosen) == len(filled))
+    return TensorRows(tensors, whole=len(chosen) == len(texts))
 
 
 def _taken(rows: Iterable[Any], tokens_of: Callable[[Any], int], wanted: int | None) -> list[Any]:

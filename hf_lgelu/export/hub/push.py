@@ -6,9 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, get_token
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from transformers.utils import CHAT_TEMPLATE_DIR
 
 from hf_lgelu.export.hub.card_text import holds_token, without_tokens
 from hf_lgelu.files.links import require_inside
@@ -24,8 +25,14 @@ _SUFFIXES = (
     *(".jinja", ".model", ".tiktoken", ".spm", ".codes", ".tokenizer"),  # tokenizers
 )
 _ONNX_DATA = (".onnx.data", ".onnx_data")  # the weights of a graph above 2 GB
+# Where transformers looks for weights: a file in one piece goes before shards, and an adapter is put on top.
+_LOADED_INSTEAD = re.compile(
+    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.(bin|json)"
+    r"|adapter_config\.json|adapter_model\..*"
+)
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".onnx", ".onnx_data", ".onnx.data", ".gguf", ".h5", ".msgpack", ".ot", ".pt")
 _TEXT_SUFFIXES = (".json", ".txt", ".md", ".jinja", ".py", ".tiktoken")
-_SUBFOLDERS = ("figures", "chat_templates")
+_SUBFOLDERS = ("figures", CHAT_TEMPLATE_DIR)
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 # What Trainer leaves beside a model: the state of a training, not the model. A record may name local paths.
 _TRAINING_STATE = re.compile(
@@ -47,12 +54,15 @@ def push_to_hub(
 ) -> CommitInfo:
     """Push a model folder with its card, in one commit: the repository has the whole of it, or is as it was.
 
+    Weights and adapters that lie where those of the folder go, under other names (of an earlier push in shards), would
+    be loaded in their place or on top: the commit removes them. Other weights that stay (GGUF, `onnx/`) are warned of.
+
     A push that was cut off can be repeated: large files that arrived are not sent again. The repository is made
     first if there is none, and stays, empty, if the push then fails. `files_to_push` says which files go.
 
     Args:
         folder: config.json, safetensors, README.md (`write_card`), the files of a tokenizer or processor.
-        repo_id: "user/name".
+        repo_id: "user/name", or "name" alone for the account that is logged in.
         private: of a new repository; None takes the account's default.
         token: of the Hub; None takes the one of `hf auth login` or HF_TOKEN.
         commit_message: the first line of the commit.
@@ -74,9 +84,12 @@ def push_to_hub(
     _refuse_tokens(Path(folder), files, token or get_token())
     api = HfApi(endpoint=endpoint, token=token)
     # Not upload_folder: where hf_xet is installed, huggingface_hub splits that into several commits.
-    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(Path(folder) / name)) for name in files]
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(Path(folder) / name)) for name in files
+    ]
     try:
-        api.create_repo(repo_id, private=private, exist_ok=True)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id  # of "name" it is "user/name"
+        operations += _deletions(api, repo_id, revision, files)
         commit = api.create_commit(
             repo_id, operations, commit_message=commit_message, revision=revision, create_pr=create_pr
         )
@@ -98,12 +111,31 @@ def push_to_hub(
     return commit
 
 
+def _deletions(api: HfApi, repo_id: str, revision: str | None, files: list[str]) -> list[CommitOperationDelete]:
+    """Of what the repository has: the files that a loader would take in the place of the pushed ones."""
+    there = {file.rfilename for file in api.model_info(repo_id, revision=revision).siblings or ()} - set(files)
+    places = {name.rpartition("/")[0] for name in files if name.endswith(".safetensors")}
+    gone, other = [], []
+    for name in sorted(there):
+        place, _, plain = name.rpartition("/")
+        if place in places and _LOADED_INSTEAD.fullmatch(plain):
+            gone.append(CommitOperationDelete(path_in_repo=name))
+        elif name.endswith(_OTHER_WEIGHTS):
+            other.append(name)
+    if other:
+        logger.warning(
+            "%s has weights that are not of this push and stay: %s. If they are of the network before, remove them",
+            repo_id, ", ".join(other[:8]),
+        )  # fmt: skip
+    return gone
+
+
 def files_to_push(folder: str | os.PathLike) -> list[str]:
     """The files of a folder that `push_to_hub` sends, as sorted relative paths.
 
     Safetensors, ONNX with its data, JSON, text, the card, pictures, and the files of tokenizers and processors; Python
     files only if config.json names them as the model's own code. Left out are hidden files, other folders than
-    `figures`, `chat_templates` and the modules of sentence-transformers, Trainer's state (training_args.bin,
+    `figures`, `additional_chat_templates` and the modules of sentence-transformers, Trainer's state (training_args.bin,
     optimizer.pt, …), record.json and card_facts.json.
 
     Raises:

@@ -26,6 +26,7 @@ from hf_lgelu.files.whole_file import whole_file
 from hf_lgelu.models.example_run import Inputs, evaluation_mode, keeping_buffers
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
+from hf_lgelu.models.task_outputs import task_outputs
 
 OPSET = 20
 """The first with Gelu."""
@@ -135,7 +136,7 @@ def export_onnx(
     with evaluation_mode(model), torch.no_grad(), whole_file(path, overwrite=overwrite) as file:
         network = _NamedOutputs(model, tuple(inputs))
         network.train(False)
-        outputs = tuple(network.named(*inputs.values()))
+        outputs = tuple(network.named(*_copies(inputs).values()))
         _write(network, inputs, outputs, axes, opset, file)
         others = other_sizes(axis_sizes(inputs, axes))
         example, *resized = _compare(network, OnnxModel(file), inputs, axes, others, tolerance)
@@ -168,7 +169,8 @@ class _NamedOutputs(nn.Module):
         if isinstance(output, Tensor):
             return {"logits": output}
         if getattr(output, "logits", None) is not None:
-            return {"logits": output.logits}
+            # What the task reads: boxes beside the classes, and no hidden states.
+            return task_outputs(output) if isinstance(output, Mapping) else {"logits": output.logits}
         if isinstance(output, Mapping):
             items = list(output.items())
         else:
@@ -199,7 +201,7 @@ def _write(
     file: Path,
 ) -> None:
     # The exporter takes an axis of size 1 for one that is always 1.
-    traced = resize(inputs, axes, {axis: max(2, size) for axis, size in axis_sizes(inputs, axes).items()})
+    traced = _copies(resize(inputs, axes, {axis: max(2, size) for axis, size in axis_sizes(inputs, axes).items()}))
     with silence_python("torch.onnx"):  # the exporter warns of itself and prints its progress
         program = torch.onnx.export(
             network,
@@ -235,8 +237,14 @@ def _compare(
     batches = [(inputs, "on the example inputs")]
     batches += [(resize(inputs, axes, sizes), f"at {sizes}") for sizes in others]
     return [
-        compare_outputs(onnx_model, batch, network.named(*batch.values()), tolerance, where) for batch, where in batches
+        compare_outputs(onnx_model, batch, network.named(*_copies(batch).values()), tolerance, where)
+        for batch, where in batches
     ]
+
+
+def _copies(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A network may work in place on what it is given."""
+    return {name: tensor.clone() for name, tensor in inputs.items()}
 
 
 def _check_numbers(opset: int, tolerance: float) -> None:

@@ -211,10 +211,12 @@ def compare_outputs(
 def without_padding(output: np.ndarray, inputs: Mapping[str, Any]) -> np.ndarray:
     """The positions of an output that no attention_mask of zeros marks as padding; all of it where there is no mask.
 
-    Where nothing is attended to, each runtime has its own arbitrary values.
+    Where nothing is attended to, each runtime has its own arbitrary values. An output of two axes is left whole: its
+    second may be classes or an embedding, as many as there are tokens by chance, and where it is tokens (start_logits)
+    a row is one prediction.
     """
     mask = inputs.get("attention_mask")
-    if mask is None or mask.ndim != 2 or output.shape[:2] != tuple(mask.shape):
+    if mask is None or mask.ndim != 2 or output.ndim < 3 or output.shape[:2] != tuple(mask.shape):
         return output
     return output[np.asarray(mask) != 0]
 
