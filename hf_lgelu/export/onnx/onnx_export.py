@@ -91,9 +91,10 @@ def export_onnx(
     """Write `model` in eval mode to one ONNX file, and compare onnxruntime with torch before it is put in place.
 
     The inputs have the names of the arguments of the model's forward. The output is "logits" where the model gives
-    one tensor or an output with `logits`; otherwise there are as many as it gives, by their names, of a tuple
-    "output_0" and so on, and "name.0" for those inside another. A cache is switched off where there is one. The model
-    is left as it was. The file holds no stack traces and no paths.
+    one tensor; of an output with `logits` there are all that the task reads, "logits" first (of a detector also
+    "pred_boxes"), and no hidden states; otherwise as many as it gives, by their names, of a tuple "output_0" and so on,
+    and "name.0" for those inside another. A cache is switched off where there is one. The model is left as it was. The
+    file holds no stack traces and no paths.
 
     The first axis of every input is the batch and, of integer and boolean inputs, the second is the sequence; both
     may vary. The comparison is made on the example inputs and on batches of other sizes and lengths, made of them;
