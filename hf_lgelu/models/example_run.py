@@ -226,7 +226,9 @@ def _removed_behind(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     is_fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        # Code that was compiled before (`model.compile()`) looks at no hook.
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fused)
         for handle in handles:

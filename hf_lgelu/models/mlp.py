@@ -174,7 +174,8 @@ class MLPForClassification(PreTrainedModel):
                 f"features must have shape (batch, {self.config.num_features}), got {tuple(features.shape)}; "
                 "flatten images with .flatten(1)"
             )
-        hidden_states = features.to(self.layers[0].linear.weight.dtype)
+        # Not the weight's, which is that of storage where it is quantized (int8): features would become whole numbers.
+        hidden_states = features.to(self.layers[0].linear.bias.dtype)
         for layer in self.layers:
             hidden_states = layer(hidden_states)
         logits = self.classifier(hidden_states)

@@ -10,6 +10,7 @@ from hf_lgelu.activation.gates import FORWARDS
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     check_temperature,
+    effective_hardness,
     hardness_for_tolerance,
     init_profile,
     raw_from_hardness,
@@ -195,7 +196,10 @@ def known_hardness(gate: LambdaGate | SharedLambdaGate) -> Tensor:
     owner = owner_of(gate)
     require_unflattened([("", owner)])
     with align_module_device(owner):
-        return whole_tensor(owner.hardness)
+        # Each by itself: of FSDP2's, s is a distributed tensor, and the override is none.
+        override = whole_tensor(owner.hardness_override)
+        s, temperature = (whole_tensor(value).to(override.device) for value in (owner.raw_hardness, owner.temperature))
+        return effective_hardness(s, temperature, override)
 
 
 def has_values(gate: LambdaGate | SharedLambdaGate) -> bool:

@@ -4,6 +4,7 @@ batch the labels that count."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -82,11 +83,21 @@ def are_class_scores(name: str) -> bool:
 def is_causal(model: nn.Module) -> bool:
     """Whether a model predicts the token behind each: a causal language model of transformers, or one that is built
     on one, or generates without an encoder's help (Llava and the like)."""
+    if hasattr(model, "get_base_model"):  # an adapter of PEFT around it
+        model = model.get_base_model()
     names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     if any(base.__name__ in names for base in type(model).__mro__):
         return True
     generates = isinstance(model, PreTrainedModel) and model.can_generate()
     return generates and not getattr(model.config, "is_encoder_decoder", False)
+
+
+def labels_of_predictions(labels: Any, model: nn.Module) -> Any:
+    """Labels such that each stands where it is predicted: those of a causal language model one place earlier, its last
+    position predicting nothing. Anything else as it is."""
+    if not isinstance(labels, Tensor) or labels.ndim != 2 or labels.is_floating_point() or not is_causal(model):
+        return labels
+    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED_LABEL)], dim=1)
 
 
 def _is_in(given: str, name: str) -> bool:

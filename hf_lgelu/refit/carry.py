@@ -19,7 +19,7 @@ from hf_lgelu.refit.blocks import BlockRows
 from hf_lgelu.refit.carried_states import CarriedStates
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
-from hf_lgelu.refit.layers import Layer, Layers, find_layers
+from hf_lgelu.refit.layers import Layer, Layers, LinearMap, find_layers
 from hf_lgelu.refit.moments import BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.processes import each_has
@@ -230,6 +230,8 @@ class Carrier:
             data = _known(consumer.data, behind, values.converted, values.same)
             features.append(consumer.geometry.feature_rows(data, positions))
         counted = _counted(trace, index, values, positions)
+        if counted is not None and _is_time_first(first, counted):
+            counted = counted.mT
         if counted is not None and counted.numel() != len(residuals):  # rows are no tokens, nor made of sound
             if len(residuals) != len(counted) and not bool(counted.all()):  # nor one a unit
                 self._counting_padding.add(index)
@@ -245,6 +247,14 @@ class Carrier:
         wanted = math.ceil(ROWS_PER_FEATURE * layer.width / self._images)
         chosen = choose_positions([seed ^ index for seed in batch.seeds], available, wanted)
         return None if chosen is None else chosen.to(self._device)
+
+
+def _is_time_first(consumer: LinearMap, counted: Tensor) -> bool:
+    """Whether a map's rows are (T, B) where the mask is (B, T): XLNet, torch's encoder layers by default."""
+    if consumer.geometry.kind != "linear" or counted.ndim != 2:
+        return False
+    leading = tuple(consumer.node.meta["val"].shape[:-1])
+    return leading == tuple(counted.mT.shape) and leading != tuple(counted.shape)
 
 
 def _known(node: Node, *known: Mapping[Node, Any]) -> Any:

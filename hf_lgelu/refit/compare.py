@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,10 +15,11 @@ from hf_lgelu.models.comparison import are_probabilities, classes_last, differen
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, is_causal, task_outputs
 from hf_lgelu.models.temporary_relu import TemporaryRelu
-from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.batches import TRIED, Batch
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange
 
+_SCORES_AT_ONCE = 2**26  # values of the outputs: 256 MiB, of which a comparison or a loss holds several copies
 _SLICE = 2**21  # numbers that are looked at together, in float64
 _QUERIES = ("logits", "pred_boxes")
 _NETWORKS = ("original", "direct", "refitted")
@@ -58,7 +59,7 @@ def conversion_sums(
 ) -> Sums | None:
     """What the numbers of `evaluate_conversion` are made of, over the batches of all processes."""
     found: list[Sums] = []
-    for batch in batches:
+    for batch in _affordable(original, batches, outputs):
         reference = compared_outputs(original, batch.inputs, outputs)
         with substitution.applied():
             direct = compared_outputs(original, batch.inputs, outputs)
@@ -70,6 +71,24 @@ def conversion_sums(
             found = [functools.reduce(add_sums, [*found, sums])]
     found = [sums for part in each_has(found) for sums in part]
     return functools.reduce(add_sums, found) if found else None
+
+
+def _affordable(model: nn.Module, batches: Iterable[Batch], outputs: Sequence[str] | None) -> Iterator[Batch]:
+    """The batches, in pieces of as many units as `units_at_once` says."""
+    most = None
+    for batch in batches:
+        most = units_at_once(model, batch, outputs) if most is None else most
+        for start in range(0, len(batch), most):
+            yield batch[start : start + most]
+
+
+@torch.no_grad()
+def units_at_once(model: nn.Module, batch: Batch, outputs: Sequence[str] | None = None) -> int:
+    """Of how many units like these the outputs are held at once: of large vocabularies they need more memory than all
+    else, and several networks' are compared."""
+    few = batch[:TRIED]
+    scores = sum(value.numel() for value in compared_outputs(model, few.inputs, outputs).tensors.values())
+    return max(1, _SCORES_AT_ONCE * len(few) // max(1, scores))
 
 
 class Compared(NamedTuple):
@@ -253,17 +272,19 @@ def metric_sums(output: Tensor, labels: Tensor | None, counted: Tensor | None, i
 
     Args:
         output: logits (…, classes); a single column is no choice between classes, and has no score.
-        labels: (…) int; −100 does not count. Of a causal language model the tokens themselves, not shifted. Labels of
-            another shape or kind are none.
+        labels: (…) integers of any width; −100 does not count. Of a causal language model the tokens themselves, not
+            shifted. Labels of another shape or kind are none.
         counted: (…) bool, which predictions are no padding; None for all.
         is_causal: whether the model predicts the next token of each, as a causal language model does.
     """
     sums: Sums = {"correct": 0, "labelled": 0, "loss": 0.0, "predicted": 0}
     if labels is None or labels.is_floating_point() or not labels_fit(labels, output) or output.shape[-1] < 2:
         return sums
-    labels = labels.to(output.device)
+    labels = labels.to(output.device, torch.long)
     if counted is not None:
         labels = labels.masked_fill(~counted, IGNORED_LABEL)
+        if is_causal:  # nor what is predicted from padding: the first token behind it
+            labels[..., 1:] = labels[..., 1:].masked_fill(~counted[..., :-1], IGNORED_LABEL)
     if not is_causal:
         valid = labels != IGNORED_LABEL
         return sums | {"correct": int((output.argmax(-1) == labels)[valid].sum()), "labelled": int(valid.sum())}

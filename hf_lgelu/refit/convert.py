@@ -7,10 +7,11 @@ original.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from hf_lgelu.models.operable import operable_module
@@ -232,7 +233,7 @@ def convert_to_relu(
             next_step=None if work.is_taken_up else next_rung(steps, attempts.rungs),
         )
     of_config = config_warnings(model, best.config_changes, rewrite_config)
-    warnings = (*unread, *conversion_warnings(report, max_kl), *of_config)
+    warnings = (*unread, *_of_narrow_steps(model, dials), *conversion_warnings(report, max_kl), *of_config)
     report = replace(report, warnings=warnings)
     require_good(report, best.model, dials, strict=strict)
     return Conversion(best.model, report)
@@ -251,8 +252,16 @@ def _require_convertible(
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
     if dials.highest == "distill" and not can_be_distilled(model):
         raise ValueError(
-            "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() or "
-            "model.bfloat16() (the result may be cast back), or stop at effort='blocks'"
+            "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() "
+            "(the result may be cast back), or stop at effort='blocks'"
+        )
+
+
+def _of_narrow_steps(model: nn.Module, dials: Dials) -> Iterator[str]:
+    if dials.highest == "distill" and any(parameter.dtype == torch.bfloat16 for parameter in model.parameters()):
+        yield (
+            "the weights are bfloat16, which rounds most steps of 'distill' to nothing: convert model.float() and cast "
+            "the result back"
         )
 
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
-from hf_lgelu.refit.batches import TRIED, Batch
+from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
-from hf_lgelu.refit.compare import compared_outputs, in_order_of, kl_terms
+from hf_lgelu.refit.compare import compared_outputs, in_order_of, kl_terms, units_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
 from hf_lgelu.refit.resume import RungWork, Steps
@@ -36,7 +36,6 @@ _FAR_FROM_DONE, _LONGER = 0.9, 3  # where the trial leaves less than this share 
 _LOOKS = 8  # how often the held-out inputs are looked at
 _NO_SPREAD = 1e-12  # of a column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
-_SCORES_A_STEP = 2**26  # values of the outputs: 256 MiB, of which a loss and its gradient hold several copies
 
 
 def can_be_distilled(model: nn.Module) -> bool:
@@ -151,9 +150,9 @@ class _Distillation:
         """`time_share` tells how much of the time there is has gone by; the descents end at 1."""
         self._loss = partial(output_loss, original, converted, outputs=outputs)
         together = partial(_Together.of, folds=folds)
-        most = _units_a_step(original, together(folds.together[-1]), outputs)
+        most = main_decides(units_at_once(original, together(folds.together[-1]).load(), outputs))
         self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
-        watched = folds.held_out_together[:_MOST_WATCHED]
+        watched = _spread(folds.held_out_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
         self._parameters = list(parameters.values())
         self._centred = centred_maps(converted, parameters.keys(), self._batches[0].load(), self._batches[0].weight)
@@ -239,12 +238,10 @@ class _Distillation:
         return told["step"], _Seen(told["loss"], best)
 
 
-@torch.no_grad()
-def _units_a_step(original: nn.Module, batch: _Together, outputs: Sequence[str] | None) -> int:
-    """How many units a step takes at the most: of large vocabularies the scores need more memory than all else."""
-    few = batch.load()[:TRIED]
-    scores = sum(value.numel() for value in compared_outputs(original, few.inputs, outputs).tensors.values())
-    return max(1, main_decides(_SCORES_A_STEP * len(few) // max(1, scores)))
+def _spread(batches: Sequence[FoldBatch], most: int) -> list[FoldBatch]:
+    """So many of them at even distances: the short sequences come first, and are not all that counts."""
+    count = min(len(batches), most)
+    return [batches[(2 * number + 1) * len(batches) // (2 * count)] for number in range(count)]
 
 
 def _order(count: int) -> Iterator[int]:

@@ -72,11 +72,12 @@ class Metric:
             raise ValueError(f"metric must give a finite number, and gives {self._original} of the original model")
 
     def lost(self, model: nn.Module) -> float:
-        """max(0, original - score) / |original|; infinite for a score that is none. Of processes the main one's."""
+        """(original - score) / |original|, below 0 for a better one; infinite for a score that is none. Of processes
+        the main one's."""
         score = self._score(model)
         if not math.isfinite(score):
             return math.inf
-        return max(0.0, self._original - score) / (abs(self._original) or 1.0)
+        return (self._original - score) / (abs(self._original) or 1.0)
 
     def _score(self, model: nn.Module) -> float:
         found = self._measure(model)

@@ -210,15 +210,18 @@ def gate_rows(
     halves: dict[int, list[Tensor]] = {}
 
     def some(values: Tensor, unit: GateUnit) -> Tensor:
-        """Evenly spaced ones of those that are no padding, copied: what is behind may work in place on them."""
+        """Evenly spaced ones of those that are no padding, copied: what is behind may work in place on them.
+
+        As narrow as they are: those of all gates of a batch are there at once.
+        """
         rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis)
-        return rows[:: max(1, len(rows) // -(-wanted // len(batches)))].to(torch.float64, copy=True)
+        return rows[:: max(1, len(rows) // -(-wanted // len(batches)))].clone()
 
     def see(gate: nn.Module, *call: Tensor) -> None:
         calls[gates[gate].site] = [some(values, gates[gate]) for values in call]
 
     def see_half(unit: GateUnit, module: nn.Module, inputs: tuple, output: Tensor) -> None:
-        halves[unit.site] = [some(output, unit).square()]
+        halves[unit.site] = [some(output, unit)]
 
     with one_module_per_site(model, sites), ExitStack() as hooks:
         gates = {getattr(sites[unit.site].parent, sites[unit.site].attribute): unit for unit in units}
@@ -230,7 +233,8 @@ def gate_rows(
         for batch in (part.load() for part in batches):
             run_example(model, batch.inputs)
             for unit in units:
-                yield unit, (*calls.pop(unit.site), *halves.pop(unit.site, []))
+                squares = (value.double().square() for value in halves.pop(unit.site, []))
+                yield unit, (*(value.double() for value in calls.pop(unit.site)), *squares)
 
 
 @torch.no_grad()

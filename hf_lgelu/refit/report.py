@@ -162,7 +162,8 @@ class StepTaken:
         distance: KL in nats, or relative error, to the original on the inputs held out; None where there were none.
         is_kept: whether it was nearer than all before it; of "distill", by more than two standard errors.
         seconds: wall time.
-        lost: the share of the original's score that it loses, in the caller's metric, where there is one.
+        lost: the share of the original's score that it loses, in the caller's metric, where there is one; below 0 of
+            one that scores better.
     """
 
     effort: Effort

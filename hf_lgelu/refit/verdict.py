@@ -225,7 +225,8 @@ def _not_reached(report: ConversionReport, dials: Dials, tolerance: float) -> st
         advice.append("a width_budget above 1" if report.width_share == 1 else "a larger width_budget")
     if dials.zeros is not None:
         advice.append("fewer zeros")
-    if any(step.gap is None for step in report.steps):
+    untried = set(dials.rungs) - {step.effort for step in report.steps}
+    if any(step.gap is None for step in report.steps) or (dials.max_seconds is not None and untried):
         advice.append("more seconds")
     elif report.next_step is not None:
         advice.append(f"effort={report.next_step[0]!r}")

@@ -96,7 +96,7 @@ def _zeros_in_words(report: ConversionReport) -> str:
 
 
 def _step_in_words(step: StepTaken, kept: Sequence[StepTaken]) -> str:
-    lost = "" if step.lost is None else f" with {step.lost:.2%} of the score lost".replace("%", " %")
+    lost = "" if step.lost is None else f" with {max(step.lost, 0.0):.2%} of the score lost".replace("%", " %")
     return f"{step.effort} {significant(step.distance)}{lost}{'' if step.is_kept else _why_not_kept(step, kept)}"
 
 

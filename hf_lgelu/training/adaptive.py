@@ -12,7 +12,7 @@ from hf_lgelu.models.comparison import kl_terms
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.profile import known_hardness
 from hf_lgelu.models.sites import require_lambda_gelu
-from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, task_outputs
+from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, labels_of_predictions, task_outputs
 from hf_lgelu.training.layer_targets import layer_targets
 
 DEFAULT_RATE_TOLERANCE = 0.01
@@ -72,8 +72,8 @@ def mean_divergence(
 ) -> float:
     """Mean KL(p ‖ q) of a prediction in nats, p of the network as `before()` sets it and q as `after()` does.
 
-    A prediction is a softmax over the last axis of the logits; where labels say −100, there is none. Raises ValueError
-    where there is none at all.
+    A prediction is a softmax over the last axis of the logits; where its label is −100, there is none. Raises
+    ValueError where there is none at all.
     """
     total, count = 0.0, 0
     for batch in data:
@@ -81,7 +81,7 @@ def mean_divergence(
         reference = _scores(model, batch)
         after()
         divergence = kl_terms(reference, _scores(model, batch)).sum(-1)
-        counted = _counted(batch, divergence)
+        counted = _counted(model, batch, divergence)
         total += divergence[counted].sum().item()
         count += int(counted.sum())
     if not count:
@@ -99,8 +99,8 @@ def _scores(model: nn.Module, batch: Inputs) -> Tensor:
     return scores.double()
 
 
-def _counted(batch: Inputs, divergence: Tensor) -> Tensor:
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+def _counted(model: nn.Module, batch: Inputs, divergence: Tensor) -> Tensor:
+    labels = labels_of_predictions(batch.get("labels") if isinstance(batch, Mapping) else None, model)
     if isinstance(labels, Tensor) and labels.shape == divergence.shape and not labels.is_floating_point():
         return labels.to(divergence.device) != IGNORED_LABEL
     return torch.ones_like(divergence, dtype=torch.bool)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 from transformers import EvalPrediction
 
@@ -26,15 +27,16 @@ _COLLECTED = ("_metrics", "_stored_metrics", "accum_loss_components")
 
 
 def compare_outputs(
-    loss: Tensor | None, outputs: Any, relu_loss: Tensor | None, relu_outputs: Any, labels: Any, batch_size: int
-) -> Tensor:
+    loss: Tensor | None, outputs: Any, relu_loss: Tensor | None, relu_outputs: Any, labels: Any, batch_size: int,
+    padding: int | None = None,
+) -> Tensor:  # fmt: skip
     """(batch, 5) float32: loss, loss substituted, largest change of an output, predictions that stay the same,
     predictions made.
 
     Compared is the first tensor among the outputs; where there is none, the largest change is −1. A prediction is the
     largest of several outputs of one position (of maps (N, C, H, W) along axis 1), unless labels are real numbers (a
-    regression) or −100 (no label); of integers (generated tokens) it is the whole row. One that holds NaN never stays
-    the same.
+    regression) or −100 (no label), each where it is predicted; of integers (generated tokens) it is the whole row, the
+    shorter ones filled up with `padding`. One that holds NaN never stays the same.
     """
     before, after = first_tensor(outputs), first_tensor(relu_outputs)
     device = next((tensor.device for tensor in (before, loss) if tensor is not None), torch.device("cpu"))
@@ -45,7 +47,7 @@ def compare_outputs(
     if before is None or after is None:
         return rows
     if not before.is_floating_point():
-        same, counted = _equal_rows(before, after)
+        same, counted = _equal_rows(before, after, padding)
     elif before.shape == after.shape:
         before, after = classes_last(before), classes_last(after)
         same, counted = _equal_classes(before, after, labels)
@@ -58,7 +60,10 @@ def compare_outputs(
     return rows
 
 
-def _equal_rows(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+def _equal_rows(before: Tensor, after: Tensor, padding: int | None) -> tuple[Tensor, Tensor]:
+    if padding is not None and before.ndim == after.ndim == 2:  # each batch is as long as its own longest row
+        length = max(before.shape[1], after.shape[1])
+        before, after = (F.pad(rows, (0, length - rows.shape[1]), value=padding) for rows in (before, after))
     same = torch.full(before.shape[:1] or (1,), before.shape == after.shape, device=before.device)
     if before.shape == after.shape:
         same &= (before == after).reshape(len(same), -1).all(dim=1)
@@ -133,16 +138,16 @@ def metrics_of_both(
     def compute_both(prediction: EvalPrediction) -> dict[str, float]:
         rows, logits, relu_logits = prediction.predictions
         relu_losses = None if prediction.losses is None else rows[:, _RELU_LOSS]
+        given = prediction.label_ids, prediction.inputs
+        kept = copy.deepcopy(given)  # a metric may write into its labels: -100 to a token that can be decoded
 
-        def of(predictions: Any, losses: Any) -> dict[str, float]:
+        def of(predictions: Any, losses: Any, label_ids: Any, inputs: Any) -> dict[str, float]:
             metrics = compute_metrics(
-                EvalPrediction(
-                    predictions=predictions, label_ids=prediction.label_ids, inputs=prediction.inputs, losses=losses
-                )
+                EvalPrediction(predictions=predictions, label_ids=label_ids, inputs=inputs, losses=losses)
             )
             return {name.removeprefix(f"{prefix}_"): value for name, value in metrics.items()}
 
-        as_it_is, substituted = of(logits, prediction.losses), of(relu_logits, relu_losses)
+        as_it_is, substituted = of(logits, prediction.losses, *given), of(relu_logits, relu_losses, *kept)
         return {**as_it_is, **{f"relu_{name}": value for name, value in substituted.items()}}
 
     return compute_both

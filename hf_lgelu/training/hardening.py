@@ -68,10 +68,13 @@ def anneal_hardness(
     require_unflattened(owners)
     for _, module in owners:
         by_device.setdefault(module.hardness_override.device, []).append(module)
-    for neighbours in by_device.values():
-        raw = [whole_tensor(module.raw_hardness).flatten() for module in neighbours]
+    for device, neighbours in by_device.items():
+        # FSDP2 may keep s elsewhere than buffers (CPU offload).
+        raw = [whole_tensor(module.raw_hardness).flatten().to(device) for module in neighbours]
         sizes = [s.numel() for s in raw]
-        temperatures = [whole_tensor(module.temperature).expand(n) for module, n in zip(neighbours, sizes, strict=True)]
+        temperatures = [
+            whole_tensor(module.temperature).to(device).expand(n) for module, n in zip(neighbours, sizes, strict=True)
+        ]
         start = hardness_from_raw(torch.cat(raw).double(), torch.cat(temperatures).double())
         ends = [target_of[id(module)].to(start).expand(n) for module, n in zip(neighbours, sizes, strict=True)]
         annealed = scheduled_hardness(schedule, start, torch.cat(ends), progress).split(sizes)

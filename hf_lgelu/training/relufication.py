@@ -46,13 +46,21 @@ class RelufyCallback(TrainerCallback):
         require_substitutable(model, kinds=RELUFIED_KINDS)
         if not noted(state, _SWITCHED):  # an earlier best is of a run that put no ReLU in
             forget_best(state, "its gates were smooth, and the best is looked for among networks of ReLU")
+        # A run resumed from behind the switch may have no epoch left to begin, and is evaluated and saved all the same.
+        if state.global_step and self._progress(state) is not None:
+            substitute_relu(model, kinds=RELUFIED_KINDS)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
         self._epochs.begin(state)
-        progress = hardening_progress(self._epochs.number(state), int(state.num_train_epochs), self.switch_fraction)
-        if progress is not None and find_sites(model, RELUFIED_KINDS):
+        if self._progress(state) is None:
+            return
+        if find_sites(model, RELUFIED_KINDS):
             substitute_relu(model, kinds=RELUFIED_KINDS)
-            if not noted(state, _SWITCHED):
-                state.log_history.append({_SWITCHED: True, "epoch": state.epoch, "step": state.global_step})
+        if not noted(state, _SWITCHED):
+            state.log_history.append({_SWITCHED: True, "epoch": state.epoch, "step": state.global_step})
+
+    def _progress(self, state: TrainerState) -> float | None:
+        """That of hardening, which would have begun where ReLU is put in; None before."""
+        return hardening_progress(self._epochs.number(state), int(state.num_train_epochs), self.switch_fraction)

@@ -1,6 +1,7 @@
 """A Trainer that learns, hardens and reports λ-GELU."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,7 @@ from hf_lgelu.models.sites import (
     raw_parameters,
     require_lambda_gelu,
 )
+from hf_lgelu.models.task_outputs import labels_of_predictions
 from hf_lgelu.models.temporary_relu import TemporaryRelu, temporary_relu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.asked import asked_for, callbacks_asked_for, check_arguments, refuse_idle_options
@@ -154,7 +156,21 @@ class LambdaGELUTrainer(Trainer):
         self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any
     ) -> Any:
         """As Trainer's. Where no objective is given, what is reported of the ReLU substitution does not count."""
-        return super().hyperparameter_search(hp_space, compute_objective or _objective_as_it_is, *args, **options)
+        names = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
+        of_relu = ("eval_relu_", *(f"eval_{name}_relu_" for name in names))
+        objective = compute_objective or partial(_objective_as_it_is, of_relu=of_relu)
+        return super().hyperparameter_search(hp_space, objective, *args, **options)
+
+    def create_model_card(self, *args: Any, **options: Any) -> None:
+        """As Trainer's, whose table of results takes every number of an evaluation's log for a column: without λ."""
+        kept = self.state.log_history
+        self.state.log_history = [
+            {name: value for name, value in entry.items() if not name.startswith("hardness")} for entry in kept
+        ]
+        try:
+            super().create_model_card(*args, **options)
+        finally:
+            self.state.log_history = kept
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Trainer's optimizer, with the raw hardness moved to a group of its own.
@@ -217,7 +233,8 @@ class LambdaGELUTrainer(Trainer):
             relu_loss, relu_logits, _ = super().prediction_step(model, copies, False, ignore_keys, **options)
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
         batch_size = find_batch_size(inputs) or 1
-        rows = compare_outputs(loss, logits, relu_loss, relu_logits, labels, batch_size)
+        predicted = labels_of_predictions(labels, self.model)
+        rows = compare_outputs(loss, logits, relu_loss, relu_logits, predicted, batch_size, self._padding_token)
         if not self._keeps_logits or logits is None:
             return loss, (rows,), None
         return loss, (rows, logits, relu_logits), labels
@@ -266,6 +283,13 @@ class LambdaGELUTrainer(Trainer):
             relu_metrics = super().evaluation_loop(*args).metrics
         output = super().evaluation_loop(*args)
         return output._replace(metrics=with_relu_metrics(output.metrics, relu_metrics, prefix))
+
+    @property
+    def _padding_token(self) -> int | None:
+        """What generated rows are padded with."""
+        found = getattr(self.processing_class, "pad_token_id", None)
+        config = getattr(self.model, "config", None)
+        return getattr(config, "pad_token_id", None) if found is None else found
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         if self.args.relufication and find_sites(self.model, RELUFIED_KINDS):
@@ -367,8 +391,8 @@ class LambdaGELUTrainer(Trainer):
                 HardnessLogCallback.add_to(self)
 
 
-def _objective_as_it_is(metrics: dict[str, float]) -> float:
-    return default_compute_objective({name: value for name, value in metrics.items() if "eval_relu_" not in name})
+def _objective_as_it_is(metrics: dict[str, float], of_relu: tuple[str, ...] = ("eval_relu_",)) -> float:
+    return default_compute_objective({name: value for name, value in metrics.items() if not name.startswith(of_relu)})
 
 
 def _hardening_among(callbacks: Sequence[TrainerCallback]) -> HardeningCallback | None:

@@ -253,3 +253,30 @@ def test_an_unknown_activation_is_refused_with_the_accepted_names(monkeypatch):
 def test_features_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match=r"must have shape \(batch, 5\), got .*flatten"):
         small_mlp()(torch.zeros(shape))
+
+
+class Int8Linear(torch.nn.Module):
+    """As quantizers have them: whole numbers for weights, a bias of floats."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.scale = linear.weight.detach().abs().max() / 127
+        self.weight = torch.nn.Parameter((linear.weight.detach() / self.scale).round().to(torch.int8), False)
+        self.bias = linear.bias
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
+
+
+def test_features_of_a_quantized_network_stay_fractions():
+    torch.manual_seed(0)
+    model = MLPForClassification(
+        MLPConfig(num_features=5, hidden_size=8, num_hidden_layers=2, hidden_act="relu")
+    ).eval()
+    rows = torch.rand(16, 5)
+    with torch.no_grad():
+        expected = model(features=rows).logits
+        for layer in model.layers:
+            layer.linear = Int8Linear(layer.linear)
+        found = model(features=rows).logits
+    assert (found - expected).abs().max() < 0.02 < (expected - expected.mean(0)).abs().max()

@@ -303,6 +303,7 @@ def test_a_metric_of_the_caller_says_how_much_may_be_lost():
             convert_to_relu(model, rows, metric=metric, tolerance=0.1)
     for broken in (float("nan"), float("inf")):  # of a network that gives NaN, say
         assert Metric(lambda network, broken=broken: 1.0 if network is model else broken, model).lost(rows) == math.inf
+    assert Metric(lambda network: 0.8 if network is model else 0.84, model).lost(rows) == pytest.approx(-0.05)
     # A score that is nearer is kept though the KL is not, and of equal scores the KL decides.
     shares = {"refit": (0.2, 0.5), "place": (0.1, 0.7), "blocks": (0.1, 0.6), "distill": (0.1, 0.65)}
     found = climb(

@@ -304,6 +304,14 @@ def test_what_is_advised_is_not_refused(options, said, unsaid):
     assert not any(text in str(caught.value) for text in unsaid)
 
 
+def test_where_the_time_was_short_more_of_it_is_advised():
+    net = nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 3)).eval()
+    with pytest.raises(ConversionRefusedError, match="more inputs or a width_budget above 1 or more seconds") as caught:
+        convert_to_relu(net, torch.randn(200, 4), tolerance=1e-12, effort="place", max_seconds=1e-9)
+    assert [step.effort for step in caught.value.report.steps] == ["refit"]
+    assert "effort='place'" not in str(caught.value)
+
+
 def test_the_only_gate_is_not_advised_to_be_kept():
     net = nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 3)).eval()
     with pytest.raises(ConversionRefusedError) as caught:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from hf_lgelu import convert_to_relu
 from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
-from hf_lgelu.refit.distill import distill, output_loss
+from hf_lgelu.refit.distill import _spread, distill, output_loss
 from hf_lgelu.refit.folds import deal_folds
 
 
@@ -132,7 +132,7 @@ def test_a_step_takes_as_many_units_as_their_scores_have_room(monkeypatch):
         return output_loss(original, network, batch, **options)
 
     monkeypatch.setattr("hf_lgelu.refit.distill.output_loss", counted)
-    monkeypatch.setattr("hf_lgelu.refit.distill._SCORES_A_STEP", 20)
+    monkeypatch.setattr("hf_lgelu.refit.compare._SCORES_AT_ONCE", 20)
     turn = sum(-(-len(batch) // 6) for batch in folds.together)
     before, _ = distill(model, converted, folds, names=["0.weight"], steps=turn)
     assert max(map(len, steps + looked)) <= 6 < max(map(len, folds.together))
@@ -200,3 +200,9 @@ def test_steps_in_float16_are_not_named_as_what_comes_next():
     assert report.next_step[0] == "distill"
     _, report = convert_to_relu(model.half(), data.half(), effort="blocks", strict=False)
     assert report.next_step is None
+
+
+def test_what_is_watched_is_of_all_lengths():
+    """Held-out sequences come with the short ones first."""
+    assert _spread(list(range(160)), 16) == list(range(5, 160, 10))
+    assert _spread(list(range(3)), 16) == [0, 1, 2]

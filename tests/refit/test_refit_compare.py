@@ -12,6 +12,7 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.compare import (
     Compared,
@@ -19,9 +20,12 @@ from hf_lgelu.refit.compare import (
     batch_sums,
     change_sums,
     compared_outputs,
+    conversion_sums,
+    evaluation_of,
     in_order_of,
     metric_sums,
     metric_values,
+    unit_gaps,
 )
 from hf_lgelu.refit.distill import distill, output_loss
 from hf_lgelu.refit.folds import deal_folds
@@ -88,10 +92,13 @@ def test_which_labels_count():
     assert metric_values(metric_sums(logits, labels, None, False)) == {"accuracy": 2 / 3}
     padding = torch.tensor([[True, False, True, True]])
     assert metric_values(metric_sums(logits, labels, padding, False)) == {"accuracy": 0.5}
-    # Of a language model the prediction at t is of the token at t + 1.
-    following = metric_sums(logits, labels, padding, True)
+    # Of a language model the prediction at t is of the token at t + 1, and neither may be padding.
+    in_front = torch.tensor([[False, True, True, True]])
+    following = metric_sums(logits, labels, in_front, True)
     assert following["predicted"] == 1
     assert metric_values(following)["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
+    assert metric_sums(logits, labels, padding, True)["predicted"] == 0
+    assert metric_sums(logits, labels.int(), in_front, True) == following
     both = add_sums(metric_sums(logits, labels, None, True), following)
     loss = 3 * math.log(2 + math.exp(2)) - 4
     assert (both["predicted"], both["loss"]) == (3, pytest.approx(loss, rel=1e-6))
@@ -256,3 +263,27 @@ def test_classes_that_cannot_be_add_nothing():
     assert 0 < plain.kl == pytest.approx(suppressed.kl, rel=1e-9)
     assert plain.relative_error == pytest.approx(suppressed.relative_error, rel=1e-9)
     assert plain.max_logit_change == pytest.approx(suppressed.max_logit_change, rel=1e-9)
+
+
+def evaluation_numbers(sums):
+    found = evaluation_of(sums)
+    changes = (found.direct, found.refitted)
+    return [found.rows, found.units, found.original_metrics["accuracy"], *(change.kl for change in changes),
+            *(change.relative_error for change in changes), *(change.agreement for change in changes)]  # fmt: skip
+
+
+def test_outputs_of_large_vocabularies_are_compared_a_few_units_at_a_time(monkeypatch):
+    torch.manual_seed(0)
+    original, converted = (nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 5)) for _ in range(2))
+    batch = Batch(torch.randn(11, 3), torch.randint(5, (11,)))
+    seen = []
+    original.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    whole = conversion_sums(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
+    assert max(seen) == 11
+    monkeypatch.setattr("hf_lgelu.refit.compare._SCORES_AT_ONCE", 15)  # of three units
+    seen.clear()
+    parts = conversion_sums(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
+    assert max(seen) == 3
+    assert unit_gaps(parts) == pytest.approx(unit_gaps(whole))
+    for part, all_together in zip(evaluation_numbers(parts), evaluation_numbers(whole), strict=True):
+        assert part == pytest.approx(all_together, rel=1e-9)

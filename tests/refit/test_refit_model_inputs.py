@@ -186,3 +186,33 @@ def test_why_the_strength_is_fixed(sequences, tokens, words):
     assert (report.folds, report.layers[0].error_before) == (1, None)
     (warning,) = (text for text in report.warnings if "strength is fixed" in text)
     assert re.match(words, warning)
+
+
+class Tagger(nn.Module):
+    """Scores for each token, of layers that see (B, T) or, as torch's own encoder by default, (T, B)."""
+
+    def __init__(self, time_first):
+        super().__init__()
+        torch.manual_seed(0)
+        self.time_first = time_first
+        self.embedding = nn.Embedding(40, 6)
+        self.before, self.act, self.behind = nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6)
+        self.scores = nn.Linear(6, 3)
+
+    def forward(self, input_ids, attention_mask):
+        x = self.embedding(input_ids)
+        x = x.transpose(0, 1) if self.time_first else x
+        x = x + self.behind(self.act(self.before(x)))
+        return self.scores(x.transpose(0, 1) if self.time_first else x)
+
+
+def test_padding_is_left_out_of_layers_that_have_time_first():
+    ids = torch.randint(1, 30, (64, 7), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(7) < torch.randint(2, 8, (64, 1), generator=torch.Generator().manual_seed(2))
+    given = {"input_ids": torch.where(mask, ids, 39), "attention_mask": mask.long()}
+    converted = [
+        convert_to_relu(Tagger(time_first), given, batch_size=5).model.state_dict() for time_first in (False, True)
+    ]
+    fitted, found = (weights["behind.weight"] for weights in converted)
+    torch.testing.assert_close(found, fitted, rtol=1e-4, atol=1e-5)
+    assert (fitted - Tagger(False).behind.weight).abs().max() > 1e-2  # it was fitted at all

@@ -23,6 +23,7 @@ from transformers import (
 from transformers.modeling_outputs import ModelOutput
 
 from hf_lgelu import LambdaGELU, LambdaGELUTrainer, LambdaGELUTrainingArguments, anneal_hardness
+from hf_lgelu.training.evaluation import compare_outputs
 
 
 def bert_for_tokens():
@@ -79,7 +80,7 @@ def test_a_language_model_with_a_cache_among_its_outputs(tmp_path):
     metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
     relu = substituted(model)
     with torch.no_grad():
-        change = (model.eval()(tokens).logits - relu(tokens).logits).abs().max().item()
+        change = (model.eval()(tokens).logits - relu(tokens).logits)[:, :-1].abs().max().item()  # the last: none
     assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-5)
     for name, each in (("eval_loss", model), ("eval_relu_loss", relu)):
         # Trainer's own loss, however it counts the tokens of a language model.
@@ -295,3 +296,43 @@ def test_generated_tokens_come_in_both_passes(tmp_path):
     assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(unchanged)
     assert 0 < unchanged < 1
     assert "eval_relu_max_logit_change" not in metrics
+
+
+def test_of_a_language_model_the_positions_count_that_predict_a_label(tmp_path):
+    """As of instruction data: the prompt has no labels, and the answer is predicted one place earlier."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=11))
+    model = widened(model)
+    tokens = torch.randint(0, 11, (8, 6), generator=torch.Generator().manual_seed(0))
+    samples = [{"input_ids": row, "labels": torch.cat([torch.full((4,), -100), row[4:]])} for row in tokens]
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
+    with torch.no_grad():
+        logits, relu_logits = (each.eval()(tokens).logits[:, 3:5] for each in (model, substituted(model)))
+    same = (logits.argmax(-1) == relu_logits.argmax(-1)).float().mean().item()
+    assert 0 < same < 1
+    assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(same)
+    largest = (logits - relu_logits).abs().max().item()
+    assert metrics["eval_relu_max_logit_change"] == pytest.approx(largest, rel=1e-5)
+
+
+def test_generated_rows_of_other_lengths_are_compared_without_their_padding():
+    before, after = (
+        torch.tensor([[5, 6, 2, 0], [5, 2, 0, 0], [5, 7, 2, 0]]),
+        torch.tensor([[5, 6, 2, 0, 0], [5, 2, 0, 0, 0], [5, 7, 7, 7, 2]]),
+    )
+    found = compare_outputs(None, before, None, after, None, 3, padding=0)
+    assert found[:, 3:].tolist() == [[1, 1], [1, 1], [0, 1]]
+
+
+def test_a_metric_that_writes_into_its_labels_is_given_them_anew(tmp_path):
+    """-100 to a token that can be decoded, as in many an example of speech."""
+
+    def share_of_labelled(prediction):
+        mask = prediction.label_ids != -100
+        prediction.label_ids[~mask] = 0
+        return {"labelled": float(mask.mean())}
+
+    samples = [{"input_ids": torch.arange(6), "labels": torch.tensor([1, 0, -100, -100, -100, -100])} for _ in range(4)]
+    trainer = tiny_trainer(tmp_path, bert_for_tokens(), eval_dataset=samples, compute_metrics=share_of_labelled)
+    metrics = trainer.evaluate()
+    assert metrics["eval_labelled"] == metrics["eval_relu_labelled"] == pytest.approx(1 / 3)

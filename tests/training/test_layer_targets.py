@@ -172,3 +172,15 @@ def test_padding_does_not_count(options):
     (with_padding,) = layer_targets(model, {"input_ids": ids}).values()
     torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), rtol=1e-9, atol=0)
     assert (torch.as_tensor(with_padding) != torch.as_tensor(expected)).all()
+
+
+def test_a_network_that_was_compiled_before_is_measured():
+    """Its code, made before there were hooks, looks at none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), GATE_MODULES["lambda_gelu"](), nn.Linear(6, 2)).eval()
+    rows = torch.randn(64, 4)
+    wanted = layer_targets(model, rows, tolerance=0.01)
+    model.compile(backend="eager")
+    with torch.no_grad():
+        model(rows)
+    assert layer_targets(model, rows, tolerance=0.01) == wanted

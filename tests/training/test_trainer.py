@@ -1,5 +1,6 @@
 """LambdaGELUTrainer: the module tree around an evaluation, predictions, arguments, refusals."""
 
+import copy
 import dataclasses
 import warnings
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from tiny_training import (
     watched,
 )
 from transformers import HfArgumentParser, Trainer, TrainingArguments
-from transformers.trainer_utils import HPSearchBackend
+from transformers.trainer_utils import HPSearchBackend, default_compute_objective
 
 from hf_lgelu import (
     HardeningCallback,
@@ -275,6 +276,27 @@ def test_a_search_without_an_objective_compares_what_trainer_would(tmp_path, mon
     assert objective({"eval_loss": 0.5, "eval_runtime": 3.0, "epoch": 1.0, **of_relu}) == 0.5
     assert objective({"eval_loss": 0.5, "eval_accuracy": 0.75, "eval_relu_accuracy": 0.25, **of_relu}) == 0.75
     assert tiny_trainer(tmp_path).hyperparameter_search(None, max) is max
+    several = tiny_trainer(tmp_path, eval_dataset={"a": rows(4), "b": rows(4)}).hyperparameter_search()
+    of_both = {"eval_a_loss": 0.5, "eval_b_loss": 0.25}
+    of_relu = {name.replace("eval", f"eval_{part}"): value for part in "ab" for name, value in of_relu.items()}
+    assert several(of_both | of_relu) == default_compute_objective(dict(of_both))
+
+
+def test_the_card_of_a_training_has_the_columns_that_trainer_gives_it(tmp_path):
+    """Every number of an evaluation's log was one: λ of several layers, and c·η as the learning rate."""
+    cards = []
+    for plain in (False, True):
+        folder = tmp_path / str(plain)
+        options = {"num_train_epochs": 2, "eval_strategy": "epoch", "eval_on_start": True, "logging_strategy": "epoch"}
+        trainer = tiny_trainer(folder, plain=plain, train=rows(8), eval_dataset=rows(4), **options)
+        trainer.train()
+        before = copy.deepcopy(trainer.state.log_history)
+        trainer.create_model_card()
+        assert trainer.state.log_history == before
+        cards.append((folder / "README.md").read_text())
+    titles = [next(line for line in card.splitlines() if "Validation Loss" in line) for card in cards]
+    found, plain = ({column.strip() for column in title.split("|")} for title in titles)
+    assert found == plain | {"Relu Loss", "Relu Max Logit Change", "Relu Unchanged Predictions"}
 
 
 def test_without_harden_nothing_hardens(tmp_path):

@@ -67,21 +67,23 @@ def compare_onnx(
             f"{path} takes {', '.join(model.input_names)} and {other_path} takes {', '.join(other.input_names)}: they "
             "cannot be compared on the same rows"
         )
-    return compare_files(model, other, read_onnx_batches(data, model.input_names))
+    order = _order(model.output_names, other.output_names)
+    return compare_files(model, other, read_onnx_batches(data, model.input_names), order)
 
 
-def compare_files(model: OnnxModel, other: OnnxModel, batches: Iterable[dict[str, np.ndarray]]) -> OnnxComparison:
+def compare_files(
+    model: OnnxModel, other: OnnxModel, batches: Iterable[dict[str, np.ndarray]], order: Sequence[int] | None = None
+) -> OnnxComparison:
     """`compare_onnx` of opened files: the change and the KL of the first output of numbers, the error of all.
 
-    Outputs are paired by name, or, where the files name them otherwise, in order.
+    `order` says for each output which of the other file's it is compared with; None is the same order.
     """
-    order = _order(model.output_names, other.output_names)
     sums: dict[int, list[Any]] = {}  # of each output: Σ(other − first)², rows, Σfirst and Σfirst² of each column
     first = _FirstOutput()
     for batch in batches:
-        others_outputs = other(batch)
-        for index, (wanted, place) in enumerate(zip(model(batch), order, strict=True)):
-            found = others_outputs[place]
+        others = other(batch)
+        pairs = zip(model(batch), others if order is None else [others[place] for place in order], strict=True)
+        for index, (wanted, found) in enumerate(pairs):
             if wanted.dtype.kind != "f" or not wanted.size:
                 continue
             if wanted.shape != found.shape:
@@ -91,11 +93,11 @@ def compare_files(model: OnnxModel, other: OnnxModel, batches: Iterable[dict[str
                 classes_last(torch.from_numpy(without_padding(output, batch)).double()) for output in (wanted, found)
             )
             alike = finite_alike(wanted.numpy(), found.numpy())
-            rows, others = (values.reshape(-1, wanted.shape[-1]) for values in alike)
-            new = [np.square(others - rows).sum(), len(rows), rows.sum(0), np.square(rows).sum(0)]
+            rows, other_rows = (values.reshape(-1, wanted.shape[-1]) for values in alike)
+            new = [np.square(other_rows - rows).sum(), len(rows), rows.sum(0), np.square(rows).sum(0)]
             sums[index] = [a + b for a, b in zip(sums[index], new, strict=True)] if index in sums else new
             if index == min(sums):
-                first.add(wanted, found, rows, others)
+                first.add(wanted, found, rows, other_rows)
     if not first.predictions:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
     error = float(np.max([_relative_error(*values) for values in sums.values()]))
@@ -103,7 +105,7 @@ def compare_files(model: OnnxModel, other: OnnxModel, batches: Iterable[dict[str
 
 
 def _order(names: Sequence[str], others: Sequence[str]) -> list[int]:
-    """For each output of the first file, which of the other's it is compared with."""
+    """For each output of a file the other's of that name; where the files name them otherwise, in order."""
     if len(names) != len(others):
         raise ValueError(
             f"one file gives {', '.join(names)} and the other {', '.join(others)}: these cannot be compared one by one"
