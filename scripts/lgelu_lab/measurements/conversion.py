@@ -17,6 +17,7 @@ from hf_lgelu.models.task_outputs import IGNORED_LABEL
 from hf_lgelu.refit.dials import EFFORTS, Dials
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
+from lgelu_lab.measurements.batch_norms import batch_norms, with_new_statistics
 from lgelu_lab.measurements.bias_fold import fold_biases
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import TrainedModel, available_rows, draw_calibration, evaluate
@@ -24,8 +25,9 @@ from lgelu_lab.studies.experiments import STUDIES
 
 CONVERSION_COLUMNS: dict[str, str] = {
     "model": "network: gelu, which is converted, or hardened_relu, which was trained to be a ReLU network",
-    "method": "original (GELU), direct (swapped, weights as they are), bias-fold (biases fitted alone), the effort "
-    "that was asked for (refit, place, blocks, distill; place-wider: place with a width budget) or hardened",
+    "method": "original (GELU), direct (swapped, weights as they are), statistics (of networks with BatchNorm: swapped, "
+    "and its statistics taken anew), bias-fold (biases fitted alone), the effort that was asked for (refit, place, "
+    "blocks, distill; place-wider: place with a width budget) or hardened",
     "rows": "calibration rows: of text tokens, else rows of features or images; null where none are needed",
     "score": "the benchmark's metric on the evaluation split",
     "original_score": "the same of the GELU network",
@@ -114,7 +116,11 @@ def measure_conversion(
     return [
         original.row("gelu", "original", score=original.score, **_UNCHANGED),
         original.row("gelu", "direct", **direct),
-        _converted(original, "bias-fold", counts[-1], settings.seed, _folded),
+        *(
+            _converted(original, method, counts[-1], settings.seed, partial(_fitted, fit=fit))
+            for method, fit in (("statistics", with_new_statistics), ("bias-fold", fold_biases))
+            if method != "statistics" or batch_norms(original.model)
+        ),
         *(_converted(original, method, rows, settings.seed, way) for method, rows, way in _ways(settings, counts)),
         original.row("hardened_relu", "hardened", **hardened, seconds=models["hardened_relu"].record.seconds),
     ]
@@ -152,9 +158,11 @@ def kept_rung(report: ConversionReport) -> str:
     return [step.effort for step in report.steps if step.is_kept][-1]
 
 
-def _folded(original: _Original, calibration: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _fitted(
+    original: _Original, calibration: Any, *, fit: Callable[[PreTrainedModel, Any, Benchmark], PreTrainedModel]
+) -> tuple[PreTrainedModel, dict[str, Any]]:
     started = time.perf_counter()
-    network = fold_biases(original.model, calibration, original.benchmark)
+    network = fit(original.model, calibration, original.benchmark)
     return network, {"seconds": time.perf_counter() - started}
 
 

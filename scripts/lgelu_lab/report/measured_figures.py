@@ -198,6 +198,7 @@ _LINES = {
     "hardened": (PALETTE["hardened, swapped"], (0, (6, 2))),
     "bias-fold": (PALETTE["ReLU"], _DOTTED),
     "direct": (PALETTE["direct swap"], _DASHED),
+    "statistics": (PALETTE["direct swap"], _DOTTED),
 }
 _ALWAYS = ("original", "hardened")
 _BESIDE = 0.12  # between the marks of the rungs, in units of a number of rows' place
@@ -238,6 +239,7 @@ def _conversion_panel(axis: "Axes", benchmark: str, frame: pd.DataFrame) -> None
 
 def _conversion_caption(found: Mapping[str, pd.DataFrame]) -> str:
     climbed = any(frame["method"].isin(RUNGS).any() for frame in found.values())
+    normed = any((frame["method"] == "statistics").any() for frame in found.values())
     return (
         "Points: the refit on so many unlabelled training rows, of text tokens; bars are the sample standard "
         "deviation over seeds (of a single one half the 95 % interval of its evaluation samples), which is mostly "
@@ -245,7 +247,9 @@ def _conversion_caption(found: Mapping[str, pd.DataFrame]) -> str:
         + ("Beside the point of the most rows, on these: the rungs above the refit. " if climbed else "")
         + "Lines, means over seeds: the GELU "
         "network (solid), the hardened network (long dashes), the bias fold on the most rows (dots) and the "
-        "direct swap (dashes); what is too far away is written at the edge. Accuracy is better above, perplexity "
+        "direct swap (dashes"
+        + (", and dots of the same colour where the statistics of BatchNorm were taken anew" if normed else "")
+        + "); what is too far away is written at the edge. Accuracy is better above, perplexity "
         "below."
     )
 

@@ -60,6 +60,7 @@ PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "
 METHODS = {
     "original": "original",
     "direct": "direct swap",
+    "statistics": "direct swap, BatchNorm's statistics anew",
     "converted": "converted",
     "bias-fold": "bias fold",
     "refit": "refit",
