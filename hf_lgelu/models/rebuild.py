@@ -4,6 +4,7 @@
 one go.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.utils import find_adapter_config_file
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, SharedLambdaGate
@@ -30,6 +32,7 @@ from hf_lgelu.models.site_record import (
 )
 from hf_lgelu.models.sites import is_activation, kind_of, place
 
+_OF_ADAPTERS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 _WHERE = ("revision", "code_revision", "token", "cache_dir", "local_files_only", "force_download")
 
 
@@ -48,7 +51,8 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
 
     Raises:
         TypeError: `model_class` is neither.
-        ValueError: the model has none of the places where the checkpoint has λ-GELU.
+        ValueError: the model has none of the places where the checkpoint has λ-GELU; or it is an adapter of a model
+            that has to be loaded first.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, hidden_act="gelu"))
@@ -94,7 +98,24 @@ def _config(model_class: type, path: str | os.PathLike, kwargs: Mapping[str, Any
         return config
     config_class = getattr(model_class, "config_class", None) or AutoConfig
     shared = (*_WHERE, "subfolder", "trust_remote_code")
-    return config_class.from_pretrained(config or path, **{name: kwargs[name] for name in shared if name in kwargs})
+    given = {name: kwargs[name] for name in shared if name in kwargs}
+    try:
+        return config_class.from_pretrained(config or path, **given)
+    except (OSError, ValueError):  # there is no config
+        adapter = find_adapter_config_file(path, **{name: given[name] for name in _OF_ADAPTERS if name in given})
+        if config is not None or adapter is None:
+            raise
+    # transformers loads an adapter with its base; the base's config says which gates that has.
+    with open(adapter, encoding="utf-8") as file:
+        base = json.load(file)["base_model_name_or_path"]
+    found = config_class.from_pretrained(base, **{name: given[name] for name in given if name != "revision"})
+    if has_record(found):
+        raise ValueError(
+            f"{path} is an adapter of {base}, which has gates that its config alone cannot build. Load that one, "
+            f"model = hf_lgelu.from_pretrained(..., {str(base)!r}), and put the adapter on it: "
+            f"PeftModel.from_pretrained(model, {str(path)!r})"
+        )
+    return found
 
 
 def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:

@@ -7,10 +7,18 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import hf_lgelu
-from hf_lgelu import hardness_modules_to_save, hardness_profile, initialize_hardness, substitute_relu, temporary_relu
+from hf_lgelu import (
+    from_pretrained,
+    hardness_modules_to_save,
+    hardness_profile,
+    initialize_hardness,
+    replace_activations,
+    substitute_relu,
+    temporary_relu,
+)
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
 from hf_lgelu.training.optim import check_hardness_learns
 
@@ -216,3 +224,30 @@ def test_an_adapter_on_a_base_of_recorded_gates_names_it(tmp_path):
     loaded = hf_lgelu.from_pretrained(GPT2LMHeadModel, tmp_path)
     assert hardness_modules_to_save(loaded) == SITES
     assert loaded.name_or_path == str(tmp_path)
+
+
+def test_an_adapter_of_gates_that_need_the_package_names_the_way_to_load_it(tmp_path):
+    base = gpt2("gelu_new")
+    replace_activations(base, granularity="channel", inputs={"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    base.save_pretrained(tmp_path / "base")
+    soft = from_pretrained(AutoModelForCausalLM, tmp_path / "base")
+    lora(soft).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(
+        ValueError, match=r"is an adapter of .*base, which has gates .*PeftModel\.from_pretrained"
+    ) as told:
+        from_pretrained(AutoModelForCausalLM, tmp_path / "adapter")
+    assert str(tmp_path / "base") in str(told.value)
+    again = PeftModel.from_pretrained(from_pretrained(AutoModelForCausalLM, tmp_path / "base"), tmp_path / "adapter")
+    tokens = torch.arange(6)[None]
+    with torch.no_grad():
+        assert torch.equal(again.eval()(tokens).logits, soft.eval()(tokens).logits)
+
+
+def test_an_adapter_of_a_plain_model_is_loaded_as_transformers_does(tmp_path):
+    gpt2("relu").save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    lora(base).save_pretrained(tmp_path / "adapter")
+    found = from_pretrained(AutoModelForCausalLM, tmp_path / "adapter")
+    assert any("lora" in name for name, _ in found.named_parameters())
+    with pytest.raises(OSError, match="nowhere"):
+        from_pretrained(AutoModelForCausalLM, tmp_path / "nowhere")
