@@ -17,7 +17,7 @@ from hf_lgelu.models.gate_configs import config_plans, plan_gates
 from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
-from hf_lgelu.models.sites import SELF_GATE_KINDS, ActivationSite, check_kinds, gate_of
+from hf_lgelu.models.sites import SELF_GATE_KINDS, ActivationSite, check_kinds, gate_of, lambda_gelu_modules
 
 
 def replace_activations(
@@ -111,7 +111,17 @@ def replace_activations(
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
     plans = config_plans(model, sites, modules, plan_gates) if rewrite_config else ConfigPlans()
-    return carry_out(model, sites, modules, plans, change)
+    report = carry_out(model, sites, modules, plans, change)
+    _keep_from_nested_tensors(model)
+    return report
+
+
+def _keep_from_nested_tensors(model: nn.Module) -> None:
+    """torch's encoder makes nested tensors of padded rows, for a fused kernel that its layers with λ-gates do not run:
+    these would be given the tensors, which have no shape."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and lambda_gelu_modules(module):
+            module.use_nested_tensor = False
 
 
 def _raw_shapes(

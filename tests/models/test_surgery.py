@@ -606,3 +606,17 @@ def test_channels_along_a_length_that_cannot_be_told_have_to_be_given():
     model = Mixed()
     replace_activations(model, granularity="channel", inputs=inputs, channel_axis=1)
     assert model.act.raw_hardness.shape == (3, 1)
+
+
+@pytest.mark.parametrize("granularity", ["layer", "channel"])
+def test_torchs_encoder_with_padding_gives_its_gates_plain_tensors(granularity):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=nn.GELU(), batch_first=True)
+    encoder, rows = nn.TransformerEncoder(layer, 2).eval(), torch.randn(3, 5, 8)
+    padding = torch.arange(5) >= torch.tensor([[5], [3], [2]])
+    replace_activations(encoder, granularity=granularity, inputs=rows)
+    with torch.no_grad():
+        found = encoder(rows, src_key_padding_mask=padding)
+        for number, length in enumerate((5, 3, 2)):  # a row without padding gives the same
+            alone = encoder(rows[number : number + 1, :length])
+            torch.testing.assert_close(found[number, :length], alone[0], rtol=1e-4, atol=1e-5)
