@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lgelu_lab.benchmarks.table import check_benchmark
-from lgelu_lab.measurements.networks import evaluate, load_data
+from lgelu_lab.measurements.networks import as_in_run, evaluate, load_data
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.records import RECORD_FILE, read_record, require_own_weights
 
@@ -49,7 +49,7 @@ def score(arguments: ScoreArguments) -> str:
     record = read_record(arguments.run)
     if arguments.model is None:
         require_own_weights(record, arguments.run)
-    model = load_checkpoint(arguments.model or Path(arguments.run)).float()
+    model = as_in_run(load_checkpoint(arguments.model or Path(arguments.run)).float(), record)
     data = load_data(record, arguments.data_dir)
     bf16 = bool(record.config.get("bf16")) if arguments.bf16 is None else arguments.bf16
     scores = evaluate(model, check_benchmark(record.config["benchmark"]), data, bf16=bf16)

@@ -22,6 +22,7 @@ from lgelu_lab.measurements.bias_fold import fold_biases
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import TrainedModel, available_rows, draw_calibration, evaluate
 from lgelu_lab.studies.experiments import STUDIES
+from lgelu_lab.studies.records import RunRecord
 
 CONVERSION_COLUMNS: dict[str, str] = {
     "model": "network: gelu, which is converted, or hardened_relu, which was trained to be a ReLU network",
@@ -34,7 +35,8 @@ CONVERSION_COLUMNS: dict[str, str] = {
     "kl": "mean KL(original ‖ network) on the evaluation split, nats per prediction",
     "agreement": "share of predictions on the evaluation split with the original's argmax, 0 to 1",
     "max_logit_change": "largest difference from a logit of the original's on the evaluation split",
-    "seconds": "wall time of the conversion, with the rungs below the effort; of the hardened network, of its training",
+    "seconds": "wall time of the conversion, with the rungs below the effort; of the hardened network, of its "
+    "training, where that was timed whole",
     "kept": "the rung whose network it is, the nearest of those climbed; null where none was",
     "width": "units of the converted network over the original's; null where nothing was converted",
     "refusal": "why there is no such network; null where there is",
@@ -122,8 +124,13 @@ def measure_conversion(
             if method != "statistics" or batch_norms(original.model)
         ),
         *(_converted(original, method, rows, settings.seed, way) for method, rows, way in _ways(settings, counts)),
-        original.row("hardened_relu", "hardened", **hardened, seconds=models["hardened_relu"].record.seconds),
+        original.row("hardened_relu", "hardened", **hardened, seconds=_seconds(models["hardened_relu"].record)),
     ]
+
+
+def _seconds(record: RunRecord) -> float | None:
+    """Of a whole training; None where it was resumed and not timed whole."""
+    return None if record.timed_from_step else record.seconds
 
 
 Conversion = Callable[[_Original, Any], tuple[PreTrainedModel, dict[str, Any]]]

@@ -192,7 +192,7 @@ def _rows(measured: _Measured) -> list[Row]:
         networks = {"original": model, **({"converted": starts["converted"]} if "converted" in starts else {})}
         rows = _in_onnxruntime(measured, rows, networks)
     if settings.finetune_steps and (network.task == "text" or "labels" in measured.units.fitted[0]):
-        rows += _tuned(measured, {**starts, "hardened": copy.deepcopy(model)})
+        rows += _tuned(measured, rows, {**starts, "hardened": copy.deepcopy(model)})
     return rows
 
 
@@ -274,13 +274,15 @@ def _in_onnxruntime(measured: _Measured, rows: list[Row], networks: dict[str, nn
     return rows + added
 
 
-def _tuned(measured: _Measured, starts: dict[str, nn.Module]) -> Iterator[Row]:
+def _tuned(measured: _Measured, rows: list[Row], starts: dict[str, nn.Module]) -> Iterator[Row]:
     for method, start in starts.items():
+        (*_, last) = ({}, *(row for row in rows if row["method"] == method and not row["refusal"]))
+        told = {name: last.get(name) for name in ("effort", "kept", "width")}
         began = time.perf_counter()
         _tune(start, measured, harden=method == "hardened")
         seconds = round(time.perf_counter() - began, 1)
         steps = measured.settings.finetune_steps
-        yield measured.row(method, start, units=len(measured.units.fitted), steps=steps, seconds=seconds)
+        yield measured.row(method, start, **told, units=len(measured.units.fitted), steps=steps, seconds=seconds)
 
 
 def _tune(model: nn.Module, measured: _Measured, *, harden: bool) -> None:

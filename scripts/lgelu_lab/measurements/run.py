@@ -85,7 +85,9 @@ def run_measurement(
     left = [name for name in measurement.of_run if getattr(settings, name) is None]
     path = measurement_path(output_dir, benchmark, measurement.name, seed)
     if path.exists():
-        return _read_with(path, names, settings, left)
+        there = _read_with(path, names, settings, left)
+        _require_same_networks(there, path, runs, names)
+        return there
     found = find_models(runs, benchmark, seed, names)
     record = next(iter(found.values())).record
     data = load_data(record, data_dir)
@@ -135,6 +137,22 @@ def _read_with(path: Path, names: Sequence[str], settings: Any, left: Collection
             "run alone compare; remove it, or give another output folder"
         )
     return record
+
+
+def _require_same_networks(
+    record: MeasurementRecord, path: Path, runs: str | os.PathLike, names: Sequence[str]
+) -> None:
+    """Raise ValueError where networks of these names lie below `runs` and are others than the record's."""
+    try:
+        found = find_models(runs, record.benchmark, record.seed, tuple(names))
+    except FileNotFoundError:  # measured elsewhere, or their weights were not kept
+        return
+    others = [name for name, model in found.items() if model.summary() != record.models[name]]
+    if others:
+        raise ValueError(
+            f"{path} was measured on other networks than are below {runs} ({', '.join(others)} were trained anew); "
+            "remove it, or give another output folder"
+        )
 
 
 def check_measurements(names: Sequence[str]) -> list[Measurement]:

@@ -204,6 +204,8 @@ def recipe_of(record: RunRecord) -> dict[str, Any]:
     """{setting: value} of what decides a run's score beside activation and seed, the rows it was judged on too."""
     config = EARLIER_DEFAULTS | record.config
     rows = {name: record.data[name] for name in ("train_samples", "eval_samples", "eval_split")}
+    if not str(config.get("optim")).startswith("adam"):  # early records name what timm's optimizers were not given
+        config = config | dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"))
     return {name: _normal(config.get(name)) for name in _RECIPE} | rows | {"data": data_read(record)}
 
 

@@ -133,6 +133,8 @@ def parse_command_line(arguments: Sequence[str] | None = None) -> tuple[RunArgum
             parser.set_defaults(**recipe(BENCHMARKS[named.benchmark], named.recipe, named.pretrained is not None))
         except ValueError as error:
             parser.error(str(error))
+    if named.optim is not None:  # in place of the recipe's; an explicit --timm_optimizer beside it is refused later
+        parser.set_defaults(timm_optimizer=None)
     run, training = parser.parse(arguments)
     return _completed(run), training
 
@@ -142,6 +144,8 @@ def parse_mapping(arguments: Mapping[str, Any]) -> tuple[RunArguments, LambdaGEL
     benchmark = check_benchmark(arguments.get("benchmark"))
     parser = HfArgumentParser((RunArguments, LambdaGELUTrainingArguments))
     chosen = recipe(benchmark, arguments.get("recipe", "paper"), arguments.get("pretrained") is not None)
+    if "optim" in arguments:
+        chosen.pop("timm_optimizer", None)
     run, training = parser.parse_dict({**chosen, **arguments})
     return _completed(run), training
 
@@ -219,6 +223,7 @@ class _Recipe:
     benchmark: str | None = None
     recipe: str = "paper"
     pretrained: str | None = None
+    optim: str | None = None
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -181,6 +181,10 @@ def timm_optimizer(
     return found.opt_class, {**(found.defaults or {}), "lr": training.learning_rate}
 
 
+_ADAM_DEFAULTS = {name: LambdaGELUTrainingArguments.__dataclass_fields__[name].default
+                  for name in ("adam_beta1", "adam_beta2", "adam_epsilon")}  # fmt: skip
+
+
 def _check_timm_optimizer(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
     if run.timm_optimizer is None:
         return
@@ -196,6 +200,12 @@ def _check_timm_optimizer(run: RunArguments, training: LambdaGELUTrainingArgumen
         raise ValueError(
             f"optim_args ({training.optim_args!r}) are options of --optim, and --timm_optimizer {run.timm_optimizer} "
             "takes its place; leave one of them out"
+        )
+    given = [name for name, value in _ADAM_DEFAULTS.items() if getattr(training, name) != value]
+    if given:
+        raise ValueError(
+            f"--{' and --'.join(given)} of transformers' Adam, and --timm_optimizer {run.timm_optimizer} has its own: "
+            "leave one of them out"
         )
 
 
@@ -441,7 +451,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     }
     values |= asdict(model_options(run))
     if run.timm_optimizer is not None:
-        values["optim"] = run.timm_optimizer
+        values |= {"optim": run.timm_optimizer} | dict.fromkeys(_ADAM_DEFAULTS)  # whose own are not transformers'
     if training.harden:
         tolerance = {} if training.tolerance is None else {"tolerance": training.tolerance}
         gate = {"gate": ACTIVATION_NAMES[run.activation][0]} if run.activation in ACTIVATION_NAMES else {}

@@ -135,9 +135,12 @@ def test_only_runs_that_trained_alike_on_as_much_data_are_compared(record_of):
     assert pairs(record_of(), with_config(record_of(), adam_beta2=0.999, label_smoothing_factor=0.0, fp16=False)) == 1
     for change in (
         *({"learning_rate": 0.1}, {"num_train_epochs": 2}, {"bf16": True}, {"num_layers": 2}, {"warmup_steps": 0.2}),
-        *({"label_smoothing_factor": 0.1}, {"adam_beta2": 0.99}, {"lr_scheduler_kwargs": {"min_lr": 0.1}}),
+        *({"label_smoothing_factor": 0.1}, {"lr_scheduler_kwargs": {"min_lr": 0.1}}),
     ):
         assert pairs(record_of(), with_config(record_of(), **change)) == 0, change
+    for optim, alike in (("adamw_torch", 0), ("sgd", 1), ("nmuon", 1)):  # of which Adam alone reads it
+        runs = (with_config(record_of(), optim=optim, adam_beta2=beta) for beta in (0.99, None))
+        assert pairs(*runs) == alike, optim
     for name, value in (("train_samples", 10), ("eval_samples", 10), ("eval_split", "validation")):
         other = record_of()
         other.data[name] = value

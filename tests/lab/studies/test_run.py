@@ -104,6 +104,8 @@ def test_an_optimizer_of_timm_takes_the_place_of_the_recipes(tmp_path, monkeypat
     optimizer = made[0]
     assert type(optimizer) is Muon
     assert record.config["optim"] == "nmuon"
+    assert record.config["adam_beta2"] is None  # the fallback has timm's 0.95, and not Trainer's 0.999
+    assert {tuple(group["betas"]) for group in optimizer.param_groups} == {(0.9, 0.95)}
     assert all(group["nesterov"] for group in optimizer.param_groups)
     decayed, _, learned = optimizer.param_groups
     assert (decayed["initial_lr"], decayed["weight_decay"]) == (0.01, 1e-4)  # the benchmark's decay
@@ -119,6 +121,8 @@ def test_an_optimizer_that_timm_has_not_is_refused(tmp_path):
         digits(tmp_path, timm_optimizer="nmuonn")
     with pytest.raises(ValueError, match=r"optim_args \('momentum=0.9'\) are options of --optim, and --timm_optimizer"):
         digits(tmp_path, timm_optimizer="nmuon", optim_args="momentum=0.9")
+    with pytest.raises(ValueError, match="--adam_beta2 of transformers' Adam, and --timm_optimizer nmuon has its own"):
+        digits(tmp_path, timm_optimizer="nmuon", adam_beta2=0.95)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -473,6 +477,11 @@ def test_the_cpu_recipe_is_ours_and_only_where_there_is_one(tmp_path):
     assert (config["optim"], config["train_batch_size"], config["label_smoothing_factor"]) == ("nmuon", 512, 0.1)
     assert parse_command_line([*line, "--recipe", "cpu", "--num_train_epochs", "3"])[1].num_train_epochs == 3
     assert parse_command_line(line)[1].num_train_epochs == 75
+    run, training = parse_command_line([*line, "--recipe", "cpu", "--optim", "sgd"])  # in the place of Muon
+    assert (run_config(run, training)["optim"], run.timm_optimizer) == ("sgd", None)
+    given = {"benchmark": "resnet18-cifar10", "recipe": "cpu", "optim": "sgd", "output_dir": "x", "use_cpu": True}
+    of_study, _ = parse_mapping(given)
+    assert of_study.timm_optimizer is None
     with pytest.raises(ValueError, match="mlp-digits has no recipe 'cpu'; every benchmark has 'paper', and resnet18"):
         parse_mapping({"benchmark": "mlp-digits", "recipe": "cpu", "output_dir": str(tmp_path)})
 
