@@ -225,11 +225,11 @@ def _substitution(at: str, learned: bool = False) -> TableSpec:
     )
 
 
-def _related_gain(data: ReportData, seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+def _related_gain(data: ReportData, rival: str, seeds: pd.DataFrame, notes: Notes) -> Cell | str:
     runs = related_runs(data)
-    pairs = paired(seeds, runs[runs["label"] == "GELU"])
+    pairs = paired(seeds, runs[runs["label"] == rival])
     gain = best_minus(pairs)
-    return NONE if gain is None or seeds["label"].iloc[0] == "GELU" else Cell(str(gain), gain.tone)
+    return NONE if gain is None or seeds["label"].iloc[0] == rival else Cell(str(gain), gain.tone)
 
 
 def best_minus(pairs: pd.DataFrame) -> Difference | None:
@@ -517,15 +517,15 @@ TABLES: dict[str, TableSpec] = {
     "related": TableSpec(
         title="Best validation score beside other activations",
         caption=lambda data: (
-            f"{metrics_in_words(related_runs(data))} Minus GELU: the mean difference from the GELU run of the same "
-            f"seed and recipe. {INTERVAL}"
+            f"{metrics_in_words(related_runs(data))} Minus GELU, minus ReLU: the mean difference from that run of the "
+            f"same seed and recipe. {INTERVAL}"
         ),
         rows=lambda data: _asked(
             list(dict.fromkeys(related_runs(data)["benchmark"])), related_runs(data), "related", RELATED_LABELS
         ),
         columns=lambda data: (
             _score("Best validation score", "best_score"),
-            Column("Minus GELU", partial(_related_gain, data)),
+            *(Column(f"Minus {rival}", partial(_related_gain, data, rival)) for rival in ("GELU", "ReLU")),
             *(_SEEDS, _TRAINED),
         ),
     ),
