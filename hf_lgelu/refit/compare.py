@@ -1,6 +1,7 @@
 """The whole networks beside each other: original, direct swap and refit, on inputs that nothing was fitted on."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import TRIED, Batch
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange
+from hf_lgelu.refit.units import cut_batches
 
 _SCORES_AT_ONCE = 2**26  # values of the outputs: 256 MiB, of which a comparison or a loss holds several copies
 _SLICE = 2**21  # numbers that are looked at together, in float64
@@ -75,11 +77,9 @@ def conversion_sums(
 
 def _affordable(model: nn.Module, batches: Iterable[Batch], outputs: Sequence[str] | None) -> Iterator[Batch]:
     """The batches, in pieces of as many units as `units_at_once` says."""
-    most = None
-    for batch in batches:
-        most = units_at_once(model, batch, outputs) if most is None else most
-        for start in range(0, len(batch), most):
-            yield batch[start : start + most]
+    batches = iter(batches)
+    for first in batches:
+        yield from cut_batches(itertools.chain([first], batches), units_at_once(model, first, outputs))
 
 
 @torch.no_grad()

@@ -115,13 +115,14 @@ def measure_conversion(
     direct = original.compared(swapped) | {"score": original.direct_score}
     counts = sorted({min(rows, available_rows(data)) for rows in settings.rows})
     hardened = original.compared(models["hardened_relu"].load())
+    fits = {"statistics": with_new_statistics} if batch_norms(original.model) else {}
+    fits["bias-fold"] = fold_biases
     return [
         original.row("gelu", "original", score=original.score, **_UNCHANGED),
         original.row("gelu", "direct", **direct),
         *(
             _converted(original, method, counts[-1], settings.seed, partial(_fitted, fit=fit))
-            for method, fit in (("statistics", with_new_statistics), ("bias-fold", fold_biases))
-            if method != "statistics" or batch_norms(original.model)
+            for method, fit in fits.items()
         ),
         *(_converted(original, method, rows, settings.seed, way) for method, rows, way in _ways(settings, counts)),
         original.row("hardened_relu", "hardened", **hardened, seconds=_seconds(models["hardened_relu"].record)),

@@ -192,7 +192,7 @@ def _rows(measured: _Measured) -> list[Row]:
         networks = {"original": model, **({"converted": starts["converted"]} if "converted" in starts else {})}
         rows = _in_onnxruntime(measured, rows, networks)
     if settings.finetune_steps and (network.task == "text" or "labels" in measured.units.fitted[0]):
-        rows += _tuned(measured, rows, {**starts, "hardened": copy.deepcopy(model)})
+        rows += list(_tuned(measured, rows, {**starts, "hardened": copy.deepcopy(model)}))
     return rows
 
 
@@ -276,8 +276,8 @@ def _in_onnxruntime(measured: _Measured, rows: list[Row], networks: dict[str, nn
 
 def _tuned(measured: _Measured, rows: list[Row], starts: dict[str, nn.Module]) -> Iterator[Row]:
     for method, start in starts.items():
-        (*_, last) = ({}, *(row for row in rows if row["method"] == method and not row["refusal"]))
-        told = {name: last.get(name) for name in ("effort", "kept", "width")}
+        made = [row for row in rows if row["method"] == method and not row["refusal"]]
+        told = {name: made[-1][name] for name in ("effort", "kept", "width")} if made else {}
         began = time.perf_counter()
         _tune(start, measured, harden=method == "hardened")
         seconds = round(time.perf_counter() - began, 1)

@@ -130,11 +130,10 @@ def parse_command_line(arguments: Sequence[str] | None = None) -> tuple[RunArgum
     named, _ = first.parse_known_args(arguments)
     if named.benchmark in BENCHMARKS:
         try:
-            parser.set_defaults(**recipe(BENCHMARKS[named.benchmark], named.recipe, named.pretrained is not None))
+            chosen = recipe(BENCHMARKS[named.benchmark], named.recipe, named.pretrained is not None, optim=named.optim)
+            parser.set_defaults(**chosen)
         except ValueError as error:
             parser.error(str(error))
-    if named.optim is not None:  # in place of the recipe's; an explicit --timm_optimizer beside it is refused later
-        parser.set_defaults(timm_optimizer=None)
     run, training = parser.parse(arguments)
     return _completed(run), training
 
@@ -143,9 +142,8 @@ def parse_mapping(arguments: Mapping[str, Any]) -> tuple[RunArguments, LambdaGEL
     """As `parse_command_line`, from {argument: value}."""
     benchmark = check_benchmark(arguments.get("benchmark"))
     parser = HfArgumentParser((RunArguments, LambdaGELUTrainingArguments))
-    chosen = recipe(benchmark, arguments.get("recipe", "paper"), arguments.get("pretrained") is not None)
-    if "optim" in arguments:
-        chosen.pop("timm_optimizer", None)
+    is_pretrained = arguments.get("pretrained") is not None
+    chosen = recipe(benchmark, arguments.get("recipe", "paper"), is_pretrained, optim=arguments.get("optim"))
     run, training = parser.parse_dict({**chosen, **arguments})
     return _completed(run), training
 
@@ -159,8 +157,12 @@ def check_argument_names(names: Iterable[str]) -> None:
             raise ValueError(f"scripts/train.py has no argument {name!r}{remark}")
 
 
-def recipe(benchmark: Benchmark, name: str = "paper", pretrained: bool = False) -> dict[str, Any]:
+def recipe(
+    benchmark: Benchmark, name: str = "paper", pretrained: bool = False, *, optim: str | None = None
+) -> dict[str, Any]:
     """The benchmark's arguments of that recipe, its batch divided over the processes of this launch.
+
+    An optimizer of transformers that was asked for, `optim`, takes the place of the recipe's timm optimizer.
 
     Raises ValueError for a recipe that the benchmark does not have, or a batch that does not divide.
     """
@@ -172,6 +174,8 @@ def recipe(benchmark: Benchmark, name: str = "paper", pretrained: bool = False) 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     chosen = {**_RUN_DEFAULTS, **benchmark.defaults, **(benchmark.pretrained_defaults if pretrained else {})}
     chosen |= benchmark.cpu_defaults if name == "cpu" else {}
+    if optim is not None:
+        chosen.pop("timm_optimizer", None)
     batch_size = chosen["per_device_train_batch_size"]
     if batch_size % processes:
         raise ValueError(
