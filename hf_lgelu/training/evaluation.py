@@ -9,6 +9,7 @@ a batch that was filled up counts the samples that fill it.
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 from transformers import EvalPrediction
+from transformers.trainer_utils import default_compute_objective
 
 from hf_lgelu.models.comparison import classes_last, has_classes
+from hf_lgelu.models.padding import pad_tokens
 from hf_lgelu.models.task_outputs import IGNORED_LABEL
 
 _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
@@ -151,6 +154,22 @@ def metrics_of_both(
         return {**as_it_is, **{f"relu_{name}": value for name, value in substituted.items()}}
 
     return compute_both
+
+
+def objective_as_it_is(eval_dataset: Any) -> Callable[[dict[str, float]], float]:
+    """Trainer's own objective of a search, without what is reported of the substitution on these evaluation sets."""
+    names = eval_dataset if isinstance(eval_dataset, dict) else ()
+    return partial(_without, ("eval_relu_", *(f"eval_{name}_relu_" for name in names)))
+
+
+def _without(prefixes: tuple[str, ...], metrics: dict[str, float]) -> float:
+    return default_compute_objective({name: value for name, value in metrics.items() if not name.startswith(prefixes)})
+
+
+def padding_token(processing_class: Any, model: nn.Module) -> int | None:
+    """What generated rows are padded with."""
+    found = getattr(processing_class, "pad_token_id", None)
+    return pad_tokens(model).get("decoder_input_ids") if found is None else found
 
 
 def first_tensor(outputs: Any) -> Tensor | None:

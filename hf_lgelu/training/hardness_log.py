@@ -99,3 +99,8 @@ class HardnessLogCallback(TrainerCallback):
             state.log_history[-1].update(added)
         if not evaluated:  # the reporters have this step's λ from its training log already
             logs.update(added)
+
+
+def without_hardness(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A trainer's log without what this callback adds to its entries."""
+    return [{name: value for name, value in entry.items() if not name.startswith("hardness")} for entry in log_history]

@@ -1,7 +1,6 @@
 """A Trainer that learns, hardens and reports λ-GELU."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -10,7 +9,7 @@ from accelerate.utils import find_batch_size
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput, default_compute_objective
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import logging
 
 from hf_lgelu.models.example_run import buffers_kept, same_randomness
@@ -35,12 +34,14 @@ from hf_lgelu.training.evaluation import (
     comparison_metrics,
     copied,
     metrics_of_both,
+    objective_as_it_is,
     on_both,
+    padding_token,
     random_state_kept,
     with_relu_metrics,
 )
 from hf_lgelu.training.hardening import HARDENED_FRACTION, Target, is_hardened
-from hf_lgelu.training.hardness_log import HardnessLogCallback
+from hf_lgelu.training.hardness_log import HardnessLogCallback, without_hardness
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
 from hf_lgelu.training.refusals import (
     check_ratio_of_rates,
@@ -156,17 +157,13 @@ class LambdaGELUTrainer(Trainer):
         self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any
     ) -> Any:
         """As Trainer's. Where no objective is given, what is reported of the ReLU substitution does not count."""
-        names = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
-        of_relu = ("eval_relu_", *(f"eval_{name}_relu_" for name in names))
-        objective = compute_objective or partial(_objective_as_it_is, of_relu=of_relu)
+        objective = compute_objective or objective_as_it_is(self.eval_dataset)
         return super().hyperparameter_search(hp_space, objective, *args, **options)
 
     def create_model_card(self, *args: Any, **options: Any) -> None:
         """As Trainer's, whose table of results takes every number of an evaluation's log for a column: without λ."""
         kept = self.state.log_history
-        self.state.log_history = [
-            {name: value for name, value in entry.items() if not name.startswith("hardness")} for entry in kept
-        ]
+        self.state.log_history = without_hardness(kept)
         try:
             super().create_model_card(*args, **options)
         finally:
@@ -234,7 +231,8 @@ class LambdaGELUTrainer(Trainer):
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
         batch_size = find_batch_size(inputs) or 1
         predicted = labels_of_predictions(labels, self.model)
-        rows = compare_outputs(loss, logits, relu_loss, relu_logits, predicted, batch_size, self._padding_token)
+        padding = padding_token(self.processing_class, self.model)
+        rows = compare_outputs(loss, logits, relu_loss, relu_logits, predicted, batch_size, padding)
         if not self._keeps_logits or logits is None:
             return loss, (rows,), None
         return loss, (rows, logits, relu_logits), labels
@@ -283,13 +281,6 @@ class LambdaGELUTrainer(Trainer):
             relu_metrics = super().evaluation_loop(*args).metrics
         output = super().evaluation_loop(*args)
         return output._replace(metrics=with_relu_metrics(output.metrics, relu_metrics, prefix))
-
-    @property
-    def _padding_token(self) -> int | None:
-        """What generated rows are padded with."""
-        found = getattr(self.processing_class, "pad_token_id", None)
-        config = getattr(self.model, "config", None)
-        return getattr(config, "pad_token_id", None) if found is None else found
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         if self.args.relufication and find_sites(self.model, RELUFIED_KINDS):
@@ -389,10 +380,6 @@ class LambdaGELUTrainer(Trainer):
         for callback in list(self.callback_handler.callbacks):
             if isinstance(callback, HardnessLogCallback):
                 HardnessLogCallback.add_to(self)
-
-
-def _objective_as_it_is(metrics: dict[str, float], of_relu: tuple[str, ...] = ("eval_relu_",)) -> float:
-    return default_compute_objective({name: value for name, value in metrics.items() if not name.startswith(of_relu)})
 
 
 def _hardening_among(callbacks: Sequence[TrainerCallback]) -> HardeningCallback | None:

@@ -22,7 +22,6 @@ from lgelu_lab.measurements.bias_fold import fold_biases
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import TrainedModel, available_rows, draw_calibration, evaluate
 from lgelu_lab.studies.experiments import STUDIES
-from lgelu_lab.studies.records import RunRecord
 
 CONVERSION_COLUMNS: dict[str, str] = {
     "model": "network: gelu, which is converted, or hardened_relu, which was trained to be a ReLU network",
@@ -125,13 +124,8 @@ def measure_conversion(
             for method, fit in fits.items()
         ),
         *(_converted(original, method, rows, settings.seed, way) for method, rows, way in _ways(settings, counts)),
-        original.row("hardened_relu", "hardened", **hardened, seconds=_seconds(models["hardened_relu"].record)),
+        original.row("hardened_relu", "hardened", **hardened, seconds=models["hardened_relu"].record.whole_seconds),
     ]
-
-
-def _seconds(record: RunRecord) -> float | None:
-    """Of a whole training; None where it was resumed and not timed whole."""
-    return None if record.timed_from_step else record.seconds
 
 
 Conversion = Callable[[_Original, Any], tuple[PreTrainedModel, dict[str, Any]]]

@@ -196,7 +196,7 @@ def _run_row(record: RunRecord) -> dict:
         "last_epoch": last.epoch,
         "mean_hardness": last.mean_hardness,
         "drift": record.drift,
-        "hours": None if record.timed_from_step else record.seconds / 3600,
+        "hours": None if record.whole_seconds is None else record.whole_seconds / 3600,
     }
 
 

@@ -112,7 +112,7 @@ def card_facts(
         ),
         data=_data(record),
         recipe=_recipe(record),
-        seconds=None if record.timed_from_step else record.seconds,  # of a part of the run it says nothing
+        seconds=record.whole_seconds,
         created=record.created,
         versions=record.versions,
         hardware=record.hardware,

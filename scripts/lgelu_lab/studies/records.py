@@ -100,6 +100,11 @@ class RunRecord:
     timed_from_step: int | None = None
 
     @property
+    def whole_seconds(self) -> float | None:
+        """Of the whole training; None where it was resumed and a part of it not timed, which says nothing."""
+        return None if self.timed_from_step else self.seconds
+
+    @property
     def last(self) -> EpochRecord:
         """The last evaluation."""
         return self.epochs[-1]
