@@ -13,7 +13,7 @@ from accelerate import PartialState
 from torch import nn
 
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.padded_sides import settle_side
+from hf_lgelu.refit.padded_sides import settle_padding
 from hf_lgelu.refit.units import Units, read_units
 
 FOLDS = 4
@@ -167,7 +167,7 @@ def deal_folds(
             f"{sum(units.rows)} in {len(units.keys)} distinct units of {units.given} given; give more inputs, at best "
             "several times the width of the widest layer"
         )
-    units = units if model is None else settle_side(units, model, outputs, state)
+    units = units if model is None else settle_padding(units, model, outputs, state)
     held_out, folds, size = _deal(units.rows, batch_size or units.at_once)
     process = 0 if state is None else state.process_index
     parts, apart = list(_halves(units, folds, size)), [(_short_first(units, held_out), None)]

@@ -1,8 +1,8 @@
-"""On which side sequences of different lengths are padded: where that changes nothing of what the network computes."""
+"""How sequences are padded: where, and how far, it changes nothing of what the network computes."""
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,17 +20,20 @@ _MOST_CHANGE = 0.1
 """Of outputs by padding, relative to how far they are spread. Rounding in bfloat16 makes 0.01, a position that is not
 the right one about 1."""
 
+_MOST_CHANGE_OF_CROPPED = 0.02
+"""Less, since padding that was given can stay at no cost but time."""
+
 _TRIED = 8  # of the shortest sequences of each process
 
 Outputs = dict[str, list[Tensor]]
 """By name, of one sequence after the other, (rows, columns) in float64, without padding."""
 
 
-def settle_side(
+def settle_padding(
     units: Units, model: nn.Module, outputs: Sequence[str] | None = None, state: PartialState | None = None
 ) -> Units:
     """The units, padded on the side on which they were given with padding, or where the model bears none there, on the
-    other.
+    other; without what they were given of it, where that changes nothing.
 
     A classifier that takes the last position needs padding in front; one that numbers positions from the first, behind.
 
@@ -46,10 +49,11 @@ def settle_side(
     changes = {}
     for side in (units.left, frozenset() if units.left else frozenset(whole)):
         there = replace(units, left=side)
-        change = _largest_change(there, model, outputs, whole)
-        changes[side] = change if state is None else max(each_has(change))
+        changes[side] = _of_all(_largest_change(model, outputs, _padded_more(there, whole)), state)
         if changes[side] <= _MOST_CHANGE:
-            return there
+            without = there.cropped()
+            change = _of_all(_largest_change(model, outputs, _cropped(there, without)), state)
+            return without if change <= _MOST_CHANGE_OF_CROPPED else there
     behind = changes.pop(frozenset())
     (in_front,) = changes.values()
     raise ValueError(
@@ -60,24 +64,50 @@ def settle_side(
     )
 
 
-def _largest_change(units: Units, model: nn.Module, outputs: Sequence[str] | None, whole: dict[str, int]) -> float:
-    """Of what the model gives for the shortest sequences that this process has; 0 where all are as long."""
+def _of_all(change: float, state: PartialState | None) -> float:
+    return change if state is None else max(each_has(change))
+
+
+def _shortest_first(units: Units, lengths: Sequence[Mapping[str, int]]) -> list[int]:
+    """Of those that this process has."""
     own = [number for number, key in enumerate(units.keys) if key in units.places]
-    own.sort(key=lambda number: sum(units.lengths[number].values()))
+    return sorted(own, key=lambda number: sum(lengths[number].values()))
+
+
+def _padded_more(units: Units, whole: dict[str, int]) -> Iterator[tuple[Batch, Batch]]:
+    """Some of the shortest sequences as they were given, and padded to the longest."""
+    for number in _shortest_first(units, units.lengths)[:_TRIED]:
+        if units.lengths[number] != whole:
+            yield _alone(units, number), units.take([number], whole)
+
+
+def _cropped(units: Units, without: Units) -> Iterator[tuple[Batch, Batch]]:
+    """Some of the shortest sequences as they were given, and without that padding, alone and among the longest."""
+    whole = without.longest(range(len(without.keys)))
+    for number in _shortest_first(units, units.own_lengths)[:_TRIED]:
+        if units.lengths[number] != without.lengths[number]:
+            yield _alone(units, number), _alone(without, number)
+            yield _alone(units, number), without.take([number], whole)
+
+
+def _alone(units: Units, number: int) -> Batch:
+    return units.take([number], units.longest([number]))
+
+
+def _largest_change(model: nn.Module, outputs: Sequence[str] | None, pairs: Iterable[tuple[Batch, Batch]]) -> float:
+    """Of what the model gives for the second of each pair, which is the first padded otherwise; 0 of no pairs."""
     given: Outputs = defaultdict(list)
-    padded: Outputs = defaultdict(list)
-    for number in own[:_TRIED]:
-        if units.lengths[number] == whole:
-            continue
+    other: Outputs = defaultdict(list)
+    for first, second in pairs:
         try:
-            _run(model, units.take([number], units.longest([number])), outputs, given)
+            _run(model, first, outputs, given)
         except NOT_TAKEN:
             return 0.0  # what the model does not take is told where all of it is
         try:
-            _run(model, units.take([number], whole), outputs, padded)
+            _run(model, second, outputs, other)
         except NOT_TAKEN:
             return math.inf
-    return max((_change(given[name], padded[name]) for name in given), default=0.0)
+    return max((_change(given[name], other[name]) for name in given), default=0.0)
 
 
 def _run(model: nn.Module, batch: Batch, outputs: Sequence[str] | None, into: Outputs) -> None:
@@ -88,12 +118,12 @@ def _run(model: nn.Module, batch: Batch, outputs: Sequence[str] | None, into: Ou
         into[name].append(rows - rows.mean(-1, keepdim=True) if is_centred else rows)
 
 
-def _change(given: list[Tensor], padded: list[Tensor]) -> float:
-    """‖padded − given‖ / ‖given − its mean‖ over the rows of all; of a single row its own norm."""
+def _change(given: list[Tensor], other: list[Tensor]) -> float:
+    """‖other − given‖ / ‖given − its mean‖ over the rows of all; of a single row its own norm."""
     # Of a sound padding may make a frame more; rows that are no tokens at all cannot be compared.
     pairs = [
         (first[: len(second)], second[: len(first)])
-        for first, second in zip(given, padded, strict=True)
+        for first, second in zip(given, other, strict=True)
         if abs(len(first) - len(second)) <= 1 and first.shape[1:] == second.shape[1:]
     ]
     if not pairs:

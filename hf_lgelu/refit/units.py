@@ -4,7 +4,7 @@ Units are known by what they contain, and come in the order of their digests, wh
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -41,9 +41,11 @@ class Units:
         places: {key: (batch, row in it)} of the units that this process has.
         given: units given, duplicates among them.
         lengths: {name: length} of each unit's tensors that may be of different lengths, as they were given.
-        at_once: the most units that are run together.
+        own_lengths: the same without the padding that was given, where that can be told.
+        at_once: the most units that are run together; `own_at_once` of them without that padding.
         fill: {name: what its sequences are padded with}; the rest with 0.
         left: names whose sequences were given with padding in front, and get more of it there.
+        is_cropped: whether `take` leaves out the padding that was given.
     """
 
     batches: Sequence[Batch]
@@ -53,9 +55,19 @@ class Units:
     places: Mapping[bytes, tuple[int, int]]
     given: int
     lengths: Sequence[Mapping[str, int]]
+    own_lengths: Sequence[Mapping[str, int]]
     at_once: int
+    own_at_once: int
     fill: Mapping[str, int] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
+    is_cropped: bool = False
+
+    def cropped(self) -> "Units":
+        """The units without the padding that they were given with: each has to be as long as the longest run with it.
+
+        Tokenizers pad to the longest of all, or to the most that the model takes, which may be many times a sequence.
+        """
+        return replace(self, lengths=self.own_lengths, at_once=self.own_at_once, is_cropped=True)
 
     def longest(self, numbers: Iterable[int]) -> dict[str, int]:
         """{name: length} to which the sequences of some units have to be padded."""
@@ -73,28 +85,35 @@ class Units:
             positions, rows = by_batch.setdefault(batch, ([], []))
             positions.append(position)
             rows.append(row)
-        sources = [(_named(self.batches[batch]), *where) for batch, where in by_batch.items()]
-        taken = {name: self._gather(name, sources, len(numbers), lengths.get(name)) for name in sources[0][0]}
+        sources = [_Source(self.batches[batch], *where) for batch, where in by_batch.items()]
+        names = _named(sources[0].batch)
+        taken = {name: self._gather(name, sources, len(numbers), lengths.get(name)) for name in names}
         labels = taken.pop(_LABELS, None)
         inputs = self.batches[0].inputs
         return Batch(taken[BARE] if isinstance(inputs, Tensor) else inputs | taken, labels)
 
-    def _gather(
-        self, name: str, sources: Sequence[tuple[dict[str, Tensor], list[int], list[int]]], units: int,
-        length: int | None,
-    ) -> Tensor:  # fmt: skip
-        """One tensor of several units, from (tensors, positions in the result, rows) of each batch that has some."""
-        first = sources[0][0][name]
+    def _gather(self, name: str, sources: Sequence["_Source"], units: int, length: int | None) -> Tensor:
+        """One tensor of several units, from what each batch has of them."""
+        first = _named(sources[0].batch)[name]
         out = first.new_full((units, *(first.shape[1:] if length is None else (length,))), self.fill.get(name, 0))
-        for tensors, positions, rows in sources:
-            value = tensors[name]
+        for batch, positions, rows in sources:
+            value = _named(batch)[name][rows]
             if length is None:
-                out[positions] = value[rows]
-            elif name in self.left:
-                out[positions, length - value.shape[1] :] = value[rows]
-            else:
-                out[positions, : value.shape[1]] = value[rows]
+                out[positions] = value
+                continue
+            spans = _own_spans(batch, name, rows) if self.is_cropped else [slice(0, value.shape[1])] * len(rows)
+            for position, row, span in zip(positions, value, spans, strict=True):
+                own = row[span]
+                out[position, slice(length - len(own), None) if name in self.left else slice(len(own))] = own
         return out
+
+
+class _Source(NamedTuple):
+    """Rows of one batch, and their positions among the units that are taken."""
+
+    batch: Batch
+    positions: list[int]
+    rows: list[int]
 
 
 class _Own(NamedTuple):
@@ -102,9 +121,24 @@ class _Own(NamedTuple):
 
     given: int
     structures: set[tuple[str, ...]]
-    units: dict[bytes, tuple[int, Mapping[str, int]]]
+    units: dict[bytes, "_Size"]
     at_once: int
+    own_at_once: int
     left: frozenset[str]
+
+
+class _Size(NamedTuple):
+    """Of one unit: its rows, and the lengths of its sequences as they were given and without that padding."""
+
+    rows: int
+    given: Mapping[str, int]
+    own: Mapping[str, int]
+
+    def or_longer(self, other: "_Size") -> "_Size":
+        """Where several processes have the unit with other padding, what all of them must know."""
+        given, own = ({name: max(length, there[name]) for name, length in here.items()}
+                      for here, there in ((self.given, other.given), (self.own, other.own)))  # fmt: skip
+        return _Size(self.rows, given, own)
 
 
 def read_units(batches: Iterable[Batch], state: PartialState | None = None, *, model: nn.Module | None = None) -> Units:
@@ -124,37 +158,39 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None, *, m
     batches = [batch for batch in batches if len(batch)]
     frames = None if model is None else frames_of_sound(model)
     places: dict[bytes, tuple[int, int]] = {}
-    found: dict[bytes, tuple[int, Mapping[str, int]]] = {}
+    found: dict[bytes, _Size] = {}
     for number, batch in enumerate(batches):
-        given = {name: value.shape[1] for name, value in _named(batch).items() if _may_be_padded(batch, name)}
-        for row, (key, count) in enumerate(zip(unit_keys(batch), _row_counts(batch, frames), strict=True)):
+        given, own_of_rows = _lengths(batch)
+        counts = _row_counts(batch, frames)
+        for row, (key, count, lengths) in enumerate(zip(unit_keys(batch), counts, own_of_rows, strict=True)):
             if count and key not in places:
-                places[key], found[key] = (number, row), (count, given)
+                places[key], found[key] = (number, row), _Size(count, given, lengths)
     own = _Own(
         given=sum(map(len, batches)),
         structures={_structure(batch) for batch in batches},
         units=found,
         at_once=min(map(_units_at_once, batches), default=_ROWS_AT_ONCE),
+        own_at_once=min((_units_at_once(batch, is_cropped=True) for batch in batches), default=_ROWS_AT_ONCE),
         left=frozenset().union(*map(_padded_in_front, batches)),
     )
     parts = [own] if state is None else each_has(own)
     _require_alike(parts)
-    # Of a unit that several processes have, with other padding, all of them must know the longest.
-    everything: dict[bytes, tuple[int, Mapping[str, int]]] = {}
+    everything: dict[bytes, _Size] = {}
     for part in parts:
-        for key, (count, lengths) in part.units.items():
-            known = everything.get(key, (count, lengths))[1]
-            everything[key] = count, {name: max(length, known[name]) for name, length in lengths.items()}
+        for key, size in part.units.items():
+            everything[key] = size.or_longer(everything.get(key, size))
     keys = sorted(everything)
     return Units(
         batches=batches,
         keys=keys,
-        rows=[everything[key][0] for key in keys],
+        rows=[everything[key].rows for key in keys],
         holders=[[process for process, part in enumerate(parts) if key in part.units] for key in keys],
         places=places,
         given=sum(part.given for part in parts),
-        lengths=[everything[key][1] for key in keys],
+        lengths=[everything[key].given for key in keys],
+        own_lengths=[everything[key].own for key in keys],
         at_once=min(part.at_once for part in parts),
+        own_at_once=min(part.own_at_once for part in parts),
         fill={_LABELS: IGNORED_LABEL} | ({} if model is None else pad_tokens(model)),
         left=frozenset().union(*(part.left for part in parts)),
     )
@@ -197,11 +233,15 @@ def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iter
             yield batch[start : start + size]
 
 
-def _units_at_once(batch: Batch) -> int:
+def _units_at_once(batch: Batch, *, is_cropped: bool = False) -> int:
     tensors = dict(batch.tensors)
+    name = "input_ids" if "input_ids" in tensors else "attention_mask"
     tokens = tensors.pop("input_ids", tensors.get("attention_mask"))
     if tokens is not None:
-        most = max(1, _TOKENS_AT_ONCE // max(1, tokens[0].numel()))
+        longest = tokens[0].numel()
+        if is_cropped and _may_be_padded(batch, name):
+            longest = max(span.stop - span.start for span in _own_spans(batch, name, range(len(batch))))
+        most = max(1, _TOKENS_AT_ONCE // max(1, longest))
         return min(most, _IMAGES_AT_ONCE) if any(value.ndim > 2 for value in tensors.values()) else most
     short = all(value.ndim <= 2 and value[0].numel() <= _LONGEST_FEATURE_ROW for value in tensors.values())
     some_float = any(value.is_floating_point() for value in tensors.values())
@@ -220,16 +260,36 @@ def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list
 
 
 def _padded_in_front(batch: Batch) -> frozenset[str]:
-    """Names of a batch's sequences that begin with padding somewhere; labels are with what is decoded, if anything."""
-    named = _named(batch)
-    has_decoder = any(name.startswith("decoder_") for name in named)
+    """Names of a batch's sequences that begin with padding somewhere."""
     found = set()
-    for name in filter(lambda name: _may_be_padded(batch, name), named):
-        decoded = name.startswith("decoder_") or (name == _LABELS and has_decoder)
-        mask = named.get("decoder_attention_mask" if decoded else "attention_mask")
+    for name in filter(lambda name: _may_be_padded(batch, name), _named(batch)):
+        mask = batch.tensors.get(_mask_name(batch, name))
         if mask is not None and mask.ndim == 2 and bool(((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any()):
             found.add(name)
     return frozenset(found)
+
+
+def _lengths(batch: Batch) -> tuple[dict[str, int], list[dict[str, int]]]:
+    """{name: length} of the sequences of a batch, and for each row of them without their padding."""
+    given = {name: value.shape[1] for name, value in _named(batch).items() if _may_be_padded(batch, name)}
+    spans = {name: _own_spans(batch, name, range(len(batch))) for name in given}
+    own = [{name: spans[name][row].stop - spans[name][row].start for name in given} for row in range(len(batch))]
+    return given, own
+
+
+def _own_spans(batch: Batch, name: str, rows: Sequence[int]) -> list[slice]:
+    """Where some rows of a sequence have no padding in front or behind; all of them where that cannot be told.
+
+    Nor where something without the mask's shape is as long: boxes (B, T, 4) or embeddings (B, T, C) go with the tokens.
+    """
+    width = _named(batch)[name].shape[1]
+    mask = _mask_of(batch, name)
+    beside = [value for other, value in batch.tensors.items() if _mask_of(batch, other) is None]
+    if mask is None or not width or any(width in value.shape[1:] for value in beside):
+        return [slice(0, width)] * len(rows)
+    counted = mask[list(rows)].ne(0).to(torch.uint8)
+    begins, behind = counted.argmax(1), counted.flip(1).argmax(1)
+    return [slice(begin, width - left) for begin, left in zip(begins.tolist(), behind.tolist(), strict=True)]
 
 
 def _structure(batch: Batch) -> tuple[str, ...]:
@@ -254,10 +314,16 @@ def _may_be_padded(batch: Batch, name: str) -> bool:
 
 
 def _mask_of(batch: Batch, name: str) -> Tensor | None:
-    """The (B, T) attention mask that says which entries of an input of its shape are padding."""
-    tensors = batch.tensors
-    mask = tensors.get("decoder_attention_mask" if name.startswith("decoder_") else "attention_mask")
-    return mask if mask is not None and mask.ndim == 2 and mask.shape == tensors[name].shape else None
+    """The (B, T) attention mask that says which entries of a tensor of its shape are padding."""
+    mask = batch.tensors.get(_mask_name(batch, name))
+    return mask if mask is not None and mask.ndim == 2 and mask.shape == _named(batch)[name].shape else None
+
+
+def _mask_name(batch: Batch, name: str) -> str:
+    """Labels are with what is decoded, if anything."""
+    is_of_labels = name == _LABELS and batch.labels is not None
+    is_decoded = name.startswith("decoder_") or (is_of_labels and any(n.startswith("decoder_") for n in batch.tensors))
+    return "decoder_attention_mask" if is_decoded else "attention_mask"
 
 
 def _bytes(value: Tensor) -> memoryview:

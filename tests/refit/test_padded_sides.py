@@ -138,3 +138,79 @@ def test_a_network_that_bears_no_padding_is_refused(in_front):
         convert_to_relu(model, batches(model, 24, 1, in_front))
     (one,) = [batch for batch in batches(model, 24, 1) if batch["input_ids"].shape[1] == 13][:1]
     assert convert_to_relu(model, one).report.distinct_units == 8
+
+
+def padded_wide(given, width=40, in_front=False):
+    """The same batches as one, as a tokenizer makes it with padding="max_length"."""
+
+    def filled(name, fill):
+        rows = [row for batch in given for row in batch[name]]
+        return torch.stack([
+            torch.cat([row.new_full((width - len(row),), fill), row] if in_front
+                      else [row, row.new_full((width - len(row),), fill)])
+            for row in rows
+        ])  # fmt: skip
+
+    return {"input_ids": filled("input_ids", PAD), "attention_mask": filled("attention_mask", 0)}
+
+
+def widths_of(folds):
+    every = [*folds.together, *folds.held_out_together]
+    return {batch.load().tensors["input_ids"].shape[1] for batch in every}
+
+
+@pytest.mark.parametrize("in_front", [False, True])
+def test_padding_that_changes_nothing_is_not_run(in_front):
+    model = drawn(lambda: Pooled(mean))
+    given = batches(model, 24, 1, in_front)
+    folds = deal_folds(read_batches(padded_wide(given, in_front=in_front)), model=model)
+    assert max(widths_of(folds)) <= 13
+    at_once = 2048 // 13
+    assert folds.units.at_once == at_once
+    # what is run is what was given, of each unit its own tokens on the side of its padding
+    wanted = {tuple(row[mask.bool()].tolist()) for batch in given
+              for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)}  # fmt: skip
+    found = set()
+    for batch in (*folds.together, *folds.held_out_together):
+        loaded = batch.load().tensors
+        for row, mask in zip(loaded["input_ids"], loaded["attention_mask"], strict=True):
+            found.add(tuple(row[mask.bool()].tolist()))
+            assert (row[mask == 0] == PAD).all() or (row[mask == 0] == 0).all()
+            assert bool(mask[-1 if in_front else 0])
+    assert found == wanted
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_padding_that_the_network_reads_stays(numbered):
+    """A mean over all positions; numbers counted from the first position, padded in front."""
+    model = drawn(lambda: Pooled(mean if numbered else whole, numbered=numbered))
+    wide = padded_wide(batches(model, 24, 1, in_front=numbered), width=20, in_front=numbered)
+    folds = deal_folds(read_batches(wide), model=model)
+    assert widths_of(folds) == {20}
+    seen = {tuple(row.tolist()) for batch in (*folds.together, *folds.held_out_together)
+            for row in batch.load().tensors["input_ids"]}  # fmt: skip
+    assert seen == {tuple(row.tolist()) for row in wide["input_ids"]}
+
+
+def test_what_goes_with_the_tokens_keeps_their_padding():
+    """Boxes (B, T, 4) have no mask's shape, and are as long as the tokens."""
+
+    class Boxed(Pooled):
+        def forward(self, input_ids, attention_mask, bbox):
+            return super().forward(input_ids, attention_mask) + bbox.sum(1)
+
+    wide = padded_wide(batches(drawn(lambda: Pooled(mean)), 24, 1), width=20)
+    folds = deal_folds(
+        read_batches({**wide, "bbox": torch.randn(len(wide["input_ids"]), 20, 4)}), model=drawn(lambda: Boxed(mean))
+    )
+    assert widths_of(folds) == {20}
+
+
+def test_labels_of_tokens_go_with_them():
+    model = drawn(lambda: Pooled(lambda x, mask: x))
+    wide = padded_wide(batches(drawn(lambda: Pooled(mean)), 24, 1), width=40)
+    with torch.no_grad():
+        classes = model(**wide).argmax(-1).masked_fill(wide["attention_mask"] == 0, -100)
+    report = convert_to_relu(model, {**wide, "labels": classes}).report
+    assert report.held_out.original_metrics["accuracy"] == 1
+    assert max(widths_of(deal_folds(read_batches({**wide, "labels": classes}), model=model))) <= 13
