@@ -7,11 +7,10 @@ original.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from hf_lgelu.models.operable import operable_module
@@ -98,7 +97,8 @@ def convert_to_relu(
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
             `hf_lgelu.refit.batches.read_batches`). Labels, where there are some, only go into the metrics of the
             report. Of several processes each may have all of it, or a share. Sequences of different lengths need an
-            attention mask; they are padded as the config says, where the model's outputs bear it.
+            attention mask; they are padded as the config says, where the model's outputs bear it, and no further
+            than those beside them, where its outputs bear that.
         evaluation_data: a second set, in the same forms, on which the networks are compared; the same on every process.
             What it has in common with `data` is counted in a warning.
         batch_size: inputs run at once. Default: 1,024 rows of features, 2,048 tokens, 32 images.
@@ -233,7 +233,7 @@ def convert_to_relu(
             next_step=None if work.is_taken_up else next_rung(steps, attempts.rungs),
         )
     of_config = config_warnings(model, best.config_changes, rewrite_config)
-    warnings = (*unread, *_of_narrow_steps(model, dials), *conversion_warnings(report, max_kl), *of_config)
+    warnings = (*unread, *conversion_warnings(report, max_kl), *of_config)
     report = replace(report, warnings=warnings)
     require_good(report, best.model, dials, strict=strict)
     return Conversion(best.model, report)
@@ -254,14 +254,6 @@ def _require_convertible(
         raise ValueError(
             "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() "
             "(the result may be cast back), or stop at effort='blocks'"
-        )
-
-
-def _of_narrow_steps(model: nn.Module, dials: Dials) -> Iterator[str]:
-    if dials.highest == "distill" and any(parameter.dtype == torch.bfloat16 for parameter in model.parameters()):
-        yield (
-            "the weights are bfloat16, which rounds most steps of 'distill' to nothing: convert model.float() and cast "
-            "the result back"
         )
 
 

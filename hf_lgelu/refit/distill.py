@@ -26,6 +26,8 @@ from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.compare import compared_outputs, in_order_of, kl_terms, units_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.masters import Masters
+from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
 from hf_lgelu.refit.resume import RungWork, Steps
 
@@ -87,7 +89,7 @@ def distill(
         try:
             best = run.nearest(steps)
         finally:
-            _put(list(parameters.values()), best.values)
+            run.put(best)
     return run.start.loss, best.loss
 
 
@@ -154,18 +156,28 @@ class _Distillation:
         self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
         watched = _spread(folds.held_out_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
-        self._parameters = list(parameters.values())
-        self._centred = centred_maps(converted, parameters.keys(), self._batches[0].load(), self._batches[0].weight)
+        self._masters = Masters(list(parameters.values()))
+        maps = centred_maps(converted, parameters.keys(), self._batches[0].load(), self._batches[0].weight)
+        self._centred = [
+            replace(centred, weight=self._masters.of(centred.weight), bias=self._masters.of(centred.bias))
+            for centred in maps
+        ]
         self._time_share = time_share
-        self._step_precision = partial(torch.autocast, self._parameters[0].device.type, torch.bfloat16, enabled=bf16)
+        self._step_precision = partial(
+            torch.autocast, self._masters.values[0].device.type, torch.bfloat16, enabled=bf16
+        )
         self._work, self._keeps_new = RungWork(), False
         self._kept: Steps | None = None
-        self.start = _Seen(self._look(), self._values())
+        self.start = _Seen(self._look(), self._masters.rounded())
 
     def keep_in(self, work: RungWork, new_ones: bool) -> None:
         """Take up the steps of a folder; keep `new_ones` there."""
         self._work, self._keeps_new = work, new_ones
         self._kept = work.kept_steps()
+
+    def put(self, seen: _Seen) -> None:
+        """Bring a state back."""
+        self._masters.put(seen.values)
 
     def nearest(self, steps: int | None) -> _Seen:
         """The best state seen at the rate that is nearest in its trial; `steps` of None as `distill` says."""
@@ -178,8 +190,8 @@ class _Distillation:
 
     def _descent(self, rate: float, steps: int, looks: int, tried: Sequence[float]) -> _Seen:
         """The best state seen from the start on; `tried` is what the descents before came to."""
-        _put(self._parameters, self.start.values)
-        optimizer = CentredAdam(self._parameters, rate, self._centred)
+        self.put(self.start)
+        optimizer = CentredAdam(self._masters.values, rate, self._centred)
         done, best = self._taken_up(optimizer)
         every = max(1, steps // looks)
         begun = self._time_share()
@@ -201,27 +213,26 @@ class _Distillation:
     def _nearer(self, best: _Seen) -> _Seen:
         """The state that there is now, where it is nearer."""
         now = self._look()
-        return _Seen(now, self._values()) if now < best.loss else best
+        return _Seen(now, self._masters.rounded()) if now < best.loss else best
 
     def _step(self, optimizer: CentredAdam, number: int, done: int, progress: float) -> None:
         with torch.enable_grad(), self._step_precision():
             loss = self._loss(self._batches[number].load(), weight=self._batches[number].weight)
         optimizer.zero_grad()
         loss.backward()
-        sum_gradients(self._parameters)
-        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._masters.take_gradients()
+        sum_gradients(self._masters.values)
+        torch.nn.utils.clip_grad_norm_(self._masters.values, 1.0)
         optimizer.step(done, progress)
+        self._masters.write()
 
     @torch.no_grad()
     def _look(self) -> float:
         losses = [self._loss(batch.load(), weight=batch.weight) * batch.units for batch in self._watched]
         return float(summed(torch.stack(losses).sum())) / sum(batch.units for batch in self._watched)
 
-    def _values(self) -> list[Tensor]:
-        return [parameter.detach().clone() for parameter in self._parameters]
-
     def _state(self, optimizer: CentredAdam, best: _Seen) -> dict[str, Tensor]:
-        numbered = {"moved": self._parameters, "best": best.values}
+        numbered = {"moved": self._masters.values, "best": best.values}
         state = {f"{what}.{number}": value for what, values in numbered.items() for number, value in enumerate(values)}
         return state | {f"adam.{name}": value for name, value in optimizer.state().items()}
 
@@ -231,9 +242,9 @@ class _Distillation:
             return 0, self.start
         tensors, told = self._kept
         self._kept = None
-        moved, best = ([tensors[f"{what}.{number}"] for number in range(len(self._parameters))]
+        moved, best = ([tensors[f"{what}.{number}"] for number in range(len(self._masters.values))]
                        for what in ("moved", "best"))  # fmt: skip
-        _put(self._parameters, moved)
+        self._masters.put(moved)
         optimizer.load({name.removeprefix("adam."): value for name, value in tensors.items() if name[:5] == "adam."})
         return told["step"], _Seen(told["loss"], best)
 
@@ -249,12 +260,6 @@ def _order(count: int) -> Iterator[int]:
     generator = torch.Generator().manual_seed(0)
     while True:
         yield from reversed(torch.randperm(count, generator=generator).tolist())
-
-
-@torch.no_grad()
-def _put(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)
 
 
 @torch.no_grad()
@@ -279,7 +284,7 @@ def centred_maps(model: nn.Module, names: Collection[str], batch: Batch, weight:
     for module in modules:
         is_transposed = type(module) is Conv1D
         none = _weighted(module.weight[:0] if not is_transposed else module.weight.T[:0], 0.0)
-        mean = mean_of_rows(*seen.get(module, none)).to(module.weight.dtype)
+        mean = mean_of_rows(*seen.get(module, none)).to(widened(module.weight).dtype)
         maps.append(CentredMap(module.weight, module.bias, mean, is_transposed))
     return maps
 

@@ -206,3 +206,20 @@ def test_what_is_watched_is_of_all_lengths():
     """Held-out sequences come with the short ones first."""
     assert _spread(list(range(160)), 16) == list(range(5, 160, 10))
     assert _spread(list(range(3)), 16) == [0, 1, 2]
+
+
+def test_steps_on_bfloat16_weights_are_not_rounded_away(monkeypatch):
+    """At a rate below what bfloat16 tells, as large networks take it: as near as float32 comes, but for rounding."""
+    monkeypatch.setattr("hf_lgelu.refit.distill._RATES", (0.0003,))
+    model, converted, folds = loud_and_swapped(8)
+    for network in (model, converted):  # numbers that bfloat16 has
+        network.bfloat16().float()
+    names = [name for name, _ in converted.named_parameters()]
+    narrow = copy.deepcopy(converted).bfloat16()
+    rows = torch.cat([batch.load().inputs for batch in folds.together]).bfloat16()
+    same = deal_folds(read_batches(rows), batch_size=16)
+    before, after = distill(model, converted, folds, names=names, steps=200)
+    narrow_before, narrow_after = distill(copy.deepcopy(model).bfloat16(), narrow, same, names=names, steps=200)
+    assert {parameter.dtype for parameter in narrow.parameters()} == {torch.bfloat16}
+    assert all(parameter.grad is None for parameter in narrow.parameters())
+    assert narrow_after / narrow_before < 1.3 * after / before < 0.8
