@@ -13,7 +13,7 @@ from hf_lgelu.files.whole_folder import whole_folder
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models
 from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.example_run import Inputs, in_dtype
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.random_inputs import random_inputs
@@ -128,6 +128,7 @@ def _change_after_reload(
     dtype = folded.dtype
     wide = torch.promote_types(dtype, torch.float32)
     reloaded = type(folded).from_pretrained(folder, dtype=wide, use_safetensors=True).to(folded.device)
+    inputs = in_dtype(inputs, wide)  # of both copies; not every network casts what it is given
     before, after = (m if dtype == wide else independent_copy(m).to(wide) for m in (model, folded))
     by_reloading = compare_models(after, reloaded, inputs)
     if not _relative(by_reloading) <= _MAX_CHANGE_BY_RELOADING:

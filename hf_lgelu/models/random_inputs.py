@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_lgelu.models.example_run import NOT_TAKEN, run_example
+
 _TOKENS = 16
 _SAMPLES = 16_000  # a second of speech
 _PIXELS = 224  # a side, where neither the config nor the architecture says
@@ -15,9 +17,10 @@ _PIXELS = 224  # a side, where neither the config nor the architecture says
 def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0) -> dict[str, Tensor]:
     """Keyword arguments for one forward pass, on the CPU: tokens, images, audio, time series or features.
 
-    Numbers are standard normal, tokens uniform over the vocabulary; real inputs say more.
+    Numbers are standard normal, in the model's dtype, tokens uniform over the vocabulary; real inputs say more.
 
-    Raises ValueError for a model whose main input is of another kind, or a batch without rows.
+    Raises ValueError for a model whose main input is of another kind, or that does not take these, and for a batch
+    without rows.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
@@ -40,9 +43,17 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
                 f"no example inputs are known for {type(model).__name__}, which takes {kind!r}; pass some of your own, "
                 "e.g. one batch as a dict of tensors"
             )
-        inputs[kind] = torch.randn((batch_size, *shape), generator=generator)
+        inputs[kind] = torch.randn((batch_size, *shape), generator=generator).to(model.dtype)
     if "input_ids" in inputs and "attention_mask" in accepted:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    try:
+        run_example(model, inputs)
+    except NOT_TAKEN as error:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
+        raise ValueError(
+            f"{type(model).__name__} does not take the random inputs that its config says ({shapes}): {error}. Pass "
+            "some of your own, e.g. one batch as a dict of tensors"
+        ) from error
     return inputs
 
 
@@ -59,8 +70,9 @@ def _shape(kind: str, model: PreTrainedModel) -> tuple[int, ...] | None:
     if kind == "features" and hasattr(config, "num_features"):
         return (config.num_features,)
     if kind == "input_values":
-        return (_SAMPLES,)
-    if kind == "input_features" and hasattr(config, "max_source_positions"):
+        is_spectrogram = hasattr(config, "num_mel_bins") and hasattr(config, "patch_size")  # AST
+        return (config.max_length, config.num_mel_bins) if is_spectrogram else (_SAMPLES,)
+    if kind == "input_features" and hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
         return (config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's stem halves the length
     if kind == "past_values" and hasattr(config, "num_input_channels"):
         return (config.context_length, config.num_input_channels)
@@ -78,7 +90,8 @@ def _image_shape(model: PreTrainedModel) -> tuple[int, ...]:
     if size is None:
         size = _PIXELS  # a convolutional network takes any
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return (channels, height, width)
+    frames = getattr(config, "num_frames", None)  # VideoMAE and its like
+    return (channels, height, width) if frames is None else (frames, channels, height, width)
 
 
 def _timm_image(model: Any) -> tuple[int, Any]:

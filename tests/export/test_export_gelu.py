@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
 from hf_lgelu.export import gelu
 from hf_lgelu.export.gelu import export_gelu
+from hf_lgelu.export.onnx.onnx_folder import export_onnx_folder
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
 
 
@@ -178,3 +179,22 @@ def test_only_transformers_models_are_saved(tmp_path):
     plain = MLPForClassification(MLPConfig(num_features=6, hidden_act="gelu"))
     with pytest.raises(ValueError, match="has no λ-GELU activation"):
         export_gelu(plain, tmp_path / "gelu", inputs=FEATURES)
+
+
+def test_a_half_precision_network_that_casts_nothing_is_exported(tmp_path):
+    """ConvNeXt's convolutions take their own dtype alone."""
+    sizes = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "image_size": 32, "hidden_act": "lambda_gelu"}
+    torch.manual_seed(0)
+    model = transformers.ConvNextForImageClassification(transformers.ConvNextConfig(**sizes)).bfloat16()
+    assert export_gelu(model, tmp_path / "random").relative_change < 0.02
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+    assert export_gelu(model, tmp_path / "given", inputs=images).change.rows == 3
+    report = export_onnx_folder(model, tmp_path / "onnx", inputs=images)
+    assert report.max_abs_difference < 1e-4 * max(1.0, report.largest_output)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_on_a_gpu_is_folded_there(mlp, tmp_path):
+    export = export_gelu(mlp.to("cuda"), tmp_path / "gelu", inputs=FEATURES)
+    assert export.relative_change < 1e-5

@@ -310,3 +310,33 @@ def test_a_detectors_file_has_its_boxes(tmp_path):
         expected = model(pixel_values=images)
     torch.testing.assert_close(torch.from_numpy(logits), expected.logits, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(torch.from_numpy(boxes), expected.pred_boxes, atol=1e-5, rtol=1e-4)
+
+
+class Halving(nn.Module):
+    """Half the width and back, beside the input: it takes even widths alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.down, self.up = nn.Conv1d(2, 2, 2, stride=2), nn.Upsample(scale_factor=2)
+
+    def forward(self, x):
+        return x + self.up(torch.relu(self.down(x)))
+
+
+def test_sizes_that_the_network_does_not_take_are_not_tried_on_it(tmp_path):
+    x = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(2))
+    report = export_onnx(Halving(), tmp_path / "h.onnx", x, dynamic_axes={"x": {0: "batch", 2: "width"}})
+    assert report.other_shapes == ({"batch": 1, "width": 8},)  # and not 15
+    with pytest.raises(ValueError, match=r"takes none of them: at .* torch says: .* Pass dynamic_axes"):
+        export_onnx(Halving(), tmp_path / "two.onnx", x[..., :2], dynamic_axes={"x": {0: "batch", 2: "width"}})
+    assert not (tmp_path / "two.onnx").exists()
+
+
+def test_a_network_that_takes_a_mapping_whole_is_refused(tmp_path):
+    class Pooling(nn.Module):
+        def forward(self, features):
+            return {"embedding": features["x"].mean(1)}
+
+    with pytest.raises(TypeError, match=r"takes its inputs as one mapping \(x\).*backend='onnx'"):
+        export_onnx(nn.Sequential(Pooling()), tmp_path / "s.onnx", {"x": torch.randn(2, 3, 4)})

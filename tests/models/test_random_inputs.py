@@ -2,7 +2,14 @@ import pytest
 import torch
 from families import FAMILIES
 from family import main_output
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    ASTConfig,
+    AutoModel,
+    ConvNextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    VideoMAEConfig,
+)
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.random_inputs import random_inputs
@@ -38,3 +45,31 @@ def test_an_unknown_kind_of_input_is_named(monkeypatch):
 def test_a_batch_has_rows(size):
     with pytest.raises(ValueError, match="batch_size must be an integer of at least 1"):
         random_inputs(MLPForClassification(MLPConfig(num_features=3)), batch_size=size)
+
+
+VIT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (VideoMAEConfig(num_frames=4, image_size=16, patch_size=8, num_labels=2, **VIT), (2, 4, 3, 16, 16)),
+        (ASTConfig(num_mel_bins=24, max_length=40, **VIT), (2, 40, 24)),
+        (
+            ConvNextConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], image_size=32, dtype="bfloat16"),
+            (2, 3, 32, 32),
+        ),
+    ],
+    ids=["video", "spectrogram", "bfloat16"],
+)
+def test_videos_spectrograms_and_half_precision(config, shape):
+    model = AutoModel.from_config(config).eval()
+    (value,) = random_inputs(model).values()
+    assert (tuple(value.shape), value.dtype) == (shape, model.dtype)
+
+
+def test_what_a_model_does_not_take_is_told(monkeypatch):
+    model = MLPForClassification(MLPConfig(num_features=7, hidden_size=3))
+    model.config.num_features = 6
+    with pytest.raises(ValueError, match=r"not take the random inputs .* \(features \(2, 6\)\).*Pass some of your own"):
+        random_inputs(model)

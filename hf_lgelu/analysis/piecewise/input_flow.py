@@ -72,7 +72,7 @@ OPERATIONS: Mapping[str, Callable[[tuple[Any, ...], Dependent], bool]] = {
     **dict.fromkeys(("mul", "mm", "bmm", "mv"), _one_factor),
     **dict.fromkeys(("addmm", "baddbmm"), _one_matrix),
     **dict.fromkeys((*_CHOICES, "div", "linear", "convolution"), _first_alone),
-    "native_batch_norm": _norm_in_eval_mode,
+    **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), _norm_in_eval_mode),
 }
 """ATen operation without the in-place underscore → whether these arguments leave it affine in the input."""
 

@@ -115,6 +115,7 @@ def local_linear_model(model: nn.Module, inputs: Tensor, *, batch_size: int = 64
     _check_inputs(inputs, batch_size)
     network = independent_copy(uncompiled(model)).double().eval()
     inputs = inputs.detach().double()
+    inputs = inputs.to(next(network.parameters(), inputs).device)
     _refuse_smooth(network, inputs[:1].clone())  # a network may begin with a ReLU in place
     generator = torch.Generator().manual_seed(seed)
     parts = [_pieces(network, part, generator) for part in inputs.split(batch_size)]

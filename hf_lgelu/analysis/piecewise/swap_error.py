@@ -45,7 +45,8 @@ def bound_swap(model: nn.Module, inputs: Tensor, *, every_input: bool) -> tuple[
     flow = _SwapError(network, every_input)
     for site in find_sites(network, LEARNED_KINDS):
         site.put(nn.ReLU() if site.module.forward_mode == "relu" else _Gate(flow, site.module))
-    inputs = flow.start(inputs.detach().double().clone())
+    inputs = inputs.detach().to(next(network.parameters(), inputs).device)
+    inputs = flow.start(inputs.double().clone())
     with flow.watching():
         scores = scores_of(network(inputs))
     return scores, flow.bound(scores)

@@ -128,7 +128,7 @@ def dataset_rows(
     asked = _Asked(name, rows, model, source, wanted, seed, sequence_length, prompt)
     made = _READERS[model.main_input_name](asked)
     whole = made.whole if isinstance(made, TensorRows) else len(made) == len(rows)
-    return InputSet(made, name.description, name.hub_id, whole=whole)
+    return InputSet(made, name.description, name.hub_id, whole=whole, dtype=model.dtype)
 
 
 def why_not_read(model: PreTrainedModel) -> str | None:

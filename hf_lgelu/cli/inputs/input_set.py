@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
+
+from hf_lgelu.models.example_run import in_dtype
 
 _LOADED_TOGETHER = 64
 """Rows read at a time; how many are computed at a time is another matter."""
@@ -54,25 +57,27 @@ class InputSet:
         description: what they are, in words, such as "rows.csv" or "user/texts, split train".
         source: Hub id of the data set, if it is on the Hub.
         whole: no row was left out.
+        dtype: of floating-point inputs, that of the model: not every network casts what it is given.
     """
 
     rows: Any
     description: str
     source: str | None = None
     whole: bool = False
+    dtype: torch.dtype = torch.float32
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def batches(self, what: str, *, progress: bool, batch_size: int = _LOADED_TOGETHER) -> Iterable[dict[str, Tensor]]:
         """All rows, in order, with a progress bar that says `what` they are for."""
-        loader = DataLoader(self.rows, batch_size=batch_size, collate_fn=_as_it_is)
+        loader = DataLoader(self.rows, batch_size=batch_size, collate_fn=partial(in_dtype, dtype=self.dtype))
         return tqdm(loader, desc=what, unit="batch", disable=not progress)
 
     def first(self, count: int) -> dict[str, Tensor]:
         """The first rows as a batch, without labels."""
         batch = self.rows.__getitems__(range(min(count, len(self.rows))))
-        return {name: tensor for name, tensor in batch.items() if name != "labels"}
+        return in_dtype({name: tensor for name, tensor in batch.items() if name != "labels"}, self.dtype)
 
 
 def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:
@@ -97,7 +102,3 @@ def float_rows(values: Any) -> Tensor:
             f"{features} (counted from 0). Leave such rows out, or fill them as where the model was trained"
         )
     return found
-
-
-def _as_it_is(batch: Any) -> dict[str, Tensor]:
-    return batch

@@ -187,7 +187,7 @@ def _folded_parameters(model: nn.Module, plan: FoldPlan) -> list[tuple[Tensor, T
     for name, factor in plan.factors.items():
         parameter = model.get_parameter(name)
         # On the CPU: not every accelerator has float64.
-        value = (parameter.detach().cpu().double() * factor).to(parameter.dtype)
+        value = (parameter.detach().cpu().double() * factor).to(parameter.dtype).to(parameter.device)
         if torch.isfinite(parameter).all() and not torch.isfinite(value).all():
             raise ValueError(
                 f"{name} multiplied by λ up to {factor.max().item():.4g} leaves the range of {parameter.dtype}; fold "

@@ -133,7 +133,7 @@ def render_conversion_card(
         checkpoint: how it is loaded (`facts_of_folder`).
         figure: path of `draw_conversion`'s picture, relative to the card.
         repo_id: on the Hub, "user/name".
-        license: of the original, which holds for this model too; the Hub's short name of it.
+        license: the Hub's short name of it; that of the original holds for this model too.
 
     Raises ValueError for a licence or repository that is not named as the Hub names it, or if the card would show an
     access token.
@@ -272,7 +272,7 @@ def _limits(report: ConversionReport) -> str:
 
 def _licence(license: str | None) -> str:
     if license:
-        return f"`{license}`, the original's."
+        return f"`{license}`. What the original's licence asks for holds for this model too."
     return "The original's, which is not known here: ask who made it before you use or publish this model."
 
 

@@ -4,12 +4,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from hf_lgelu.export.onnx.onnx_export import OnnxReport, export_onnx
 from hf_lgelu.files.whole_folder import whole_folder
 from hf_lgelu.models.checkpoint import copy_processor_files
-from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.example_run import Inputs, in_dtype
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.random_inputs import random_inputs
 
@@ -29,7 +30,7 @@ def export_onnx_folder(
     """
     inputs = random_inputs(model) if inputs is None else inputs
     with whole_folder(folder) as new:
-        report = export_onnx(independent_copy(model).float(), new / ONNX_FILE, inputs)
+        report = export_onnx(independent_copy(model).float(), new / ONNX_FILE, in_dtype(inputs, torch.float32))
         model.config.save_pretrained(new)
         if source is not None:
             copy_processor_files(source, new)

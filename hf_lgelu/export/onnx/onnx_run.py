@@ -211,14 +211,17 @@ def compare_outputs(
 def without_padding(output: np.ndarray, inputs: Mapping[str, Any]) -> np.ndarray:
     """The positions of an output that no attention_mask of zeros marks as padding; all of it where there is no mask.
 
-    Where nothing is attended to, each runtime has its own arbitrary values. An output of two axes is left whole: its
-    second may be classes or an embedding, as many as there are tokens by chance, and where it is tokens (start_logits)
-    a row is one prediction.
+    Where nothing is attended to, each runtime has its own arbitrary values. An output of two axes keeps all positions:
+    its second may be classes or an embedding, as many as there are tokens by chance, and where it is tokens
+    (start_logits) a row is one prediction. Rows that are nothing but padding are left out of any output that has a row
+    for each: a batch that is padded in front, cut short behind, has such.
     """
     mask = inputs.get("attention_mask")
-    if mask is None or mask.ndim != 2 or output.ndim < 3 or output.shape[:2] != tuple(mask.shape):
+    if mask is None or mask.ndim != 2 or not output.ndim or len(output) != len(mask):
         return output
-    return output[np.asarray(mask) != 0]
+    counted = np.asarray(mask) != 0
+    has_positions = output.ndim > 2 and output.shape[:2] == counted.shape
+    return output[counted if has_positions else counted.any(1)]
 
 
 def finite_alike(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
