@@ -150,9 +150,19 @@ def require_hardness(given: GivenCheckpoint) -> None:
 
 
 def require_gates(given: GivenCheckpoint) -> None:
-    """Raise ValueError, with what there is instead, unless the checkpoint has a smooth gate as a module."""
-    if not find_sites(given.network):
+    """Raise ValueError, with what there is instead, unless the checkpoint has a smooth gate as a module.
+
+    Nor where a sentence encoder has one in a module behind it, which goes along as it is.
+    """
+    sites = find_sites(given.network)
+    if not sites:
         _refuse_gateless(given)
+    behind = [site.name for site in sites if given.embeds and not site.name.startswith("encoder.")]
+    if behind:
+        raise ValueError(
+            f"{given.name} has smooth gates in modules behind its encoder ({', '.join(behind)}), and only the encoder "
+            "is written anew here: call hf_lgelu.convert_to_relu on the SentenceTransformer and save that"
+        )
 
 
 def _refuse_gateless(given: GivenCheckpoint) -> None:

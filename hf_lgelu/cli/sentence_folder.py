@@ -61,9 +61,8 @@ class SentenceFolder:
         Raises ImportError without sentence-transformers, or with one that does not have the class.
         """
         package = require("sentence_transformers", "sentence-transformers")
-        encoder = load_checkpoint(self.encoder_path)
         if self.network_class == "CrossEncoder":
-            return encoder
+            return load_checkpoint(self.encoder_path)
         found = getattr(package, self.network_class, None)
         if found is None:
             raise ImportError(
@@ -71,7 +70,10 @@ class SentenceFolder:
                 "pip install -U sentence-transformers"
             )
         whole = found(str(self.path), device="cpu", trust_remote_code=False)
-        return SentenceEmbedder(encoder, list(embedder_of(whole).behind)).eval()
+        loaded = embedder_of(whole)
+        # Not as its config says: of an encoder that was a language model that is often still the whole one's class.
+        encoder = load_checkpoint(self.encoder_path, kind=type(loaded.encoder))
+        return SentenceEmbedder(encoder, list(loaded.behind)).eval()
 
     def copy_rest(self, target: Path) -> None:
         """Copy all but the encoder's own files, the card, other forms of the weights, and folders with weights that are

@@ -2,13 +2,15 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import CONFIG_NAME
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CHAT_TEMPLATE_DIR, logging
@@ -33,21 +35,25 @@ logger = logging.get_logger(__name__)
 _HEADS = frozenset({"cls", "pooler", "lm_head", "classifier", "score", "qa_outputs"})
 
 
-def load_checkpoint(name_or_path: str | os.PathLike, *, revision: str | None = None) -> PreTrainedModel:
-    """The model of a folder or Hub id, as the class that its config names, with every λ-GELU in its place.
+def load_checkpoint(
+    name_or_path: str | os.PathLike, *, revision: str | None = None, kind: type[PreTrainedModel] | None = None
+) -> PreTrainedModel:
+    """The model of a folder or Hub id, as the class that its config names or `kind`, with every λ-GELU in its place.
 
     Weights are read from safetensors only, and no code of the checkpoint is run. Every tensor of the model must be
     there, and no other, but those of a head that this class does not have.
 
     Raises:
-        ValueError: the config names no class that transformers or this package has, or one that comes as code; tensors
-            are missing or unexpected; or the config says λ-GELU, and no λ was saved.
+        ValueError: the config names no class that transformers or this package has, or one that comes as code, or is
+            one that transformers does not take; tensors are missing or unexpected; or the config says λ-GELU, and no λ
+            was saved.
         OSError: there is no checkpoint, or none in safetensors.
     """
     _check_folder(name_or_path)
     # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
-    config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
-    kind = model_class(config)
+    with _explaining_config(name_or_path):
+        config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
+    kind = kind or model_class(config)
     own_code = getattr(config, "auto_map", None)
     own_code = own_code if isinstance(own_code, dict) else {}
     if kind is not MLPForClassification and any(name.startswith("AutoModel") for name in own_code):
@@ -56,15 +62,28 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, revision: str | None = N
             f"run: what is loaded, compared and saved is transformers' {kind.__name__}, which may compute something "
             "else"
         )
-    model, found = from_pretrained(
-        kind, name_or_path, revision=revision, use_safetensors=True, output_loading_info=True
-    )
+    with _explaining_config(name_or_path):
+        model, found = from_pretrained(
+            kind, name_or_path, revision=revision, use_safetensors=True, output_loading_info=True
+        )
     model.eval()
     _require_all_tensors(model, name_or_path, found)
     # The class is ours or transformers': code that the config names was not run, and must not be named in an export.
     if hasattr(model.config, "auto_map"):
         del model.config.auto_map
     return model
+
+
+@contextmanager
+def _explaining_config(name_or_path: str | os.PathLike) -> Iterator[None]:
+    """A field of another type, or an activation's name that nobody knows, as a ValueError that says where it is."""
+    try:
+        yield
+    except (StrictDataclassError, KeyError) as error:
+        raise ValueError(
+            f"the {CONFIG_NAME} of {name_or_path} is none that transformers {transformers.__version__} takes: {error}. "
+            "Correct it there, or load the model yourself and pass it to the function"
+        ) from error
 
 
 def _named_code(own_code: Mapping[str, Any]) -> list[str]:

@@ -164,8 +164,16 @@ def says_other_activations(config: PreTrainedConfig, whole: PreTrainedConfig) ->
 
 def configs_in(config: PreTrainedConfig) -> list[PreTrainedConfig]:
     """A config and all that it holds."""
-    inner = [held for held in vars(config).values() if isinstance(held, PreTrainedConfig)]
-    return [config, *(found for held in inner for found in configs_in(held))]
+    return [held for _, held in _held_configs(config, ())]
+
+
+def _held_configs(
+    config: PreTrainedConfig, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], PreTrainedConfig]]:
+    yield path, config
+    for name, held in vars(config).items():
+        if isinstance(held, PreTrainedConfig):
+            yield from _held_configs(held, (*path, name))
 
 
 def changes_at(
@@ -210,11 +218,23 @@ def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) ->
         return
     copies: dict[int, Any] = {}
     copy.deepcopy(model.config, copies)
+    of_parts: dict[int, PreTrainedConfig] = {}
     for module in model.modules():
         held = vars(module).get("config")
         if isinstance(held, PreTrainedConfig) and id(held) in copies:
             module.config = copies[id(held)]
+        elif type(held) is type(model.config):  # T5's encoder has a copy of the whole one's
+            module.config = of_parts.setdefault(id(held), _changed_alike(held, changes))
     write_changes(model.config, changes)
+
+
+def _changed_alike(config: PreTrainedConfig, changes: list[ConfigChange]) -> PreTrainedConfig:
+    """The config with those of the changes made whose old values it has: a copy, or itself where it has none."""
+    said = dict(_leaves(config, ()))
+    own = [change for change in changes if change.old is not None and said.get(change.path) == change.old]
+    changed = copy.deepcopy(config) if own else config
+    write_changes(changed, own)
+    return changed
 
 
 def write_changes(config: PreTrainedConfig, changes: list[ConfigChange]) -> None:
@@ -295,11 +315,12 @@ def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]
             changes.append(ConfigChange(path, value, "gated-gelu_python" if new == "gated-gelu" else new))
         elif path[-1] == "gelu_activation" and activation in ("relu", "gelu"):  # XLM, Flaubert: GELU or else ReLU
             changes.append(ConfigChange(path, value, activation == "gelu"))
-    if hasattr(config, "model_args") and hasattr(config, "architecture"):  # TimmWrapperConfig
-        if config.model_args is None:
-            changes.append(ConfigChange(("model_args",), None, {"act_layer": activation}))
-        elif "act_layer" not in config.model_args:
-            changes.append(ConfigChange(("model_args", "act_layer"), None, activation))
+    for path, held in _held_configs(config, ()):
+        if hasattr(held, "model_args") and hasattr(held, "architecture"):  # TimmWrapperConfig, or a tower of timm's
+            if held.model_args is None:
+                changes.append(ConfigChange((*path, "model_args"), None, {"act_layer": activation}))
+            elif "act_layer" not in held.model_args:
+                changes.append(ConfigChange((*path, "model_args", "act_layer"), None, activation))
     return changes
 
 
@@ -323,6 +344,14 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
             yield from _leaves(value, (*path, key))
         else:
             yield (*path, key), value
+
+
+def activation_strings(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(path, name) of the activations that a config says, a gated unit's without its "gated-"."""
+    names = _activation_names()
+    for path, value in _leaves(config, ()):
+        if isinstance(value, str) and value.removeprefix(_GATED).lower() in names:
+            yield path, value.removeprefix(_GATED)
 
 
 def gate_names(config: str) -> set[str]:

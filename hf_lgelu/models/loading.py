@@ -9,16 +9,21 @@ that surgery saw, and somebody may have dropped a layer since, or operated on a 
 """
 
 import functools
+import json
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.utils import logging
 
+from hf_lgelu.activation.functional import apply_gate
+from hf_lgelu.activation.gates import ACTIVATION_NAMES
 from hf_lgelu.activation.module import LambdaGate, state_problem
-from hf_lgelu.models.config_keys import gate_names
+from hf_lgelu.models.config_keys import activation_strings, gate_names
 from hf_lgelu.models.gate_configs import require_whole_config
-from hf_lgelu.models.origin import written_gates
+from hf_lgelu.models.origin import written_config, written_gates
 from hf_lgelu.models.site_record import describes, has_record, recorded_models, renew_records, require_own_record
 from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.registry import is_guarded
@@ -26,6 +31,7 @@ from hf_lgelu.registry import is_guarded
 logger = logging.get_logger(__name__)
 
 _EXTENDED = "_extended_by_hf_lgelu"
+_SAME_FUNCTION = 0.01  # the tanh form of GELU is within 0.0005 of the other
 _STATE = ("raw_hardness", "temperature", "hardness_override")
 
 
@@ -82,6 +88,7 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
             # Its missing keys are no fault, so they are not listed.
             loading_info.missing_keys = set(loading_info.missing_keys) - owned
             logger.info(f"{len(modules)} λ-GELU hardnesses are new and start at λ = {modules[0][1].init_hardness}")
+            _tell_other_functions(self)
         elif owned - set(loading_info.missing_keys):
             _tell_other_gates(self)
         lost = sorted(key for key in loading_info.unexpected_keys if key.endswith(".raw_hardness"))
@@ -132,6 +139,26 @@ def _config_says_lambda_gelu(model: PreTrainedModel) -> bool | None:
         return True
     written = written_gates(model)
     return None if written is None else bool(written)
+
+
+def _tell_other_functions(model: PreTrainedModel) -> None:
+    """Say it where the gates at λ = 1 are none of the activations that the checkpoint was trained with."""
+    written = json.loads(written_config(model) or "{}")
+    for path, name in activation_strings(model.config):
+        was: Any = written
+        for step in path:
+            was = was.get(step) if isinstance(was, dict) else None
+        plain = was.removeprefix("gated-") if isinstance(was, str) else None
+        if name in ACTIVATION_NAMES and plain in ACT2FN and plain not in ACTIVATION_NAMES:
+            x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
+            change = (ACT2FN[plain](x) - apply_gate(x, x.new_ones(()), ACTIVATION_NAMES[name][0])).abs().max().item()
+            if change > _SAME_FUNCTION:
+                logger.warning(
+                    f"The checkpoint was trained with {plain!r} ({'.'.join(path)}), and {name!r} at λ = 1 differs from "
+                    f"that by up to {change:.2g}: another network from the first step on. To begin with the same, load "
+                    "it as it was; hf_lgelu.replace_activations(model) gives each smooth activation the gate whose "
+                    "λ = 1 it is"
+                )
 
 
 def _tell_other_gates(model: PreTrainedModel) -> None:

@@ -26,13 +26,19 @@ def written_gates(model: PreTrainedModel) -> set[str] | None:
 
     The config that the model was built from may have been given by hand.
     """
+    text = written_config(model)
+    return None if text is None else gate_names(text)
+
+
+def written_config(model: PreTrainedModel) -> str | None:
+    """The file of the config that a model was loaded with; "" of none, None where it is not found again."""
     source = getattr(model.config, "name_or_path", None) or "None"  # transformers writes str(None) for weights by hand
     if source == "None":
-        return set()
+        return ""
     file: Any = os.path.join(source, CONFIG_NAME)
     if not os.path.exists(source):
         file = try_to_load_from_cache(source, CONFIG_NAME, revision=getattr(model.config, "_commit_hash", None))
     if not isinstance(file, str) or not os.path.isfile(file):
         return None
     with open(file, encoding="utf-8") as text:
-        return gate_names(text.read())
+        return text.read()

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
 from transformers import TrainingArguments
@@ -48,6 +49,16 @@ def refuse_liger(args: Any) -> None:
         raise ValueError(
             "use_liger_kernel puts fused MLPs on the model, which compute SiLU or GELU in the λ-gates' place: λ would "
             "never be learned. Leave them out: liger_kernel_config={'swiglu': False, 'geglu': False}"
+        )
+
+
+def refuse_efficient_loading(accelerator: Accelerator) -> None:
+    """FSDP2's loading on one process, which knows no plain tensors: a gate's temperature and override are such."""
+    plugin = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
+    if plugin is not None and plugin.cpu_ram_efficient_loading:
+        raise ValueError(
+            "fsdp_cpu_ram_efficient_loading hands out the weights of the first process, and fails at the buffers of "
+            "λ-gates, which FSDP leaves whole: set it to false in accelerate's configuration"
         )
 
 

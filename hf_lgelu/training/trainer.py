@@ -46,6 +46,7 @@ from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_gr
 from hf_lgelu.training.refusals import (
     check_ratio_of_rates,
     explaining_other_groups,
+    refuse_efficient_loading,
     refuse_liger,
     tell_frozen,
     tell_held,
@@ -356,6 +357,7 @@ class LambdaGELUTrainer(Trainer):
         if lambda_gelu_modules(self.model):
             check_ratio_of_rates(self.args)
             refuse_liger(self.args)
+            refuse_efficient_loading(self.accelerator)
         asked = asked_for(self.args)
         if asked == self._asked:
             return

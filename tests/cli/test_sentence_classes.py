@@ -199,3 +199,39 @@ def test_a_hardened_cross_encoder_stays_one(classes, pairs, tmp_path, call):
     assert status == 0, errors
     assert (tmp_path / "onnx" / "model.onnx").is_file()
     assert not (tmp_path / "onnx" / "modules.json").exists()
+
+
+def test_an_encoder_is_what_the_package_runs_and_not_what_its_config_says(sentence_folder, tmp_path):
+    """Published encoders keep the class of the language model that they were: Qwen3ForCausalLM of Qwen3 embeddings."""
+    from transformers import Qwen3Config, Qwen3Model
+
+    shutil.copytree(sentence_folder[0], tmp_path / "folder")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    torch.manual_seed(0)
+    encoder = Qwen3Model(Qwen3Config(vocab_size=15, intermediate_size=24, head_dim=8, **sizes))
+    encoder.save_pretrained(tmp_path / "folder")
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    given = read_checkpoint(str(tmp_path / "folder"), progress=False)
+    assert type(given.model) is Qwen3Model
+    texts = ["the cat saw a dog", "a big red dog ate"]
+    whole = package.SentenceTransformer(str(tmp_path / "folder"), device="cpu")
+    features = {name: value for name, value in whole.tokenize(texts).items() if name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        found = given.network(**features)["sentence_embedding"]
+    torch.testing.assert_close(found, whole.encode(texts, convert_to_tensor=True), rtol=1e-5, atol=1e-6)
+
+
+def test_gates_behind_an_encoder_are_refused_before_the_work(sentence_folder, tmp_path, call):
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    whole = package.SentenceTransformer(str(sentence_folder[0]), device="cpu")
+    whole.append(Dense(16, 8, activation_function=nn.GELU()))
+    whole.save(str(tmp_path / "dense"))
+    status, _, told = call(
+        "convert", tmp_path / "dense", "--data", sentence_folder[1], "--output_dir", tmp_path / "out"
+    )
+    assert status == 1
+    assert "has smooth gates in modules behind its encoder (behind.2.activation_function)" in told
+    assert not (tmp_path / "out").exists()

@@ -233,3 +233,15 @@ def test_a_disk_that_fills_up_is_told_and_leaves_nothing(tmp_path):
             export_relu(model, tmp_path / "relu")
         assert [path.name for path in tmp_path.iterdir()] == ["relu"]
         assert list((tmp_path / "relu").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [({"hidden_act": "my_act"}, "'my_act'"), ({"num_hidden_layers": "two"}, "num_hidden_layers")],
+)
+def test_a_config_that_transformers_does_not_take_is_told(changed, told, tmp_path):
+    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
+    with pytest.raises(ValueError, match=f"config.json of .* is none that transformers .* takes: .*{told}"):
+        load_checkpoint(tmp_path)

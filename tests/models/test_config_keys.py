@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    TimmWrapperConfig,
 )
 from transformers.activations import ACT2FN
 
@@ -24,7 +25,9 @@ from hf_lgelu import from_pretrained, replace_activations, substitute_relu
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
+    _candidates,
     _is_activation,
+    activation_strings,
     apply_changes,
     plan_config_changes,
     pretrained_roots,
@@ -325,3 +328,30 @@ def test_the_boolean_key_of_xlm_says_gelu():
     assert plan(model, "gelu") == []  # as it says already
     model.config.gelu_activation = False
     assert plan(model, "gelu") == [ConfigChange(("gelu_activation",), False, True)]
+
+
+def test_a_part_with_a_copy_of_the_config_says_the_same():
+    """T5's encoder, saved alone, would say the gate that it does not have any more."""
+    model = BY_NAME["t5-gated"].build()
+    before = model.encoder.config
+    substitute_relu(model, kinds=tuple({site.kind for site in find_sites(model)}))
+    said = {path[-1]: name for path, name in activation_strings(model.config)}
+    assert set(said.values()) == {"relu"}
+    for part in (model.encoder, model.decoder):
+        assert {path[-1]: name for path, name in activation_strings(part.config)} == said
+    assert model.encoder.config is model.encoder.block[0].layer[0].SelfAttention.config is not before
+
+
+def test_a_tower_of_timm_inside_another_model_has_its_key():
+    """As Gemma 3n's: a config that holds a timm wrapper's, whose `model_args` are none or others."""
+
+    class Outer(PreTrainedConfig):
+        sub_configs = {"vision_config": TimmWrapperConfig}  # noqa: RUF012
+
+    config = Outer()
+    for args, change in (
+        (None, ConfigChange(("vision_config", "model_args"), None, {"act_layer": "relu"})),
+        ({"depth": 1}, ConfigChange(("vision_config", "model_args", "act_layer"), None, "relu")),
+    ):
+        config.vision_config = TimmWrapperConfig(architecture="vit_tiny_patch16_224", model_args=args)
+        assert change in _candidates(config, "relu")

@@ -404,3 +404,25 @@ def test_what_no_surgery_wrote_into_a_config_is_saved_and_nothing_is_built_for_i
     t5 = BY_NAME["t5"].build()
     t5.encoder.block[0].layer[1].DenseReluDense.act = torch.nn.ReLU()  # by hand
     t5.save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved", "read", "differs"),
+    [("silu", "lambda_gelu", "0.19"), ("quick_gelu", "lambda_gelu", "0.02"), ("relu", "lambda_silu", "0.28")],
+)
+def test_a_gate_of_another_function_than_the_checkpoints_is_warned_of(saved, read, differs, tmp_path, caplog):
+    BERT.build(saved).save_pretrained(tmp_path)
+    BertForMaskedLM.from_pretrained(tmp_path, hidden_act=read)
+    assert f"was trained with '{saved}' (hidden_act), and '{read}' at λ = 1 differs from that by up to {differs}" in (
+        caplog.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("saved", "read"), [("silu", "lambda_silu"), ("gelu", "lambda_gelu"), ("gelu_new", "lambda_gelu")]
+)
+def test_a_gate_of_the_same_function_is_not(saved, read, tmp_path, caplog):
+    """The tanh form of GELU is the same to a thousandth, as the paper's GPT-2 has it."""
+    BERT.build(saved).save_pretrained(tmp_path)
+    BertForMaskedLM.from_pretrained(tmp_path, hidden_act=read)
+    assert "differs from that" not in caplog.text

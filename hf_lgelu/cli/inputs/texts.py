@@ -31,7 +31,8 @@ def context_length(model: PreTrainedModel, wanted: int | None) -> int:
     Raises ValueError if the model does not take as many as are wanted.
     """
     names = ("n_positions", "max_position_embeddings")
-    own = next((size for name in names if (size := getattr(model.config, name, None))), None)
+    sizes = (getattr(model.config, name, None) for name in names)
+    own = next((size for size in sizes if size and size > 0), None)  # XLNet says -1 for no limit
     if own is not None:
         own -= _positions_of_padding(model, own)
     if wanted is None:
