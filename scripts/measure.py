@@ -4,6 +4,7 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 
+from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import MODELS, missing_studies
 from lgelu_lab.measurements.records import measurement_path
@@ -49,6 +50,8 @@ def main() -> int:
             raise ValueError("settings belong to one measurement: name it with --measurements")
         if arguments.models and not arguments.measurements:
             raise ValueError("networks belong to measurements that are named: give --measurements")
+        for benchmark in arguments.benchmarks:
+            check_benchmark(benchmark)
         settings = {measurement.name: choose_settings(measurement, given) for measurement in measurements}
     except (ValueError, TypeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -63,7 +66,7 @@ def main() -> int:
 
 def _possible(measurements: list[Measurement], benchmark: str, arguments: MeasureArguments) -> list[Measurement]:
     """Those of the benchmark; where none was named, only those whose study has a run of it, or all if none has."""
-    known = [each for each in measurements if benchmark in each.benchmarks or len(measurements) == 1]
+    known = [each for each in measurements if benchmark in each.benchmarks or arguments.measurements]
     absent = {each.name: missing_studies(arguments.runs, benchmark, each.models) for each in known}
     there = [each for each in known if not absent[each.name]]
     if arguments.measurements or not there:

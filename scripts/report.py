@@ -1,6 +1,7 @@
 """Tables, figures and a page from the records below a folder: `python scripts/report.py --runs runs/profiles`."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from lgelu_lab.report.frames import read_frames
@@ -29,9 +30,18 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Write tables.md, tables.tex, report.html and the figures, and print the results."""
+def main() -> int:
+    """Write tables.md, tables.tex, report.html and the figures, print the results; 1, with the reason, if refused."""
     arguments = parse_arguments()
+    try:
+        _write(arguments)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _write(arguments: argparse.Namespace) -> None:
     records, measurements = read_records(arguments.runs), []
     if arguments.downstream:
         records, measurements = read_downstream(arguments.downstream, records)
@@ -53,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

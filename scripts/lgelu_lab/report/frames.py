@@ -206,6 +206,9 @@ def recipe_of(record: RunRecord) -> dict[str, Any]:
     rows = {name: record.data[name] for name in ("train_samples", "eval_samples", "eval_split")}
     if not str(config.get("optim")).startswith("adam"):  # early records name what timm's optimizers were not given
         config = config | dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"))
+    if str(config["benchmark"]).startswith("resnet"):  # whose BatchNorm sees what one process runs at once
+        steps = (config.get("gradient_accumulation_steps") or 1) * record.hardware.get("processes", 1)
+        rows["normalized_together"] = _normal(config["train_batch_size"] / steps)
     return {name: _normal(config.get(name)) for name in _RECIPE} | rows | {"data": data_read(record)}
 
 

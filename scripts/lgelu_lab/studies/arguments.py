@@ -4,7 +4,8 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import torch
 from transformers import HfArgumentParser, TrainingArguments
@@ -155,6 +156,20 @@ def check_argument_names(names: Iterable[str]) -> None:
         if name not in known:
             remark = meant(name, known) or "; scripts/train.py --help lists them"
             raise ValueError(f"scripts/train.py has no argument {name!r}{remark}")
+
+
+def check_argument_values(values: Mapping[str, Any]) -> None:
+    """Raise ValueError where text stands for a number or a switch: transformers takes any text for true."""
+    kinds = {
+        name: kind for of in (RunArguments, LambdaGELUTrainingArguments) for name, kind in get_type_hints(of).items()
+    }
+    for name, value in values.items():
+        accepted = get_args(kinds[name]) or (kinds[name],)
+        plain = tuple(kind for kind in accepted if isinstance(kind, type))
+        if bool in plain and isinstance(value, str | int | float) and not isinstance(value, plain):
+            raise ValueError(f"{name} must be true or false, got {value!r}")
+        if isinstance(value, str) and set(accepted) <= {int, float, NoneType}:
+            raise ValueError(f"{name} must be a number as JSON has it (0.5, 1e-3), got {value!r}")
 
 
 def recipe(

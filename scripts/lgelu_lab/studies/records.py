@@ -54,7 +54,7 @@ RELU_FOLDER = "relu"
 EARLIER_DEFAULTS = {
     "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
     "granularity": "layer", "hardening_switch": "fixed", "hardening_rate": "schedule",
-    "label_smoothing_factor": 0.0, "eval_delay": 0,
+    "label_smoothing_factor": 0.0, "eval_delay": 0, "train_sampling_strategy": "random",
 }  # fmt: skip
 """What a record from before an option existed was made with, where that is neither None nor False."""
 

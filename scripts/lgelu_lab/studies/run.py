@@ -4,7 +4,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
@@ -125,7 +126,16 @@ def train_and_record(
             write_record(_record(benchmark, run, trainer, data, initial_hardness, str(error)), training.output_dir)
         raise
     record = _record(benchmark, run, trainer, data, initial_hardness)
-    return _save(record, run, trainer, type(model), data.processor)
+    try:
+        return _save(record, run, trainer, type(model), data.processor)
+    except (OSError, SafetensorError) as error:  # a full disk: what was measured takes less room
+        if trainer.is_world_process_zero():
+            with suppress(OSError):
+                write_record(replace(record, failure=f"trained, and not saved: {error}"), training.output_dir)
+        raise OSError(
+            f"the network was trained and could not be saved in {training.output_dir} ({error}); what it scored is in "
+            f"{FAILED_FILE} there, where that had room"
+        ) from error
 
 
 def build_model(run: RunArguments, benchmark: Benchmark, data: BenchmarkData, options: ModelOptions) -> PreTrainedModel:
@@ -293,6 +303,11 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
         )
     _check_timm_optimizer(run, training)
     refuse_data_parallel(training)
+    if training.dataloader_persistent_workers:
+        raise ValueError(
+            "dataloader_persistent_workers keeps the rows that its workers began with: every epoch would have the "
+            "crops and flips of the first. Leave it out"
+        )
     if run.granularity != "layer" and run.activation not in ACTIVATION_NAMES:
         raise ValueError(
             f"granularity is of {', '.join(ACTIVATION_NAMES)}, got activation {run.activation!r} with granularity "
@@ -439,7 +454,8 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
         *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type", "lr_scheduler_kwargs"),
         *("warmup_steps", "max_grad_norm", "num_train_epochs", "max_steps", "gradient_accumulation_steps"),
         *("relufication", "label_smoothing_factor", "load_best_model_at_end", "dataloader_drop_last"),
-        *("data_seed", "eval_strategy", "eval_steps", "eval_delay"),
+        *("data_seed", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start"),
+        *("train_sampling_strategy", "neftune_noise_alpha"),
     )
     values = {name: getattr(run, name) for name in of_run} | {name: getattr(training, name) for name in of_training}
     # accelerate's configuration file may ask for it as well

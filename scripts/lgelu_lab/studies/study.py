@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 
-from lgelu_lab.studies.arguments import check_argument_names
+from lgelu_lab.studies.arguments import check_argument_names, check_argument_values
 from lgelu_lab.studies.experiments import STUDIES, Experiment, Study
 from lgelu_lab.studies.folder import FolderBusyError
 from lgelu_lab.studies.records import ERROR_FILE, RECORD_FILE
@@ -43,7 +44,8 @@ def leave_process_group(environment: dict[str, str] | None = None) -> Worker:
     worker = Worker(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
     local_rank = environment.get("LOCAL_RANK")
     if worker.count > 1 and local_rank is not None:
-        visible = environment.get("CUDA_VISIBLE_DEVICES", local_rank)
+        every = ",".join(map(str, range(torch.cuda.device_count())))
+        visible = environment.get("CUDA_VISIBLE_DEVICES", every)
         devices = [name.strip() for name in visible.split(",") if name.strip()]
         if devices:  # "" hides all of them
             environment["CUDA_VISIBLE_DEVICES"] = devices[int(local_rank) % len(devices)]
@@ -88,7 +90,8 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def check_settings(settings: Mapping[str, Any], experiments: Sequence[Experiment]) -> None:
-    """Raise ValueError for a setting that is no argument of scripts/train.py, or that the study decides itself.
+    """Raise ValueError for a setting that is no argument of scripts/train.py, or no value of it, or that the study
+    decides itself.
 
     With the latter, its runs would not be what their folders say.
     """
@@ -102,6 +105,7 @@ def check_settings(settings: Mapping[str, Any], experiments: Sequence[Experiment
             f"{', '.join(taken)} cannot be a setting of every run: it tells the runs of the study apart. Seeds are "
             "--seeds, benchmarks --benchmarks; a single run of another kind is scripts/train.py"
         )
+    check_argument_values(settings)
 
 
 def _overridden(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

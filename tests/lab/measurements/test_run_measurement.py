@@ -214,6 +214,14 @@ def test_without_a_name_what_has_no_study_is_left_out_with_a_word(runs, tmp_path
     assert capsys.readouterr().err == (
         "ValueError: networks belong to measurements that are named: give --measurements\n"
     )
+    monkeypatch.setattr(sys, "argv", [*line, "--benchmarks", "mlp_digits"])
+    assert script.main() == 1
+    assert "unknown benchmark 'mlp_digits'; accepted: mlp-digits" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", [*line, "--benchmarks", "mlp-adult", "--measurements", "count", "of-gates"])
+    assert script.main() == 1
+    assert "failed: mlp-adult/count-seed0: ValueError: count is measured on mlp-digits, not on 'mlp-adult'" in (
+        capsys.readouterr().err
+    )
 
 
 def test_several_gpus_in_one_process_are_refused_where_a_network_is_tuned(runs, monkeypatch):

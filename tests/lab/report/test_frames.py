@@ -16,6 +16,7 @@ from lgelu_lab.report.frames import (
     measured_benchmarks,
     of_measurement,
     paired,
+    recipe_of,
     rows_by,
     run_frame,
     seed_count,
@@ -297,3 +298,11 @@ def test_the_same_row_of_every_seed_stands_together_whatever_else_is_measured(da
         rows_by(frame["mlp-digits"], "model", "layer")
     with pytest.raises(ValueError, match="x of mlp-digits, seed 1: two rows with model = 'relu'"):
         rows_by(frame["mlp-digits"], "model")
+
+
+def test_a_resnet_on_several_processes_is_another_recipe(record_of):
+    """BatchNorm normalizes by what one process runs at once; an MLP makes the same steps."""
+    for benchmark, alike in (("resnet18-cifar10", False), ("mlp-adult", True)):
+        one, eight = (record_of(benchmark=benchmark) for _ in range(2))
+        eight.hardware["processes"] = 8
+        assert (recipe_of(one) == recipe_of(eight)) is alike

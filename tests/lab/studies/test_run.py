@@ -14,6 +14,7 @@ from lgelu_lab.measurements.networks import evaluate, load_data
 from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recipe
 from lgelu_lab.studies.records import read_record, require_own_weights
 from lgelu_lab.studies.run import DivergedError, run_benchmark, run_config
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.optim import Muon
 from transformers import AutoModel, TrainingArguments
@@ -541,3 +542,21 @@ def test_a_checkpoint_is_scored_in_the_arithmetic_of_its_run(tmp_path):
     assert ", in float32: " in told[False]
     scored, recorded = (line.rpartition(": ")[2] for line in told[None].splitlines())
     assert scored == recorded
+
+
+def test_workers_that_outlive_an_epoch_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="every epoch would have the crops and flips of the first"):
+        digits(tmp_path, num_train_epochs=1, dataloader_num_workers=1, dataloader_persistent_workers=True)
+
+
+def test_a_full_disk_at_the_end_keeps_what_was_measured(tmp_path, monkeypatch):
+    def full(self, *args, **kwargs):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("hf_lgelu.LambdaGELUTrainer.save_model", full)
+    with pytest.raises(OSError, match=r"could not be saved in .*No space left.*failed\.json"):
+        digits(tmp_path, num_train_epochs=1, max_train_samples=64)
+    assert not (tmp_path / "record.json").exists()
+    failed = json.loads((tmp_path / "failed.json").read_text())
+    assert failed["failure"] == "trained, and not saved: No space left on device"
+    assert len(failed["epochs"]) == 1

@@ -116,17 +116,22 @@ def test_overrides_reach_every_run(tmp_path):
     assert [(arguments["seed"], arguments["num_train_epochs"]) for arguments in seen] == [(7, 1)] * 2
 
 
-def test_a_worker_leaves_the_process_group():
+def test_a_worker_leaves_the_process_group(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     environment = {
-        "RANK": "1",
+        "RANK": "3",
         "WORLD_SIZE": "4",
-        "LOCAL_RANK": "1",
+        "LOCAL_RANK": "3",
         "MASTER_ADDR": "x",
         "MASTER_PORT": "1",
         "PATH": "p",
     }
+    assert leave_process_group(environment) == Worker(3, 4)
+    assert environment == {"PATH": "p", "CUDA_VISIBLE_DEVICES": "1"}  # the two are taken in turn
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    environment = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
     assert leave_process_group(environment) == Worker(1, 4)
-    assert environment == {"PATH": "p", "CUDA_VISIBLE_DEVICES": "1"}
+    assert environment == {}
     assert leave_process_group({}) == Worker(0, 1)
 
 
@@ -164,8 +169,14 @@ def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path, monke
         run_study([experiment], tmp_path, overrides={**short, "num_train_epochs": 2})
     with pytest.raises(ValueError, match="max_eval_samples was None and is now 7"):
         run_study([experiment], tmp_path, overrides={**short, "max_eval_samples": 7})
-    for name, was, now in (("adam_beta1", 0.9, 0.8), ("bf16", False, True), ("dataloader_drop_last", False, True)):
-        with pytest.raises(ValueError, match=f"{name} was {was} and is now {now}"):
+    for name, was, now in (
+        ("adam_beta1", 0.9, 0.8),
+        ("bf16", False, True),
+        ("dataloader_drop_last", False, True),
+        ("train_sampling_strategy", "random", "sequential"),
+        ("eval_on_start", False, True),
+    ):
+        with pytest.raises(ValueError, match=f"{name} was {was!r} and is now {now!r}"):
             run_study([experiment], tmp_path, overrides={**short, name: now})
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as accelerate launch sets it
     with pytest.raises(ValueError, match="bf16 was False and is now True"):
@@ -197,6 +208,23 @@ def test_a_misspelt_setting_is_refused_before_any_run():
         check_settings({"use_cpu": True, "num_epochs": 3}, [])
     with pytest.raises(ValueError, match=r"no argument 'zzz'; scripts/train\.py --help"):
         check_settings({"zzz": 3}, [])
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("bf16=False", "bf16 must be true or false, got 'False'"),
+        ("channels_last=0", "channels_last must be true or false, got 0"),
+        ("max_grad_norm=.5", "max_grad_norm must be a number as JSON has it .* got '.5'"),
+        ("max_train_samples=5k", "max_train_samples must be a number .* got '5k'"),
+    ],
+)
+def test_text_is_no_number_and_no_switch(setting, words):
+    """transformers would take "False" for true."""
+    with pytest.raises(ValueError, match=words):
+        check_settings(parse_settings([setting]), [])
+    pairs = ["bf16=false", "max_grad_norm=0.5", "optim=sgd", "lr_scheduler_type=cosine", "fsdp=full_shard"]
+    check_settings(parse_settings([*pairs, "max_train_samples=null", "eval_delay=1.5"]), [])
 
 
 @pytest.mark.parametrize("name", ["seed", "harden", "temperature", "output_dir"])
