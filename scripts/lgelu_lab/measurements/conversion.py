@@ -107,13 +107,17 @@ class _Original:
 def measure_conversion(
     models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: ConversionSettings
 ) -> list[dict[str, Any]]:
-    """A row per way from the GELU network to a ReLU one, and one of the GELU network itself."""
+    """A row per way from the GELU network to a ReLU one, and one of the GELU network itself.
+
+    The hardened network's is there where that is among `models`. Raises ValueError without the GELU network.
+    """
+    if "gelu" not in models:
+        raise ValueError("conversion compares networks with the one that is converted: --models gelu, or both")
     original = _Original.of(models["gelu"], benchmark, data, bool(settings.bf16))
     swapped = models["gelu"].load()
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
     direct = original.compared(swapped) | {"score": original.direct_score}
     counts = sorted({min(rows, available_rows(data)) for rows in settings.rows})
-    hardened = original.compared(models["hardened_relu"].load())
     fits = {"statistics": with_new_statistics} if batch_norms(original.model) else {}
     fits["bias-fold"] = fold_biases
     return [
@@ -124,8 +128,14 @@ def measure_conversion(
             for method, fit in fits.items()
         ),
         *(_converted(original, method, rows, settings.seed, way) for method, rows, way in _ways(settings, counts)),
-        original.row("hardened_relu", "hardened", **hardened, seconds=models["hardened_relu"].record.whole_seconds),
+        *_hardened(original, models.get("hardened_relu")),
     ]
+
+
+def _hardened(original: _Original, trained: TrainedModel | None) -> Iterator[dict[str, Any]]:
+    if trained is not None:
+        compared = original.compared(trained.load())
+        yield original.row("hardened_relu", "hardened", **compared, seconds=trained.record.whole_seconds)
 
 
 Conversion = Callable[[_Original, Any], tuple[PreTrainedModel, dict[str, Any]]]
@@ -197,6 +207,7 @@ CONVERSION = Measurement(
     models=("gelu", "hardened_relu"),
     settings=ConversionSettings,
     measure=measure_conversion,
+    divisible=True,
     of_run=("bf16",),
 )
 """The row of MEASUREMENTS."""
