@@ -137,6 +137,31 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
                 module._buffers[name] = buffer
 
 
+@contextmanager
+def structure_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
+    """The modules of a model, and the texts that they hold, as they were, behind; gives what tells of a change.
+
+    BigBird puts another attention into all of its layers at its first short text, and leaves it there.
+    """
+    kept = [(module, dict(module._modules), _texts_of(module)) for module in model.modules()]
+
+    def is_another() -> bool:
+        return any(module._modules != parts or _texts_of(module) != texts for module, parts, texts in kept)
+
+    try:
+        yield is_another
+    finally:
+        if is_another():
+            for module, parts, texts in kept:
+                module._modules.clear()
+                module._modules.update(parts)
+                vars(module).update(texts)
+
+
+def _texts_of(module: nn.Module) -> dict[str, str]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, str)}
+
+
 def keeping_buffers(function: Function) -> Function:
     """Run a function of a model, its first argument, in `buffers_kept`."""
 

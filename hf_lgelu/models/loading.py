@@ -150,8 +150,10 @@ def _tell_other_functions(model: PreTrainedModel) -> None:
             was = was.get(step) if isinstance(was, dict) else None
         plain = was.removeprefix("gated-") if isinstance(was, str) else None
         if name in ACTIVATION_NAMES and plain in ACT2FN and plain not in ACTIVATION_NAMES:
-            x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
-            change = (ACT2FN[plain](x) - apply_gate(x, x.new_ones(()), ACTIVATION_NAMES[name][0])).abs().max().item()
+            x = torch.linspace(-8, 8, 1001)
+            with torch.no_grad():
+                gated = apply_gate(x, x.new_ones(()), ACTIVATION_NAMES[name][0])
+                change = (ACT2FN[plain](x) - gated).abs().max().item()
             if change > _SAME_FUNCTION:
                 logger.warning(
                     f"The checkpoint was trained with {plain!r} ({'.'.join(path)}), and {name!r} at λ = 1 differs from "

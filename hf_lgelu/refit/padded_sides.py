@@ -9,7 +9,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 
-from hf_lgelu.models.example_run import NOT_TAKEN
+from hf_lgelu.models.example_run import NOT_TAKEN, structure_kept
 from hf_lgelu.models.task_outputs import are_class_scores
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import compared_outputs
@@ -52,7 +52,7 @@ def settle_padding(
         changes[side] = _of_all(_largest_change(model, outputs, _padded_more(there, whole)), state)
         if changes[side] <= _MOST_CHANGE:
             without = there.cropped()
-            change = _of_all(_largest_change(model, outputs, _cropped(there, without)), state)
+            change = _of_all(_largest_change(model, outputs, _cropped(there, without), must_compare=True), state)
             return without if change <= _MOST_CHANGE_OF_CROPPED else there
     behind = changes.pop(frozenset())
     (in_front,) = changes.values()
@@ -82,20 +82,32 @@ def _padded_more(units: Units, whole: dict[str, int]) -> Iterator[tuple[Batch, B
 
 
 def _cropped(units: Units, without: Units) -> Iterator[tuple[Batch, Batch]]:
-    """Some of the shortest sequences as they were given, and without that padding, alone and among the longest."""
-    whole = without.longest(range(len(without.keys)))
+    """Some of the shortest sequences as they were given, and without that padding, alone and among longer ones."""
+    order = sorted(range(len(without.keys)), key=lambda number: sum(without.lengths[number].values()))
+    middle, whole = without.longest(order[: len(order) // 2 + 1]), without.longest(order)
     for number in _shortest_first(units, units.own_lengths)[:_TRIED]:
         if units.lengths[number] != without.lengths[number]:
-            yield _alone(units, number), _alone(without, number)
-            yield _alone(units, number), without.take([number], whole)
+            given = _alone(units, number)
+            yield given, _alone(without, number)
+            yield from ((given, without.take([number], lengths)) for lengths in (middle, whole))
 
 
 def _alone(units: Units, number: int) -> Batch:
     return units.take([number], units.longest([number]))
 
 
-def _largest_change(model: nn.Module, outputs: Sequence[str] | None, pairs: Iterable[tuple[Batch, Batch]]) -> float:
-    """Of what the model gives for the second of each pair, which is the first padded otherwise; 0 of no pairs."""
+def _largest_change(
+    model: nn.Module,
+    outputs: Sequence[str] | None,
+    pairs: Iterable[tuple[Batch, Batch]],
+    *,
+    must_compare: bool = False,
+) -> float:
+    """Of what the model gives for the second of each pair, which is the first padded otherwise; 0 of no pairs.
+
+    What cannot be compared, or makes another network of the model, is no change unless it `must_compare`: then all of
+    it.
+    """
     given: Outputs = defaultdict(list)
     other: Outputs = defaultdict(list)
     for first, second in pairs:
@@ -104,10 +116,14 @@ def _largest_change(model: nn.Module, outputs: Sequence[str] | None, pairs: Iter
         except NOT_TAKEN:
             return 0.0  # what the model does not take is told where all of it is
         try:
-            _run(model, second, outputs, other)
+            with structure_kept(model) as is_another:
+                _run(model, second, outputs, other)
+                changes = is_another()
         except NOT_TAKEN:
             return math.inf
-    return max((_change(given[name], other[name]) for name in given), default=0.0)
+        if must_compare and changes:
+            return math.inf
+    return max((_change(given[name], other[name], must_compare) for name in given), default=0.0)
 
 
 def _run(model: nn.Module, batch: Batch, outputs: Sequence[str] | None, into: Outputs) -> None:
@@ -118,7 +134,7 @@ def _run(model: nn.Module, batch: Batch, outputs: Sequence[str] | None, into: Ou
         into[name].append(rows - rows.mean(-1, keepdim=True) if is_centred else rows)
 
 
-def _change(given: list[Tensor], other: list[Tensor]) -> float:
+def _change(given: list[Tensor], other: list[Tensor], must_compare: bool) -> float:
     """‖other − given‖ / ‖given − its mean‖ over the rows of all; of a single row its own norm."""
     # Of a sound padding may make a frame more; rows that are no tokens at all cannot be compared.
     pairs = [
@@ -126,6 +142,8 @@ def _change(given: list[Tensor], other: list[Tensor]) -> float:
         for first, second in zip(given, other, strict=True)
         if abs(len(first) - len(second)) <= 1 and first.shape[1:] == second.shape[1:]
     ]
+    if must_compare and len(pairs) < len(given):
+        return math.inf
     if not pairs:
         return 0.0
     wanted, found = (torch.cat(rows) for rows in zip(*pairs, strict=True))

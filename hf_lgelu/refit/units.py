@@ -240,7 +240,8 @@ def _units_at_once(batch: Batch, *, is_cropped: bool = False) -> int:
     if tokens is not None:
         longest = tokens[0].numel()
         if is_cropped and _may_be_padded(batch, name):
-            longest = max(span.stop - span.start for span in _own_spans(batch, name, range(len(batch))))
+            counted = tensors["attention_mask"].any(1).nonzero().flatten().tolist()  # the rest is left out
+            longest = max((span.stop - span.start for span in _own_spans(batch, name, counted)), default=1)
         most = max(1, _TOKENS_AT_ONCE // max(1, longest))
         return min(most, _IMAGES_AT_ONCE) if any(value.ndim > 2 for value in tensors.values()) else most
     short = all(value.ndim <= 2 and value[0].numel() <= _LONGEST_FEATURE_ROW for value in tensors.values())

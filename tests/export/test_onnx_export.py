@@ -338,5 +338,10 @@ def test_a_network_that_takes_a_mapping_whole_is_refused(tmp_path):
         def forward(self, features):
             return {"embedding": features["x"].mean(1)}
 
+    class Own(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x)
+
+    assert export_onnx(Own(nn.Linear(4, 2)), tmp_path / "own.onnx", torch.randn(2, 4)).outputs == ("logits",)
     with pytest.raises(TypeError, match=r"takes its inputs as one mapping \(x\).*backend='onnx'"):
         export_onnx(nn.Sequential(Pooling()), tmp_path / "s.onnx", {"x": torch.randn(2, 3, 4)})

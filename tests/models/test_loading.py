@@ -426,3 +426,9 @@ def test_a_gate_of_the_same_function_is_not(saved, read, tmp_path, caplog):
     BERT.build(saved).save_pretrained(tmp_path)
     BertForMaskedLM.from_pretrained(tmp_path, hidden_act=read)
     assert "differs from that" not in caplog.text
+
+
+def test_a_checkpoint_of_an_activation_with_weights_is_read(tmp_path, caplog):
+    BERT.build("prelu").save_pretrained(tmp_path)
+    BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu")
+    assert "was trained with 'prelu'" in caplog.text

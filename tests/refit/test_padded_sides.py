@@ -3,7 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2ForSequenceClassification
+from transformers import (
+    BigBirdConfig,
+    BigBirdForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+)
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.refit.batches import read_batches
@@ -214,3 +219,49 @@ def test_labels_of_tokens_go_with_them():
     report = convert_to_relu(model, {**wide, "labels": classes}).report
     assert report.held_out.original_metrics["accuracy"] == 1
     assert max(widths_of(deal_folds(read_batches({**wide, "labels": classes}), model=model))) <= 13
+
+
+class Spans(Pooled):
+    """(B, T), as answers in a text are marked, and every position reads all of them, padding too."""
+
+    def forward(self, input_ids, attention_mask):
+        x = self.embed(input_ids)
+        x = x + self.down(self.act(self.up(x)))
+        return {"start_logits": (x + 3 * x.mean(1, keepdim=True)).sum(-1)}
+
+
+class Halved(Pooled):
+    """Half as many positions as there are tokens."""
+
+    def forward(self, input_ids, attention_mask):
+        return {
+            "states": super().forward(input_ids, attention_mask)[:, ::2] + self.embed(input_ids).mean(1)[:, None, :4]
+        }
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: Spans(None), lambda: Halved(lambda x, mask: x)], ids=["spans", "half as many"]
+)
+def test_padding_stays_where_its_part_cannot_be_told(build):
+    wide = padded_wide(batches(drawn(lambda: Pooled(mean)), 24, 1), width=20)
+    assert widths_of(deal_folds(read_batches(wide), model=drawn(build))) == {20}
+
+
+def test_a_network_that_is_another_on_short_texts_is_left_as_it_is():
+    """BigBird gives up its block-sparse attention at the first of them, for good."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BigBirdConfig(vocab_size=30, block_size=4, num_random_blocks=1, max_position_embeddings=64, **sizes)
+    torch.manual_seed(0)
+    model = BigBirdForSequenceClassification(config).eval()
+    before = [type(module).__name__ for module in model.modules()]
+    wide = padded_wide(batches(drawn(lambda: Pooled(mean)), 24, 1), width=64)
+    assert widths_of(deal_folds(read_batches(wide), model=model)) == {64}
+    assert [type(module).__name__ for module in model.modules()] == before
+    assert "BigBirdBlockSparseAttention" in before
+    assert model.bert.attention_type == model.bert.encoder.layer[0].attention_type == "block_sparse"
+
+
+def test_an_empty_text_makes_no_smaller_batches():
+    given = padded_wide(batches(drawn(lambda: Pooled(mean)), 24, 1), width=512)
+    given["attention_mask"][5] = 0
+    assert deal_folds(read_batches(given), model=drawn(lambda: Pooled(mean))).units.at_once == 2048 // 13

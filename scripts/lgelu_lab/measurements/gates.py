@@ -109,6 +109,7 @@ def _step(arguments: Mapping[str, Any], benchmark: Benchmark, data: BenchmarkDat
     """Forward, backward and the optimizer's step on one batch, from the weights that a run starts with."""
     with tempfile.TemporaryDirectory() as folder:
         quiet = {"disable_tqdm": True, "eval_strategy": "no", "harden": False, "relufication": False}
+        quiet["use_cpu"] = not torch.accelerator.is_available()  # bf16 must be told so
         run, training = parse_mapping({**arguments, "output_dir": folder, **quiet})
         refuse_data_parallel(training)
         training.require_lambda_gelu = False
@@ -119,7 +120,7 @@ def _step(arguments: Mapping[str, Any], benchmark: Benchmark, data: BenchmarkDat
     model = trainer.model.train()
 
     def step() -> None:
-        with trainer.compute_loss_context_manager():
+        with torch.autocast(training.device.type, torch.bfloat16, enabled=training.bf16):
             loss = model(**batch).loss
         loss.backward()
         optimizer.step()

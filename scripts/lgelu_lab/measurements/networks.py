@@ -145,6 +145,7 @@ def tune(
     """
     set_seed(seed)
     quiet = {"eval_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+    quiet["use_cpu"] = not torch.accelerator.is_available()  # bf16 must be told so
     with tempfile.TemporaryDirectory() as folder:
         _, training = parse_mapping(
             {"benchmark": benchmark.name, "output_dir": folder, "seed": seed, **quiet, **arguments}

@@ -3,8 +3,8 @@
 Schema, version 1 (`SCHEMA_VERSION`); every key is present:
 
 - schema_version, measurement (a key of MEASUREMENTS), benchmark, seed, created (UTC, ISO 8601), seconds
-- settings: what was asked for (sample counts, tolerances, repeats, ...); of a conversion also bf16, whether its
-  networks were judged under bfloat16 autocast (absent earlier: float32)
+- settings: what was asked for (sample counts, tolerances, repeats, ...); bf16, where one takes it: whether
+  networks were judged, and trained or stepped, under bfloat16 autocast (absent earlier: float32)
 - models: {model: {run, metric, score, relu_score, target_hardness}} of the networks measured, from the record of the
   run that trained each: the last epoch's score on the evaluation split
 - rows: a list of flat objects with the same keys in each, null where one does not apply; "model" says

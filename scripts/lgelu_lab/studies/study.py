@@ -44,8 +44,9 @@ def leave_process_group(environment: dict[str, str] | None = None) -> Worker:
     worker = Worker(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
     local_rank = environment.get("LOCAL_RANK")
     if worker.count > 1 and local_rank is not None:
-        every = ",".join(map(str, range(torch.cuda.device_count())))
-        visible = environment.get("CUDA_VISIBLE_DEVICES", every)
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            visible = ",".join(map(str, range(torch.cuda.device_count())))
         devices = [name.strip() for name in visible.split(",") if name.strip()]
         if devices:  # "" hides all of them
             environment["CUDA_VISIBLE_DEVICES"] = devices[int(local_rank) % len(devices)]

@@ -167,3 +167,12 @@ def test_a_refused_refit_is_told_in_its_rows_and_the_others_run(data):
         ("refit", 1, None, None),
     ]
     assert all(row["score"] is not None for row in rows if row["start"] != "refit")
+
+
+def test_a_network_is_tuned_in_bfloat16_without_an_accelerator_too(data, monkeypatch):
+    seen = set()
+    model = network()
+    model.classifier.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    tune(model, DIGITS, data, {"max_steps": 1, "bf16": True}, 0)
+    assert seen == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
