@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import TrainerState
 
 from hf_lgelu.models.comparison import kl_terms
-from hf_lgelu.models.example_run import Inputs, run_example
+from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, buffers_kept, run_example
 from hf_lgelu.models.profile import known_hardness
 from hf_lgelu.models.sites import require_lambda_gelu
 from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, labels_of_predictions, task_outputs
@@ -89,8 +89,26 @@ def mean_divergence(
     return total / count
 
 
+def require_measurable(model: nn.Module, batch: Inputs, *, classes: bool) -> None:
+    """Raise ValueError where nothing can be measured on a batch: the model does not take it, or gives no `classes`."""
+    try:
+        with buffers_kept(model):
+            output = run_example(model, batch)
+    except NOT_TAKEN as error:
+        raise ValueError(
+            f"{type(model).__name__} does not take a batch as hardening measures on it, model(**batch): {error}. Give "
+            "HardeningCallback(data=...) batches that it takes, or a target_hardness and rate='schedule'"
+        ) from error
+    if classes:
+        _scores_in(output)
+
+
 def _scores(model: nn.Module, batch: Inputs) -> Tensor:
-    name, scores = next(iter(task_outputs(run_example(model, batch)).items()), ("", torch.empty(0)))
+    return _scores_in(run_example(model, batch))
+
+
+def _scores_in(output: Any) -> Tensor:
+    name, scores = next(iter(task_outputs(output).items()), ("", torch.empty(0)))
     if not are_class_scores(name) or scores.ndim < 2 or scores.shape[-1] < 2:
         raise ValueError(
             f"rate='tolerance' compares predictions of classes, and the model's first output, {name or 'a tensor'} of "

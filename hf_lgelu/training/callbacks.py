@@ -24,6 +24,7 @@ from hf_lgelu.training.adaptive import (
     mean_divergence,
     measured_targets,
     noted,
+    require_measurable,
 )
 from hf_lgelu.training.epoch_count import EpochCount, require_epochs
 from hf_lgelu.training.hardening import (
@@ -45,6 +46,7 @@ from hf_lgelu.training.refusals import (
     require_gradient,
     tell_released,
     tell_softer,
+    tell_ungrouped,
 )
 from hf_lgelu.training.resume import forget_best
 from hf_lgelu.training.schedules import (
@@ -101,8 +103,9 @@ class HardeningCallback(TrainerCallback):
 
     What was measured stands in the trainer's `state.log_history` too, with the epoch.
 
-    Use it with `LambdaGELUTrainer`, which selects best checkpoints among hardened epochs only. In a
-    plain Trainer it works as well, except together with `load_best_model_at_end` or
+    Use it with `LambdaGELUTrainer`, which gives s its learning rate and selects best checkpoints among hardened epochs
+    only. In a plain Trainer it works as well, with an optimizer of `hardness_parameter_groups` (without one s learns as
+    slowly as the weights and decays with them, which is warned of), except together with `load_best_model_at_end` or
     `save_strategy="best"`, which raise; DeepSpeed is refused. An s that is frozen or that the optimizer does not hold
     raises when training begins.
 
@@ -114,7 +117,9 @@ class HardeningCallback(TrainerCallback):
     ...     output_dir="run", num_train_epochs=4, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
     ... )
     >>> callback = hf_lgelu.HardeningCallback(tolerance=0.01, schedule="geometric", strategy="steps")
-    >>> trainer = Trainer(model, args, train_dataset=rows, callbacks=[callback])
+    >>> groups = hf_lgelu.hardness_parameter_groups(model, learning_rate=1e-3)
+    >>> optimizers = torch.optim.AdamW(groups), None  # Trainer makes the scheduler
+    >>> trainer = Trainer(model, args, train_dataset=rows, callbacks=[callback], optimizers=optimizers)
     >>> _ = trainer.train()  # doctest: +ELLIPSIS
     {...}
     >>> [round(value, 3) for value in hf_lgelu.hardness_profile(model).values()]
@@ -201,8 +206,11 @@ class HardeningCallback(TrainerCallback):
                 "target_hardness='measured' and rate='tolerance' measure the network on data that it is not trained "
                 "on: give HardeningCallback(data=...), or LambdaGELUTrainer an eval_dataset"
             )
+        if self.rate == "tolerance" or self.targets is None:
+            require_measurable(model, (self.data or [])[0], classes=self.rate == "tolerance")
         if not self.selects_hardened_checkpoints:
             refuse_best_checkpoints(args)
+            tell_ungrouped(optimizer)
         elif state.best_metric is not None:
             targets = self.targets_at(state)
             if targets is None or not is_hardened(model, targets):
@@ -224,7 +232,7 @@ class HardeningCallback(TrainerCallback):
         optimizer: Any,
         **kwargs: Any,
     ) -> None:
-        self._epochs.begin(state)
+        self._epochs.begin(args, state, kwargs.get("train_dataloader"))
         if self.switch == "plateau":
             decided_once(state, _MEAN, self._epochs.number(state), lambda: fmean(hardness_profile(model).values()))
         if self.strategy == "epoch":

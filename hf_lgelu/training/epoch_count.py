@@ -1,8 +1,10 @@
 """Which epoch a callback's trainer is in."""
 
 import sys
+from typing import Any
 
-from transformers import TrainerState
+from transformers import TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 
 
 class EpochCount:
@@ -10,7 +12,7 @@ class EpochCount:
 
     Counted, since `state.epoch` is a share of the steps that an epoch was to have. One that ends early (a loader with
     fewer batches than its length says, `control.should_epoch_stop`) leaves a fraction there, and the next epoch would
-    pass for the same.
+    pass for the same. A run that is resumed with fewer steps in an epoch goes on further along, as Trainer counts.
     """
 
     def __init__(self) -> None:
@@ -20,9 +22,15 @@ class EpochCount:
         """Before a training and after it: the state says where it is."""
         self._begun = None
 
-    def begin(self, state: TrainerState) -> None:
+    def begin(self, args: TrainingArguments, state: TrainerState, train_dataloader: Any = None) -> None:
         """An epoch begins; the first may be one that a resumed run goes on with."""
-        self._begun = _of(state) if self._begun is None else self._begun + 1
+        if self._begun is not None:
+            self._begun = max(self._begun + 1, _of(state))
+            return
+        self._begun = _of(state)
+        if has_length(train_dataloader):
+            steps = -(-len(train_dataloader) // args.gradient_accumulation_steps)
+            self._begun = max(self._begun, state.global_step // max(steps, 1) + 1)
 
     def number(self, state: TrainerState) -> int:
         """The epoch's, from 1 on."""

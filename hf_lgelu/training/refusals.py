@@ -11,6 +11,7 @@ from torch import nn
 from transformers import TrainingArguments
 from transformers.utils import logging
 
+from hf_lgelu.models.optimizer_groups import hardness_group
 from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
@@ -119,6 +120,16 @@ def explaining_other_groups(checkpoint: str | None) -> Iterator[None]:
             "that gave s no group of its own, or of another network or optimizer. Begin a new run from its weights "
             "(from_pretrained of that folder) instead of resuming"
         ) from error
+
+
+def tell_ungrouped(optimizer: Any) -> None:
+    """Of a plain Trainer, whose optimizer has s among the weights unless one with a group for it was passed."""
+    if hasattr(optimizer, "param_groups") and hardness_group(optimizer) is None:
+        logger.warning(
+            "The optimizer has no hardness group: the raw hardness learns and decays as the weights, and λ hardly "
+            "moves before it is hardened. Use LambdaGELUTrainer, or build the optimizer from "
+            "hf_lgelu.hardness_parameter_groups(model, ...) and pass it to Trainer: optimizers=(optimizer, None)"
+        )
 
 
 def tell_held(model: nn.Module) -> None:

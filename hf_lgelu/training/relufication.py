@@ -53,7 +53,7 @@ class RelufyCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
-        self._epochs.begin(state)
+        self._epochs.begin(args, state, kwargs.get("train_dataloader"))
         if self._progress(state) is None:
             return
         if find_sites(model, RELUFIED_KINDS):

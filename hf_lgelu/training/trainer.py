@@ -5,10 +5,10 @@ from itertools import islice
 from typing import Any
 
 import torch
-from accelerate.utils import find_batch_size
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import logging
 
@@ -85,7 +85,9 @@ class LambdaGELUTrainer(Trainer):
     saves many families, is resumed whole, and one that lacks a tensor is refused: Trainer warns, and goes on from
     random weights.
 
-    Generation works by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, the arguments likewise.
+    Other trainers are combined with it by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, and of
+    the arguments `@dataclass class Args(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments)`. An `evaluator` of
+    sentence-transformers is run once, with the gates as they are.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))

@@ -276,3 +276,24 @@ def test_each_of_two_processes_measures_on_the_same_first_batches(tmp_path, monk
     found = torch.cat([each["features"] for each in trainer._batches_to_measure_on()])
     count = min(8 * trainer.args.eval_batch_size, len(HELD_OUT))
     assert torch.equal(found, torch.stack([row["features"] for row in HELD_OUT[:count]]))
+
+
+@pytest.mark.parametrize(
+    ("options", "held_out", "message"),
+    [
+        ({"hardening_rate": "tolerance"}, [{"features": torch.zeros(5)}], "holds none; harden with rate='schedule'"),
+        ({"target_hardness": "measured"}, [{"anchor": torch.zeros(5)}], r"does not take a batch .* model\(\*\*batch\)"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_the_first_step(tmp_path, options, held_out, message):
+    class OneNumber(type(tiny_model())):
+        def forward(self, features, labels=None):
+            out = super().forward(features, labels)
+            return {"loss": out.loss, "logits": out.logits[:, :1]}
+
+    model = OneNumber(tiny_model().config)
+    trainer = tiny_trainer(tmp_path, model, harden=True, num_train_epochs=4, remove_unused_columns=False,
+                           eval_dataset=held_out, **options)  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    assert trainer.state.global_step == 0

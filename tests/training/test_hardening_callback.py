@@ -17,7 +17,7 @@ from tiny_training import (
     tiny_trainer,
 )
 
-from hf_lgelu import HardeningCallback, release_hardness, replace_activations
+from hf_lgelu import HardeningCallback, hardness_parameter_groups, release_hardness, replace_activations
 from hf_lgelu.training.epoch_count import require_epochs
 
 
@@ -193,3 +193,13 @@ def test_release_after_training_brings_the_learned_hardness_back(tmp_path):
     release_hardness(trainer.model)
     learned = [float(hardness(raw, 0.1)) for raw in seen.trained_raw[-1]]
     assert hardness_values(trainer.model) == pytest.approx(learned, rel=1e-6)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_plain_trainer_without_a_group_for_s_is_told(tmp_path, caplog, grouped):
+    model = tiny_model()
+    optimizers = (
+        (torch.optim.AdamW(hardness_parameter_groups(model, learning_rate=0.02)), None) if grouped else (None, None)
+    )
+    run(tmp_path, plain=True, model=model, optimizers=optimizers, num_train_epochs=4)
+    assert ("The optimizer has no hardness group" in caplog.text) is not grouped

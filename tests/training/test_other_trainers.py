@@ -1,12 +1,13 @@
 """Beside another library's trainer: what its loss collects, and checkpoints of its own form."""
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_training import ARGUMENTS, rows, tiny_model, tiny_trainer
-from transformers import Trainer
+from transformers import Seq2SeqTrainingArguments, Trainer
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments, temporary_relu
 
@@ -109,3 +110,33 @@ def test_an_optimizer_of_a_plain_trainer_is_refused_in_words(tmp_path):
     trainer = tiny_trainer(tmp_path, tiny_model(), train=TRAIN, num_train_epochs=2)
     with pytest.raises(ValueError, match=r"gave s no group of its own.*from_pretrained of that folder"):
         trainer.train(resume_from_checkpoint=True)
+
+
+class Named(LambdaGELUTrainer):
+    """As sentence-transformers' with several data sets: a batch begins with the name of its own."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **options):
+        given = {name: value for name, value in inputs.items() if name != "dataset_name"}
+        return super().compute_loss(model, given, return_outputs, **options)
+
+
+def test_a_batch_that_begins_with_text_is_evaluated(tmp_path):
+    def collate(samples):
+        return {"dataset_name": "nli", **{name: torch.stack([row[name] for row in samples]) for name in samples[0]}}
+
+    arguments = LambdaGELUTrainingArguments(str(tmp_path), **{**ARGUMENTS, "remove_unused_columns": False})
+    named = Named(tiny_model(), arguments, eval_dataset=EVALUATION, data_collator=collate).evaluate()
+    plain = tiny_trainer(tmp_path, tiny_model(), eval_dataset=EVALUATION).evaluate()
+    assert {name: named[name] for name in ("eval_loss", "eval_relu_loss")} == pytest.approx(
+        {name: plain[name] for name in ("eval_loss", "eval_relu_loss")}
+    )
+
+
+def test_arguments_of_two_trainers_are_combined(tmp_path):
+    @dataclass
+    class Arguments(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments):
+        pass
+
+    both = Arguments(str(tmp_path), harden=True, predict_with_generate=True, use_cpu=True)
+    assert both.harden
+    assert both.predict_with_generate

@@ -28,8 +28,8 @@ def trained(model, folder, resume_from_checkpoint=None, **options):
     torch.manual_seed(1)
     rows = FeatureRows(torch.randn(8, 3), torch.randint(0, 2, (8,)))
     arguments = LambdaGELUTrainingArguments(
-        str(folder), **{"num_train_epochs": 8, "relufication": True, "save_strategy": "no", **options},
-        per_device_train_batch_size=8,
+        str(folder), **{"num_train_epochs": 8, "relufication": True, "save_strategy": "no",
+                        "per_device_train_batch_size": 8, **options},
         optim="sgd", learning_rate=0.5, lr_scheduler_type="constant", max_grad_norm=0.0, eval_strategy="epoch",
         use_cpu=True, report_to="none", disable_tqdm=True, log_level="error", remove_unused_columns=False,
     )  # fmt: skip
@@ -146,3 +146,12 @@ def test_no_epoch_before_the_switch_is_the_best(tmp_path):
     assert max(losses) == losses[0]
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-3")
     assert trainer.state.best_metric == losses[2]
+
+
+def test_a_run_resumed_with_larger_batches_ends_with_relu(tmp_path):
+    """Of its last epoch alone: 8 of 8 rows a step in place of 1."""
+    trained(small(), tmp_path, save_strategy="steps", save_steps=14, per_device_train_batch_size=1, num_train_epochs=8)
+    resumed, _ = trained(
+        small(), tmp_path / "again", resume_from_checkpoint=str(tmp_path / "checkpoint-14"), num_train_epochs=16
+    )
+    assert [type(layer.activation) for layer in resumed.model.layers] == [nn.ReLU, nn.ReLU]
