@@ -6,7 +6,7 @@ layer.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ larger with 8 than with 32."""
 MEMORY_LIMIT = 2 * 2**30
 """Bytes of carried values that stay in memory; what is beyond goes to the folder for temporary files."""
 
+_HIDDEN = -1e30
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 
 
@@ -221,8 +222,9 @@ class Carrier:
         layer = trace.layers.layers[index]
         first, positions = layer.maps[0], self._positions(layer, batch, index)
         original, converted = widened(values.original[layer.target]), widened(behind[layer.target])
+        hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by a mask that is added, as of classes that cannot be
         residuals, targets = (
-            first.geometry.output_rows(first.target.in_output_layout(value), positions)
+            first.geometry.output_rows(first.target.in_output_layout(value.masked_fill(hidden, 0.0)), positions)
             for value in (original - converted, original)
         )
         features = []
@@ -230,13 +232,20 @@ class Carrier:
             data = _known(consumer.data, behind, values.converted, values.same)
             features.append(consumer.geometry.feature_rows(data, positions))
         counted = _counted(trace, index, values, positions)
-        if counted is not None and _is_time_first(first, counted):
+        if counted is not None and _is_time_first(self._unlike(batch, index, counted) or first, counted):
             counted = counted.mT
         if counted is not None and counted.numel() != len(residuals):  # rows are no tokens, nor made of sound
             if len(residuals) != len(counted) and not bool(counted.all()):  # nor one a unit
                 self._counting_padding.add(index)
             counted = None
         return Rows(torch.cat(features, dim=-1), residuals, targets, None if counted is None else counted.reshape(-1))
+
+    def _unlike(self, batch: FoldBatch, index: int, counted: Tensor) -> LinearMap | None:
+        """The layer's first map in the trace of a unit less, where a batch has as many units as tokens: by its own
+        nobody can tell which axis is which."""
+        if counted.ndim != 2 or counted.shape[0] != counted.shape[1] or len(batch) < 2 or bool(counted.all()):
+            return None
+        return self._trace(replace(batch, numbers=batch.numbers[1:])).layers.layers[index].maps[0]
 
     def _positions(self, layer: Layer, batch: FoldBatch, index: int) -> Tensor | None:
         """Which positions of the layer's feature maps are fitted, per image; None for all."""
@@ -254,7 +263,7 @@ def _is_time_first(consumer: LinearMap, counted: Tensor) -> bool:
     if consumer.geometry.kind != "linear" or counted.ndim != 2:
         return False
     leading = tuple(consumer.node.meta["val"].shape[:-1])
-    return leading == tuple(counted.mT.shape) and leading != tuple(counted.shape)
+    return len(leading) == 2 and leading[0] == counted.shape[1] and leading != tuple(counted.shape)
 
 
 def _known(node: Node, *known: Mapping[Node, Any]) -> Any:

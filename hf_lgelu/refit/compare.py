@@ -1,7 +1,6 @@
 """The whole networks beside each other: original, direct swap and refit, on inputs that nothing was fitted on."""
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -77,9 +76,12 @@ def conversion_sums(
 
 def _affordable(model: nn.Module, batches: Iterable[Batch], outputs: Sequence[str] | None) -> Iterator[Batch]:
     """The batches, in pieces of as many units as `units_at_once` says."""
-    batches = iter(batches)
-    for first in batches:
-        yield from cut_batches(itertools.chain([first], batches), units_at_once(model, first, outputs))
+    sizes, most = None, 1
+    for batch in batches:
+        of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}
+        if of_batch != sizes:  # the longest come last
+            sizes, most = of_batch, units_at_once(model, batch, outputs)
+        yield from cut_batches([batch], most)
 
 
 @torch.no_grad()

@@ -150,9 +150,13 @@ class _Distillation:
         bf16: bool,
     ) -> None:
         """`time_share` tells how much of the time there is has gone by; the descents end at 1."""
-        self._loss = partial(output_loss, original, converted, outputs=outputs)
         together = partial(_Together.of, folds=folds)
         most = main_decides(units_at_once(original, together(folds.together[-1]).load(), outputs))
+        # Of few rows a process may take for probabilities what another does not.
+        are_logits = main_decides(
+            compared_outputs(original, together(folds.together[-1]).load().inputs, outputs).are_logits
+        )
+        self._loss = partial(output_loss, original, converted, outputs=outputs, are_logits=are_logits)
         self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
         watched = _spread(folds.held_out_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
@@ -295,13 +299,18 @@ def _weighted(rows: Tensor, weight: float) -> tuple[Tensor, float]:
 
 
 def output_loss(
-    original: nn.Module, converted: nn.Module, batch: Batch, outputs: Sequence[str] | None, weight: float = 1.0
+    original: nn.Module,
+    converted: nn.Module,
+    batch: Batch,
+    outputs: Sequence[str] | None,
+    weight: float = 1.0,
+    are_logits: bool | None = None,
 ) -> Tensor:
     """How far the outputs that count are from the original's over what is no padding, added up, a scalar.
 
     Of class scores that come first it is the mean KL(original ‖ converted), of all others the mean over columns of
     Σ(ŷ − y)² / Σ(y − ȳ)². Of several processes this is one's part of that over the rows of all, which each gives as
-    often as its `weight`.
+    often as its `weight`. `are_logits` says whether the first holds class scores, where it is known already.
     """
     reference = compared_outputs(original, batch.inputs, outputs)
     given = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs, call_alike))
@@ -312,7 +321,7 @@ def output_loss(
         if counted is not None:
             pair = tuple(value[counted] for value in pair)
         wanted, found = (value.reshape(-1, value.shape[-1]).float() for value in pair)
-        if number == 0 and reference.are_logits:
+        if number == 0 and (reference.are_logits if are_logits is None else are_logits):
             total = total + kl_terms(wanted, found).sum() / summed(total.new_tensor(weight * len(wanted)))
         else:
             mean = mean_of_rows(*_weighted(wanted, weight))

@@ -136,6 +136,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
     finder = TargetFinder(program.downstream(program.inputs), program.constants(model))
     order = {node: position for position, node in enumerate(program.operations)}
     reached: dict[Node, set[int]] = {}
+    needed: set[Node] = set()
     found = Layers()
     for index, site in enumerate(sites):
         calls = flow.calls.get(index, [])
@@ -149,13 +150,16 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
             ):
                 # The program has no operations in place: it would compute something else than the model.
                 found.refuse(site.name, (index,), "it works in place, and its input is used again")
-            for consumer in _consumers(program, call, finder, found, index, site.name):
+            for consumer, is_needed in _consumers(program, call, finder, found, index, site.name):
                 reached.setdefault(consumer, set()).add(index)
+                needed |= {consumer} if is_needed else set()
     maps: list[tuple[LinearMap, set[int]]] = []
     for node in sorted(reached, key=order.__getitem__):
         operation = _as_stored(cast(AffineOperation, read_affine(node, flow)), flow)
         geometry = read_geometry(operation)
         reason = _why_not(program, model, operation, geometry)
+        if reason is not None and node not in needed:
+            continue
         if reason is not None or geometry is None:
             found.refuse(operation.weight or describe(node), tuple(sorted(reached[node])), str(reason))
             continue
@@ -167,18 +171,23 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
 
 def _consumers(
     program: Program, call: Node, finder: TargetFinder, found: Layers, site: int, gate: str
-) -> Iterator[Node]:
-    """The linear maps on the ways from a gate's output; what is no way to one is noted in `found`."""
-    waiting, seen = [call], {call}
+) -> Iterator[tuple[Node, bool]]:
+    """The linear maps on the ways from a gate's output, and whether nothing before them makes good what the gate does
+    otherwise; what is no way to one is noted in `found`."""
+    waiting, seen, behind_sums = [call], {call}, {call: False}
     while waiting:
         node = waiting.pop()
         for user in users(node):
-            if user in seen:
+            # Behind a sum whose other term is fitted the way ends at the next gate, which begins one of its own.
+            if user in seen or (behind_sums[node] and is_site(user)):
                 continue
+            behind_sums[user] = behind_sums[node]
             seen.add(user)
             operation = read_affine(user, program.flow)
             if operation is not None and operation.mixes and operation.data is node:
-                yield user
+                yield user, not behind_sums[node]
+            elif behind_sums[node] and (user.op == "output" or _holds_weights(program, finder, user)):
+                continue
             elif user.op == "output":
                 reason = "its output is the model's, and no linear map with weights is behind it (outputs= chooses)"
                 found.refuse(gate, (site,), reason)
@@ -187,10 +196,10 @@ def _consumers(
                 found.refuse(describe(user), (site,), reason)
             else:
                 other = _map_beside(program, finder, user, node)
-                if other is None:
-                    waiting.append(user)
-                else:
-                    yield other
+                if other is not None:
+                    yield other, True
+                    behind_sums[user] = True
+                waiting.append(user)
 
 
 def _holds_weights(program: Program, finder: TargetFinder, node: Node) -> bool:
@@ -210,6 +219,8 @@ def _map_beside(program: Program, finder: TargetFinder, user: Node, node: Node) 
         return None
     others = [operand for operand in user.args[:2] if isinstance(operand, Node) and operand is not node]
     current = others[0] if others else None
+    if current is not None and shape_of(current) != shape_of(user):
+        return None  # one number for many positions is no term that could make good what is wrong at each
     while current is not None and len(users(current)) == 1 and not is_site(current):
         operation = read_affine(current, program.flow)
         if operation is not None and operation.mixes:
@@ -237,6 +248,11 @@ def _is_transposition(view: Node, flow: DataFlow) -> bool:
 
 def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geometry: Geometry | None) -> str | None:
     flow, weight = program.flow, cast(str, operation.weight)
+    if not all(isinstance(size, int) for size in shape_of(operation.node)):
+        return (
+            f"{describe(operation.node)} is given as many rows as the inputs decide (tokens that are routed to "
+            "experts): the two networks may route others"
+        )
     uses = len(flow.parameter_users(weight))
     if uses > 1:
         return f"{weight} is shared: it is used {uses} times in a forward pass, here by {describe(operation.node)}"

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from hf_lgelu.refit.moments import Moments
 
-# α, relative to the mean eigenvalue of the features' covariance. The floor is a safety device: duplicated rows and
-# cross-validation on few rows choose strengths below it that are far off elsewhere.
+# α, relative to the scale of the features: the mean eigenvalue of their covariance, or close to it. The floor is a
+# safety device: duplicated rows and cross-validation on few rows choose strengths below it that are far off elsewhere.
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 # From this width on one fold is held out, since four factorizations would take the time. On MLPs of 512 units and a
 # GPT-2 of 512, 1,024 to 32,768 rows, it chose the same strengths for every layer.
 _ONE_HOLD_OUT_FROM = 512
+# A unit that fires at 10⁴ times the others (the first token's in LLaMAs) is most of the mean: a penalty of that size
+# would leave all others as they are.
+_MOST_OF_MEDIAN = 100.0
 _NO_SPREAD = 1e-12  # variance of the features beside their mean square: rounding, not information
 
 Choice = Literal["kept", "bias only", "refit"]
@@ -58,7 +61,7 @@ class _Deviations:
     gram: Tensor
     cross: Tensor
     residual_square: Tensor
-    scale: Tensor  # (g,) mean eigenvalue of gram, zero where the features do not vary
+    scale: Tensor  # (g,) mean eigenvalue of gram, at most 100 medians of its diagonal; zero where no feature varies
 
     @classmethod
     def of(cls, moments: Moments, intercept: bool) -> "_Deviations":
@@ -71,8 +74,7 @@ class _Deviations:
             square = square - n * r.square().sum()
         else:
             x, r = torch.zeros_like(x), torch.zeros_like(r)
-        scale, raw = (_mean_diagonal(matrix) for matrix in (gram, moments.gram))
-        return cls(n, x, r, gram, cross, square, torch.where(scale > _NO_SPREAD * raw, scale, 0.0))
+        return cls(n, x, r, gram, cross, square, _scale(gram, moments.gram))
 
     def solve(self, strength: float) -> tuple[Tensor, Tensor]:
         """(weight change transposed (g, d, m), bias change (g, m))."""
@@ -110,7 +112,8 @@ def _solve_singular(gram: Tensor, right: Tensor, penalty: Tensor) -> Tensor:
 
 @torch.no_grad()
 def solve_ridge(moments: Moments, strength: float, *, intercept: bool) -> tuple[Tensor, Tensor]:
-    """The ridge of one strength: min Σ‖r − Δx − δb‖² + α·s·‖Δ‖² for each group, s the mean eigenvalue.
+    """The ridge of one strength: min Σ‖r − Δx − δb‖² + α·s·‖Δ‖² for each group, s the mean eigenvalue of the features'
+    covariance, or 100 times the median of their variances, where that is less.
 
     The intercept δb is not penalized; without one, s and the sums are those around zero. Features that do not vary
     (dead units) get no change.
@@ -200,9 +203,16 @@ def _check(folds: Sequence[Moments]) -> None:
         raise NotFiniteError("moments are not finite: features, residuals or targets hold nan, inf or overflow float32")
 
 
-def _mean_diagonal(matrices: Tensor) -> Tensor:
-    """The mean eigenvalue of each of (g, d, d)."""
-    return matrices.diagonal(dim1=1, dim2=2).mean(1)
+def _scale(gram: Tensor, raw: Tensor) -> Tensor:
+    """(g,) of (g, d, d): the mean diagonal, or 100 times the median of the features that vary, where that is less.
+
+    `raw` holds the moments around zero: what is nothing beside them is rounding.
+    """
+    spread, size = (matrix.diagonal(dim1=1, dim2=2) for matrix in (gram, raw))
+    mean = spread.mean(1)
+    median = spread.masked_fill(spread <= _NO_SPREAD * size, torch.nan).nanmedian(1).values
+    scale = torch.where(median.isfinite(), torch.minimum(mean, _MOST_OF_MEDIAN * median), mean)
+    return torch.where(mean > _NO_SPREAD * size.mean(1), scale, 0.0)
 
 
 def _apply(change: Tensor, mean: Tensor) -> Tensor:

@@ -342,3 +342,74 @@ def test_a_gate_that_is_not_given_channels_is_refitted_and_not_placed():
     refitted = convert_to_relu(nets[1], inputs, max_kl=None).model
     for name, value in refitted.state_dict().items():
         torch.testing.assert_close(placed.state_dict()[name], value, msg=name)
+
+
+class Conditioned(nn.Module):
+    """Its gates' ways meet what is computed of a condition: one number for all positions, or a row of their own."""
+
+    def __init__(self, per_position):
+        super().__init__()
+        self.per_position = per_position
+        self.first, self.act, self.second = nn.Conv1d(3, 8, 3, padding=1), nn.GELU(), nn.Conv1d(8, 8, 3, padding=1)
+        self.condition, self.act2, self.last = nn.Linear(4, 8), nn.GELU(), nn.Conv1d(8, 2, 1)
+
+    def forward(self, x, t):
+        added = self.condition(t)
+        added = added.transpose(1, 2) if self.per_position else added[:, :, None]
+        return {"values": self.last(self.act2(self.second(self.act(self.first(x)) + added)))}
+
+
+@pytest.mark.parametrize("per_position", [False, True])
+def test_the_map_behind_a_sum_is_refitted_beside_what_is_added(per_position):
+    model = drawn(Conditioned(per_position))
+    given = {"x": rows(200, 3, 10), "t": rows(200, 10, 4, seed=1) if per_position else rows(200, 4, seed=1)}
+    converted, report = convert_to_relu(model, given)
+    refitted = {name for name in ("condition", "second", "last")
+                if not torch.equal(converted.get_submodule(name).weight, model.get_submodule(name).weight)}  # fmt: skip
+    assert {"second", "last"} <= refitted
+    assert ("condition" in refitted) <= per_position
+    named = {name for layer in report.layers for name in layer.layers}
+    assert named == {"second", "last", *(["condition"] if per_position else [])}
+
+
+class Masked(nn.Module):
+    """Scores of classes that cannot be are −∞, by a sum."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.up, self.act, self.head = nn.Linear(4, 12), nn.GELU(), nn.Linear(12, 3)
+        self.least = least
+
+    def forward(self, x):
+        cannot_be = torch.nn.functional.pad(x[:, :2] > 1, (0, 1))  # the last always can
+        return {"logits": self.head(self.act(self.up(x))) + torch.where(cannot_be, self.least, 0.0)}
+
+
+@pytest.mark.parametrize("least", [-torch.inf, torch.finfo(torch.float32).min])
+def test_what_an_added_mask_hides_is_not_fitted(least):
+    model = drawn(Masked(least)).float()
+    _, report = convert_to_relu(model, rows(400, 4).float())
+    assert 0 < report.held_out.refitted.kl < report.held_out.direct.kl
+
+
+class Routed(nn.Module):
+    """Tokens go to one of two experts, each of which gets as many as choose it."""
+
+    def __init__(self):
+        super().__init__()
+        self.route, self.experts = (
+            nn.Linear(4, 2),
+            nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(2)),
+        )
+
+    def forward(self, x):
+        out, chosen = torch.zeros_like(x), self.route(x).argmax(-1)
+        for number, expert in enumerate(self.experts):
+            (places,) = torch.where(chosen == number)
+            out = out.index_add(0, places, expert(x[places]))
+        return {"values": out}
+
+
+def test_experts_that_are_given_the_tokens_that_choose_them_are_refused_in_words():
+    with pytest.raises(ConversionRefusedError, match=r"as many rows as the inputs decide \(tokens"):
+        convert_to_relu(drawn(Routed()), rows(200, 4))

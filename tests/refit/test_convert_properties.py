@@ -327,7 +327,7 @@ def test_where_rows_are_not_those_of_the_mask_the_report_says_that_padding_may_c
     if not padded:
         data["attention_mask"] = torch.ones_like(data["attention_mask"])
     (layer,) = convert_to_relu(drawn(Lengthened()), data, batch_size=8).report.layers
-    assert layer.rows % 9 == 0
+    assert padded or layer.rows % 9 == 0
     assert (layer.note or "").startswith(note or "")
     assert (layer.note is None) == (note is None)
 

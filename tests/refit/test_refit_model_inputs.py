@@ -206,12 +206,15 @@ class Tagger(nn.Module):
         return self.scores(x.transpose(0, 1) if self.time_first else x)
 
 
-def test_padding_is_left_out_of_layers_that_have_time_first():
+@pytest.mark.parametrize("batch_size", [5, 7])
+def test_padding_is_left_out_of_layers_that_have_time_first(batch_size):
+    """As many units as tokens, too, where a batch's shapes do not say which axis is which."""
     ids = torch.randint(1, 30, (64, 7), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(7) < torch.randint(2, 8, (64, 1), generator=torch.Generator().manual_seed(2))
     given = {"input_ids": torch.where(mask, ids, 39), "attention_mask": mask.long()}
     converted = [
-        convert_to_relu(Tagger(time_first), given, batch_size=5).model.state_dict() for time_first in (False, True)
+        convert_to_relu(Tagger(time_first), given, batch_size=batch_size).model.state_dict()
+        for time_first in (False, True)
     ]
     fitted, found = (weights["behind.weight"] for weights in converted)
     torch.testing.assert_close(found, fitted, rtol=1e-4, atol=1e-5)

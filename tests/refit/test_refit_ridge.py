@@ -368,3 +368,18 @@ def test_a_spread_at_the_edge_of_rounding_is_fitted_without_an_error():
         change, bias_change = solve_ridge(moments_of(1 + spread * x, r, t), 1e-3, intercept=True)
         assert torch.isfinite(change).all()
         assert torch.isfinite(bias_change).all()
+
+
+def test_one_huge_feature_leaves_the_others_as_free_as_they_were():
+    """A LLaMA's first token: one unit at 10⁵ times the others in one row of 128 is most of the mean variance."""
+    torch.manual_seed(4)
+    x, change = torch.randn(4000, 1, 20), torch.randn(1, 3, 20).double()
+    r = torch.einsum("gmd,ngd->ngm", change.float(), x)
+    fired = (torch.arange(4000) % 128 == 0)[:, None] * 1e5
+    with_huge = torch.cat([x, fired[:, :, None].to(x) * torch.randn(4000, 1, 1).sign()], 2)
+    for intercept in (False, True):
+        plain, _ = solve_ridge(moments_of(x, r, r), 1e-3, intercept=intercept)
+        beside, _ = solve_ridge(moments_of(with_huge, r, r), 1e-3, intercept=intercept)
+        assert (plain - change).abs().max() < 0.01
+        assert (beside[:, :, :20] - change).abs().max() < 0.5  # α is then of 100 variances: a tenth is taken away
+        assert (beside[:, :, :20] - change).norm() < 0.15 * change.norm()
