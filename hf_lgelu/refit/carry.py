@@ -24,6 +24,7 @@ from hf_lgelu.refit.moments import BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.program import Gate, Program, Programs, Stage, Stop, differing_nodes, plan_stages, upstream
+from hf_lgelu.refit.ridge import held_out_once
 from hf_lgelu.refit.widen import Block, find_blocks
 
 ROWS_PER_FEATURE = 16
@@ -118,9 +119,10 @@ class Carrier:
     def moments(self, index: int, visit: Callable[[], None] = lambda: None) -> list[Moments]:
         """Carry every batch on to a layer; the sums over its rows, one a fold. `visit` is called after each batch.
 
-        What the layer before was refitted to by then is taken into account.
+        Folds that the ridge does not leave out in turn are added up: of a wide map each is a large matrix. What the
+        layer before was refitted to by then is taken into account.
         """
-        sums = []
+        sums: list[Moments] = []
         self.block_rows = [[] for _ in self._folds.folds]
         for fold in range(len(self._folds.folds)):
             total = BufferedMoments(self._zeros(self.layers.layers[index]))
@@ -128,7 +130,11 @@ class Carrier:
                 for rows in self._visit(index, fold):
                     total.add(rows)
                     visit()
-            sums.append(total.sums().reduce_over_processes())
+            found = total.sums().reduce_over_processes()
+            if len(sums) > 1 and held_out_once(found.gram.shape[-1], sum(part.count for part in sums)):
+                sums[-1] += found
+            else:
+                sums.append(found)
         if any(each_has(index in self._counting_padding)):
             self._counting_padding.add(index)
         return sums

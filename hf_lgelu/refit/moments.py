@@ -115,6 +115,13 @@ class Moments:
         """Sums over the rows of both."""
         return Moments(self.count + other.count, *(getattr(self, name) + getattr(other, name) for name in _SUMS))
 
+    def __iadd__(self, other: "Moments") -> "Moments":
+        """The same in place: of wide maps each of the sums is a large matrix."""
+        self.count += other.count
+        for name in _SUMS:
+            getattr(self, name).add_(getattr(other, name))
+        return self
+
     def __sub__(self, other: "Moments") -> "Moments":
         """Sums over the rows that are not `other`'s, which must be among these."""
         return Moments(self.count - other.count, *(getattr(self, name) - getattr(other, name) for name in _SUMS))

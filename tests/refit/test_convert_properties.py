@@ -10,7 +10,7 @@ from refit_nets import BY_NAME, drawn
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.refit import carry, ridge
+from hf_lgelu.refit import carry, layerwise, ridge
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.folds import deal_folds
 
@@ -402,3 +402,18 @@ def test_the_given_model_is_untouched(fails, monkeypatch):
 
 def _interrupted(*args):
     raise KeyboardInterrupt
+
+
+def test_of_a_wide_map_the_sums_of_two_parts_are_held_and_the_fit_is_the_same(monkeypatch):
+    model = drawn(nn.Sequential(nn.Linear(4, 520), nn.GELU(), nn.Linear(520, 3)))
+    inputs = torch.randn(1200, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    parts, fit_ridge = [], layerwise.fit_ridge
+    monkeypatch.setattr(
+        layerwise, "fit_ridge", lambda folds, **options: parts.append(len(folds)) or fit_ridge(folds, **options)
+    )
+    added = convert_to_relu(model, inputs).model
+    monkeypatch.setattr("hf_lgelu.refit.carry.held_out_once", lambda width, rows: False)
+    apart = convert_to_relu(model, inputs).model
+    assert parts == [2, 4]
+    torch.testing.assert_close(added[2].weight, apart[2].weight, rtol=1e-9, atol=1e-12)
+    assert not torch.equal(added[2].weight, model[2].weight)
