@@ -92,6 +92,7 @@ class Carrier:
         self._states = CarriedStates(MEMORY_LIMIT)
         self._traces: dict[Any, Trace] = {}
         self._counting_padding: set[int] = set()
+        self._hiding: set[int] = set()
         self.trace = self._trace(folds.first)
 
     def __enter__(self) -> "Carrier":
@@ -135,14 +136,18 @@ class Carrier:
                 sums[-1] += found
             else:
                 sums.append(found)
-        if any(each_has(index in self._counting_padding)):
-            self._counting_padding.add(index)
+        for noted in (self._counting_padding, self._hiding):
+            if any(each_has(index in noted)):
+                noted.add(index)
         return sums
 
     def note(self, index: int) -> str | None:
         """What to know of the rows of a layer whose moments were taken, for the report."""
-        may_count = index in self._counting_padding
-        return "padding may count: its rows are not those of the attention mask" if may_count else None
+        notes = {
+            "padding may count: its rows are not those of the attention mask": self._counting_padding,
+            "outputs that a mask hides count as right, so the rest is moved less": self._hiding,
+        }
+        return ", ".join(note for note, layers in notes.items() if index in layers) or None
 
     @torch.no_grad()
     def pass_by(self, index: int) -> None:
@@ -229,6 +234,8 @@ class Carrier:
         first, positions = layer.maps[0], self._positions(layer, batch, index)
         original, converted = widened(values.original[layer.target]), widened(behind[layer.target])
         hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by a mask that is added, as of classes that cannot be
+        if bool(hidden.any()):
+            self._hiding.add(index)
         residuals, targets = (
             first.geometry.output_rows(first.target.in_output_layout(value.masked_fill(hidden, 0.0)), positions)
             for value in (original - converted, original)

@@ -152,12 +152,11 @@ class _Distillation:
         """`time_share` tells how much of the time there is has gone by; the descents end at 1."""
         together = partial(_Together.of, folds=folds)
         most = main_decides(units_at_once(original, together(folds.together[-1]).load(), outputs))
-        # Of few rows a process may take for probabilities what another does not.
-        are_logits = main_decides(
-            compared_outputs(original, together(folds.together[-1]).load().inputs, outputs).are_logits
-        )
-        self._loss = partial(output_loss, original, converted, outputs=outputs, are_logits=are_logits)
         self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
+        # Of few rows a process may take for probabilities what another does not.
+        some = next((batch for batch in self._batches if batch.weight), self._batches[0])
+        are_logits = main_decides(compared_outputs(original, some.load().inputs, outputs).are_logits)
+        self._loss = partial(output_loss, original, converted, outputs=outputs, are_logits=are_logits)
         watched = _spread(folds.held_out_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
         self._masters = Masters(list(parameters.values()))

@@ -136,7 +136,6 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
     finder = TargetFinder(program.downstream(program.inputs), program.constants(model))
     order = {node: position for position, node in enumerate(program.operations)}
     reached: dict[Node, set[int]] = {}
-    needed: set[Node] = set()
     found = Layers()
     for index, site in enumerate(sites):
         calls = flow.calls.get(index, [])
@@ -150,16 +149,13 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
             ):
                 # The program has no operations in place: it would compute something else than the model.
                 found.refuse(site.name, (index,), "it works in place, and its input is used again")
-            for consumer, is_needed in _consumers(program, call, finder, found, index, site.name):
+            for consumer in _consumers(program, call, finder, found, index, site.name):
                 reached.setdefault(consumer, set()).add(index)
-                needed |= {consumer} if is_needed else set()
     maps: list[tuple[LinearMap, set[int]]] = []
     for node in sorted(reached, key=order.__getitem__):
         operation = _as_stored(cast(AffineOperation, read_affine(node, flow)), flow)
         geometry = read_geometry(operation)
         reason = _why_not(program, model, operation, geometry)
-        if reason is not None and node not in needed:
-            continue
         if reason is not None or geometry is None:
             found.refuse(operation.weight or describe(node), tuple(sorted(reached[node])), str(reason))
             continue
@@ -171,23 +167,18 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
 
 def _consumers(
     program: Program, call: Node, finder: TargetFinder, found: Layers, site: int, gate: str
-) -> Iterator[tuple[Node, bool]]:
-    """The linear maps on the ways from a gate's output, and whether nothing before them makes good what the gate does
-    otherwise; what is no way to one is noted in `found`."""
-    waiting, seen, behind_sums = [call], {call}, {call: False}
+) -> Iterator[Node]:
+    """The linear maps on the ways from a gate's output; what is no way to one is noted in `found`."""
+    waiting, seen = [call], {call}
     while waiting:
         node = waiting.pop()
         for user in users(node):
-            # Behind a sum whose other term is fitted the way ends at the next gate, which begins one of its own.
-            if user in seen or (behind_sums[node] and is_site(user)):
+            if user in seen:
                 continue
-            behind_sums[user] = behind_sums[node]
             seen.add(user)
             operation = read_affine(user, program.flow)
             if operation is not None and operation.mixes and operation.data is node:
-                yield user, not behind_sums[node]
-            elif behind_sums[node] and (user.op == "output" or _holds_weights(program, finder, user)):
-                continue
+                yield user
             elif user.op == "output":
                 reason = "its output is the model's, and no linear map with weights is behind it (outputs= chooses)"
                 found.refuse(gate, (site,), reason)
@@ -196,10 +187,10 @@ def _consumers(
                 found.refuse(describe(user), (site,), reason)
             else:
                 other = _map_beside(program, finder, user, node)
-                if other is not None:
-                    yield other, True
-                    behind_sums[user] = True
-                waiting.append(user)
+                if other is None:
+                    waiting.append(user)
+                else:
+                    yield other
 
 
 def _holds_weights(program: Program, finder: TargetFinder, node: Node) -> bool:

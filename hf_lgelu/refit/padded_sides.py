@@ -89,7 +89,9 @@ def _cropped(units: Units, without: Units) -> Iterator[tuple[Batch, Batch]]:
         if units.lengths[number] != without.lengths[number]:
             given = _alone(units, number)
             yield given, _alone(without, number)
-            yield from ((given, without.take([number], lengths)) for lengths in (middle, whole))
+            own = without.lengths[number]
+            longer = (wider for wider in (middle, whole) if all(wider[name] >= own[name] for name in own))
+            yield from ((given, without.take([number], lengths)) for lengths in longer)
 
 
 def _alone(units: Units, number: int) -> Batch:
@@ -111,18 +113,17 @@ def _largest_change(
     given: Outputs = defaultdict(list)
     other: Outputs = defaultdict(list)
     for first, second in pairs:
-        try:
-            _run(model, first, outputs, given)
-        except NOT_TAKEN:
-            return 0.0  # what the model does not take is told where all of it is
-        try:
-            with structure_kept(model) as is_another:
+        with structure_kept(model) as is_another:
+            try:
+                _run(model, first, outputs, given)
+            except NOT_TAKEN:
+                return 0.0  # what the model does not take is told where all of it is
+            try:
                 _run(model, second, outputs, other)
-                changes = is_another()
-        except NOT_TAKEN:
-            return math.inf
-        if must_compare and changes:
-            return math.inf
+            except NOT_TAKEN:
+                return math.inf
+            if must_compare and is_another():
+                return math.inf
     return max((_change(given[name], other[name], must_compare) for name in given), default=0.0)
 
 

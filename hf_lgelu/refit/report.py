@@ -29,8 +29,8 @@ class LayerRefit:
         layers: names of the modules whose weights were refitted.
         sites: names of the gates whose outputs reach them.
         choice: "kept" (weights as they were), "bias only", or "refit".
-        strength: α of the ridge, relative to the mean variance of the features, or to 100 times their median variance
-            where that is less; None unless "refit".
+        strength: α of the ridge, relative to the mean variance of the features (a few huge ones apart); None unless
+            "refit".
         error_before: ‖ŷ − y‖² / ‖y − ȳ‖² on rows that were not fitted, with the weights kept; y is what the original
             computes there. None without cross-validation.
         error_after: the same with the choice.

@@ -1,5 +1,6 @@
 """The change of a linear map's weights that brings its outputs to the targets: ridge towards the weights it has."""
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 # GPT-2 of 512, 1,024 to 32,768 rows, it chose the same strengths for every layer.
 _ONE_HOLD_OUT_FROM = 512
 # A unit that fires at 10⁴ times the others (the first token's in LLaMAs) is most of the mean: a penalty of that size
-# would leave all others as they are.
-_MOST_OF_MEDIAN = 100.0
+# would leave all others as they are. So it is at most so many times the mean of the rest, without the largest.
+_MOST_OF_REST = 100.0
+_LARGEST = 0.01  # of the features
+_FEWEST_FEATURES = 8
 _NO_SPREAD = 1e-12  # variance of the features beside their mean square: rounding, not information
 
 Choice = Literal["kept", "bias only", "refit"]
@@ -61,7 +64,7 @@ class _Deviations:
     gram: Tensor
     cross: Tensor
     residual_square: Tensor
-    scale: Tensor  # (g,) mean eigenvalue of gram, at most 100 medians of its diagonal; zero where no feature varies
+    scale: Tensor  # (g,) mean eigenvalue of gram, or 100 times that of most features; zero where no feature varies
 
     @classmethod
     def of(cls, moments: Moments, intercept: bool) -> "_Deviations":
@@ -113,7 +116,7 @@ def _solve_singular(gram: Tensor, right: Tensor, penalty: Tensor) -> Tensor:
 @torch.no_grad()
 def solve_ridge(moments: Moments, strength: float, *, intercept: bool) -> tuple[Tensor, Tensor]:
     """The ridge of one strength: min Σ‖r − Δx − δb‖² + α·s·‖Δ‖² for each group, s the mean eigenvalue of the features'
-    covariance, or 100 times the median of their variances, where that is less.
+    covariance, or 100 times that without the largest hundredth, where that is less.
 
     The intercept δb is not penalized; without one, s and the sums are those around zero. Features that do not vary
     (dead units) get no change.
@@ -209,14 +212,16 @@ def _check(folds: Sequence[Moments]) -> None:
 
 
 def _scale(gram: Tensor, raw: Tensor) -> Tensor:
-    """(g,) of (g, d, d): the mean diagonal, or 100 times the median of the features that vary, where that is less.
+    """(g,) of (g, d, d): the mean diagonal, or 100 times that without the largest hundredth, where that is less.
 
     `raw` holds the moments around zero: what is nothing beside them is rounding.
     """
     spread, size = (matrix.diagonal(dim1=1, dim2=2) for matrix in (gram, raw))
-    mean = spread.mean(1)
-    median = spread.masked_fill(spread <= _NO_SPREAD * size, torch.nan).nanmedian(1).values
-    scale = torch.where(median.isfinite(), torch.minimum(mean, _MOST_OF_MEDIAN * median), mean)
+    mean, width = spread.mean(1), spread.shape[1]
+    scale = mean
+    if width >= _FEWEST_FEATURES:
+        rest = spread.sort(1).values[:, : width - math.ceil(_LARGEST * width)].mean(1)
+        scale = torch.where(rest > _NO_SPREAD * mean, torch.minimum(mean, _MOST_OF_REST * rest), mean)
     return torch.where(mean > _NO_SPREAD * size.mean(1), scale, 0.0)
 
 

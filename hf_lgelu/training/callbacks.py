@@ -210,7 +210,8 @@ class HardeningCallback(TrainerCallback):
             require_measurable(model, (self.data or [])[0], classes=self.rate == "tolerance")
         if not self.selects_hardened_checkpoints:
             refuse_best_checkpoints(args)
-            tell_ungrouped(optimizer)
+            if self.switch_fraction > 0:
+                tell_ungrouped(optimizer)
         elif state.best_metric is not None:
             targets = self.targets_at(state)
             if targets is None or not is_hardened(model, targets):
@@ -308,9 +309,10 @@ class HardeningCallback(TrainerCallback):
         latest = switch_position(epochs, self.switch_fraction)
         found = settled_epoch([note[_MEAN] for note in notes], self.plateau_tolerance)
         epoch = latest if found is None or found > latest else found
-        if epoch >= len(notes):  # it has not ended
+        behind = next((note for note in notes if note["epoch"] >= epoch), None)  # a resumed run may have left some out
+        if behind is None:  # it has not ended
             return None
-        return epoch if self.strategy == "epoch" else int(notes[epoch]["step"])
+        return epoch if self.strategy == "epoch" else int(behind["step"])
 
     def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
         self._move_hardness(model, optimizer, state)

@@ -47,8 +47,11 @@ class RelufyCallback(TrainerCallback):
         if not noted(state, _SWITCHED):  # an earlier best is of a run that put no ReLU in
             forget_best(state, "its gates were smooth, and the best is looked for among networks of ReLU")
         # A run resumed from behind the switch may have no epoch left to begin, and is evaluated and saved all the same.
-        if state.global_step and self._progress(state) is not None:
-            substitute_relu(model, kinds=RELUFIED_KINDS)
+        if state.global_step:
+            self._epochs.begin(args, state, kwargs.get("train_dataloader"))
+            if self._progress(state) is not None:
+                substitute_relu(model, kinds=RELUFIED_KINDS)
+            self._epochs.forget()
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any

@@ -265,3 +265,27 @@ def test_an_empty_text_makes_no_smaller_batches():
     given = padded_wide(batches(drawn(lambda: Pooled(mean)), 24, 1), width=512)
     given["attention_mask"][5] = 0
     assert deal_folds(read_batches(given), model=drawn(lambda: Pooled(mean))).units.at_once == 2048 // 13
+
+
+@pytest.mark.parametrize("count", [8, 10, 12, 13])
+def test_few_texts_of_distinct_lengths(count):
+    """The shorter half is shorter than some of those that are tried."""
+    model = drawn(lambda: Pooled(mean))
+    ids = torch.randint(0, PAD, (count, 20), generator=torch.Generator().manual_seed(3))
+    mask = (torch.arange(20) < torch.arange(4, 4 + count)[:, None]).long()
+    folds = deal_folds(
+        read_batches({"input_ids": ids.masked_fill(mask == 0, PAD), "attention_mask": mask}), model=model
+    )
+    assert max(widths_of(folds)) == 3 + count
+
+
+def test_short_texts_among_those_given_leave_a_network_as_it_was():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BigBirdConfig(vocab_size=30, block_size=4, num_random_blocks=1, max_position_embeddings=64, **sizes)
+    torch.manual_seed(0)
+    model = BigBirdForSequenceClassification(config).eval()
+    made = batches(drawn(lambda: Pooled(mean)), 24, 1)
+    given = [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in made]
+    deal_folds(read_batches([*given[:12], padded_wide(given[12:], width=64)]), model=model)
+    assert model.bert.encoder.layer[0].attention_type == "block_sparse"
+    assert type(model.bert.encoder.layer[0].attention.self).__name__ == "BigBirdBlockSparseAttention"

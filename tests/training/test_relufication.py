@@ -155,3 +155,10 @@ def test_a_run_resumed_with_larger_batches_ends_with_relu(tmp_path):
         small(), tmp_path / "again", resume_from_checkpoint=str(tmp_path / "checkpoint-14"), num_train_epochs=16
     )
     assert [type(layer.activation) for layer in resumed.model.layers] == [nn.ReLU, nn.ReLU]
+
+
+def test_a_run_resumed_past_its_last_step_ends_with_relu(tmp_path):
+    """14 steps were taken, and with 8 rows each there are 8."""
+    trained(small(), tmp_path, save_strategy="steps", save_steps=14, per_device_train_batch_size=1)
+    resumed, _ = trained(small(), tmp_path / "again", resume_from_checkpoint=str(tmp_path / "checkpoint-14"))
+    assert [type(layer.activation) for layer in resumed.model.layers] == [nn.ReLU, nn.ReLU]
