@@ -18,8 +18,8 @@ STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 # From this width on one fold is held out, since four factorizations would take the time. On MLPs of 512 units and a
 # GPT-2 of 512, 1,024 to 32,768 rows, it chose the same strengths for every layer.
 _ONE_HOLD_OUT_FROM = 512
-# A unit that fires at 10⁴ times the others (the first token's in LLaMAs) is most of the mean: a penalty of that size
-# would leave all others as they are. So it is at most so many times the mean of the rest, without the largest.
+# A unit that fires at 10⁴ times the others is most of the mean: a penalty of that size would leave all others as they
+# are. So it is at most so many times the mean of the rest, without the largest.
 _MOST_OF_REST = 100.0
 _LARGEST = 0.01  # of the features
 _FEWEST_FEATURES = 8

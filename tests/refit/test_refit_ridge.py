@@ -371,7 +371,7 @@ def test_a_spread_at_the_edge_of_rounding_is_fitted_without_an_error():
 
 
 def test_one_huge_feature_leaves_the_others_as_free_as_they_were():
-    """A LLaMA's first token: one unit at 10⁵ times the others in one row of 128 is most of the mean variance."""
+    """One unit at 10⁵ times the others in one row of 128 is most of the mean variance."""
     torch.manual_seed(4)
     x, change = torch.randn(4000, 1, 20), torch.randn(1, 3, 20).double()
     r = torch.einsum("gmd,ngd->ngm", change.float(), x)
