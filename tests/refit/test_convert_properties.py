@@ -415,5 +415,5 @@ def test_of_a_wide_map_the_sums_of_two_parts_are_held_and_the_fit_is_the_same(mo
     monkeypatch.setattr("hf_lgelu.refit.carry.held_out_once", lambda width, rows: False)
     apart = convert_to_relu(model, inputs).model
     assert parts == [2, 4]
-    torch.testing.assert_close(added[2].weight, apart[2].weight, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(added[2].weight, apart[2].weight, rtol=1e-7, atol=1e-9)
     assert not torch.equal(added[2].weight, model[2].weight)

@@ -271,7 +271,7 @@ def test_summary_of_a_run_without_and_with_substitution(record_of, tmp_path):
 
 @pytest.fixture
 def script(monkeypatch, record_of, tmp_path):
-    """Runs scripts/report.py on two runs and a failed one, with more arguments."""
+    """Runs scripts/report.py on two runs and a failed one, with more arguments; gives its exit status."""
     for seed in range(2):
         write_record(record_of(seed=seed), tmp_path / "runs" / "mlp-adult" / f"gelu-seed{seed}")
     (tmp_path / "runs" / "mlp-adult" / "relu-seed0").mkdir()
@@ -279,7 +279,9 @@ def script(monkeypatch, record_of, tmp_path):
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["report.py", "--runs", str(tmp_path / "runs"), *map(str, arguments)])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        return ended.value.code
 
     return run
 
@@ -295,7 +297,7 @@ def test_the_script_writes_report_and_readme_and_prints_the_results(
     write_record(record_of(benchmark="mlp-digits", name=name), measured / "runs" / name)
     (tmp_path / "real.md").write_text(f"# Mine\n{START}{END}\n")
     readme.symlink_to(tmp_path / "real.md")
-    script("--output_dir", tmp_path / "out", "--downstream", measured, "--readme", readme)
+    assert script("--output_dir", tmp_path / "out", "--downstream", measured, "--readme", readme) == 0
     printed = capsys.readouterr().out
     assert "| mlp-adult [a] | 0.8500 ± 0.0000 (2 of 3 seeds) |" in printed
     assert f"Written to {tmp_path / 'out'}" in printed
@@ -308,10 +310,13 @@ def test_the_script_writes_report_and_readme_and_prints_the_results(
     assert not list((tmp_path / "runs").rglob("*.html"))
 
 
-def test_what_cannot_be_read_is_refused_before_anything_is_written(script, tmp_path):
+def test_what_cannot_be_read_is_refused_before_anything_is_written(script, tmp_path, capsys):
     (tmp_path / "paper.json").write_text('{"values": {"mlp-adults": {}}}')
-    with pytest.raises(ValueError, match="benchmark 'mlp-adults' is unknown; accepted: "):
-        script("--output_dir", tmp_path / "out", "--paper_values", tmp_path / "paper.json")
-    with pytest.raises(FileNotFoundError, match="no measurement below"):
-        script("--output_dir", tmp_path / "out", "--downstream", tmp_path / "runs")
+    for option, given, told in (
+        ("--paper_values", tmp_path / "paper.json", "ValueError: .*benchmark 'mlp-adults' is unknown; accepted: "),
+        ("--downstream", tmp_path / "runs", "FileNotFoundError: .*no measurement below"),
+    ):
+        assert script("--output_dir", tmp_path / "out", option, given) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert re.match(told, line)
     assert not (tmp_path / "out").exists()
