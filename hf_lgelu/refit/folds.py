@@ -170,7 +170,7 @@ def deal_folds(
     units = units if model is None else settle_padding(units, model, outputs, state)
     held_out, folds, size = _deal(units.rows, batch_size or units.at_once)
     process = 0 if state is None else state.process_index
-    parts, apart = list(_halves(units, folds, size)), [(_short_first(units, held_out), None)]
+    parts, apart = list(_halves(units, folds, size)), [(units.short_first(held_out), None)]
     return Folds(
         units,
         folds=tuple(tuple(_own_batches(units, halves, size, process)) for halves in parts),
@@ -213,16 +213,12 @@ def _hold_out(rows: Sequence[int]) -> list[int]:
     return held_out[:MOST_HELD_OUT_UNITS] if held_rows >= LEAST_ROWS else []
 
 
-def _short_first(units: Units, numbers: Sequence[int]) -> list[int]:
-    return sorted(numbers, key=lambda number: sum(units.lengths[number].values()))
-
-
 def _halves(units: Units, folds: Sequence[Sequence[int]], size: int) -> Iterator[list[_Padded]]:
     """Each fold as its shorter and its longer sequences, in whole batches, with what each half is padded to.
 
     The same in all folds, and two lengths at most: every shape costs a trace of the model.
     """
-    folds = [_short_first(units, fold) for fold in folds]
+    folds = [units.short_first(fold) for fold in folds]
     middle = len(folds[0]) // size // 2 * size
     short = units.longest(number for fold in folds for number in fold[:middle])
     long = units.longest(number for fold in folds for number in fold[middle:])

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -68,24 +68,23 @@ def _of_all(change: float, state: PartialState | None) -> float:
     return change if state is None else max(each_has(change))
 
 
-def _shortest_first(units: Units, lengths: Sequence[Mapping[str, int]]) -> list[int]:
-    """Of those that this process has."""
-    own = [number for number, key in enumerate(units.keys) if key in units.places]
-    return sorted(own, key=lambda number: sum(lengths[number].values()))
+def _tried(units: Units) -> list[int]:
+    """The shortest that this process has."""
+    return units.short_first(number for number, key in enumerate(units.keys) if key in units.places)[:_TRIED]
 
 
 def _padded_more(units: Units, whole: dict[str, int]) -> Iterator[tuple[Batch, Batch]]:
     """Some of the shortest sequences as they were given, and padded to the longest."""
-    for number in _shortest_first(units, units.lengths)[:_TRIED]:
+    for number in _tried(units):
         if units.lengths[number] != whole:
             yield _alone(units, number), units.take([number], whole)
 
 
 def _cropped(units: Units, without: Units) -> Iterator[tuple[Batch, Batch]]:
     """Some of the shortest sequences as they were given, and without that padding, alone and among longer ones."""
-    order = sorted(range(len(without.keys)), key=lambda number: sum(without.lengths[number].values()))
+    order = without.short_first(range(len(without.keys)))
     middle, whole = without.longest(order[: len(order) // 2 + 1]), without.longest(order)
-    for number in _shortest_first(units, units.own_lengths)[:_TRIED]:
+    for number in _tried(without):
         if units.lengths[number] != without.lengths[number]:
             given = _alone(units, number)
             yield given, _alone(without, number)

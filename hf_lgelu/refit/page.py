@@ -9,10 +9,9 @@ from hf_lgelu.refit.wording import how_far, predictions_counted, rest_of_the_gap
 LAYER_NOTE = (
     "The error is ‖ŷ − y‖² / ‖y − ȳ‖² on rows that the layer was not fitted on, where y is what the original network "
     "computes there and ŷ what the converted one does, with all layers before it already converted. α is the strength "
-    "of the ridge, relative to the mean variance of the features (a few huge ones apart). What "
-    "returns is the part of the "
-    "network's KL to the original (or relative error) that goes when this layer alone gives what it gives there, "
-    "measured on some of the inputs held out."
+    "of the ridge, relative to the mean variance of the features (a few huge ones apart). What returns is the "
+    "part of the network's KL to the original (or relative error) that goes when this layer alone gives what it gives "
+    "there, measured on some of the inputs held out."
 )
 
 NET_NOTE = (

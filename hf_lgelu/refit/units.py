@@ -69,6 +69,10 @@ class Units:
         """
         return replace(self, lengths=self.own_lengths, at_once=self.own_at_once, is_cropped=True)
 
+    def short_first(self, numbers: Iterable[int]) -> list[int]:
+        """Some units in the order of their lengths."""
+        return sorted(numbers, key=lambda number: sum(self.lengths[number].values()))
+
     def longest(self, numbers: Iterable[int]) -> dict[str, int]:
         """{name: length} to which the sequences of some units have to be padded."""
         found: dict[str, int] = {}
