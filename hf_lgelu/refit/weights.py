@@ -13,7 +13,9 @@ from hf_lgelu.refit.ridge import RidgeFit
 from hf_lgelu.refit.target import norm_epsilon
 
 _ADVICE = "Convert the model first, then quantize the ReLU model"
-_DEAD = 1e-6  # a channel scaled down by as much against the largest cannot be reached
+# A channel that a norm or a LayerScale behind the map scales down by as much against the largest is not reached: what
+# drifts on a skip path would be made good there by weights as many times larger, which float16 and int8 do not hold.
+_DEAD = 1e-3
 
 
 def why_not_writable(model: nn.Module) -> str | None:
@@ -78,16 +80,24 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
     """
     if fit.choice == "kept":
         return
-    start = 0
-    takes_bias = next((consumer for consumer in layer.maps if consumer.bias is not None), None)
+    start, constant = 0, fit.bias_change.flatten().cpu()
+    places: list[tuple[LinearMap, slice]] = []
     for consumer in layer.maps:
         features = slice(start, start + consumer.width)
         start += consumer.width
-        weight_change = _change_of_weight(consumer, fit.weight_change[..., features].cpu())
-        _add(student, cast(str, consumer.operation.weight), weight_change)
-        if consumer is takes_bias and consumer.bias is not None:
-            change = fit.bias_change.flatten().cpu()
-            _add(student, consumer.bias.parameter, change * _inverse(consumer.bias.scale))
+        places.append((consumer, features))
+        change = fit.weight_change[..., features].cpu()
+        _add(student, cast(str, consumer.operation.weight), _change_of_weight(consumer, change))
+        if layer.has_intercept:  # it counts on the whole change, and what cannot be reached is not written
+            mean = (moments.feature_sum[:, features] / moments.count).cpu()
+            offset = torch.einsum("gmd,gd->gm", change, mean).flatten()
+            constant = torch.where(_reachable(consumer.target.scale), constant, constant + offset)
+    for consumer, _ in places:
+        if consumer.bias is not None:  # each channel's constant goes to the first map that reaches it
+            scale = consumer.bias.scale
+            _add(student, consumer.bias.parameter, constant * _inverse(scale))
+            constant = torch.where(_reachable(scale), 0.0, constant)
+    for consumer, features in places:
         _recentre(student, program, consumer, moments, features)
 
 
@@ -98,9 +108,12 @@ def _change_of_weight(consumer: LinearMap, change: Tensor) -> Tensor:
     return change if consumer.operation.output_axis == 0 else change.T
 
 
+def _reachable(scale: Tensor) -> Tensor:
+    return scale.abs() > _DEAD * scale.abs().max()
+
+
 def _inverse(scale: Tensor) -> Tensor:
-    alive = scale.abs() > _DEAD * scale.abs().max()
-    return torch.where(alive, 1 / scale, 0.0)
+    return torch.where(_reachable(scale), 1 / scale, 0.0)
 
 
 def _add(student: nn.Module, name: str, change: Tensor) -> None:

@@ -222,6 +222,72 @@ def test_channels_that_a_batch_norm_cuts_off_keep_their_weights():
     assert changed[2:].min() > 1e-6
 
 
+class SkippedNorm(nn.Module):
+    """A block whose BatchNorm cuts off the first half of its channels, on a skip path that drifts."""
+
+    def __init__(self, shortcut: bool):
+        super().__init__()
+        self.stem, self.gate = nn.Linear(6, 8), nn.GELU()
+        self.up, self.act, self.down = nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8, bias=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.shortcut = nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)) if shortcut else nn.Identity()
+        self.sum, self.head = nn.Identity(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.gate(self.stem(x))
+        return self.head(self.sum(self.norm(self.down(self.act(self.up(x)))) + self.shortcut(x)))
+
+
+@pytest.mark.parametrize("shortcut", [False, True], ids=["skip", "shortcut with a norm"])
+def test_the_mean_of_channels_that_a_batch_norm_cuts_off_is_made_good(shortcut):
+    torch.manual_seed(0)
+    model = SkippedNorm(shortcut).double()
+    with torch.no_grad():
+        model.up.bias += 2  # gates that are open: the change of the weights moves the mean
+        model.norm.weight[:4] = 0
+        for _ in range(50):
+            model.train()(rows(256, 6, seed=1))
+    converted, report = convert_to_relu(model.eval(), rows(1024, 6))
+    assert report.layers[-1].choice == "refit"
+    inputs, sums = rows(4096, 6, seed=2), {}
+    for name, network in ("original", model), ("converted", converted):
+        hook = network.sum.register_forward_hook(lambda _, given, output, name=name: sums.update({name: output}))
+        with torch.no_grad():
+            network(inputs)
+        hook.remove()
+    changed = sums["converted"] - sums["original"]
+    torch.testing.assert_close(changed.mean(0), torch.zeros(8, dtype=torch.float64), rtol=0, atol=0.01)
+    assert sums["original"][:, :4].std(0).min() > 0.1  # there is something on the way that could have moved
+
+
+def test_a_small_layer_scale_makes_no_large_weights():
+    """Half precision holds them: what drifts on the skip path would take weights 10⁵ times as large there."""
+    torch.manual_seed(0)
+    model = drawn(ScaledBlock())
+    with torch.no_grad():
+        model.scale[:4] = 1e-5
+    converted, report = convert_to_relu(model, rows(1024, 6))
+    assert report.layers[-1].choice == "refit"
+    moved = (converted.down.weight - model.down.weight).abs().amax(1)
+    assert moved[:4].tolist() == [0] * 4
+    assert moved[4:].min() > 1e-4
+    assert converted(rows(8, 6)).isfinite().all()
+
+
+class ScaledBlock(nn.Module):
+    """A block with a LayerScale, on a skip path that drifts."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.gate = nn.Linear(6, 8), nn.GELU()
+        self.up, self.act, self.down = nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)
+        self.scale, self.head = nn.Parameter(torch.ones(8)), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.gate(self.stem(x))
+        return self.head(x + self.scale * self.down(self.act(self.up(x))))
+
+
 class Doubled(nn.Module):
     def __init__(self, gate):
         super().__init__()
