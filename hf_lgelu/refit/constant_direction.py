@@ -33,9 +33,11 @@ def find_directions(model: nn.Module, units: Sequence[GateUnit], folds: Folds) -
         return {}
     widest = max(model.get_parameter(unit.before.weight_name).shape[unit.before.input_axis or 0] for unit in lacking)
     share = min(1.0, _ROWS_PER_INPUT * widest / folds.rows)
-    fitted = gather_inputs(
-        model, lacking, [batch for fold in folds.folds for batch in fold[: math.ceil(share * len(fold))]]
-    )
+    # Evenly spaced ones: the batches of a fold go by length.
+    counts = [math.ceil(share * len(fold)) for fold in folds.folds]
+    some = [fold[place * len(fold) // count] for fold, count in zip(folds.folds, counts, strict=True)
+            for place in range(count)]  # fmt: skip
+    fitted = gather_inputs(model, lacking, some)
     judged = gather_inputs(model, lacking, folds.held_out)
     found = {unit.site: constant_direction(fitted[unit.site], judged[unit.site]) for unit in lacking}
     return {site: direction for site, direction in found.items() if direction is not None}

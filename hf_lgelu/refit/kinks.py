@@ -40,7 +40,7 @@ class PlacementSums:
     @classmethod
     def zeros(cls, channels: int, device: torch.device | str = "cpu") -> "PlacementSums":
         """Over no rows."""
-        place = {"dtype": torch.float64, "device": "cpu" if torch.device(device).type == "mps" else device}
+        place = {"dtype": torch.float64, "device": device}
         return cls(torch.zeros(5, channels, _BINS, **place), *(torch.zeros(shape, **place) for shape in (channels, ())))
 
     @torch.no_grad()

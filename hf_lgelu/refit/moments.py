@@ -43,8 +43,8 @@ class Moments:
 
     @classmethod
     def zeros(cls, groups: int, features: int, outputs: int, device: torch.device | str = "cpu") -> "Moments":
-        """Sums over no rows. A device without float64 (mps) has its sums on the CPU."""
-        place = {"dtype": torch.float64, "device": "cpu" if torch.device(device).type == "mps" else device}
+        """Sums over no rows."""
+        place = {"dtype": torch.float64, "device": device}
         return cls(
             count=0,
             feature_sum=torch.zeros(groups, features, **place),

@@ -73,8 +73,18 @@ def find_gate_units(program: Program) -> list[GateUnit]:
         if before is None or before.weight is None or not (before.is_direct and used_once(*before.parameters)):
             continue
         other = _other_half(program, calls[0])
+        if not all(_is_a_modules(operation) for operation in (before, other) if operation is not None):
+            continue
         found.append(GateUnit(site, before, other, other is not None and used_once(*other.parameters)))
     return found
+
+
+def _is_a_modules(operation: AffineOperation) -> bool:
+    """Whether it is all that the module with its weight computes, whose inputs and outputs are looked at for its own.
+
+    A block that multiplies by parameters of its own names them otherwise.
+    """
+    return operation.weight_name.rpartition(".")[2] == "weight"
 
 
 def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation | None:

@@ -1,6 +1,6 @@
 """Writing a refit into the network: weights as each kind of layer stores them, biases, BatchNorm behind them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import cast
 
 import torch
@@ -21,8 +21,13 @@ _DEAD = 1e-3
 def why_not_writable(model: nn.Module) -> str | None:
     """Why a model's weights cannot be refitted as a whole, with what to do; None where they can.
 
-    They have to be plain floating-point tensors, whatever a quantizer says of them.
+    They have to be plain floating-point tensors, whatever a quantizer says of them, in one place that has float64.
     """
+    devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
+    mapped = {str(place) for module in model.modules() for place in getattr(module, "hf_device_map", {}).values()}
+    reason = why_not_here(devices) or (why_not_here(mapped) if len(mapped) > 1 else None)
+    if reason is not None:
+        return reason
     for name, module in model.named_modules():
         if any(value.is_meta for value in (*module.parameters(False), *module.buffers(False))):
             return f"{name or 'it'} ({type(module).__name__}) has no weights, it is on the meta device. Load them first"
@@ -37,6 +42,19 @@ def why_not_writable(model: nn.Module) -> str | None:
                 f"{name or 'it'} ({type(module).__name__}) holds {kind}, which are no plain floating-point numbers: it "
                 f"is quantized, or sharded. {_ADVICE}"
             )
+    return None
+
+
+def why_not_here(devices: Collection[torch.device | str]) -> str | None:
+    """Why a model that lies on these devices cannot be refitted there; None where it can."""
+    if len(devices) > 1:
+        named = ", ".join(sorted(map(str, devices)))
+        return (
+            f"it is spread over {named}, and what is summed over one layer has to meet on one device. Load it on one "
+            'that holds it, such as device_map="cpu"'
+        )
+    if any(torch.device(device).type == "mps" for device in devices):
+        return "it is on mps, which has no float64, and the fit is summed in it. Convert model.cpu()"
     return None
 
 

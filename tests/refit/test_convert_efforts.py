@@ -328,3 +328,27 @@ def test_a_rung_ends_when_the_time_is_up():
         patch.setattr("hf_lgelu.refit.ladder.time.perf_counter", lambda: next(clock))
         reached = climb(list(EFFORTS), lambda effort, best: 0.5, lambda found: found, nearer=operator.lt, max_seconds=8)
     assert [step.effort for step in reached.steps] == ["refit", "distill"]
+
+
+class OwnParameters(nn.Module):
+    """A gated block that multiplies by parameters of its own: what it gives is no map's output."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.gated = (nn.Parameter(torch.randn(width, 12) / 3) for _ in range(2))
+        self.bias, self.down = nn.Parameter(torch.randn(width) / 3), nn.Parameter(torch.randn(12, width) / 4)
+        self.act = nn.SiLU()
+
+    def forward(self, x):
+        return F.linear(self.act(F.linear(x, self.up, self.bias)) * F.linear(x, self.gated), self.down)
+
+
+@pytest.mark.parametrize("width", [24, 12])
+def test_a_block_of_own_parameters_is_refitted_and_not_placed(width):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12), OwnParameters(width), nn.Linear(12, 5))
+    converted, report = convert_to_relu(model, torch.randn(400, 8), effort="place")
+    assert report.held_out.refitted.kl < report.held_out.direct.kl
+    for name in ("up", "bias", "gated"):
+        assert torch.equal(getattr(converted[1], name), getattr(model[1], name)), name
+    assert not torch.equal(converted[1].down, model[1].down)

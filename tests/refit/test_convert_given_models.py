@@ -10,7 +10,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, ViTMAEConfig, ViTMAEForPreTraining
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.refit.weights import forget_quantizer, why_not_writable
+from hf_lgelu.refit.weights import forget_quantizer, why_not_here, why_not_writable
 
 
 def llama(layers=2):
@@ -89,6 +89,12 @@ def inference_weights():
     return swapped_weight(lambda w: w)
 
 
+def on_two_devices(model):
+    """As accelerate leaves what it has spread over two GPUs, which are not here."""
+    model.hf_device_map = {"0": 0, "2": 1}
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -102,13 +108,19 @@ def inference_weights():
         (lambda: torch.ao.quantization.quantize_dynamic(swapped_weight(lambda w: w)), "packed weights"),
         (inference_weights, r"0 \(Linear\) holds tensors that were made under torch\.inference_mode"),
         (lambda: swapped_weight(lambda w: w.to("meta")), "is on the meta device. Load them first"),
+        (lambda: on_two_devices(swapped_weight(lambda w: w)), "it is spread over 0, 1, .*Load it on one that holds it"),
     ],
-    ids=["subclass", "int8", "float8", "buffer", "packed", "inference", "meta"],
+    ids=["subclass", "int8", "float8", "buffer", "packed", "inference", "meta", "two devices"],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated")
 def test_weights_that_are_no_plain_numbers_are_refused(model, words):
     with pytest.raises(ConversionRefusedError, match=f"Sequential cannot be refitted: .*{words}"):
         convert_to_relu(model(), torch.randn(80, 6))
+
+
+def test_a_device_without_float64_is_no_place_to_refit():
+    assert "no float64" in why_not_here({torch.device("mps", 0)})
+    assert why_not_here({torch.device("cuda", 3)}) is why_not_here(["cpu"]) is None
 
 
 def test_a_quantizer_over_weights_that_are_float_is_no_reason(tmp_path):
