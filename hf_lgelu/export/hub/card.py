@@ -86,7 +86,7 @@ def render_card(
         recipe=_recipe(facts),
         plain_code=_plain_code(facts, checkpoint, export, where),
         carried_code=loading.with_carried_code(where) if checkpoint.own_code and export != "lambda_gelu" else "",
-        lgelu_code=loading.with_hf_lgelu(checkpoint.model_class, where),
+        lgelu_code=_lgelu_code(facts, checkpoint, export, where),
         input_note=plain(facts.input_note),
         limits=_limits(facts, export),
         licence=f"`{facts.license}`" if facts.license else "None was stated by who made this model: ask before use.",
@@ -333,6 +333,14 @@ def _plain_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, wher
     return facts.loading_code.get(export, "").strip() or loading.without_hf_lgelu(
         checkpoint, where, activation=export, gate=_gate_rows(facts)[0].name
     )
+
+
+def _lgelu_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, where: str) -> str:
+    """ "" for what says how it is loaded without, as `from_pretrained` then needs more than this package."""
+    if export == "lambda_gelu" or export not in facts.loading_code:
+        own = facts.loading_code.get("lambda_gelu", "").strip() if export == "lambda_gelu" else ""
+        return own or loading.with_hf_lgelu(checkpoint.model_class, where)
+    return ""
 
 
 def _limits(facts: CardFacts, export: str) -> str:

@@ -109,8 +109,8 @@ class CardFacts:
         change: what the export did to the outputs on example inputs (`ReLUExport.change`).
         input_note: how its inputs are prepared, in a sentence.
         limits: sentences for the card's list of limits.
-        loading_code: {"relu" or "gelu": Python that loads the model in that form without hf_lgelu}, where
-            `from_pretrained` of its class does not.
+        loading_code: {"relu" or "gelu": Python that loads the model in that form without hf_lgelu, "lambda_gelu":
+            that does so with it}, where `from_pretrained` of its class does not.
         license: the Hub's short name of it, e.g. "mit"; None says that none was stated.
         base_model: Hub id of the model that it was fine-tuned from.
         checkpoint: how it is loaded; None reads it from the folder's config.json.

@@ -60,6 +60,13 @@ weights = load_file("model.safetensors")
 model.load_state_dict({{name.removeprefix("timm_model."): tensor for name, tensor in weights.items()}})
 model.eval()"""
 
+_SOFT_CIFAR_RESNET = """\
+import hf_lgelu
+import lgelu_lab.benchmarks.table  # of scripts/ in a clone of hf_lgelu: the network's architecture
+from transformers import TimmWrapperForImageClassification
+
+model = hf_lgelu.from_pretrained(TimmWrapperForImageClassification, ".")"""
+
 _SEVERAL = ("channel", "neuron")  # granularities of which a record has the mean λ of each gate
 
 # Of each card of model_cards/: the run that it describes.
@@ -233,7 +240,8 @@ def _loading_code(record: RunRecord) -> dict[str, str]:
     # The earliest records do not say how many classes there are; CIFAR-10 and CIFAR-100 do.
     classes = record.data.get("classes") or int(classes)
     forms = {"relu": "", "gelu": ', act_layer="gelu"'}
-    return {form: _CIFAR_RESNET.format(classes=classes, act_layer=act_layer) for form, act_layer in forms.items()}
+    plain = {form: _CIFAR_RESNET.format(classes=classes, act_layer=act_layer) for form, act_layer in forms.items()}
+    return plain | {"lambda_gelu": _SOFT_CIFAR_RESNET}
 
 
 def _input_note(record: RunRecord) -> str:

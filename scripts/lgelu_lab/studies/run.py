@@ -27,6 +27,7 @@ from transformers.activations import ACT2FN
 from hf_lgelu import (
     LambdaGELUTrainer,
     LambdaGELUTrainingArguments,
+    from_pretrained,
     hardening_progress,
     hardness_for_tolerance,
     hardness_profile,
@@ -128,7 +129,7 @@ def train_and_record(
     record = _record(benchmark, run, trainer, data, initial_hardness)
     try:
         return _save(record, run, trainer, type(model), data.processor)
-    except (OSError, SafetensorError) as error:  # a full disk: what was measured takes less room
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:  # a full disk, or what cannot be saved
         if trainer.is_world_process_zero():
             with suppress(OSError):
                 write_record(replace(record, failure=f"trained, and not saved: {error}"), training.output_dir)
@@ -251,7 +252,7 @@ def _save_relu(model_class: type[PreTrainedModel], processor: Any, folder: Path,
     _remove(folder / RELU_FOLDER)
     if hardened:
         # Not the trained module: under FSDP this process holds a part of it alone.
-        model = model_class.from_pretrained(folder, use_safetensors=True)
+        model = from_pretrained(model_class, folder, use_safetensors=True)
         substitute_relu(model)
         save_checkpoint(model, folder / RELU_FOLDER, processor)
 

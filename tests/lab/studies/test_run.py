@@ -97,6 +97,29 @@ def test_the_facts_of_gates_with_several_hardnesses_have_the_smallest(tmp_path):
     assert list(facts.hardness.values()) < list(facts.mean_hardness.values())
 
 
+@pytest.mark.parametrize("granularity", ["channel", "network"])
+def test_a_hardened_run_of_gates_that_surgery_put_in_leaves_its_relu_network(tmp_path, granularity):
+    record = digits(
+        tmp_path, granularity=granularity, num_train_epochs=4, max_train_samples=128, harden=True, save_final_model=True
+    )
+    assert min(record.last.hardness.values()) > 150
+    relu = MLPForClassification.from_pretrained(tmp_path / "relu")
+    assert relu.config.hidden_act == "relu"
+    soft, weights = load_file(tmp_path / "model.safetensors"), relu.state_dict()
+    assert weights.keys() == {name for name in soft if ".activation." not in name}
+    assert all(torch.equal(weights[name], soft[name]) for name in weights)
+
+
+def test_what_cannot_be_saved_keeps_what_was_measured(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("gates were put in by surgery")
+
+    monkeypatch.setattr("lgelu_lab.studies.run._save_relu", refuse)
+    with pytest.raises(OSError, match=r"could not be saved in .*by surgery.*failed\.json"):
+        digits(tmp_path, num_train_epochs=1, max_train_samples=64, save_final_model=True)
+    assert len(json.loads((tmp_path / "failed.json").read_text())["epochs"]) == 1
+
+
 def test_an_optimizer_of_timm_takes_the_place_of_the_recipes(tmp_path, monkeypatch):
     made = []
     create = LambdaGELUTrainer.create_optimizer
