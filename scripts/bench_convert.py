@@ -23,12 +23,12 @@ from lgelu_lab.conversion_bench import (
     NAMED,
     TIME_COLUMNS,
     TIME_KEY,
-    RowsFile,
     draw_figure,
     markdown_table,
     measure_apart,
     measure_here,
 )
+from lgelu_lab.rows_file import RowsFile
 from transformers import HfArgumentParser
 
 

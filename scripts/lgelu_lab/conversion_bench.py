@@ -6,11 +6,10 @@ tried); how good a conversion is does, and is measured on trained networks (scri
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import hf_lgelu
 from hf_lgelu import MLPConfig, MLPForClassification
 from hf_lgelu.environment import hardware, package_versions
 from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, register_cifar_resnet
-from lgelu_lab.kernel_bench.results import read_rows
+from lgelu_lab.peak_memory import peak_memory
 
 Inputs = Tensor | Mapping[str, Tensor]
 
@@ -130,8 +129,6 @@ def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
     started = time.perf_counter()
     outcome = _convert(model, inputs)
     seconds = time.perf_counter() - started
-    # Linux counts in KiB, macOS in bytes.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "case": name,
         "units": case.units,
@@ -139,7 +136,7 @@ def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
         "width": case.width,
         "threads": threads,
         "seconds": round(seconds, 3),
-        "peak_gib": round(peak / _GIB, 3),
+        "peak_gib": round(peak_memory() / _GIB, 3),
         "outcome": outcome,
         "cpu": hardware(1)["cpu"],
         "torch": torch.__version__,
@@ -166,41 +163,6 @@ def measure_apart(name: str, threads: int) -> dict[str, str | float | int]:
     if done.returncode:
         raise RuntimeError(f"{name} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-class RowsFile:
-    """A CSV file that rows of one kind are appended to as they are measured.
-
-    Args:
-        path: of the file, which need not be there.
-        columns: of a row, in their order.
-        key: of these, what says which row was asked for; the others are what came out, and on what.
-
-    Raises ValueError where the file has other columns, or a line that is cut off.
-    """
-
-    def __init__(self, path: str | os.PathLike, columns: Sequence[str], key: Sequence[str]) -> None:
-        self.path, self.columns, self.key = Path(path), tuple(columns), tuple(key)
-        there = read_rows(self.path, self.columns)[list(self.key)] if self.path.exists() else pd.DataFrame()
-        self._keys = set(there.itertuples(index=False, name=None))
-
-    def __contains__(self, asked: Mapping[str, object]) -> bool:
-        """Whether there is a row of this key; it may be a whole row."""
-        return tuple(str(asked[name]) for name in self.key) in self._keys
-
-    def append(self, row: Mapping[str, object]) -> None:
-        """Write it at once, so that an interruption loses nothing. Raises ValueError for other columns."""
-        if tuple(row) != self.columns:
-            raise ValueError(f"the rows of {self.path} have {', '.join(self.columns)}, got {', '.join(row)}")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not self.path.exists() or self.path.stat().st_size == 0
-        pd.DataFrame([row]).to_csv(self.path, mode="a", header=is_new, index=False, lineterminator="\n")
-        self._keys.add(tuple(str(row[name]) for name in self.key))
-
-    def frame(self) -> pd.DataFrame:
-        """All rows, numbers as numbers; none where there is no file."""
-        there = self.path.exists() and self.path.stat().st_size
-        return pd.read_csv(self.path) if there else pd.DataFrame(columns=list(self.columns))
 
 
 def markdown_table(rows: pd.DataFrame) -> str:

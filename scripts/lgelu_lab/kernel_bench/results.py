@@ -1,16 +1,14 @@
 """Measured rows in a CSV file, each with what it was measured on; a rerun finds what is there."""
 
-import csv
 import importlib.metadata
-import io
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import pandas
 import torch
 
 from hf_lgelu.environment import hardware, package_versions
+from lgelu_lab.rows_file import RowsFile, read_rows
 from lgelu_lab.studies.checkout import last_commit
 
 Cells = dict[str, str]
@@ -45,44 +43,23 @@ def number_text(value: float) -> str:
 
 
 class ResultsFile:
-    """A CSV file that rows are appended to as they are measured; ValueError where it exists with other columns."""
+    """A RowsFile whose rows were measured on one machine with one software; ValueError as there."""
 
     def __init__(self, path: str | os.PathLike, provenance: Mapping[str, str]) -> None:
-        self.path, self.provenance = Path(path), dict(provenance)
-        self._keys = set(read_rows(self.path)[_KEY].itertuples(index=False, name=None)) if self.path.exists() else set()
+        self._rows, self._provenance = RowsFile(path, COLUMNS, _KEY), dict(provenance)
 
     def __contains__(self, row: Mapping[str, str]) -> bool:
-        return self._key(row) in self._keys
+        return {**row, **self._provenance} in self._rows
 
     def append(self, row: Mapping[str, str]) -> None:
-        """Write it at once, so that an interruption loses nothing."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not self.path.exists() or self.path.stat().st_size == 0
-        frame = pandas.DataFrame([{**row, **self.provenance}]).reindex(columns=list(COLUMNS), fill_value="")
-        frame.to_csv(self.path, mode="a", header=is_new, index=False, lineterminator="\n")
-        self._keys.add(self._key(row))
-
-    def _key(self, row: Mapping[str, str]) -> tuple[str, ...]:
-        return tuple({**row, **self.provenance}[name] for name in _KEY)
-
-
-def read_rows(path: str | os.PathLike, columns: Sequence[str] = COLUMNS) -> pandas.DataFrame:
-    """The file's rows, all cells as texts; raise ValueError where it has other columns or a line that is cut off."""
-    text = Path(path).read_text(encoding="utf-8")
-    header, *body = list(csv.reader(io.StringIO(text))) or [list(columns)]
-    if header != list(columns):
-        raise ValueError(
-            f"{path} has other columns ({', '.join(header)}) than {', '.join(columns)}; name another file with --csv"
-        )
-    # Without its end a line may lack part of its last cell, and the next row would be written behind it.
-    if (text and not text.endswith("\n")) or any(len(cells) != len(columns) for cells in body):
-        raise ValueError(f"{path} holds a line that is cut off or too long; remove it and run again")
-    return pandas.DataFrame(body, columns=list(columns), dtype=str)
+        """Write it at once; a cell that it lacks is empty."""
+        whole = {**row, **self._provenance}
+        self._rows.append({name: whole.get(name, "") for name in COLUMNS})
 
 
 def latest_rows(path: str | os.PathLike) -> pandas.DataFrame:
     """Of rows that measure the same with other software, the last that was written; numbers as numbers."""
-    rows = read_rows(path).drop_duplicates([*CASE, "device"], keep="last")
+    rows = read_rows(path, COLUMNS).drop_duplicates([*CASE, "device"], keep="last")
     return rows.assign(**{name: pandas.to_numeric(rows[name]) for name in ("elements", *NUMBERS)})
 
 

@@ -1,7 +1,6 @@
 """Networks that nobody here trained: original, direct swap and converted, each by the measure of its own task."""
 
 import copy
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,6 +41,7 @@ from lgelu_lab.measurements.records import (
     read_same,
     write_measurement,
 )
+from lgelu_lab.peak_memory import peak_memory
 from lgelu_lab.studies.arguments import refuse_data_parallel
 from lgelu_lab.studies.checkout import software_versions
 
@@ -224,7 +224,7 @@ def _conversions(measured: _Measured) -> Iterator[tuple[Row, nn.Module | None]]:
             "rows": report.rows,
             "seconds": round(time.perf_counter() - wall, 1),
             "processor_seconds": round(time.process_time() - processor, 1),
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_bytes": peak_memory(),
         }
         yield measured.row("converted", converted, **told), converted
 

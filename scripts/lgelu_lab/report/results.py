@@ -288,7 +288,7 @@ def conclusions(data: ReportData) -> list[str]:
     """Three sentences on what came out, each with its numbers; fewer where runs are missing."""
     says = {
         DIRECT: "Putting ReLU into a finished GELU network",
-        CONVERTED: "Refitting the linear maps behind the gates as well, without training or labels,",
+        CONVERTED: "Converting, without training or labels,",
         HARD: "Putting ReLU into a hardened network, with the same weights,",
     }
     return [text for way, words in says.items() if (text := _conclusion(data, way, words))]

@@ -21,13 +21,12 @@ from lgelu_lab.report.results import PATH, RESULTS, conclusions
 from lgelu_lab.report.run_figures import FIGURES
 from lgelu_lab.report.run_tables import TABLES
 from lgelu_lab.studies.folder import write_whole
-from lgelu_lab.studies.records import RECORD_FILE, RunRecord, read_records
+from lgelu_lab.studies.records import ERROR_FILE, RECORD_FILE, RunRecord, read_records
 
 TITLE = "λ-GELU: what the gates learn, and what ReLU costs in their place"
 START = "<!-- results: written by scripts/report.py -->"
 END = "<!-- end of results -->"
 """Between these marks of a page stands what is made of the records."""
-ERROR_FILE = "error.txt"
 
 ALL_TABLES: dict[str, TableSpec] = {
     "results": RESULTS,

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 import torch
 from lgelu_lab import conversion_bench, detector_conversion, gated_conversion
-from lgelu_lab.conversion_bench import CASES, NAMED, TIME_COLUMNS, Case, RowsFile, draw_figure, markdown_table
+from lgelu_lab.conversion_bench import CASES, NAMED, TIME_COLUMNS, Case, draw_figure, markdown_table
 from lgelu_lab.measurements.int8 import PRECISIONS
+from lgelu_lab.rows_file import RowsFile
 from torch import nn
 
 from hf_lgelu.models.sites import find_sites
