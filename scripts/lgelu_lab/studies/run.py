@@ -263,6 +263,13 @@ class _RunGuard(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        by_epoch = args.eval_strategy == "epoch"
+        last, unit = (state.num_train_epochs, "epochs") if by_epoch else (state.max_steps, "steps")
+        if args.eval_delay > last:
+            raise ValueError(
+                f"with an eval_delay of {args.eval_delay:g} {unit} a run of {last} is never evaluated, and has nothing "
+                "to record; give a smaller one"
+            )
         if not (args.harden or args.relufication) or args.switch_fraction == 0:
             return
         # A plateau is looked for from epoch to epoch, however often λ moves then; relufication swaps between epochs.

@@ -199,11 +199,17 @@ def test_bad_runs_are_refused_and_leave_no_record(tmp_path, arguments, message):
     assert not (tmp_path / "record.json").exists()
 
 
-@pytest.mark.parametrize("arguments", [{"num_train_epochs": 0}, {"num_train_epochs": 1, "eval_delay": 9}])
-def test_a_run_that_was_never_evaluated_leaves_no_record(tmp_path, arguments):
+def test_a_run_that_was_never_evaluated_leaves_no_record(tmp_path):
     with pytest.raises(RuntimeError, match="without an evaluation"):
-        digits(tmp_path, **arguments)
+        digits(tmp_path, num_train_epochs=0)
     assert not (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [{"eval_delay": 9}, {"eval_strategy": "steps", "eval_delay": 2000}])
+def test_a_run_that_would_never_be_evaluated_is_refused_before_its_first_step(tmp_path, monkeypatch, arguments):
+    monkeypatch.setattr("hf_lgelu.LambdaGELUTrainer.training_step", lambda *args, **kwargs: pytest.fail("trained"))
+    with pytest.raises(ValueError, match="is never evaluated"):
+        digits(tmp_path, num_train_epochs=1, **arguments)
 
 
 def test_unknown_benchmark_names_the_accepted():
