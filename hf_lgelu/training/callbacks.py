@@ -211,7 +211,7 @@ class HardeningCallback(TrainerCallback):
         if not self.selects_hardened_checkpoints:
             refuse_best_checkpoints(args)
             if self.switch_fraction > 0:
-                tell_ungrouped(optimizer)
+                tell_ungrouped(optimizer, model)
         elif state.best_metric is not None:
             targets = self.targets_at(state)
             if targets is None or not is_hardened(model, targets):
@@ -221,7 +221,8 @@ class HardeningCallback(TrainerCallback):
         if self.switch_fraction > 0 and switch_position(total, self.switch_fraction) == 0:
             logger.warning(
                 f"With {total} {unit}, ⌊{self.switch_fraction}·{total}⌋ = 0: hardening begins at once and "
-                "λ is never learned. Train longer, or harden with strategy='steps' and switch='fixed'"
+                "λ is never learned. Train longer, or harden with strategy='steps' and switch='fixed' (of the training "
+                "arguments hardening_strategy and hardening_switch)"
             )
 
     def on_epoch_begin(
@@ -308,7 +309,8 @@ class HardeningCallback(TrainerCallback):
         epochs = int(state.num_train_epochs)
         latest = switch_position(epochs, self.switch_fraction)
         found = settled_epoch([note[_MEAN] for note in notes], self.plateau_tolerance)
-        epoch = latest if found is None or found > latest else found
+        settled = None if found is None else int(notes[found]["epoch"])  # of a resumed run they may begin later
+        epoch = latest if settled is None else min(settled, latest)
         behind = next((note for note in notes if note["epoch"] >= epoch), None)  # a resumed run may have left some out
         if behind is None:  # it has not ended
             return None

@@ -54,6 +54,8 @@ class HardnessLogCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
+        if not lambda_gelu_modules(model) and not getattr(args, "require_lambda_gelu", True):
+            return  # ReLU has been substituted since the trainer was made, and is trained on
         require_unflattened(require_lambda_gelu(model))
         self._has_looked = False
         if not self._runs_first:

@@ -122,14 +122,18 @@ def explaining_other_groups(checkpoint: str | None) -> Iterator[None]:
         ) from error
 
 
-def tell_ungrouped(optimizer: Any) -> None:
-    """Of a plain Trainer, whose optimizer has s among the weights unless one with a group for it was passed."""
-    if hasattr(optimizer, "param_groups") and hardness_group(optimizer) is None:
-        logger.warning(
-            "The optimizer has no hardness group: the raw hardness learns and decays as the weights, and λ hardly "
-            "moves before it is hardened. Use LambdaGELUTrainer, or build the optimizer from "
-            "hf_lgelu.hardness_parameter_groups(model, ...) and pass it to Trainer: optimizers=(optimizer, None)"
-        )
+def tell_ungrouped(optimizer: Any, model: nn.Module) -> None:
+    """Of an optimizer that LambdaGELUTrainer did not make and that nobody gave a group for an s that learns."""
+    learning = {id(s) for _, module in lambda_gelu_modules(model) for s in raw_parameters(module) if s.requires_grad}
+    if not learning or not hasattr(optimizer, "param_groups") or hardness_group(optimizer) is not None:
+        return
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    how = "learns and decays as the weights do, and λ hardly moves" if learning & held else "is in none, and stays"
+    logger.warning(
+        f"The optimizer has no hardness group: the raw hardness {how}. Use LambdaGELUTrainer with its own optimizer, "
+        "build one from hf_lgelu.hardness_parameter_groups(model, ...), or call separate_hardness_group(optimizer, "
+        "model) before it is passed (optimizers=(optimizer, None)) or create_optimizer returns it"
+    )
 
 
 def tell_held(model: nn.Module) -> None:

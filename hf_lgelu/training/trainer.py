@@ -50,6 +50,7 @@ from hf_lgelu.training.refusals import (
     refuse_liger,
     tell_frozen,
     tell_held,
+    tell_ungrouped,
 )
 from hf_lgelu.training.relufication import RELUFIED_KINDS
 from hf_lgelu.training.resume import check_checkpoint_activations
@@ -124,11 +125,12 @@ class LambdaGELUTrainer(Trainer):
         self._compares_substitution = False
         self._substitution: TemporaryRelu | None = None
         self._keeps_logits = True
-        self._told_soft = False
+        self._told_soft = self._resumes = False
         self._asked: list[Any] | None = None
         self._of_arguments: list[TrainerCallback] = []
         if self.args.require_lambda_gelu and not self.args.relufication:
             require_lambda_gelu(self.model)
+        self._refuse_what_loses_the_ratio()
         self._follow_arguments()
         if self.args.log_hardness and lambda_gelu_modules(self.model):
             HardnessLogCallback.add_to(self)
@@ -143,11 +145,10 @@ class LambdaGELUTrainer(Trainer):
     def train(self, *args: Any, **options: Any) -> TrainOutput:
         """As Trainer's."""
         self._follow_arguments()
+        self._resumes = bool(args[0] if args else options.get("resume_from_checkpoint"))
+        if self.model_init is None:  # else there is no model yet, or that of the run before
+            self._look_at_model()
         hardening = self._hardening_callback()
-        if hardening is None:
-            tell_frozen(self.model)
-            if not (args[0] if args else options.get("resume_from_checkpoint")):  # else when that is loaded
-                tell_held(self.model)
         given = None if hardening is None else hardening.data
         self._prepare_hardening()
         try:
@@ -178,26 +179,20 @@ class LambdaGELUTrainer(Trainer):
         An optimizer that was passed to the trainer is left as it is.
         """
         optimized = self.model if model is None else model
-        modules = lambda_gelu_modules(optimized)
-        learns = any(s.requires_grad for _, module in modules for s in raw_parameters(module))
+        learns = any(s.requires_grad for _, module in lambda_gelu_modules(optimized) for s in raw_parameters(module))
         if self.optimizer is None:
             super().create_optimizer(model)
             if learns:
                 separate_hardness_group(self.optimizer, optimized, self.args.hardness_lr_multiplier)
-        elif learns and hardness_learning_rate(self.optimizer) is None:
-            held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
-            is_held = any(id(s) in held for _, module in modules for s in raw_parameters(module))
-            learning = "learns and decays as the weights beside it" if is_held else "is in none, and stays as it is"
-            logger.warning(
-                f"The optimizer that was passed has no hardness group: the raw hardness {learning}. Build it from "
-                "hardness_parameter_groups(...), or call separate_hardness_group(optimizer, model) before passing it"
-            )
+        elif learns:
+            hardness_learning_rate(self.optimizer)  # raises where it has no groups at all
         return self.optimizer
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """Trainer's scheduler; one that was passed is left as it is."""
+        tell_ungrouped(self.optimizer, self.model)  # one that was passed, or made by a subclass
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         group = None if self.optimizer is None else hardness_group(self.optimizer)
         first = {other.get("initial_lr") for other in getattr(self.optimizer, "param_groups", ())}
@@ -259,6 +254,9 @@ class LambdaGELUTrainer(Trainer):
             prediction_loss_only = self.args.prediction_loss_only
         compute_metrics, preprocess = self.compute_metrics, self.preprocess_logits_for_metrics
         self._compares_substitution, self._keeps_logits = True, not prediction_loss_only
+        generates = getattr(self.args, "predict_with_generate", False)
+        if generates and prediction_loss_only:  # what is generated counts for nothing
+            self.args.predict_with_generate = False
         self.compute_metrics = None
         if compute_metrics is not None and self._keeps_logits:
             self.compute_metrics = metrics_of_both(compute_metrics, metric_key_prefix)
@@ -269,6 +267,8 @@ class LambdaGELUTrainer(Trainer):
         finally:
             self._compares_substitution, self._substitution = False, None
             self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess
+            if generates:
+                self.args.predict_with_generate = True
         if output.predictions is None:  # there was no batch
             return output
         rows, *logits = output.predictions
@@ -303,10 +303,12 @@ class LambdaGELUTrainer(Trainer):
         return False
 
     def _hp_search_setup(self, trial: Any) -> None:
-        super()._hp_search_setup(trial)
+        super()._hp_search_setup(trial)  # which Trainer calls in every training, when model_init has made the model
         if trial is not None:  # which has changed the arguments
             self._follow_arguments()
             self._prepare_hardening()
+        if trial is not None or self.model_init is not None:
+            self._look_at_model()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         own = self.model if model is None else model
@@ -346,7 +348,12 @@ class LambdaGELUTrainer(Trainer):
             dataset = next(iter(dataset.values()), None)
         if dataset is None:
             return None
+        # With persistent workers Trainer takes a loader that it keeps for that of any other set without a name.
+        kept = vars(self).pop("_eval_dataloaders", None)
         prepared = self.get_eval_dataloader(dataset)
+        vars(self).pop("_eval_dataloaders", None)
+        if kept is not None:
+            self._eval_dataloaders = kept
         # accelerate gives each process a share of an iterable set; of others it shares out the indices.
         read = dataset if isinstance(prepared.dataset, IterableDataset) else prepared.dataset
         loader = DataLoader(read, batch_size=self.args.eval_batch_size, collate_fn=prepared.collate_fn)
@@ -356,10 +363,6 @@ class LambdaGELUTrainer(Trainer):
     def _follow_arguments(self) -> None:
         """The callbacks that `args` ask for, as they are now: a search, or a hand, may have changed them since."""
         check_arguments(self.args)
-        if lambda_gelu_modules(self.model):
-            check_ratio_of_rates(self.args)
-            refuse_liger(self.args)
-            refuse_efficient_loading(self.accelerator)
         asked = asked_for(self.args)
         if asked == self._asked:
             return
@@ -369,6 +372,20 @@ class LambdaGELUTrainer(Trainer):
         self._of_arguments = callbacks_asked_for(self.args, beside=_hardening_among(kept))
         self._asked, callbacks[:] = asked, kept
         callbacks[place:place] = self._of_arguments
+
+    def _look_at_model(self) -> None:
+        """Before a training begins: what is refused with λ-gates, and what is told of theirs."""
+        self._refuse_what_loses_the_ratio()
+        if self._hardening_callback() is None:
+            tell_frozen(self.model)
+            if not self._resumes:  # else when that is loaded
+                tell_held(self.model)
+
+    def _refuse_what_loses_the_ratio(self) -> None:
+        if lambda_gelu_modules(self.model):
+            check_ratio_of_rates(self.args)
+            refuse_liger(self.args)
+            refuse_efficient_loading(self.accelerator)
 
     def _prepare_hardening(self) -> None:
         hardening = self._hardening_callback()

@@ -266,7 +266,7 @@ class GenerationTrainer(LambdaGELUTrainer, Seq2SeqTrainer):
     """Both."""
 
 
-def test_generated_tokens_come_in_both_passes(tmp_path):
+def t5():
     torch.manual_seed(1)
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 30}
     tokens = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
@@ -276,7 +276,23 @@ def test_generated_tokens_come_in_both_passes(tmp_path):
             nn.init.normal_(parameter)
     model.generation_config.max_new_tokens = 6
     generator = torch.Generator().manual_seed(0)
-    samples = [{"input_ids": row, "labels": row} for row in torch.randint(2, 30, (9, 5), generator=generator)]
+    return model, [{"input_ids": row, "labels": row} for row in torch.randint(2, 30, (9, 5), generator=generator)]
+
+
+def test_nothing_is_generated_for_a_loss_alone(tmp_path, monkeypatch):
+    model, samples = t5()
+    monkeypatch.setattr(T5ForConditionalGeneration, "generate", lambda *args, **options: pytest.fail("generated"))
+    args = GenerationArguments(output_dir=str(tmp_path), predict_with_generate=True, **ARGUMENTS)
+    trainer = GenerationTrainer(model, args, eval_dataset=samples)
+    metrics = trainer.evaluate()
+    assert metrics["eval_relu_loss"] != metrics["eval_loss"]
+    assert args.predict_with_generate
+    monkeypatch.undo()
+    assert trainer.predict(samples).predictions.shape[0] == len(samples)
+
+
+def test_generated_tokens_come_in_both_passes(tmp_path):
+    model, samples = t5()
     seen = []
 
     def note(prediction):

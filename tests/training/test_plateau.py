@@ -105,6 +105,18 @@ def test_a_resumed_run_decides_as_the_uninterrupted_one_did(tmp_path, learned, s
         assert_same_state(state_of(resumed.model), state_of(whole.model))
 
 
+def test_a_run_that_hardens_only_after_it_was_resumed_counts_its_epochs(tmp_path):
+    """What it notes begins with the sixth of ten epochs, and the first calm ones are that and the seventh."""
+    run(tmp_path, save_strategy="epoch")
+    folder = str(tmp_path / f"checkpoint-{5 * STEPS}")
+    _, seen = run(tmp_path / "resumed", checkpoint=folder, **LATEST, plateau_tolerance=1e9)
+    assert 5 + switch_of(seen) == 7
+    start = [float(hardness(raw, 0.1)) for raw in seen.trained_raw[-1]]
+    for epoch in (8, 9, 10):
+        expected = [s + (epoch - 7) / 3 * (TARGET - s) for s in start]
+        assert seen.trained[(epoch - 6) * STEPS] == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

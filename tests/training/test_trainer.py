@@ -10,9 +10,11 @@ import torch
 import transformers
 from hardening_runs import check_path, epochs
 from tiny_training import (
+    ARGUMENTS,
     assert_same_state,
     batch,
     hardness_values,
+    lambda_gelus,
     rows,
     state_of,
     tiny_model,
@@ -29,6 +31,7 @@ from hf_lgelu import (
     LambdaGELUTrainingArguments,
     anneal_hardness,
     replace_activations,
+    substitute_relu,
 )
 
 SAMPLES = rows(6, seed=1)
@@ -267,6 +270,52 @@ def test_a_trial_of_a_search_hardens_as_it_says(tmp_path, monkeypatch):
     assert seen.trained_raw[8] != seen.trained_raw[6]  # in its third epoch λ is learned
     with pytest.raises(ValueError, match="switch_fraction must lie in"):
         trainer.train(trial=SimpleNamespace(number=1, params={"switch_fraction": 1.5}))
+
+
+def test_a_search_whose_trials_let_go_of_the_model_goes_on(tmp_path, monkeypatch):
+    """As transformers' loops do between trials; model_init makes the next one."""
+    monkeypatch.setattr(transformers.integrations, "hp_params", lambda trial: trial)
+    args = LambdaGELUTrainingArguments(output_dir=str(tmp_path), **ARGUMENTS | {"harden": True, "num_train_epochs": 4})
+    trainer = LambdaGELUTrainer(args=args, model_init=lambda: tiny_model(), train_dataset=rows(12))
+    trainer.hp_search_backend, trainer.hp_space = HPSearchBackend.OPTUNA, lambda trial: trial.params
+    for number, target in enumerate((20.0, 40.0)):
+        trainer.train(trial=SimpleNamespace(number=number, params={"target_hardness": target}))
+        assert hardness_values(trainer.model) == pytest.approx([target] * 2)
+        trainer.model = trainer.model_wrapped = None
+    trainer.train()
+    assert hardness_values(trainer.model) == pytest.approx([40.0] * 2)
+
+
+def test_each_model_of_model_init_is_looked_at(tmp_path, caplog):
+    frozen = tiny_model()
+    for module in lambda_gelus(frozen):
+        module.raw_hardness.requires_grad_(False)
+    made = iter([tiny_model(), frozen])
+    args = LambdaGELUTrainingArguments(output_dir=str(tmp_path), **ARGUMENTS)
+    trainer = LambdaGELUTrainer(args=args, model_init=lambda: next(made), train_dataset=rows(12))
+    trainer.train()
+    assert "λ of 2 of 2 gates does not learn" in caplog.text
+
+
+def test_what_was_substituted_is_trained_on_where_no_gate_is_required(tmp_path):
+    model = tiny_model()
+    trainer = tiny_trainer(tmp_path, model, require_lambda_gelu=False)
+    trainer.train()
+    substitute_relu(model, rewrite_config=False)
+    before = state_of(model)
+    trainer.train()
+    assert any(not torch.equal(before[name], value) for name, value in state_of(model).items())
+
+
+def test_what_is_measured_on_does_not_become_what_is_evaluated(tmp_path):
+    """Persistent workers' loaders are kept by Trainer under one name for all sets without one."""
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    options = {"harden": True, "num_train_epochs": 4, "target_hardness": "measured", "eval_dataset": SAMPLES}
+    trainer = tiny_trainer(tmp_path, report_substitution=False, **options, **workers)
+    trainer.train()
+    others = rows(6, seed=5)
+    expected = tiny_trainer(tmp_path, trainer.model, report_substitution=False).evaluate(others)["eval_loss"]
+    assert trainer.evaluate(others)["eval_loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_search_without_an_objective_compares_what_trainer_would(tmp_path, monkeypatch):

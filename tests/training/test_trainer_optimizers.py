@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 import torch
 from tiny_training import (
+    ARGUMENTS,
     Fused,
     Layerwise,
     hardness_values,
@@ -18,7 +19,7 @@ from tiny_training import (
 from transformers import TrainerCallback
 from transformers.training_args import OptimizerNames
 
-from hf_lgelu import hardness_parameter_groups
+from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments, hardness_parameter_groups
 
 # Everything in OptimizerNames that needs a package beyond torch and transformers, by that package.
 PACKAGES = {
@@ -228,6 +229,23 @@ def test_a_passed_optimizer_without_a_hardness_group_is_told(tmp_path, caplog):
     tiny_trainer(tmp_path, model, optimizers=(optimizer, None)).train()
     assert len(optimizer.param_groups) == 1
     assert caplog.text.count("has no hardness group") == 1
+
+
+class Own(LambdaGELUTrainer):
+    """With an optimizer of its own, as Trainer's docstring recommends for other rates."""
+
+    def create_optimizer(self, model=None):
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.02)
+        return self.optimizer
+
+
+@pytest.mark.parametrize("harden", [False, True])
+def test_a_subclass_whose_optimizer_has_no_hardness_group_is_told(tmp_path, caplog, harden):
+    args = LambdaGELUTrainingArguments(
+        output_dir=str(tmp_path), **ARGUMENTS | {"harden": harden, "num_train_epochs": 4, "log_hardness": False}
+    )
+    Own(tiny_model(), args, train_dataset=rows(12)).train()
+    assert caplog.text.count("has no hardness group: the raw hardness learns and decays as the weights") == 1
 
 
 def test_a_second_training_keeps_one_hardness_group(tmp_path):
