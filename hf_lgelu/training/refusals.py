@@ -128,7 +128,7 @@ def tell_ungrouped(optimizer: Any, model: nn.Module) -> None:
     if not learning or not hasattr(optimizer, "param_groups") or hardness_group(optimizer) is not None:
         return
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    how = "learns and decays as the weights do, and λ hardly moves" if learning & held else "is in none, and stays"
+    how = "learns and decays as the weights do" if learning & held else "is in none, and stays as it is"
     logger.warning(
         f"The optimizer has no hardness group: the raw hardness {how}. Use LambdaGELUTrainer with its own optimizer, "
         "build one from hf_lgelu.hardness_parameter_groups(model, ...), or call separate_hardness_group(optimizer, "
