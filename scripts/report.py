@@ -6,7 +6,14 @@ from pathlib import Path
 
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.paper import PAPER_VALUES_FILE, read_paper_values
-from lgelu_lab.report.write import failed_runs, page_table, put_results, read_downstream, write_report
+from lgelu_lab.report.write import (
+    MAIN_TABLES,
+    failed_runs,
+    page_tables,
+    put_results,
+    read_downstream,
+    write_report,
+)
 from lgelu_lab.studies.folder import write_whole
 from lgelu_lab.studies.records import read_records
 
@@ -49,15 +56,15 @@ def _write(arguments: argparse.Namespace) -> None:
     data = read_frames(records, measurements, paper=paper, failed=failed)
     folder = Path(arguments.output_dir or arguments.runs)
     written = write_report(data, folder)
-    for name, table in ((arguments.readme, "results"), (arguments.gates_page, "gates")):
+    for name, tables in ((arguments.readme, MAIN_TABLES), (arguments.gates_page, ("gates",))):
         if name:
             page = Path(name).resolve()  # a link stays one
-            write_whole(page, put_results(page.read_text(encoding="utf-8"), page_table(data, table)))
+            write_whole(page, put_results(page.read_text(encoding="utf-8"), page_tables(data, tables)))
     if arguments.cards:
         from lgelu_lab.studies.cards import write_committed_cards
 
         write_committed_cards(arguments.cards, arguments.cards)
-    print(page_table(data))
+    print(page_tables(data))
     figures = sum(path.suffix == ".png" for path in written)
     print(f"\nWritten to {folder}: tables.md, tables.tex, report.html, and {figures} figures in figures/")
 

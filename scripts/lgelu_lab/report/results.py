@@ -25,13 +25,10 @@ from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     MISSING,
     NONE,
-    SAME_NEIGHBOUR,
-    count,
     digits_of,
     either,
     listed,
     mean_and_deviation,
-    metric_with_direction,
     metrics_in_words,
     number,
     sampled,
@@ -50,6 +47,9 @@ HARD, EARLY, FROM_START = "λ-GELU hardened, swapped", "Swapped early, trained o
 WAYS = (DIRECT, CONVERTED, HARD, EARLY, FROM_START)
 """The ways to a ReLU network."""
 
+OWN_SHAPE, WIDER = "Converted, own shape", "Converted, more hidden units"
+"""Of a network from elsewhere."""
+
 _OTHER_NETWORKS, _UNLIKE = "‡", "†"
 
 
@@ -59,10 +59,10 @@ def results_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
     `value` is the score in the last epoch with ReLU in place, of the smooth network as it is, of converted networks
     that after the refit on the most calibration rows. `before` is the score of the same weights with smooth gates.
     """
-    real = of_measurement(data, "real").get(benchmark)
-    if real is not None:
-        (first, *_) = _records_of(data, "real", benchmark)
-        return _real_results(real, first.settings.get("evaluation_units"))
+    if benchmark in of_measurement(data, "real"):
+        found = results_from_elsewhere(data, benchmark)
+        converted = pd.concat([found.pop(OWN_SHAPE), found.pop(WIDER)]).sort_index().groupby("seed").tail(1)
+        return dict.fromkeys((SMOOTH, *WAYS), converted[:0]) | found | {CONVERTED: converted}
     runs = evaluations(data, "last")
     runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)].assign(
         before=lambda frame: frame["last_score"]
@@ -92,24 +92,36 @@ def _converted(data: ReportData, benchmark: str) -> pd.DataFrame:
     return refits[rows,].rename(columns={"score": "value", "original_score": "before", "samples": "eval_samples"})
 
 
-def _records_of(data: ReportData, measurement: str, benchmark: str) -> list[MeasurementRecord]:
+def records_of(data: ReportData, measurement: str, benchmark: str) -> list[MeasurementRecord]:
+    """Those of one measurement on the networks of one benchmark, in their order."""
     return [
         record for record in data.measurements if (record.measurement, record.benchmark) == (measurement, benchmark)
     ]
 
 
-def _real_results(frame: pd.DataFrame, samples: int | None) -> dict[str, pd.DataFrame]:
-    """The same of a network that nobody here trained: as it is, swapped, converted with the most units and effort."""
+def results_from_elsewhere(data: ReportData, network: str) -> dict[str, pd.DataFrame]:
+    """The same of a network that nobody here trained: as it is, swapped, converted with the most inputs and effort.
+
+    Converted in its own shape, and with more hidden units, are two of the ways.
+    """
+    frame = of_measurement(data, "real")[network]
+    (record, *_) = records_of(data, "real", network)
     frame = frame[(frame["precision"] == "float32") & (frame["steps"] == 0)]
     # Early records name what was asked for alone.
+    samples = record.settings.get("evaluation_units")
     judged = frame["judged"].where(frame["judged"].notna(), samples) if "judged" in frame else samples
     frame = frame.rename(columns={"score": "value"}).assign(eval_samples=judged)
     original = frame[frame["method"] == "original"]
     frame = frame.merge(original[["seed", "value"]].rename(columns={"value": "before"}), on="seed")
     converted = frame[(frame["method"] == "converted") & frame["value"].notna()]
-    most = converted.groupby("seed").tail(1)  # units, then efforts, ascend
-    chosen = {SMOOTH: frame[frame["method"] == "original"], DIRECT: frame[frame["method"] == "direct"], CONVERTED: most}
-    return {way: chosen.get(way, frame[:0]) for way in (SMOOTH, *WAYS)}
+    is_wider = converted["width"].fillna(1) > 1
+    return {
+        SMOOTH: frame[frame["method"] == "original"],
+        DIRECT: frame[frame["method"] == "direct"],
+        # Inputs, then efforts, ascend.
+        OWN_SHAPE: converted[~is_wider].groupby("seed").tail(1),
+        WIDER: converted[is_wider].groupby("seed").tail(1),
+    }
 
 
 def benchmarks_with_results(data: ReportData) -> dict[str, dict[str, pd.DataFrame]]:
@@ -119,15 +131,14 @@ def benchmarks_with_results(data: ReportData) -> dict[str, dict[str, pd.DataFram
     return {name: ways for name, ways in found.items() if any(len(ways[way]) for way in ways if way != CONVERTED)}
 
 
+def _trained_here(data: ReportData) -> dict[str, dict[str, pd.DataFrame]]:
+    return {name: ways for name, ways in benchmarks_with_results(data).items() if _is_trained_here(ways)}
+
+
 def way_text(seeds: pd.DataFrame) -> str:
     """The score of a way, with the interval of a single seed, or the number of seeds where it is not the paper's."""
     first, values = seeds.iloc[0], list(seeds["value"])
-    if first.get("measurement") == "real":
-        if first["metric"] == SAME_NEIGHBOUR and first["method"] == "original":
-            return "1, by definition"
-        few = f"{len(seeds)} run{'s' * (len(seeds) > 1)}"
-    else:
-        few = f"{seed_count(seeds['seed'])} seeds" if len(seeds) < len(SEEDS) else ""
+    few = f"{seed_count(seeds['seed'])} seeds" if len(seeds) < len(SEEDS) else ""
     return score_text(first["metric"], values, first["eval_samples"], otherwise=few)
 
 
@@ -170,7 +181,7 @@ def _are_others(converted: pd.DataFrame, smooth: pd.DataFrame) -> bool:
 
 def _is_asked_for(way: str, ways: dict[str, pd.DataFrame]) -> bool:
     """Whether a study trains networks of this way on the benchmark."""
-    if way == CONVERTED or not _is_trained_here(ways):
+    if way == CONVERTED:
         return False
     name = next(seeds["benchmark"].iloc[0] for way, seeds in ways.items() if way != CONVERTED and len(seeds))
     studies = (study for study in STUDIES.values() if not study.folder and name in study.benchmarks)
@@ -182,9 +193,6 @@ def _is_trained_here(ways: dict[str, pd.DataFrame]) -> bool:
 
 
 def _benchmark(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
-    if not _is_trained_here(ways):
-        name, metric = ways[SMOOTH][["benchmark", "metric"]].iloc[0]
-        return f"{name}, {metric_with_direction(metric, metric not in LOWER_IS_BETTER)}"
     trained = pd.concat([seeds for way, seeds in ways.items() if way != CONVERTED and len(seeds)])
     unlike = f" {_UNLIKE}" if _unlike(ways) else ""
     return trained["benchmark"].iloc[0] + unlike + marked(trained, notes)
@@ -210,7 +218,7 @@ def _other_arithmetic(data: ReportData, name: str, ways: dict[str, pd.DataFrame]
     runs = [record for way in (SMOOTH, HARD) if "record" in ways[way] for record in ways[way]["record"]]
     if not len(ways[CONVERTED]) or not any(run.config.get("bf16") for run in runs):
         return ""
-    if all(record.settings.get("bf16") for record in _records_of(data, "conversion", name)):
+    if all(record.settings.get("bf16") for record in records_of(data, "conversion", name)):
         return ""
     rows = of_measurement(data, "conversion")[name].dropna(subset="score")
     parts = [
@@ -240,7 +248,7 @@ def _is_beside_paper(data: ReportData) -> bool:
 
 
 def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
-    others, found = [], benchmarks_with_results(data)
+    others, found = [], _trained_here(data)
     for name, ways in found.items():
         converted = ways[CONVERTED]
         if len(converted) and _are_others(converted, ways[SMOOTH]):
@@ -253,15 +261,6 @@ def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
             yield f"{_UNLIKE} {name}: the networks differ in more than the way: {unlike}."
         if arithmetic := _other_arithmetic(data, name, ways):
             yield arithmetic
-    for name in of_measurement(data, "real"):
-        record, ways = _records_of(data, "real", name)[0], found[name]
-        told, judged = record.models[name], ways[SMOOTH]["eval_samples"].iloc[0]
-        how = "".join(
-            f"; converted with {row.units:,.0f} units, effort {row.effort}, {row.width:g} times as wide"
-            for row in ways[CONVERTED][:1].itertuples()
-        )
-        of = f" of {read}" if (read := record.data.get("copy_of") or record.data.get("source")) else ""
-        yield f"{name}: {told['run']} ({told['licence']}), trained elsewhere; judged on {count(judged)} units{of}{how}."
     if _is_beside_paper(data):
         yield f"Paper: {data.paper.citation}, at its best epochs; ours are of the last epoch."
 
@@ -271,11 +270,11 @@ RESULTS = TableSpec(
     caption=lambda data: (
         f"{metrics_in_words(data.part(''))} The columns behind the smooth network are networks with ReLU alone. Mean ± "
         f"sample standard deviation over three seeds; fewer are counted in brackets. {ONE_SEED} “{CONVERTED}”: the "
-        "linear maps behind the gates are refitted on unlabelled rows; where more was done, a note says it. "
+        "linear maps behind the gates are refitted on unlabelled rows. "
         f"“{MISSING}”: a run that belongs here and has not been made; {NONE}: not measured, of no study, or not in the "
         "paper."
     ),
-    rows=lambda data: (((), ways) for ways in benchmarks_with_results(data).values()),
+    rows=lambda data: (((), ways) for ways in _trained_here(data).values()),
     head=(),
     columns=_columns,
     notes=_notes,

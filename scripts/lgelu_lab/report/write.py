@@ -11,6 +11,7 @@ from lgelu_lab.measurements.records import MeasurementRecord, read_measurements
 from lgelu_lab.report.claims import CLAIMS_TABLE
 from lgelu_lab.report.difference_table import DIFFERENCE_TABLE
 from lgelu_lab.report.drawing import Drawing, FigureSpec, draw_all
+from lgelu_lab.report.elsewhere import ELSEWHERE
 from lgelu_lab.report.frames import ReportData
 from lgelu_lab.report.gates_table import GATES_TABLE
 from lgelu_lab.report.markup import LATEX_PREAMBLE, TEMPLATES, Table, TableSpec, build_table, to_latex, to_markdown
@@ -30,6 +31,7 @@ END = "<!-- end of results -->"
 
 ALL_TABLES: dict[str, TableSpec] = {
     "results": RESULTS,
+    "elsewhere": ELSEWHERE,
     "differences": DIFFERENCE_TABLE,
     "claims": CLAIMS_TABLE,
     **TABLES,
@@ -37,6 +39,9 @@ ALL_TABLES: dict[str, TableSpec] = {
     **MEASURED_TABLES,
 }
 ALL_FIGURES: dict[str, FigureSpec] = {"path": PATH, **FIGURES, **MEASURED_FIGURES}
+
+MAIN_TABLES = ("results", "elsewhere")
+"""Of README."""
 
 _FOLDED_FROM = 24  # rows; a longer table is folded on the page
 _FULL_WIDTH = 7.9  # inches; a wider figure is not legible at half the page
@@ -62,7 +67,7 @@ SECTIONS: dict[str, SectionSpec] = {
         "λ-GELU is x·Φ(λx): λ = 1 is GELU, and a large λ is ReLU. Hardening trains a network while every λ grows to "
         "about 160, so that ReLU can take its place with the same weights. Its plain rivals: swap ReLU into a finished "
         "GELU network, refit that without training, swap it in early and train on, or train with ReLU from the start.",
-        ("results", "differences"),
+        ("results", "elsewhere", "differences"),
         ("glance",),
     ),
     "claims": SectionSpec("What holds", "The paper's claims beside these runs.", ("claims",)),
@@ -274,9 +279,10 @@ def markdown_tables(sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def page_table(data: ReportData, key: str = "results") -> str:
-    """A table in Markdown, with its notes: the README's is the one of the main results."""
-    return to_markdown(build_table(key, ALL_TABLES[key], data))
+def page_tables(data: ReportData, keys: Sequence[str] = MAIN_TABLES) -> str:
+    """Tables in Markdown, with their notes, those that have rows: README's are the main ones."""
+    tables = (build_table(key, ALL_TABLES[key], data) for key in keys)
+    return "\n\n".join(to_markdown(table) for table in tables if table.rows)
 
 
 def put_results(page: str, results: str) -> str:

@@ -23,7 +23,7 @@ from lgelu_lab.report.write import (
     START,
     build_sections,
     failed_runs,
-    page_table,
+    page_tables,
     put_results,
     read_downstream,
     summarize,
@@ -86,12 +86,12 @@ def test_every_number_is_that_of_the_committed_tables(report):
 
 def test_the_readme_shows_the_results_of_the_committed_records(committed):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert put_results(readme, page_table(committed)) == readme
+    assert put_results(readme, page_tables(committed)) == readme
 
 
 def test_the_page_of_gates_shows_the_study_of_the_committed_records(committed):
     page = (ROOT / "docs" / "gates-study.md").read_text(encoding="utf-8")
-    assert put_results(page, page_table(committed, "gates")) == page
+    assert put_results(page, page_tables(committed, ("gates",))) == page
 
 
 def test_the_folder_has_every_kind_of_file_and_nothing_else(report):
@@ -229,7 +229,7 @@ def test_a_readme_without_its_marks_is_left_alone(text):
 
 def test_a_record_cannot_end_the_readmes_results(record_of, data_of):
     hostile = record_of(benchmark=f"x | {END}\n# mine", metric="a|b")
-    text = put_results(f"{START}{END}", page_table(data_of([hostile])))
+    text = put_results(f"{START}{END}", page_tables(data_of([hostile])))
     assert text.count(END) == 1
     assert "\n# mine" not in text
 

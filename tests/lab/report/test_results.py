@@ -130,7 +130,7 @@ def real(score, method, units=None, metric="same_neighbour", **fields):
     return dict.fromkeys(REAL_COLUMNS) | given | {"precision": "float32"} | fields
 
 
-def test_networks_from_elsewhere_stand_below_those_trained_here(record_of, measurement_of, table_of, drawings_of):
+def test_networks_from_elsewhere_have_a_table_of_their_own(record_of, measurement_of, table_of, drawings_of, data_of):
     rows = [
         real(1.0, "original"),
         real(0.25, "direct"),
@@ -142,19 +142,21 @@ def test_networks_from_elsewhere_stand_below_those_trained_here(record_of, measu
     rows.append(real(None, "converted", 1024, refusal="too few"))
     models = {"encoder": {"run": "pkg==1", "licence": "mit", "metric": "same_neighbour", "score": 1.0}}
     records = [measurement_of("real", rows, benchmark="encoder", models=models)]
-    own, other = table_of("results", [record_of()], records).texts
+    (own,) = table_of("results", [record_of()], records).texts
     assert own[0] == "mlp-adult [a]"
-    assert other[0] == "encoder, same_neighbour"
-    assert [text.partition(" (")[0] for text in other[1:4]] == ["1, by definition", "0.2500", "0.7500"]
-    assert other[3] == "0.7500 (0.579 to 0.867)", "Wilson's interval of 24 units of 32"
-    assert set(other[4:]) == {"–"}
-    notes = table_of("results", [record_of()], records).notes
-    told = "encoder: pkg==1 (mit), trained elsewhere; judged on 32 units; converted with 256 units, effort place, 1.25 "
-    assert any(note.startswith(told) for note in notes)
+    (other,) = table_of("elsewhere", [record_of()], records).texts
+    assert other[:3] == ["encoder", "share with the same nearest neighbour", "1, by definition"]
+    assert [text.partition(" (")[0] for text in other[3:5]] == ["0.2500", "0.6250"]
+    assert other[5] == "0.7500 (0.579 to 0.867), 1.25 times", "Wilson's interval of 24 units of 32"
+    told = (
+        "encoder: pkg==1 (mit); judged on 32 inputs; converted, own shape: fitted on 256 inputs, effort refit; "
+        "converted, more hidden units: fitted on 256 inputs, effort place."
+    )
+    assert table_of("elsewhere", [record_of()], records).notes == (told,)
+    assert results_of(data_of([record_of()], records), "encoder")["Converted, no training"]["value"].tolist() == [0.75]
     early = [row | {"judged": None} for row in rows]
     asked = dataclasses.replace(records[0], rows=tuple(early), settings={"evaluation_units": 64}, data={"source": "s"})
-    notes = table_of("results", [record_of()], [asked]).notes
-    assert any(note.startswith(told.replace("32 units", "64 units of s")) for note in notes)
+    assert table_of("elsewhere", [record_of()], [asked]).notes == (told.replace("32 inputs", "64 inputs of s"),)
     table = table_of("real", [record_of()], records)
     assert [row[:3] for row in table.texts] == [
         ["encoder", "original", "–"],
