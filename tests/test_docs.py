@@ -85,13 +85,13 @@ def test_the_roads_of_the_readme_end_in_relu(monkeypatch):
     inputs = {key: value[:4] for key, value in names["data"].items()}
     reloaded = AutoModelForSequenceClassification.from_pretrained("out/relu")
     torch.testing.assert_close(reloaded(**inputs).logits, names["relu_model"](**inputs).logits, rtol=0, atol=1e-6)
-    shutil.rmtree("out")
     names = {}
     exec(harden, names)
     evaluations = [entry for entry in names["trainer"].state.log_history if "eval_relu_loss" in entry]
     assert len(evaluations) == 8
     assert evaluations[-1]["eval_relu_max_logit_change"] < 1e-2
-    assert AutoModelForSequenceClassification.from_pretrained("out/relu").config.hidden_act == "relu"
+    assert AutoModelForSequenceClassification.from_pretrained("out/hardened").config.hidden_act == "relu"
+    assert Path("out/hardened/tokenizer.json").is_file()
     assert hf_lgelu.kernel_report()  # as for every block
 
 
