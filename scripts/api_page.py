@@ -17,14 +17,17 @@ PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 
 HEAD = """# Every public name
 
-Written by `scripts/api_page.py` from the docstrings, which hold the arguments, the errors and an example each
+Written by `scripts/api_page.py` from the docstrings, which hold the arguments, the errors and most an example
 (`help(hf_lgelu.export_relu)`).
 
 **In place or copy.** A function whose text says "Changes `model` in place." does so and returns a report or nothing. \
 Every other one leaves its model as it is, and what it returns is new. After an error nothing has changed.
 
 **Words.** `inputs` is one batch (a tensor, a mapping of keyword arguments, a sequence of positional ones); `data` is \
-many. `kinds` are kinds of activations, `granularity` how many λ a layer has, `strategy` how often something happens.
+many. `kinds` are kinds of activations, `granularity` how many λ a layer has, `strategy` how often something happens. \
+`tolerance` is in `hardness_for_tolerance` and in hardening to one target ε, how far a gate is from a step in L¹; in \
+`layer_targets` and in hardening to measured targets a relative error; in `convert_to_relu` nats of KL, or with a \
+`metric` a share of the score; in `export_onnx` rounding. `rate_tolerance` is nats of KL.
 """
 
 # Each public name stands in one section; a name in none makes the script fail.
@@ -69,6 +72,9 @@ CONSTANTS = {
 }
 
 
+_CHANGED = ("Changes `model` in place", "Changes `optimizer` in place")
+
+
 def page() -> str:
     """The whole page. Raises ValueError for a public name in no section, and for a name there that is not public."""
     listed = [name for names in SECTIONS.values() for name in names]
@@ -89,8 +95,10 @@ def _entry(name: str) -> str:
     if name in CONSTANTS:
         return f"### `{name}`\n\n{CONSTANTS[name]}\n"
     documented = getattr(hf_lgelu, name)
-    paragraph = inspect.getdoc(documented).partition("\n\n")[0]
-    text = " ".join(paragraph.split())
+    whole = " ".join(inspect.getdoc(documented).split())
+    text = " ".join(inspect.getdoc(documented).partition("\n\n")[0].split())
+    changed = next((words for words in _CHANGED if words in whole and words not in text), None)
+    text += f" {changed}." if changed else ""
     return f"### `{name}{_signature(documented)}`\n\n{text}\n"
 
 
@@ -118,6 +126,8 @@ def _shown(parameter: inspect.Parameter) -> str:
     if parameter.default is parameter.empty:
         return f"{stars}{parameter.name}"
     default = repr(parameter.default)
+    if isinstance(parameter.default, float) and len(default) > 8:
+        default = f"{parameter.default:.3g}"
     return f"{parameter.name}={default if len(default) <= 40 and '<' not in default else '...'}"
 
 

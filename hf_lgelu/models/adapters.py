@@ -24,10 +24,10 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
     Experts whose weights are one tensor (Mixtral and other mixtures) and that the adapter takes by `target_parameters`
     are put into a wrapper of PEFT, where it finds no gate by these names: λ is not learned then, and training says so.
 
-    `model` computes what it did. Where it was loaded from a checkpoint whose config does not say these gates (the
-    activation string was given to `from_pretrained`), it forgets where, and a warning says so: PEFT would name that as
-    the adapter's base, load the plain network by that name, and leave every λ out without a word. Such an adapter is
-    loaded with `PeftModel.from_pretrained(base, adapter)` on a base that has the gates.
+    Changes `model` in place, though not what it computes: where it was loaded from a checkpoint whose config does not
+    say these gates (the activation string was given to `from_pretrained`), it forgets where, and a warning says so.
+    PEFT would name that as the adapter's base, load the plain network by that name, and leave every λ out without a
+    word. Such an adapter is loaded with `PeftModel.from_pretrained(base, adapter)` on a base that has the gates.
 
     Raises ValueError for a model without λ-GELU, and where sites share one s (granularity "network", or one module at
     several places): PEFT copies each module for itself.
