@@ -11,7 +11,7 @@ from hf_lgelu.models.profile import gate_names, mean_of_several, smallest_by_sit
 
 
 def known_facts(model: str, named: str | None) -> CardFacts:
-    """Of the file or folder `named`, else of the checkpoint's folder, else none.
+    """Of the file or folder `named`, else of the checkpoint's folder, else its name alone.
 
     Raises FileNotFoundError where nothing is at `named`, ValueError for a file that holds something else.
     """
@@ -25,7 +25,7 @@ def known_facts(model: str, named: str | None) -> CardFacts:
     folder = local(model)
     if folder is not None and (folder / CARD_FACTS_FILE).is_file():
         return load_card_facts(folder)
-    return CardFacts()
+    return CardFacts(name=model.rpartition("/")[2] if folder is None else folder.resolve().name)
 
 
 def with_hardness_of(facts: CardFacts, model: nn.Module) -> CardFacts:

@@ -56,6 +56,7 @@ def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, ca
     card = ModelCard.load(tmp_path / "relu" / "README.md")
     assert card.data.license is None  # nobody stated one
     assert "159.6" in card.text
+    assert card.text.strip().startswith("# hard-relu\n")
 
 
 def test_gelu_checkpoint_computes_the_same(place, test_rows, tmp_path, call):
