@@ -21,6 +21,7 @@ from hf_lgelu.activation.hardness import (
 
 # torch.fx.symbolic_trace records one call, as it does for nn.GELU: what is chosen inside depends on the input.
 torch.fx.wrap("apply_learned_gate")
+torch.fx.wrap("_relu_with_gradients_of")
 
 
 class LambdaGate(nn.Module):
@@ -253,6 +254,11 @@ def _forward(mode: str, x: Tensor, owner: LambdaGate, gate: str) -> Tensor:
     y = apply_learned_gate(x, owner.raw_hardness, owner.temperature, owner.hardness_override, gate)
     if mode == "gate":
         return y
+    return _relu_with_gradients_of(y, x)
+
+
+def _relu_with_gradients_of(y: Tensor, x: Tensor) -> Tensor:
+    """ReLU(x) with the gradients of y: one call for torch.fx, which would record the forward alone."""
     function = _ReluWithGradientsOf if torch.compiler.is_compiling() else _ReluWithTangentsOf
     return function.apply(y, x.detach())
 

@@ -208,12 +208,12 @@ def _put(new: Path, target: Path, old: Path) -> None:
         target.rmdir()
         os.replace(new, target)
     elif not _exchanged(new, target):
-        os.replace(target, old)
         try:
+            os.replace(target, old)
             os.replace(new, target)
-        except OSError:
-            os.replace(old, target)
-            raise
+        finally:  # also when it is interrupted between the two
+            if not target.exists():
+                os.replace(old, target)
 
 
 def _exchanged(one: Path, other: Path) -> bool:

@@ -13,7 +13,7 @@ network saved and loaded run another activation there than the one in memory.
 import copy
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -141,6 +141,14 @@ def plan_config_changes(
             sorted(missed),
         ) from (refusals[-1] if refusals else None)
     return [change for change in chosen + _coupled(candidates, chosen) if change.old != change.new]
+
+
+def built_as_one(model: PreTrainedModel, config: PreTrainedConfig, names: Collection[str]) -> list[list[str]]:
+    """Of these sites those at which the config builds one module, at several places."""
+    skeleton, places = _build(model, config), dict[int, list[str]]()
+    for name in names:
+        places.setdefault(id(_at(skeleton, name)), []).append(name)
+    return [group for group in places.values() if len(group) > 1]
 
 
 def built_otherwise(model: PreTrainedModel, config: PreTrainedConfig) -> list[str]:

@@ -10,6 +10,7 @@ from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
     apply_changes,
+    built_as_one,
     built_otherwise,
     combined,
     configs_in,
@@ -49,10 +50,21 @@ def plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Con
         try:
             names = {entry["site"] for entry in record}
             changes = plan_config_changes(root, names, kinds.pop(), apply_changes(root.config, plain))
-            return combined(root.config, plain, changes) + forget_sites(root.config)
+            changes = combined(root.config, plain, changes)
+            if not _share_a_gate(root, planned, changes, names):
+                return changes + forget_sites(root.config)
         except UnsupportedConfigError:
             pass  # then the config remembers the sites themselves
     return remember_sites(root, record)
+
+
+def _share_a_gate(
+    root: PreTrainedModel, planned: dict[str, nn.Module], changes: list[ConfigChange], names: set[str]
+) -> bool:
+    """Whether the config would build one gate where there are several, each with its λ."""
+    there = {uncompiled_name(name): module for name, module in root.named_modules(remove_duplicate=False)} | planned
+    groups = built_as_one(root, apply_changes(root.config, changes), names)
+    return any(len({id(there[name]) for name in group}) > 1 for group in groups)
 
 
 def plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:

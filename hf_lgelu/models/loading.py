@@ -6,6 +6,7 @@ knows this class: s would be garbage, mostly a huge negative number, which is a 
 learns and never says so. There is no public hook per module, so two methods of PreTrainedModel are
 extended here, each calling the original. `save_pretrained` is a third: a config's record of gates is of the model
 that surgery saw, and somebody may have dropped a layer since, or operated on a part whose config is not the one saved.
+A fourth says which weights are tied: λ of two blocks that share theirs is not.
 """
 
 import functools
@@ -19,7 +20,7 @@ from transformers.activations import ACT2FN
 from transformers.utils import logging
 
 from hf_lgelu.activation.functional import apply_gate
-from hf_lgelu.activation.gates import ACTIVATION_NAMES
+from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import activation_strings, gate_names
 from hf_lgelu.models.gate_configs import require_whole_config
@@ -41,6 +42,7 @@ def extend_from_pretrained() -> None:
         ("_initialize_weights", _initialize_lambda_gelu),
         ("_adjust_missing_and_unexpected_keys", _report_lambda_gelu_keys),
         ("save_pretrained", _keep_records_true),
+        ("get_expanded_tied_weights_keys", _keep_gates_untied),
     ):
         original = getattr(PreTrainedModel, name, None)
         if original is None:
@@ -74,6 +76,17 @@ def _keep_records_true(original: Any) -> Any:
         return original(self, *args, **kwargs)
 
     return save_pretrained
+
+
+def _keep_gates_untied(original: Any) -> Any:
+    @functools.wraps(original)
+    def get_expanded_tied_weights_keys(self: PreTrainedModel, *args: Any, **kwargs: Any) -> dict[str, str]:
+        # Families that tie whole blocks by a pattern (Zamba) take a gate's buffers for weights, and then find none.
+        tied = original(self, *args, **kwargs)
+        gates = {name for name, module in self.named_modules(remove_duplicate=False) if isinstance(module, LambdaGate)}
+        return {target: source for target, source in tied.items() if target.rpartition(".")[0] not in gates}
+
+    return get_expanded_tied_weights_keys
 
 
 def _report_lambda_gelu_keys(original: Any) -> Any:
@@ -157,10 +170,27 @@ def _tell_other_functions(model: PreTrainedModel) -> None:
             if change > _SAME_FUNCTION:
                 logger.warning(
                     f"The checkpoint was trained with {plain!r} ({'.'.join(path)}), and {name!r} at λ = 1 differs from "
-                    f"that by up to {change:.2g}: another network from the first step on. To begin with the same, load "
-                    "it as it was; hf_lgelu.replace_activations(model) gives each smooth activation the gate whose "
-                    "λ = 1 it is"
+                    f"that by up to {change:.2g}: another network from the first step on. {_same_as(plain)}"
                 )
+
+
+def _same_as(plain: str) -> str:
+    """How one begins with the function that a checkpoint was trained with."""
+    exact = {name: gate for gate, row in GATES.items() for name in row.plain_names}
+    if plain in exact:
+        return (
+            f"To begin with the same, load it as it was; hf_lgelu.replace_activations(model) gives it {exact[plain]}, "
+            "which at λ = 1 is it"
+        )
+    if plain == "quick_gelu":  # x·σ(1.702x)
+        return (
+            "To begin with the same, load it as it was, then hf_lgelu.replace_activations(model, gate='lambda_silu', "
+            "init_hardness=1.702)"
+        )
+    return (
+        "No gate is the same; to make a ReLU network of the checkpoint itself, load it as it was, and "
+        "hf_lgelu.convert_to_relu(model, data)"
+    )
 
 
 def _tell_other_gates(model: PreTrainedModel) -> None:

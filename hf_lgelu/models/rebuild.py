@@ -135,6 +135,12 @@ def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
         if first in owners:
             place(parent, attribute, SharedLambdaGate(owners[first], gate))
             continue
+        if "shared_with" in entry:
+            raise ValueError(
+                f"the λ of the gate at {entry['site']} is that of {first} (granularity 'network'), which "
+                f"{type(model).__name__} has not: it is a part of what was saved. Load the whole with "
+                "hf_lgelu.from_pretrained, and take the part from there"
+            )
         owners[first] = GATE_MODULES[gate](
             granularity=entry.get("granularity", "network"),
             raw_shape=entry.get("raw_shape", (1,)),

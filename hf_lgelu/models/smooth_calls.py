@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -86,7 +87,7 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     model = uncompiled(model)  # it would run eagerly here all the same
     names = {id(module): name for name, module in model.named_modules()}
     watch = _Watch()
-    with _module_stack(watch), watch:
+    with torch.inference_mode(False), _module_stack(watch), watch:  # in it fused cells pass as they are, unseen
         run_example(model, inputs)
     named = {module_id for module_id, operation in watch.counts if operation != _OWN_FORMULA}
     calls = []

@@ -83,6 +83,21 @@ def test_a_failing_exchange_puts_the_old_folder_back(tmp_path, monkeypatch):
     assert [(path.name, path.read_text()) for path in kept.iterdir()] == [("file", "x")]
 
 
+def test_an_interrupt_between_two_renames_loses_nothing(tmp_path, monkeypatch):
+    target, replace = old_model(tmp_path), os.replace
+
+    def interrupted(source, to):
+        replace(source, to)
+        if source == target:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr("hf_lgelu.files.whole_folder.os.replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), whole_folder(target, overwrite=True) as new:
+        (new / "file").write_text("x")
+    assert (target / "config.json").read_text() == "old"
+
+
 def old_model(place):
     target = place / "b"
     target.mkdir()

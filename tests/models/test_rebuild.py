@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForMaskedLM,
     dynamic_module_utils,
 )
+from transformers.activations import ACT2FN
 
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
 from hf_lgelu.activation.module import SharedLambdaGate
@@ -506,3 +507,67 @@ def test_a_part_of_which_only_the_whole_config_tells_is_neither_saved_nor_loaded
     substitute_relu(model)
     part.save_pretrained(tmp_path / "part")
     torch.testing.assert_close(type(part).from_pretrained(tmp_path / "part").state_dict(), part.state_dict())
+
+
+class SharedActConfig(transformers.PreTrainedConfig):
+    """Of `SharedAct`."""
+
+    model_type = "shared_act"
+    hidden_act: str = "gelu"
+
+
+class SharedAct(transformers.PreTrainedModel):
+    """One activation object, at two places."""
+
+    config: SharedActConfig
+    base_model_prefix = ""
+
+    def __init__(self, config):
+        super().__init__(config)
+        act = ACT2FN[config.hidden_act]
+        self.net = nn.Sequential(nn.Linear(4, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 2))
+        self.post_init()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_two_gates_of_one_activation_come_back_as_two(tmp_path):
+    torch.manual_seed(0)
+    model = SharedAct(SharedActConfig()).eval()
+    replace_activations(model)
+    with torch.no_grad():
+        model.net[1].raw_hardness.fill_(0.2)
+        model.net[3].raw_hardness.fill_(3.0)
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(SharedAct, tmp_path).eval()
+    x = torch.randn(16, 4)
+    assert torch.equal(loaded(x), model(x))
+    assert raw_values(loaded) == {"net.1": [pytest.approx(0.2)], "net.3": [3.0]}
+    with pytest.raises(RuntimeError, match=r"hf_lgelu\.from_pretrained\(SharedAct"):
+        SharedAct.from_pretrained(tmp_path)
+
+
+def test_a_part_whose_hardness_is_elsewhere_is_refused(tmp_path):
+    model = operated(BY_NAME["bart"], "network", forward="relu")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is that of model\.encoder.* which BartForCausalLM has not"):
+        from_pretrained(transformers.BartForCausalLM, tmp_path)
+
+
+@pytest.mark.parametrize("granularity", ["layer", "channel"])
+def test_gates_of_blocks_whose_weights_are_tied_come_back_each_with_its_hardness(granularity, tmp_path):
+    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "mamba_d_state": 4}
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_mamba_heads"), 2)
+    kinds = ["linear_attention", "hybrid"] * 2
+    torch.manual_seed(0)
+    model = transformers.ZambaForCausalLM(transformers.ZambaConfig(**sizes, **heads, layers_block_type=kinds)).eval()
+    inputs = {"input_ids": torch.tensor([[3, 4, 5]])}
+    replace_activations(model, granularity=granularity, inputs=inputs, include=lambda name: "shared_transf" in name)
+    learn(model)
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(transformers.ZambaForCausalLM, tmp_path).eval()
+    assert raw_values(loaded) == raw_values(model)
+    assert len({str(values) for values in raw_values(model).values()}) == 2
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)

@@ -298,3 +298,11 @@ def test_what_another_thread_runs_is_not_counted():
 
     calls = find_smooth_calls(nn.Sequential(nn.GELU(), Meanwhile(), nn.SiLU()), torch.zeros(1, 4))
     assert [(call.module, call.count) for call in calls] == [("0", 1), ("2", 1)]
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM(4, 4), nn.GRU(4, 4), nn.LogSigmoid()], ids=lambda cell: type(cell).__name__)
+def test_inference_mode_hides_nothing(cell):
+    expected = find_smooth_calls(cell, torch.zeros(2, 4))
+    with torch.inference_mode():
+        found = find_smooth_calls(cell, torch.zeros(2, 4))
+    assert found == expected != []
