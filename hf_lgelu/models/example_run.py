@@ -53,6 +53,10 @@ def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[
     stays = device.type == "meta" and any(has_offloaded_params(module) for module in model.modules())
 
     def place(value: Any) -> Any:
+        if type(value) is dict:  # as labels of a detector, a list of them
+            return {name: place(part) for name, part in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(place(part) for part in value)
         if not isinstance(value, Tensor):
             return value
         require_plain(value, meta=device.type == "meta" and not stays)

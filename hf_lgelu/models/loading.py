@@ -20,13 +20,13 @@ from transformers.activations import ACT2FN
 from transformers.utils import logging
 
 from hf_lgelu.activation.functional import apply_gate
-from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
+from hf_lgelu.activation.gates import ACTIVATION_NAMES
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import activation_strings, gate_names
 from hf_lgelu.models.gate_configs import require_whole_config
 from hf_lgelu.models.origin import written_config, written_gates
 from hf_lgelu.models.site_record import describes, has_record, recorded_models, renew_records, require_own_record
-from hf_lgelu.models.sites import lambda_gelu_modules
+from hf_lgelu.models.sites import lambda_gelu_modules, plain_gate_of
 from hf_lgelu.registry import is_guarded
 
 logger = logging.get_logger(__name__)
@@ -162,7 +162,7 @@ def _tell_other_functions(model: PreTrainedModel) -> None:
         for step in path:
             was = was.get(step) if isinstance(was, dict) else None
         plain = was.removeprefix("gated-") if isinstance(was, str) else None
-        if name in ACTIVATION_NAMES and plain in ACT2FN and plain not in ACTIVATION_NAMES:
+        if plain is not None and name in ACTIVATION_NAMES and plain in ACT2FN and plain not in ACTIVATION_NAMES:
             x = torch.linspace(-8, 8, 1001)
             with torch.no_grad():
                 gated = apply_gate(x, x.new_ones(()), ACTIVATION_NAMES[name][0])
@@ -176,16 +176,16 @@ def _tell_other_functions(model: PreTrainedModel) -> None:
 
 def _same_as(plain: str) -> str:
     """How one begins with the function that a checkpoint was trained with."""
-    exact = {name: gate for gate, row in GATES.items() for name in row.plain_names}
-    if plain in exact:
+    exact = plain_gate_of(ACT2FN[plain])
+    if exact is not None:
         return (
-            f"To begin with the same, load it as it was; hf_lgelu.replace_activations(model) gives it {exact[plain]}, "
-            "which at λ = 1 is it"
+            f"To begin with the same, load it as it was; hf_lgelu.replace_activations(model) gives it {exact}, whose "
+            "λ = 1 it is"
         )
     if plain == "quick_gelu":  # x·σ(1.702x)
         return (
-            "To begin with the same, load it as it was, then hf_lgelu.replace_activations(model, gate='lambda_silu', "
-            "init_hardness=1.702)"
+            "To begin with the same, load it as it was, and at these sites alone "
+            "hf_lgelu.replace_activations(model, include=..., gate='lambda_silu', init_hardness=1.702)"
         )
     return (
         "No gate is the same; to make a ReLU network of the checkpoint itself, load it as it was, and "

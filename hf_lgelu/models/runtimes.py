@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedConfig
+
+from hf_lgelu.models.config_keys import configs_in
 
 HONOURS, REFUSES, IGNORES, UNKNOWN = "honours", "refuses", "ignores", "unknown"
 """What a program does with an activation that is not the family's usual one: computes it, says that it cannot, computes
@@ -107,15 +110,17 @@ def runtime_warnings(config: Any) -> tuple[str, ...]:
         raise TypeError(
             f"config must be the config of a transformers model, such as model.config, got {type(config).__name__}"
         )
-    model_type = getattr(config, "model_type", "")
+    configs = configs_in(config) if isinstance(config, PreTrainedConfig) else [config]  # of its parts as well
+    model_types = dict.fromkeys(filter(None, (getattr(each, "model_type", "") for each in configs)))
     sentences = {
         IGNORES: "ignores the activation that the config of a {} names, and computes another network",
         REFUSES: "refuses the config of a {} that names another activation than the family's own",
     }
     return tuple(
         f"{runtime.name} {sentences[runtime.behaviour(model_type)].format(model_type)}"
+        for model_type in model_types
         for runtime in RUNTIMES.values()
-        if model_type and runtime.behaviour(model_type) in sentences
+        if runtime.behaviour(model_type) in sentences
     )
 
 

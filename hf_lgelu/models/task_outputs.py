@@ -85,6 +85,10 @@ def is_causal(model: nn.Module) -> bool:
     on one, or generates without an encoder's help (Llava and the like)."""
     if hasattr(model, "get_base_model"):  # an adapter of PEFT around it
         model = model.get_base_model()
+    # Of these the mapping, and generation, say nothing: they are trained to predict a token at its own place.
+    kind = getattr(getattr(model, "config", None), "model_type", "")
+    if kind == "xlnet" or (kind in ("xlm", "flaubert") and not model.config.causal):
+        return False
     names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     if any(base.__name__ in names for base in type(model).__mro__):
         return True

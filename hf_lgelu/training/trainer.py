@@ -349,9 +349,9 @@ class LambdaGELUTrainer(Trainer):
         if dataset is None:
             return None
         # With persistent workers Trainer takes a loader that it keeps for that of any other set without a name.
-        kept = vars(self).pop("_eval_dataloaders", None)
+        kept = self.__dict__.pop("_eval_dataloaders", None)
         prepared = self.get_eval_dataloader(dataset)
-        vars(self).pop("_eval_dataloaders", None)
+        self.__dict__.pop("_eval_dataloaders", None)
         if kept is not None:
             self._eval_dataloaders = kept
         # accelerate gives each process a share of an iterable set; of others it shares out the indices.

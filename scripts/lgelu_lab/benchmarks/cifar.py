@@ -54,7 +54,6 @@ def build_resnet18(
 _CPU_RECIPE = {
     "timm_optimizer": "nmuon",  # Nesterov's momentum of 0.95; AdamW for biases, norms and the raw hardness
     "learning_rate": 0.02,
-    "weight_decay": 0.05,
     "lr_scheduler_type": "linear",
     "warmup_steps": 0.2,  # of all steps
     "per_device_train_batch_size": 128,  # more of them at once do not fit a processor's cache
@@ -66,6 +65,10 @@ _CPU_RECIPE = {
 }
 
 
+# With 0.05 ReLU from the start and swapped early stay below 0.92 on CIFAR-10.
+_CPU_WEIGHT_DECAY = {10: 0.12, 100: 0.05}
+
+
 def _benchmark(cifar: Cifar, classes: int) -> Benchmark:
     return image_benchmark(
         name=f"resnet18-cifar{classes}",
@@ -74,7 +77,7 @@ def _benchmark(cifar: Cifar, classes: int) -> Benchmark:
         build_model=build_resnet18,
         weight_decay=1e-4,
         epochs=75,
-        cpu_defaults=_CPU_RECIPE,
+        cpu_defaults=_CPU_RECIPE | {"weight_decay": _CPU_WEIGHT_DECAY[classes]},
     )
 
 

@@ -500,7 +500,7 @@ def test_a_record_says_what_was_read(hardened):
 def test_the_cpu_recipe_is_ours_and_only_where_there_is_one(tmp_path):
     line = ["--benchmark", "resnet18-cifar10", "--output_dir", str(tmp_path), "--use_cpu"]
     run, training = parse_command_line([*line, "--recipe", "cpu"])
-    assert (training.num_train_epochs, training.learning_rate, training.weight_decay) == (8, 0.02, 0.05)
+    assert (training.num_train_epochs, training.learning_rate, training.weight_decay) == (8, 0.02, 0.12)
     assert (training.bf16, run.channels_last, run.timm_optimizer) == (True, True, "nmuon")
     assert training.lr_scheduler_type == "linear"
     config = run_config(run, training)
