@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from torch import nn
-from transformers import BertConfig, GPT2Config, LlamaConfig, PreTrainedConfig, ViTConfig
+from transformers import BertConfig, GPT2Config, LlamaConfig, LlavaConfig, PreTrainedConfig, ViTConfig
 
 from hf_lgelu.models.runtimes import HONOURS, IGNORES, REFUSES, RUNTIMES, UNKNOWN, runtime_table, runtime_warnings
 
@@ -20,6 +20,12 @@ def test_every_row_says_what_it_rests_on(runtime):
     assert {runtime.default, *runtime.families.values()} <= {HONOURS, REFUSES, IGNORES, UNKNOWN}
     assert runtime.basis.startswith(("tried", "read: "))
     assert "|" not in runtime.takes + runtime.basis
+
+
+def test_the_family_inside_another_is_warned_of_too():
+    inner = LlamaConfig(hidden_size=8, num_attention_heads=2)
+    assert set(runtime_warnings(inner)) <= set(runtime_warnings(LlavaConfig(text_config=inner)))
+    assert runtime_warnings(inner)
 
 
 def test_families_that_are_known_to_be_ignored_are_warned_of():
