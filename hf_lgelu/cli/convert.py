@@ -209,9 +209,10 @@ def _curve(
     batches = data.batches("inputs", progress=False)
     try:
         return keep_curve(
-            network, batches, evaluation_data=second, counts=arguments.keep_curve, **_options(arguments)
+            network, batches, evaluation_data=second, counts=arguments.keep_curve,
+            **_options(arguments) | ({} if arguments.effort == "distill" else {"distill_steps": None, "bf16": False}),
         )  # fmt: skip
-    except ConversionRefusedError as error:  # the conversion that is there is not lost for it
+    except (ConversionRefusedError, ValueError, RuntimeError) as error:  # the conversion is not lost for it
         tell(f"No curve of kept gates (--keep_curve): {error}")
         return ()
 

@@ -12,7 +12,13 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.constants import CONFIG_NAME
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    TimmWrapperForImageClassification,
+    TimmWrapperModel,
+)
 from transformers.utils import CHAT_TEMPLATE_DIR, logging
 
 from hf_lgelu.files.links import require_inside
@@ -26,6 +32,7 @@ PROCESSOR_FILES = (
     *("*.spm", "target_vocab.json", "bpe.codes", "prophetnet.tokenizer", "entity_vocab.json", "dict.txt", "emoji.json"),
     *("byte_maps.json", "word_shape.json", "word_pronunciation.json", "normalizer.json"),
     *("preprocessor_config.json", "processor_config.json", "image_processor*.json", "video_preprocessor_config.json"),
+    *("*tekken*.json", "*_tokenizer/*"),  # Mistral's own; of processors with a second tokenizer (InstructBLIP)
     *("feature_extractor*.json", "audio_tokenizer_config.json", "chat_template.*", f"{CHAT_TEMPLATE_DIR}/*"),
 )
 """Names under which tokenizers and processors of transformers save themselves, as patterns."""
@@ -134,6 +141,8 @@ def _check_folder(name_or_path: str | os.PathLike) -> None:
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The first of the config's `architectures`; ValueError if neither transformers nor this package has it."""
     names = config.architectures or ()
+    if not names and config.model_type == "timm_wrapper":  # as timm itself saves, and its repositories on the Hub are
+        return TimmWrapperForImageClassification if config.num_labels else TimmWrapperModel
     ours = {MLPForClassification.__name__: MLPForClassification}
     for name in names:
         found = ours.get(name) or getattr(transformers, name, None)

@@ -98,6 +98,22 @@ def test_a_language_model_gets_blocks_of_the_text_as_it_was_written(tokenizer, g
     assert "labels" not in made.first(2)
 
 
+@pytest.mark.parametrize("written", ["def f(x):\n    return x\n\nprint(f(2))\n", "one\ntwo\n\nthree\n"])
+def test_lines_of_a_file_keep_their_ends(written, tmp_path):
+    (tmp_path / "text.txt").write_text(written)
+    lines = datasets.load_dataset("text", data_files=str(tmp_path / "text.txt"), cache_dir=str(tmp_path))["train"]
+    tokens = ByT5Tokenizer()
+    block = whole(InputSet(text_blocks(lines["text"], tokens, len(written), None, 0), "text"))["input_ids"]
+    assert tokens.decode(block[0]) == written
+
+
+@pytest.mark.parametrize("beside", [{"tokens": ["one", "two"]}, {"messages": [{"role": "user", "content": "one"}]}])
+def test_an_id_beside_words_in_lists_is_not_taken_for_the_text(beside, gpt2, tokenizer):
+    rows = datasets.Dataset.from_list([{"id": str(number), **beside} for number in range(40)])
+    with pytest.raises(ValueError, match=r"must have one column of text.*candidates are id, choose one with --column"):
+        inputs(rows, gpt2, tokenizer[0])
+
+
 def test_so_many_blocks_by_a_seed(tokenizer, gpt2):
     source, _ = tokenizer
     rows = datasets.Dataset.from_dict({"text": TEXTS, "author": ["x"] * 200})

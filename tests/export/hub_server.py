@@ -201,7 +201,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         repository = self.server.repositories[name]
         siblings = [{"rfilename": file} for file in repository.files]
-        self._send(200, {"id": name, "sha": repository.head, "siblings": siblings})
+        told = {"id": name, "sha": repository.head, "siblings": siblings, "private": bool(repository.private)}
+        self._send(200, told)
 
     def _resolve(self, parts: list[str], body: bytes) -> None:
         repository = self.server.repositories.get("/".join(parts[:2]))

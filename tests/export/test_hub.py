@@ -111,6 +111,24 @@ def test_weights_of_before_do_not_stay_where_they_would_be_loaded(folder, hub, c
     assert "weights that are not of this push and stay: onnx/model.onnx, onnx/model.safetensors" in caplog.text
 
 
+def test_a_public_repository_is_not_pushed_to_as_a_private_one(folder, hub):
+    push(folder, hub, private=False)
+    before = dict(hub.repositories[REPOSITORY].files)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\nanother")
+    with pytest.raises(ValueError, match=f"{REPOSITORY} is there and is public"):
+        push(folder, hub, private=True)
+    assert hub.repositories[REPOSITORY].files == before
+
+
+def test_a_second_tokenizer_goes_along(folder):
+    for name in ("qformer_tokenizer", "other"):
+        (folder / name).mkdir()
+        (folder / name / "tokenizer.json").write_text("{}")
+    names = files_to_push(folder)
+    assert "qformer_tokenizer/tokenizer.json" in names
+    assert "other/tokenizer.json" not in names
+
+
 def test_a_name_alone_is_a_repository_of_who_is_logged_in(folder, hub):
     push_to_hub(folder, "small-relu", token=TOKEN, endpoint=hub.url)
     assert hub.repositories[REPOSITORY].files == contents(folder)
@@ -206,7 +224,7 @@ def test_every_option_reaches_the_client(folder, monkeypatch):
 
     def found(self, repo_id, *, revision):
         assert (repo_id, revision) == (REPOSITORY, "soft")
-        return SimpleNamespace(siblings=[])
+        return SimpleNamespace(siblings=[], private=False, id=repo_id)
 
     monkeypatch.setattr(HfApi, "create_repo", made)
     monkeypatch.setattr(HfApi, "model_info", found)

@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import transformers
 from full_disk import full_disk
@@ -28,6 +29,19 @@ def test_the_class_is_the_one_that_was_saved_with_every_hardness(tmp_path):
     assert not loaded.training
     MLPForClassification(MLPConfig(num_features=3)).save_pretrained(tmp_path / "mlp")
     assert type(load_checkpoint(tmp_path / "mlp")) is MLPForClassification
+
+
+def test_a_folder_as_timm_saves_it_is_loaded(tmp_path):
+    model = timm.create_model("test_vit").eval()
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["model_args"]  # some of which transformers gives too, and fails
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "architectures" not in config
+    loaded = load_checkpoint(tmp_path)
+    pixels = torch.randn(2, 3, 160, 160)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(pixel_values=pixels).logits, model(pixels), rtol=0, atol=1e-5)
 
 
 def vocabulary_files() -> set[str]:

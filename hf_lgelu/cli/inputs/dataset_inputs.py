@@ -220,7 +220,9 @@ def _column(asked: _Asked, kind: str, *, alone: bool = False) -> str:
             raise _no_column(asked, f"a column {name.column!r} of {kind}", found)
         return name.column
     usual = [column for column in _NAMED[kind] if column in found]
-    if len(found) == 1 or (len(usual) == 1 and not alone):
+    # Beside words or messages in lists, the one column of text may be an id, or where a row is from.
+    is_beside = kind == "text" and not usual and any(map(_holds_texts, asked.rows.features.values()))
+    if (len(found) == 1 and not is_beside) or (len(usual) == 1 and not alone):
         return (usual or found)[0]
     pairs = " (of pairs by --column the first, by --pair_column the second)" if kind == "text" and alone else ""
     raise _no_column(asked, f"one column of {kind}{pairs}", found)
@@ -269,11 +271,18 @@ def _kind(feature: Any) -> str | None:
     return "list" if inner is not None and _kind(inner) == "number" else None
 
 
+def _holds_texts(feature: Any) -> bool:
+    """Whether a column holds lists of texts, or of mappings."""
+    inner = feature if isinstance(feature, dict | list) else getattr(feature, "feature", None)
+    return inner is not None and (isinstance(inner, dict | list) or _kind(inner) == "text" or _holds_texts(inner))
+
+
 def _is_classifier(model: PreTrainedModel) -> bool:
     """Whether it gives one class a row."""
     if getattr(model.config, "problem_type", None) in _NOT_ONE_CLASS:
         return False
-    return type(model).__name__.endswith(("ForImageClassification", "ForSequenceClassification", "ForClassification"))
+    ends = ("ForImageClassification", "ForSequenceClassification", "ForClassification", "ClassificationWithTeacher")
+    return type(model).__name__.endswith(ends)
 
 
 def _labels(asked: _Asked) -> Tensor | None:

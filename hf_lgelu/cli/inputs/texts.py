@@ -77,7 +77,8 @@ def text_blocks(
 ) -> TensorRows:
     """`wanted` blocks of `length` tokens, or all; the tokens themselves are the labels, and the model shifts them.
 
-    The texts follow one another without a token between; what is left behind the last whole block is dropped. Where
+    The texts follow one another, each with a line's end behind it where it has none; what is left behind the last whole
+    block is dropped. Where
     the tokenizer begins a text with a token of its own (Llama, Gemma), every block begins with that, as whatever the
     model reads does. Of many texts only as many are read as it takes, in a seeded order.
 
@@ -88,8 +89,10 @@ def text_blocks(
     begins = _begins_with(tokenizer)
     of_text = length - len(begins)
     tokens: list[int] = []
+    are_lines = not any(text.endswith("\n") for text in texts[:_TOGETHER])  # of a file: an empty one is an empty line
     for start in order:
-        together = [text for text in texts[start : start + _TOGETHER] if text]
+        together = [text if text.endswith("\n") else f"{text}\n" for text in texts[start : start + _TOGETHER]
+                    if text or are_lines]  # fmt: skip
         if together:
             encoded = tokenizer(together, add_special_tokens=False, return_attention_mask=False, verbose=False)
             tokens += [token for text in encoded["input_ids"] for token in text]

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, get_token
 from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from transformers.utils import CHAT_TEMPLATE_DIR
@@ -63,7 +63,7 @@ def push_to_hub(
     Args:
         folder: config.json, safetensors, README.md (`write_card`), the files of a tokenizer or processor.
         repo_id: "user/name", or "name" alone for the account that is logged in.
-        private: of a new repository; None takes the account's default.
+        private: of a new repository, and True refuses one that is there and public; None takes the account's default.
         token: of the Hub; None takes the one of `hf auth login` or HF_TOKEN.
         commit_message: the first line of the commit.
         revision: branch; "main" if None. It must be there.
@@ -89,7 +89,13 @@ def push_to_hub(
     ]
     try:
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id  # of "name" it is "user/name"
-        operations += _deletions(api, repo_id, revision, files)
+        info = api.model_info(repo_id, revision=revision)
+        if private and info.private is False:  # create_repo leaves what is there as it is
+            raise ValueError(
+                f"{repo_id} is there and is public: a push would publish the model, and private=True was asked for. "
+                "Give another name, or make that repository private first"
+            )
+        operations += _deletions(info, files)
         commit = api.create_commit(
             repo_id, operations, commit_message=commit_message, revision=revision, create_pr=create_pr
         )
@@ -111,9 +117,9 @@ def push_to_hub(
     return commit
 
 
-def _deletions(api: HfApi, repo_id: str, revision: str | None, files: list[str]) -> list[CommitOperationDelete]:
+def _deletions(info: ModelInfo, files: list[str]) -> list[CommitOperationDelete]:
     """Of what the repository has: the files that a loader would take in the place of the pushed ones."""
-    there = {file.rfilename for file in api.model_info(repo_id, revision=revision).siblings or ()} - set(files)
+    there = {file.rfilename for file in info.siblings or ()} - set(files)
     places = {name.rpartition("/")[0] for name in files if name.endswith(".safetensors")}
     gone, other = [], []
     for name in sorted(there):
@@ -125,7 +131,7 @@ def _deletions(api: HfApi, repo_id: str, revision: str | None, files: list[str])
     if other:
         logger.warning(
             "%s has weights that are not of this push and stay: %s. If they are of the network before, remove them",
-            repo_id, ", ".join(other[:8]),
+            info.id, ", ".join(other[:8]),
         )  # fmt: skip
     return gone
 
@@ -135,8 +141,8 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
 
     Safetensors, ONNX with its data, JSON, text, the card, pictures, and the files of tokenizers and processors; Python
     files only if config.json names them as the model's own code. Left out are hidden files, other folders than
-    `figures`, `additional_chat_templates` and the modules of sentence-transformers, Trainer's state (training_args.bin,
-    optimizer.pt, …), record.json and card_facts.json.
+    `figures`, `additional_chat_templates`, those of a second tokenizer and the modules of sentence-transformers,
+    Trainer's state (training_args.bin, optimizer.pt, …), record.json and card_facts.json.
 
     Raises:
         NotADirectoryError: no folder is there.
@@ -146,7 +152,8 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     folder = Path(folder)
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is no folder; give the one that export_relu or save_pretrained wrote")
-    inside = (*_SUBFOLDERS, *_module_folders(folder))
+    tokenizers = (path.name for path in sorted(folder.glob("*_tokenizer")) if path.is_dir())
+    inside = (*_SUBFOLDERS, *tokenizers, *_module_folders(folder))
     found = [path for place in (folder, *(folder / name for name in inside)) for path in sorted(place.glob("*"))]
     visible = [path for path in found if path.is_file() and not path.name.startswith(".")]
     model_files = [path for path in visible if not _TRAINING_STATE.fullmatch(path.name)]
