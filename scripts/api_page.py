@@ -95,8 +95,8 @@ def _entry(name: str) -> str:
     if name in CONSTANTS:
         return f"### `{name}`\n\n{CONSTANTS[name]}\n"
     documented = getattr(hf_lgelu, name)
-    whole = " ".join(inspect.getdoc(documented).split())
-    text = " ".join(inspect.getdoc(documented).partition("\n\n")[0].split())
+    docstring = inspect.getdoc(documented)
+    whole, text = (" ".join(part.split()) for part in (docstring, docstring.partition("\n\n")[0]))
     changed = next((words for words in _CHANGED if words in whole and words not in text), None)
     text += f" {changed}." if changed else ""
     return f"### `{name}{_signature(documented)}`\n\n{text}\n"

@@ -212,7 +212,7 @@ def _curve(
             network, batches, evaluation_data=second, counts=arguments.keep_curve,
             **_options(arguments) | ({} if arguments.effort == "distill" else {"distill_steps": None, "bf16": False}),
         )  # fmt: skip
-    except (ConversionRefusedError, ValueError, RuntimeError) as error:  # the conversion is not lost for it
+    except (ValueError, RuntimeError) as error:  # the conversion is not lost for it
         tell(f"No curve of kept gates (--keep_curve): {error}")
         return ()
 

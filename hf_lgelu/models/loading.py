@@ -83,10 +83,14 @@ def _keep_gates_untied(original: Any) -> Any:
     def get_expanded_tied_weights_keys(self: PreTrainedModel, *args: Any, **kwargs: Any) -> dict[str, str]:
         # Families that tie whole blocks by a pattern (Zamba) take a gate's buffers for weights, and then find none.
         tied = original(self, *args, **kwargs)
-        gates = {name for name, module in self.named_modules(remove_duplicate=False) if isinstance(module, LambdaGate)}
-        return {target: source for target, source in tied.items() if target.rpartition(".")[0] not in gates}
+        return {target: source for target, source in tied.items() if not _is_of_a_gate(self, target)}
 
     return get_expanded_tied_weights_keys
+
+
+def _is_of_a_gate(model: nn.Module, name: str) -> bool:
+    owner, _, tensor = name.rpartition(".")
+    return tensor in _STATE and isinstance(model.get_submodule(owner), LambdaGate)
 
 
 def _report_lambda_gelu_keys(original: Any) -> Any:

@@ -110,7 +110,7 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
             mean = (moments.feature_sum[:, features] / moments.count).cpu()
             offset = torch.einsum("gmd,gd->gm", change, mean).flatten()
             constant = torch.where(_reachable(consumer.target.scale), constant, constant + offset)
-    for consumer, _ in places:
+    for consumer in layer.maps:
         if consumer.bias is not None:  # each channel's constant goes to the first map that reaches it
             scale = consumer.bias.scale
             _add(student, consumer.bias.parameter, constant * _inverse(scale))

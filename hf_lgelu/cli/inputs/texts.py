@@ -78,9 +78,8 @@ def text_blocks(
     """`wanted` blocks of `length` tokens, or all; the tokens themselves are the labels, and the model shifts them.
 
     The texts follow one another, each with a line's end behind it where it has none; what is left behind the last whole
-    block is dropped. Where
-    the tokenizer begins a text with a token of its own (Llama, Gemma), every block begins with that, as whatever the
-    model reads does. Of many texts only as many are read as it takes, in a seeded order.
+    block is dropped. Where the tokenizer begins a text with a token of its own (Llama, Gemma), every block begins with
+    that, as whatever the model reads does. Of many texts only as many are read as it takes, in a seeded order.
 
     Raises ValueError if the texts do not fill one block.
     """

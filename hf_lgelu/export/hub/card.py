@@ -337,10 +337,10 @@ def _plain_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, wher
 
 def _lgelu_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, where: str) -> str:
     """ "" for what says how it is loaded without, as `from_pretrained` then needs more than this package."""
-    if export == "lambda_gelu" or export not in facts.loading_code:
-        own = facts.loading_code.get("lambda_gelu", "").strip() if export == "lambda_gelu" else ""
-        return own or loading.with_hf_lgelu(checkpoint.model_class, where)
-    return ""
+    own = facts.loading_code.get(export, "").strip()
+    if own:
+        return own if export == "lambda_gelu" else ""
+    return loading.with_hf_lgelu(checkpoint.model_class, where)
 
 
 def _limits(facts: CardFacts, export: str) -> str:
