@@ -135,6 +135,26 @@ def test_a_curve_that_cannot_be_measured_costs_no_conversion(place, tmp_path, ca
     assert "keep_curve" not in report_of(tmp_path / "relu")
 
 
+def test_steps_of_a_rung_that_a_tolerance_asks_for_are_none_of_the_curves(place, tmp_path, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--tolerance", 1000, "--distill_steps", 5)
+    status, _, errors = call(*words, "--keep_curve", "0", "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert (status, errors) == (0, "")
+    assert [point["converted"] for point in report_of(tmp_path / "relu")["keep_curve"]] == [2]
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_a_curve_that_fails_costs_no_conversion(place, tmp_path, monkeypatch, call, kind):
+    def fail(*args, **options):
+        raise kind("gates that share a λ")
+
+    monkeypatch.setattr(module, "keep_curve", fail)
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--keep_curve", "0,1")
+    status, said, _ = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    assert status == 0
+    assert "No curve of kept gates (--keep_curve): gates that share a λ" in said
+    assert {path.name for path in (tmp_path / "relu").iterdir()} == FILES
+
+
 def test_a_number_of_gates_that_the_curve_cannot_have_is_named(place, tmp_path, monkeypatch, call):
     monkeypatch.setattr(module, "_converted", stop)
     words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")

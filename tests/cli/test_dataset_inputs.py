@@ -18,6 +18,8 @@ from transformers import (
     BertGenerationDecoder,
     BertModel,
     ByT5Tokenizer,
+    DeiTConfig,
+    DeiTForImageClassificationWithTeacher,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
@@ -553,6 +555,13 @@ def test_images_go_through_the_models_own_processor(pictures, tmp_path):
     expected = processor([images[i] for i in numbers], return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(batch["pixel_values"], expected)
     assert batch["labels"].tolist() == [1 - [0, 1, 1, 0, 1, 0][i] for i in numbers]
+
+
+def test_a_classifier_with_a_teacher_is_scored_by_its_classes(pictures, tmp_path):
+    config = DeiTConfig(**SMALL, image_size=16, patch_size=8, id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1})
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    made = whole(inputs(pictures[1], DeiTForImageClassificationWithTeacher(config), str(tmp_path), wanted=4, seed=1))
+    assert made["labels"].tolist() == [1 - [0, 1, 1, 0, 1, 0][i] for i in sample_numbers(6, 4, 1).tolist()]
 
 
 def test_images_of_a_timm_model_are_normalized_by_its_pretrained_cfg(pictures, tmp_path):
