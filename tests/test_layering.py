@@ -13,15 +13,14 @@ PACKAGE = Path(__file__).parents[1] / "hf_lgelu"
 # What a part may import of the others. The top-level __init__ collects the public names; nothing imports it.
 ALLOWED = {
     "activation": set(),
-    "files": set(),
-    "models": {"activation", "files"},
+    "models": {"activation"},
     "training": {"activation", "models"},
-    "refit": {"activation", "files", "models"},
-    "export": {"activation", "files", "models", "refit.page", "refit.report", "refit.wording"},
-    "analysis": {"activation", "files", "models", "export"},
-    "cli": {"activation", "files", "models", "training", "refit", "export", "analysis"},
+    "refit": {"activation", "models"},
+    "export": {"activation", "models", "refit.page", "refit.report", "refit.wording"},
+    "analysis": {"activation", "models", "export"},
+    "cli": {"activation", "models", "training", "refit", "export", "analysis"},
 }
-ANYWHERE = {"version", "extras", "environment", "formats", "host_imports", "registry"}
+ANYWHERE = {"version", "extras", "environment", "files", "formats", "host_imports", "registry"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -32,7 +32,7 @@ from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card_text import shown
 from hf_lgelu.export.hub.conversion_card import Provenance, original_licence, write_conversion_card
 from hf_lgelu.export.hub.hub_id import is_hub_id
-from hf_lgelu.files.whole_folder import whole_folder
+from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.comparison import require_same_model
 from hf_lgelu.models.sites import find_sites

@@ -24,7 +24,7 @@ from hf_lgelu.cli.saying import say
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.hub.conversion_card import original_licence
 from hf_lgelu.export.targets import EXPORT_TARGETS, ExportTarget
-from hf_lgelu.files.whole_folder import whole_folder
+from hf_lgelu.files import whole_folder
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites
 
 _EXAMPLE_ROWS = 64

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hf_lgelu.cli.given_checkpoint import read_checkpoint, require_hardness
 from hf_lgelu.export.hub.hardness_figure import draw_hardness
-from hf_lgelu.files.whole_file import whole_file
+from hf_lgelu.files import whole_file
 from hf_lgelu.models.profile import mean_of_several, smallest_by_site, swap_errors
 from hf_lgelu.training.hardening import is_hardened
 

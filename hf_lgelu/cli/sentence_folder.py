@@ -20,7 +20,7 @@ from hf_lgelu.cli.sentence_embedder import SentenceEmbedder, embedder_of
 from hf_lgelu.export.hub.loading import SENTENCE_CLASSES, sentence_class, sentence_settings
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.extras import require
-from hf_lgelu.files.links import require_inside
+from hf_lgelu.files import require_inside
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
 
 # Of the encoder, written anew; and other forms of the whole network, which would still be the smooth one.

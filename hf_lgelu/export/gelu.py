@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.export.folding.fold import FoldedSite, fold_hardness, max_relative_change
-from hf_lgelu.files.whole_folder import whole_folder
+from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models
 from hf_lgelu.models.config_keys import ConfigChange

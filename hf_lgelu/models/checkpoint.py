@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import CHAT_TEMPLATE_DIR, logging
 
-from hf_lgelu.files.links import require_inside
+from hf_lgelu.files import require_inside
 from hf_lgelu.models.mlp import MLPForClassification
 from hf_lgelu.models.rebuild import from_pretrained
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_lgelu.files.picture_file import save_picture
+from hf_lgelu.files import save_picture
 from hf_lgelu.formats import score, significant
 from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hf_lgelu.files.whole_folder import hold
+from hf_lgelu.files import hold
 from hf_lgelu.models.comparison import allowed_rounding
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.refit.batches import TRIED

@@ -10,7 +10,7 @@ import pytest
 
 from hf_lgelu.cli.command import main, parser_of
 from hf_lgelu.cli.table import COMMANDS, Command
-from hf_lgelu.files.whole_folder import whole_folder
+from hf_lgelu.files import whole_folder
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)

@@ -14,7 +14,6 @@ import hf_lgelu  # noqa: F401  registers lambda_gelu
 from hf_lgelu.export.onnx import onnx_export
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, count_operations, read_onnx
-from hf_lgelu.files.whole_file import whole_file
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 OPERATION = {"gelu": "Gelu", "lambda_gelu": "Erf", "relu": "Relu"}
@@ -260,19 +259,6 @@ def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
             with pytest.raises(ImportError, match=rf"{module} cannot be imported .*hf-lgelu\[onnx\]"):
                 export_onnx(network, path, torch.randn(2, 5))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_complete_or_not_there(tmp_path):
-    with pytest.raises(KeyError), whole_file(tmp_path / "x") as file:  # noqa: PT012
-        file.write_text("half")
-        raise KeyError
-    assert list(tmp_path.iterdir()) == []
-    with whole_file(tmp_path / "sub" / "x") as file:
-        file.write_text("whole")
-        file.with_name("y").write_text("by the way")
-    assert [entry.name for entry in (tmp_path / "sub").iterdir()] == ["x"]
-    with pytest.raises(IsADirectoryError, match="is a folder"), whole_file(tmp_path / "sub", overwrite=True):
-        pass
 
 
 class InPlace(nn.Module):

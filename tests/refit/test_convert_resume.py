@@ -11,7 +11,7 @@ from full_disk import full_disk
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.files.whole_folder import hold
+from hf_lgelu.files import hold
 from hf_lgelu.refit import attempts, distill, resume
 from hf_lgelu.refit.dials import EFFORTS
 from hf_lgelu.refit.resume import forget_work

@@ -36,7 +36,7 @@ from hf_lgelu.export.onnx.onnx_run import (
     strip_metadata,
 )
 from hf_lgelu.extras import require
-from hf_lgelu.files.whole_file import whole_file
+from hf_lgelu.files import whole_file
 from hf_lgelu.models.comparison import OutputChange
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}

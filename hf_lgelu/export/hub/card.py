@@ -23,7 +23,7 @@ from hf_lgelu.export.hub.card_text import (
 from hf_lgelu.export.hub.hardness_figure import draw_hardness
 from hf_lgelu.export.hub.hub_id import is_hub_id
 from hf_lgelu.export.hub.loading import CheckpointFacts
-from hf_lgelu.files.whole_file import whole_file
+from hf_lgelu.files import whole_file
 from hf_lgelu.formats import percent, score
 
 FIGURE_FILE = "hardness.png"

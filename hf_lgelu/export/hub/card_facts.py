@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 from hf_lgelu.export.hub.loading import CheckpointFacts
-from hf_lgelu.files.whole_file import whole_file
+from hf_lgelu.files import whole_file
 from hf_lgelu.models.comparison import OutputChange
 
 CARD_FACTS_FILE = "card_facts.json"

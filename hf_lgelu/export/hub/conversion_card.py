@@ -24,7 +24,7 @@ from hf_lgelu.export.hub.card_text import (
 )
 from hf_lgelu.export.hub.hub_id import is_hub_id
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
-from hf_lgelu.files.whole_file import whole_file
+from hf_lgelu.files import whole_file
 from hf_lgelu.formats import quoted, score
 from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network
 from hf_lgelu.refit.report import ConversionReport, evaluations

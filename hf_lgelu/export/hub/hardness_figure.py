@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from hf_lgelu.files.picture_file import save_picture
+from hf_lgelu.files import save_picture
 
 _DOTS_PER_INCH = 120
 _STAGES = (("o", "#ee6677"), ("D", "#1b4f7a"))

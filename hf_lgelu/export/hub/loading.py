@@ -11,7 +11,7 @@ from huggingface_hub.constants import CONFIG_NAME
 
 from hf_lgelu.activation.gates import ACTIVATION_NAMES, DEFAULT_GATE
 from hf_lgelu.export.hub.push import MODULES_FILE
-from hf_lgelu.files.whole_file import whole_file
+from hf_lgelu.files import whole_file
 from hf_lgelu.models import mlp
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.site_record import RECORD_KEY

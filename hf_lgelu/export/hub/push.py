@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from transformers.utils import CHAT_TEMPLATE_DIR
 
 from hf_lgelu.export.hub.card_text import holds_token, without_tokens
-from hf_lgelu.files.links import require_inside
+from hf_lgelu.files import require_inside
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from hf_lgelu.export.onnx.onnx_run import (
     strip_metadata,
 )
 from hf_lgelu.extras import require
-from hf_lgelu.files.whole_file import whole_file
+from hf_lgelu.files import whole_file
 from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, evaluation_mode, keeping_buffers
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_lgelu.export.onnx.onnx_export import OnnxReport, export_onnx
-from hf_lgelu.files.whole_folder import whole_folder
+from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.example_run import Inputs, in_dtype
 from hf_lgelu.models.own_forward import independent_copy

@@ -1,0 +1,175 @@
+"""Files and folders that are written whole or not at all. Nothing here knows what a model is."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from huggingface_hub.constants import CONFIG_NAME
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@contextmanager
+def whole_file(target: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield the path of a file to write, in a new folder beside `target`; it becomes `target` when the block ends well.
+
+    The new folder, with whatever else was written into it, is removed in every case. After an error what was at
+    `target` is as it was. A link at `target` is replaced, not written through.
+
+    Raises:
+        FileExistsError: there is something at `target` and `overwrite` is False.
+        IsADirectoryError: `target` is a folder.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     with whole_file(Path(place, "notes.txt")) as new:
+        ...         _ = new.write_text("all of it")
+        ...     Path(place, "notes.txt").read_text()
+        'all of it'
+    """
+    target = Path(target)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a folder; give the path of a file")
+    if target.exists() and not overwrite:
+        raise FileExistsError(f"{target} is there already; give another path, or replace it with overwrite=True")
+    with _folder_beside(target) as folder:
+        yield folder / target.name
+        os.replace(folder / target.name, target)
+
+
+@contextmanager
+def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a new folder to write into; it becomes `target` when the block ends well.
+
+    After an error nothing is left behind, and what was at `target` is as it was. A process that is killed may leave a
+    hidden folder beside `target`.
+
+    Args:
+        target: the folder to be. An empty one may be there. Of a link, what it leads to.
+        overwrite: put the new folder in the place of one that is not empty, if it holds a model: a config.json.
+
+    Raises:
+        FileExistsError: `target` is not empty, and `overwrite` is False, or it holds no model, or a Trainer's
+            checkpoints or a repository of git beside it.
+        NotADirectoryError: `target` is a file.
+        ValueError: the current folder is `target` or inside it, and would be gone; or `target` is where a disk is
+            mounted, and can be neither moved nor replaced.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     with whole_folder(Path(place, "model")) as new:
+        ...         _ = (new / "config.json").write_text("{}")
+        ...     os.listdir(place)
+        ['model']
+    """
+    named, target = Path(target), Path(os.path.realpath(target))
+    if Path.cwd().is_relative_to(target):
+        raise ValueError(f"{named} is the current folder or has it inside; give a folder of the export's own")
+    if os.path.ismount(target):
+        raise ValueError(f"{named} is a mount point and cannot be replaced as a whole; give a folder inside it")
+    _require_replaceable(named, overwrite)
+    with _folder_beside(target) as folder:
+        new, old = folder / "new", folder / "old"
+        new.mkdir()
+        yield new
+        _require_replaceable(named, overwrite)  # it may have been filled in the meantime
+        try:
+            if target.exists():
+                os.replace(target, old)
+            os.replace(new, target)
+        finally:  # also when it is interrupted between the two
+            if old.exists() and not target.exists():
+                os.replace(old, target)
+
+
+def _require_replaceable(target: Path, overwrite: bool) -> None:
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(f"{target} is a file; give a folder")
+    if not target.exists() or not any(target.iterdir()):
+        return
+    if not overwrite:
+        raise FileExistsError(
+            f"{target} is not empty; give another folder, or replace this one with overwrite=True (--overwrite)"
+        )
+    # sentence-transformers may keep its encoder, with the config, in a folder of its own.
+    checkpoints = sorted(path.name for path in target.glob("checkpoint-*") if path.is_dir())
+    if not any((target / name).is_file() for name in (CONFIG_NAME, "modules.json")):
+        reason = "holds no config.json: it is no model that an export could replace"
+    elif (target / ".git").exists():
+        reason = "is a repository of git, with its history"
+    elif checkpoints:
+        reason = f"holds the checkpoints of a training ({', '.join(checkpoints[:3])})"
+    else:
+        return
+    raise FileExistsError(f"{target} {reason}, and would be lost. Give another folder, or remove this one yourself")
+
+
+@contextmanager
+def _folder_beside(target: Path) -> Iterator[Path]:
+    """Yield a new hidden folder beside `target`, on the same disk; it is removed in the end."""
+    above = next((parent for parent in target.parents if parent.exists()), None)
+    if above is not None and not above.is_dir():
+        raise NotADirectoryError(f"{above} is a file, and nothing can be written below it; give another place")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=".hf_lgelu"))
+    except OSError as error:  # it names the hidden folder, which nobody gave
+        raise OSError(
+            error.errno, f"{error.strerror}: nothing can be written to {target.parent}; give another place", str(target)
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def hold(path: Path) -> int | None:
+    """A file of that name, locked until it is closed or the process ends; None where the system has no such locks.
+
+    Raises BlockingIOError where another process holds it.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise BlockingIOError(error.errno, f"another process works in {path.parent}") from error
+        return None
+    return descriptor
+
+
+def require_inside(file: Path, folder: Path) -> None:
+    """Raise ValueError if `file`, in `folder`, is or lies behind a link that leads out of it.
+
+    The Hub's cache is all links, from snapshots/REVISION to blobs/ beside it: those are the model's own.
+    """
+    whole = folder.resolve()
+    own = [whole, whole.parent.parent / "blobs"] if whole.parent.name == "snapshots" else [whole]
+    target = file.resolve()
+    if not any(target.is_relative_to(place) for place in own):
+        raise ValueError(
+            f"{file.relative_to(folder)} in {folder} is a link that leads out of the folder, and would be copied (and "
+            "pushed) with the model; put the file itself in its place, or remove the link"
+        )
+
+
+def save_picture(figure: "Figure", path: str | os.PathLike, dots_per_inch: int) -> Path:
+    """Write a PNG, of the same numbers the same bytes, whose folder is made if it is not there; its path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Which matplotlib it was would make another file of the same picture.
+    figure.savefig(path, dpi=dots_per_inch, metadata={"Software": None})
+    return path
