@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
     from hf_lgelu.refit.gate_costs import gate_costs as gate_costs
-    from hf_lgelu.refit.keep_curve import KeepPoint as KeepPoint
-    from hf_lgelu.refit.keep_curve import keep_curve as keep_curve
     from hf_lgelu.refit.report import ConversionReport as ConversionReport
     from hf_lgelu.refit.report import Evaluation as Evaluation
     from hf_lgelu.refit.report import LayerRefit as LayerRefit
@@ -96,7 +94,6 @@ _HOME = {
     "Evaluation": "refit.report",
     "HardeningCallback": "training.callbacks",
     "HardnessLogCallback": "training.hardness_log",
-    "KeepPoint": "refit.keep_curve",
     "LambdaGELU": "activation.module",
     "LambdaGELUTanh": "activation.module",
     "LambdaGELUTrainer": "training.trainer",
@@ -132,7 +129,6 @@ _HOME = {
     "hardness_profile": "models.profile",
     "initialize_hardness": "models.profile",
     "is_hardened": "training.hardening",
-    "keep_curve": "refit.keep_curve",
     "kernel_report": "activation.report",
     "lambda_gelu": "activation.functional",
     "lambda_gelu_tanh": "activation.functional",
@@ -170,7 +166,6 @@ __all__ = [
     "Evaluation",
     "HardeningCallback",
     "HardnessLogCallback",
-    "KeepPoint",
     "LambdaGELU",
     "LambdaGELUTanh",
     "LambdaGELUTrainer",
@@ -205,7 +200,6 @@ __all__ = [
     "hardness_profile",
     "initialize_hardness",
     "is_hardened",
-    "keep_curve",
     "kernel_report",
     "lambda_gelu",
     "lambda_gelu_tanh",

@@ -48,8 +48,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Substituting": ("substitute_relu", "temporary_relu", "fold_hardness"),
     "Converting without training": (
-        "convert_to_relu", "gate_costs", "keep_curve", "Conversion", "ConversionReport", "Evaluation", "NetChange",
-        "LayerRefit", "KeepPoint",
+        "convert_to_relu", "gate_costs", "Conversion", "ConversionReport", "Evaluation", "NetChange",
+        "LayerRefit",
     ),
     "Exporting": (
         "export_relu", "export_gelu", "export_onnx", "write_card", "CardFacts", "CardData", "CardScores",

@@ -35,10 +35,8 @@ from hf_lgelu.export.hub.hub_id import is_hub_id
 from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.comparison import require_same_model
-from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.convert import convert_to_relu
-from hf_lgelu.refit.figure import draw_conversion, draw_keep_curve
-from hf_lgelu.refit.keep_curve import KeepPoint, counts_to_keep, keep_curve
+from hf_lgelu.refit.figure import draw_conversion
 from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.processes import known_processes, main_process_first, wait_for_all
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
@@ -48,7 +46,6 @@ from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.wording import summarize
 
 PAGE_FILE, FIGURE_FILE = "report.md", "refit.png"
-CURVE_FILE = "keep.png"
 
 _COMPARED_ROWS = 8
 _EQUALIZED_BATCHES = 16  # of 8 rows: a range needs no more
@@ -80,8 +77,6 @@ def convert(arguments: Namespace) -> ConversionReport:
         with main_process_first():  # data sets are prepared once
             given = read_checkpoint(arguments.model, progress=progress)
             require_gates(given)
-            if arguments.keep_curve is not None:  # told before the work
-                tell(_points_of(arguments.keep_curve, len(find_sites(given.network))))
             if given.sentences is not None:
                 _require_one_key_says_it(arguments)
             given.network.to(state.device)
@@ -91,12 +86,11 @@ def convert(arguments: Namespace) -> ConversionReport:
             require_fitting_rows(given.network, given.name, inputs.first(2), inputs.description, _ADVICE)
         converted, report = _converted(arguments, given.network, data, evaluation, tell, progress, work)
         tell(summarize(report))
-        points = _curve(arguments, given.network, data, evaluation, tell)
         equalized = _equalized(converted, data, tell) if arguments.equalize and new is not None else ()
         if new is not None:
             rescaled = tuple(layer.name for layer in equalized)
             provenance = replace(_provenance(arguments, data, evaluation, state.num_processes), equalized=rescaled)
-            _write(new, arguments, given, converted, report, provenance, data, points, equalized)
+            _write(new, arguments, given, converted, report, provenance, data, equalized)
     if work is not None and state.is_main_process:
         forget_work(work)
     tell(f"Saved in {folder}, with {PAGE_FILE} and the model card README.md")
@@ -117,16 +111,6 @@ def _saying_what_is_kept(work: Path | None) -> Iterator[None]:
         raise KeyboardInterrupt(
             f"no model was written, and what was done is kept in {work}: the same call goes on from there"
         ) from interrupt
-
-
-def _points_of(counts: Sequence[int], gates: int) -> str:
-    """What a curve will have. Raises ValueError where no number leaves a gate to convert."""
-    points = counts_to_keep(counts, gates)
-    left_out = sorted(set(counts) - set(points))
-    said = f"The curve of kept gates (--keep_curve) has {', '.join(map(str, reversed(points)))}"
-    if left_out:
-        said += f", and not {', '.join(map(str, left_out))}: of {gates} gates at most {gates - 1} can stay"
-    return said
 
 
 def _require_one_key_says_it(arguments: Namespace) -> None:
@@ -175,46 +159,20 @@ def _converted(
             tolerance=arguments.tolerance,
             progress=progress,
             checkpoint_dir=work,
-            **_options(arguments),
+            batch_size=arguments.batch_size,
+            outputs=arguments.outputs,
+            target=arguments.target,
+            effort=arguments.effort,
+            width_budget=arguments.width_budget,
+            max_seconds=arguments.max_seconds,
+            distill_steps=arguments.distill_steps,
+            bf16=arguments.bf16,
+            allow_unrefitted=arguments.allow_unrefitted,
         )
     except ConversionRefusedError as error:
         if error.report is not None:
             tell(summarize(error.report))
         raise
-
-
-def _options(arguments: Namespace) -> dict[str, Any]:
-    """What a conversion and each point of a curve share."""
-    return {
-        "batch_size": arguments.batch_size,
-        "outputs": arguments.outputs,
-        "target": arguments.target,
-        "zeros": arguments.zeros,
-        "effort": arguments.effort,
-        "width_budget": arguments.width_budget,
-        "max_seconds": arguments.max_seconds,
-        "distill_steps": arguments.distill_steps,
-        "bf16": arguments.bf16,
-        "allow_unrefitted": arguments.allow_unrefitted,
-    }
-
-
-def _curve(
-    arguments: Namespace, network: nn.Module, data: InputSet, evaluation: InputSet | None, tell: Callable[[str], None]
-) -> tuple[KeepPoint, ...]:
-    """How near conversions come that keep some gates; () where that was not asked for, or cannot be measured."""
-    if arguments.keep_curve is None:
-        return ()
-    second = None if evaluation is None else evaluation.batches("second set", progress=False)
-    batches = data.batches("inputs", progress=False)
-    try:
-        return keep_curve(
-            network, batches, evaluation_data=second, counts=arguments.keep_curve,
-            **_options(arguments) | ({} if arguments.effort == "distill" else {"distill_steps": None, "bf16": False}),
-        )  # fmt: skip
-    except (ValueError, RuntimeError) as error:  # the conversion is not lost for it
-        tell(f"No curve of kept gates (--keep_curve): {error}")
-        return ()
 
 
 def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]) -> tuple[EqualizedLayer, ...]:
@@ -255,7 +213,6 @@ def _write(
     report: ConversionReport,
     provenance: Provenance,
     data: InputSet,
-    points: Sequence[KeepPoint],
     equalized: Sequence[EqualizedLayer],
 ) -> None:
     """Everything that the output folder holds; the model in it, loaded again, must be the converted one."""
@@ -264,9 +221,6 @@ def _write(
     reloaded.to(next(converted.parameters()).device)
     require_same_model(converted, reloaded, data.first(_COMPARED_ROWS))
     document: dict[str, Any] = {"provenance": provenance.as_dict(), "report": report.as_dict()}
-    if points:
-        document["keep_curve"] = [asdict(point) for point in points]
-        draw_keep_curve(folder / CURVE_FILE, points)
     if equalized:
         document["equalized"] = [asdict(layer) for layer in equalized]
     text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)

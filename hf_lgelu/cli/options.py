@@ -72,11 +72,6 @@ def target_gate(text: str) -> str:
     return text
 
 
-def whole_numbers(text: str) -> list[int]:
-    """Whole numbers from 0 on, with commas between."""
-    return [at_least(0)(count) for count in _names(text)]
-
-
 def switch(name: str, help: str) -> Option:
     """An option without a value."""
     return Option(name, help, {"action": "store_true"})

@@ -28,10 +28,9 @@ from hf_lgelu.cli.options import (
     positive_number,
     switch,
     target_gate,
-    whole_numbers,
 )
 from hf_lgelu.export.targets import EXPORT_TARGETS
-from hf_lgelu.refit.dials import EFFORTS, FAR_KL, KEPT_COUNTS, Dials
+from hf_lgelu.refit.dials import EFFORTS, FAR_KL, Dials
 
 
 @dataclass(frozen=True)
@@ -146,14 +145,8 @@ _ROWS = (
             Option(
                 "--target",
                 "What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 has another slope "
-                "than 0.01, leaky_relu:fitted the nearest. Left out: relu.",
+                "than 0.01. Left out: relu.",
                 {"type": target_gate, "default": "relu", "metavar": "GATE"},
-            ),
-            Option(
-                "--zeros",
-                "Share of zeros that is wanted behind every gate, 0.9 or so, for what skips work on them. Left out: as "
-                "it comes.",
-                {"type": positive_number},
             ),
             Option(
                 "--keep",
@@ -161,16 +154,10 @@ _ROWS = (
                 {"type": gates_to_keep, "default": 0, "metavar": "GATES"},
             ),
             Option(
-                "--keep_curve",
-                "Convert once more for each of these numbers of gates kept, and draw how near that comes (keep.png, "
-                "and in report.json). Without a value, 0,1,2,4,8. Left out: not drawn.",
-                {"type": whole_numbers, "nargs": "?", "const": list(KEPT_COUNTS), "metavar": "NUMBERS"},
-            ),
-            Option(
                 "--effort",
-                "How hard it tries: refit, the maps behind the gates; place, each ReLU's kink and slope too; blocks, "
-                "both maps of every block; distill, all blocks together. Each after the ones before, and kept only "
-                "where inputs held out are nearer for it. Left out: refit, with --tolerance as far as needed.",
+                "How hard it tries: refit, the maps behind the gates; place, each ReLU's kink and slope too; distill, "
+                "all blocks together. Each after the ones before, and kept only where inputs held out are nearer for "
+                "it. Left out: refit, with --tolerance as far as needed.",
                 {"choices": EFFORTS},
             ),
             Option(

@@ -3,7 +3,7 @@
 import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -20,18 +20,14 @@ from hf_lgelu.refit.dials import EFFORTS, Dials, Effort
 from hf_lgelu.refit.distill import can_be_distilled, distill
 from hf_lgelu.refit.exchange import Exchange
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
-from hf_lgelu.refit.gap import played_modules
-from hf_lgelu.refit.ladder import Climb, Metric, climb
+from hf_lgelu.refit.ladder import CHOSEN_ON_THEM, Climb, Metric, Progress, climb, is_nearer
 from hf_lgelu.refit.layers import find_layers
-from hf_lgelu.refit.layerwise import LayerStep, Reconstruction, refit_layers
-from hf_lgelu.refit.nearer import CHOSEN_ON_THEM, is_nearer
+from hf_lgelu.refit.layerwise import refit_layers
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.preparation import Preparation
 from hf_lgelu.refit.program import Programs
-from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import Evaluation, LayerRefit
 from hf_lgelu.refit.resume import Work
-from hf_lgelu.refit.thinning import Thinning
 from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.weights import forget_quantizer
 from hf_lgelu.refit.widen import Room, make_room
@@ -50,8 +46,6 @@ class Attempt:
     config_changes: tuple[str, ...]
     width_share: float
     moved: tuple[str, ...]
-    played: Mapping[tuple[str, ...], tuple[str, ...]]
-    """{names of a layer's maps: the modules that give all that it gives, in the original's scale}, where there are."""
     standard_errors: float = 0.0
     """By how many of them it has to be nearer on the units held out than another network to be kept."""
 
@@ -77,7 +71,7 @@ class Attempts:
     @property
     def rungs(self) -> list[Effort]:
         """All that the model can take and there are inputs for."""
-        if not self._can_hold_out or self._dials.zeros is not None:
+        if not self._can_hold_out:
             return ["refit"]
         possible = {"place": self._dials.can_be_placed, "distill": can_be_distilled(self._model)}
         return [effort for effort in EFFORTS if possible.get(effort, True)]
@@ -107,7 +101,7 @@ class Attempts:
         """The network of a rung: distilled from the best one so far, else made from the original."""
         if effort == "distill" and best is not None:
             return self._distilled(best)
-        is_placed = effort != "refit" and self._dials.can_be_placed
+        is_placed = effort == "place"
         room = self._room if is_placed else Room(self._model)
         programs = self._programs if room.model is self._model else self._wide_programs
         with evaluation_mode(room.model):
@@ -115,42 +109,27 @@ class Attempts:
         rewritten = self._exchange.carry_out(converted)
         changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(converted)]
         forget_checkpoint(converted)
-        carrier = Carrier(
-            programs,
-            converted,
-            self._folds,
-            gate_maps_change=effort != "refit" or self._dials.zeros is not None,
-            whole_blocks=effort == "blocks",
-        )
-        if effort == "blocks" and best is not None and not carrier.trace.blocks:
-            return best  # of convolutions alone: there is no block of linear layers to move
+        carrier = Carrier(programs, converted, self._folds, gate_maps_change=is_placed)
         program, found = carrier.trace.program, carrier.layers
-        steps: list[LayerStep] = []
+        preparation = None
         if is_placed:
-            steps.append(Preparation(room.model, programs.sites, self._folds, program, found, room.extra))
-        if self._dials.zeros is not None:
-            steps.append(Thinning(room.model, programs.sites, self._folds, program, found, self._dials.zeros))
-        if effort == "blocks":
-            steps.append(Reconstruction(carrier, programs.sites))
+            preparation = Preparation(room.model, programs.sites, self._folds, program, found, room.extra)
         layers = refit_layers(
             carrier,
             converted,
             self._allow_unrefitted,
             self._progress.bar(effort, len(found.layers) * carrier.steps_per_layer),
-            steps,
+            preparation,
             self._work.rung(effort),
             math.inf if best is None else self._ends,
         )
-        units = find_gate_units(program)
-        moved = dict.fromkeys(name for unit in units for name in unit.parameters)
+        moved = dict.fromkeys(name for unit in find_gate_units(program) for name in unit.parameters)
         moved |= dict.fromkeys(
             name for layer in found.layers for consumer in layer.maps for name in consumer.parameters
         )
-        scaled = units if is_placed or self._dials.zeros is not None else []
         return Attempt(
-            effort, converted, tuple(layers), *self._evaluated(converted), tuple(changes), room.share, tuple(moved),
-            played_modules(found.layers, {unit.before.weight_name.rpartition(".")[0] for unit in scaled}),
-        )  # fmt: skip
+            effort, converted, tuple(layers), *self._evaluated(converted), tuple(changes), room.share, tuple(moved)
+        )
 
     @functools.cached_property
     def _room(self) -> Room:
@@ -178,10 +157,10 @@ class Attempts:
         steps, bf16 = self._dials.distill_steps, self._dials.bf16
         # Which rung was best may differ from call to call, and the steps.
         work = self._work.rung(f"distill-{best.effort}-{steps or 'default'}{'-bf16' * bf16}")
-        work.begin(converted)
         if work.done:
             work.restore(0, converted)
         else:
+            work.begin(converted)
             distill(
                 self._model,
                 converted,
@@ -191,7 +170,6 @@ class Attempts:
                 max_seconds=None if self._ends == math.inf else max(1e-9, self._ends - time.perf_counter()),
                 steps=steps,
                 bf16=bf16,
-                work=work,
             )
             if time.perf_counter() < self._ends:  # else the time ran out, and another call may have more
                 work.save(0, converted, None)

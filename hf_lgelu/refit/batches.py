@@ -106,7 +106,7 @@ def read_batches(
         ValueError: axes that do not agree, items that cannot be stacked, a count below 1, or collate without a dataset.
     """
     for name, value in (("batch_size", batch_size), ("max_units", max_units)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is not None and value < 1:
             raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
     return _read(data, batch_size, collate, max_units)  # a generator would find out only when it is read
 

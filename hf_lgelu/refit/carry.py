@@ -5,18 +5,19 @@ layer.
 """
 
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.models.padding import DECODER_INPUTS, is_of_sound, mask_of_frames
-from hf_lgelu.refit.blocks import BlockRows
-from hf_lgelu.refit.carried_states import CarriedStates
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layers import Layer, Layers, LinearMap, find_layers
@@ -25,7 +26,6 @@ from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.program import Gate, Program, Programs, Stage, Stop, differing_nodes, plan_stages, upstream
 from hf_lgelu.refit.ridge import held_out_once
-from hf_lgelu.refit.widen import Block, find_blocks
 
 ROWS_PER_FEATURE = 16
 """Positions of feature maps that a convolution is fitted on, per feature. A ResNet-18's layers had errors 8 % to 26 %
@@ -42,7 +42,7 @@ _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 class Trace:
     """The program of one shape of inputs, with its layers.
 
-    `masks` has the input that masks each layer's tokens, `blocks` what is changed together with the maps before.
+    `masks` has the input that masks each layer's tokens.
     """
 
     program: Program
@@ -52,7 +52,6 @@ class Trace:
     original: Mapping[Node, Any]
     converted: Mapping[Node, Any]
     masks: list[Node | None]
-    blocks: Mapping[int, Block]
 
 
 @dataclass(frozen=True)
@@ -67,22 +66,12 @@ class Values:
 class Carrier:
     """Carries every batch of the folds. Use as a context manager; layers are visited once each, in order."""
 
-    def __init__(
-        self,
-        programs: Programs,
-        converted: nn.Module,
-        folds: Folds,
-        gate_maps_change: bool = False,
-        whole_blocks: bool = False,
-    ) -> None:
+    def __init__(self, programs: Programs, converted: nn.Module, folds: Folds, gate_maps_change: bool = False) -> None:
         """`converted`, a copy of the programs' model with other gates at their sites, is refitted meanwhile.
 
-        With `gate_maps_change` the maps before the gates of
-        `converted` are not the original's; with `whole_blocks` they may be changed together with the one behind the
-        gate, and `block_rows` has what that takes.
+        With `gate_maps_change` the maps before the gates of `converted` are not the original's.
         """
-        self._gate_maps_change, self._whole_blocks = gate_maps_change, whole_blocks
-        self.block_rows: list[list[BlockRows]] = []
+        self._gate_maps_change = gate_maps_change
         self._programs, self._converted, self._folds = programs, converted, folds
         self._model, self._sites = model, sites = programs.model, programs.sites
         self._gates = _gate([site.module for site in sites])
@@ -124,12 +113,11 @@ class Carrier:
         layer before was refitted to by then is taken into account.
         """
         sums: list[Moments] = []
-        self.block_rows = [[] for _ in self._folds.folds]
         for fold in range(len(self._folds.folds)):
             total = BufferedMoments(self._zeros(self.layers.layers[index]))
             with same_randomness():
-                for rows in self._visit(index, fold):
-                    total.add(rows)
+                for trace, batch, values, behind in self._carried(index, fold):
+                    total.add(self._rows(trace, batch, index, values, behind))
                     visit()
             found = total.sums().reduce_over_processes()
             if len(sums) > 1 and held_out_once(found.gram.shape[-1], sum(part.count for part in sums)):
@@ -157,13 +145,6 @@ class Carrier:
                 for _ in self._carried(index, fold):
                     pass
 
-    def _visit(self, index: int, fold: int) -> Iterator[Rows]:
-        for trace, batch, values, behind in self._carried(index, fold):
-            rows = self._rows(trace, batch, index, values, behind)
-            if index in trace.blocks:
-                self.block_rows[fold].append(_block_rows(trace.blocks[index], rows, values, behind))
-            yield rows
-
     def _carried(self, index: int, fold: int) -> Iterator[tuple[Trace, FoldBatch, Values, dict[Node, Any]]]:
         """Each batch of a fold at a layer, with what the converted network has behind its maps."""
         for place, batch in enumerate(self._folds.folds[fold]):
@@ -178,19 +159,13 @@ class Carrier:
         if shape not in self._traces:
             program = self._programs.of(batch)
             layers = find_layers(program, self._model, self._sites)
-            blocks = _blocks(program, layers) if self._whole_blocks else {}
-            stops = [
-                Stop(tuple(operation.node for operation in blocks[index].maps), layer.target)
-                if index in blocks
-                else layer.stop
-                for index, layer in enumerate(layers.layers)
-            ]
+            stops = [layer.stop for layer in layers.layers]
             units = find_gate_units(program) if self._gate_maps_change else []
             changed = [Stop(tuple(operation.node for operation in unit.maps), unit.before.node) for unit in units]
             self._traces[shape] = Trace(
                 program, layers, plan_stages(program, stops), differing_nodes(program, [*stops, *changed]),
                 program.stored(self._model), program.stored(self._converted),
-                [_mask(program, layer) for layer in layers.layers], blocks,
+                [_mask(program, layer) for layer in layers.layers],
             )  # fmt: skip
             self._require_alike(layers)
         return self._traces[shape]
@@ -283,24 +258,6 @@ def _known(node: Node, *known: Mapping[Node, Any]) -> Any:
     return next(values[node] for values in known if node in values)
 
 
-def _blocks(program: Program, layers: Layers) -> dict[int, Block]:
-    """Of layers, by index, those that are changed as a whole: what they add goes to the target as it is."""
-    found = {block.down.node: block for block in find_blocks(program, layers.layers, find_gate_units(program))}
-    return {
-        index: found[layer.maps[0].node]
-        for index, layer in enumerate(layers.layers)
-        if layer.maps[0].node in found and bool((layer.maps[0].target.scale == 1).all())
-    }
-
-
-def _block_rows(block: Block, rows: Rows, values: Values, behind: Mapping[Node, Any]) -> BlockRows:
-    """Of one batch: the block's inputs in the converted network, and the outputs that would reach the target."""
-    inputs = block.down.geometry.feature_rows(_known(block.unit.before.data, values.converted, values.same), None)[:, 0]
-    outputs = rows.residuals + block.down.geometry.output_rows(widened(behind[block.down.node]), None)
-    parts = (widened(inputs), outputs[:, 0])
-    return BlockRows(*(part if rows.counted is None else part[rows.counted] for part in parts))
-
-
 def _gate(modules: Sequence[nn.Module]) -> Gate:
     def run(site: int, value: Tensor) -> Tensor:
         module = modules[site]
@@ -354,3 +311,51 @@ def _pruned(stage: Stage, values: Values) -> dict[str, dict[str, Any]]:
 
 def _is_mask(node: Node) -> bool:
     return node.op == "placeholder" and node.name.endswith("attention_mask")
+
+
+class CarriedStates:
+    """One state a batch, a dict of tensors, tuples or numbers: in memory up to a limit (bytes), the rest on disk."""
+
+    def __init__(self, memory_limit: int) -> None:
+        self._limit, self._used = memory_limit, 0
+        self._kept: dict[Any, tuple[Any, int]] = {}
+        self._folder: tempfile.TemporaryDirectory | None = None
+
+    def close(self) -> None:
+        """Forget all."""
+        self._kept.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def put(self, key: Any, state: dict[str, Any]) -> None:
+        """Keep a state under a key that holds none."""
+        size = _bytes(state)
+        if self._used + size <= self._limit:
+            self._used += size
+            self._kept[key] = (state, size)
+            return
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="hf_lgelu-")
+        path = Path(self._folder.name, f"{len(self._kept)}-{abs(hash(key))}.pt")
+        torch.save(state, path)
+        self._kept[key] = (path, 0)
+
+    def take(self, key: Any) -> dict[str, Any]:
+        """Give the state back, and keep it no longer; an empty one where there was none."""
+        state, size = self._kept.pop(key, ({}, 0))
+        self._used -= size
+        if isinstance(state, Path):
+            loaded = torch.load(state, weights_only=True)
+            state.unlink()
+            return loaded
+        return state
+
+
+def _bytes(state: dict[str, Any]) -> int:
+    """Each storage once: views share one."""
+    storages = {
+        leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes()
+        for leaf in pytree.tree_leaves(state)
+        if isinstance(leaf, Tensor)
+    }
+    return sum(storages.values())

@@ -24,18 +24,19 @@ from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion, labels
 from hf_lgelu.refit.dials import FAR_KL, Dials
 from hf_lgelu.refit.distill import can_be_distilled
 from hf_lgelu.refit.exchange import plan_exchange
-from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.gap import some_held_out, with_returns
+from hf_lgelu.refit.folds import deal_folds, second_set
 from hf_lgelu.refit.gate_costs import check_keep
-from hf_lgelu.refit.ladder import Metric, next_rung
+from hf_lgelu.refit.ladder import Metric, Progress, next_rung
 from hf_lgelu.refit.processes import known_processes
-from hf_lgelu.refit.progress import Progress
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import Mark, work_in
-from hf_lgelu.refit.second_set import second_set
-from hf_lgelu.refit.thinning import shares_of_zeros
-from hf_lgelu.refit.uncounted import uncounted_warnings
-from hf_lgelu.refit.verdict import ConversionRefusedError, config_warnings, conversion_warnings, require_good
+from hf_lgelu.refit.verdict import (
+    ConversionRefusedError,
+    config_warnings,
+    conversion_warnings,
+    require_good,
+    uncounted_warnings,
+)
 from hf_lgelu.refit.weights import why_not_writable
 
 
@@ -68,7 +69,6 @@ def convert_to_relu(
     strict: bool = False,
     keep: int | Sequence[str] = (),
     target: str = "relu",
-    zeros: float | None = None,
     effort: str | None = None,
     width_budget: float = 1.0,
     tolerance: float | None = None,
@@ -116,16 +116,12 @@ def convert_to_relu(
             (`hf_lgelu.gate_costs`). Most configs have one key for all gates and cannot say that: the saved one then
             names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and without this package it is refused.
         target: what the gates become, a row of `hf_lgelu.refit.target_gates.TARGETS`: "relu", "relu6", "leaky_relu",
-            "hardswish" or "relu2"; "leaky_relu:0.1" has another slope than 0.01, "leaky_relu:fitted" the one that is
-            nearest to the gates. No config can say a slope: it is saved as kept gates are. Of all but ReLU, kinks and
-            slopes are not fitted per channel, and blocks not widened.
-        zeros: the share of zeros, 0 to 1, that is wanted behind every gate, for what skips work on them: each channel's
-            kink goes up to that quantile of its inputs, into the bias before the gate, and the maps behind are refitted
-            to that. Of targets that have zeros, with effort "refit" alone. The report says what is reached.
+            "hardswish" or "relu2"; "leaky_relu:0.1" has another slope than 0.01. No config can say a slope: it is saved
+            as kept gates are. Of all but ReLU, kinks and slopes are not fitted per channel, and blocks not widened.
         effort: how hard it tries, each rung after the ones before and kept only where held-out inputs are nearer for
             it: "refit", the maps behind the gates (the default); "place", before that each ReLU's kink and slope, about
-            as quick again; "blocks", then both maps of every block by Adam, layer by layer; "distill", then all blocks
-            by Adam on the whole network's outputs, kept where it is nearer by more than two standard errors.
+            as quick again; "distill", then all blocks by Adam on the whole network's outputs, kept where it is nearer
+            by more than two standard errors.
         width_budget: with effort "place" and above (which it implies), so many times the units in every block: those
             added carry what is linear in it, or are copies of a unit with kinks of their own. The larger, the nearer,
             up to six times and as many units as the block has inputs. The config says the new width; families whose
@@ -143,11 +139,10 @@ def convert_to_relu(
         bf16: take the steps of "distill" under autocast, with products in bfloat16: two to four times as quick on
             processors and GPUs that have it, for networks of some hundred units and more. What they lead to is judged,
             and saved, in the model's own precision.
-        checkpoint_dir: a folder for what is done layer by layer, and of "distill" for its last steps (not with
-            `max_seconds`). A conversion that was killed, called again with the same model, data and arguments, goes on
-            from there, to the same result; the folder of another one, or of more or fewer processes, is refused. All
-            processes must see it. Delete it when the model is saved.
-            `effort`, `tolerance`, `metric`, the steps and the bounds may differ.
+        checkpoint_dir: a folder for the layers and rungs that are done. A conversion that was killed, called again with
+            the same model, data and arguments, goes on from there, to the same result; a "distill" that was broken off
+            begins anew. The folder of another one, or of more or fewer processes, is refused. All processes must see
+            it. Delete it when the model is saved. `effort`, `tolerance`, `metric`, the steps and the bounds may differ.
         allow_unrefitted: where a map behind a gate cannot be refitted (shared or tied weights, no linear map), exchange
             the gate all the same and say so in the report.
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
@@ -176,10 +171,10 @@ def convert_to_relu(
     started = time.perf_counter()
     model = operable_module(model)
     dials = Dials(
-        target=target, zeros=zeros, effort=effort, width_budget=width_budget, tolerance=tolerance,
-        max_seconds=max_seconds, max_kl=max_kl, distill_steps=distill_steps, bf16=bf16,
+        target=target, effort=effort, width_budget=width_budget, tolerance=tolerance, max_seconds=max_seconds,
+        max_kl=max_kl, distill_steps=distill_steps, bf16=bf16,
     )  # fmt: skip
-    _require_convertible(model, kinds, dials, metric, outputs)
+    _require_convertible(model, kinds, dials)
     keep = check_keep(keep, [site.name for site in find_sites(model, kinds)])
     state = known_processes()
     batches = read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)
@@ -194,8 +189,8 @@ def convert_to_relu(
             model, folds, dials, kinds=kinds, keep=keep, outputs=outputs, rewrite_config=rewrite_config
         )
         mark = None if checkpoint_dir is None else Mark.of(
-            model, folds, outputs, gates=(exchange.kinds, exchange.keep, exchange.target), zeros=zeros,
-            width_budget=width_budget, allow_unrefitted=allow_unrefitted,
+            model, folds, outputs, gates=(exchange.kinds, exchange.keep, exchange.target), width_budget=width_budget,
+            allow_unrefitted=allow_unrefitted,
         )  # fmt: skip
         with work_in(checkpoint_dir, mark) as work:
             attempts = Attempts(
@@ -212,7 +207,7 @@ def convert_to_relu(
             model=type(model).__name__,
             gates={site.name: type(site.module).__name__ for site in exchange.sites(model)},
             kept={name: type(model.get_submodule(name)).__name__ for name in exchange.keep},
-            layers=tuple(with_returns(model, best.model, best.layers, best.played, folds, outputs)),
+            layers=best.layers,
             held_out=best.held_out,
             evaluation=evaluation,
             repeated=0 if second is None else second.repeated(),
@@ -227,8 +222,6 @@ def convert_to_relu(
             steps=steps,
             width_share=best.width_share,
             target=exchange.target.title,
-            zeros=shares_of_zeros(model, best.model, exchange, some_held_out(folds)),
-            zeros_wanted=zeros,
             # What was restored took no time that says anything.
             next_step=None if work.is_taken_up else next_rung(steps, attempts.rungs),
         )
@@ -239,21 +232,16 @@ def convert_to_relu(
     return Conversion(best.model, report)
 
 
-def _require_convertible(
-    model: nn.Module, kinds: Sequence[str], dials: Dials, metric: Any, outputs: Sequence[str] | None
-) -> None:
+def _require_convertible(model: nn.Module, kinds: Sequence[str], dials: Dials) -> None:
     """Raise what `convert_to_relu` says it raises of these."""
     reason = why_not_writable(model)
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
-    if metric is not None and not callable(metric):
-        raise TypeError(f"metric must be a function of a model that gives a number, got {metric!r}")
-    _refuse_strings(outputs=outputs)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
     if dials.highest == "distill" and not can_be_distilled(model):
         raise ValueError(
             "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() "
-            "(the result may be cast back), or stop at effort='blocks'"
+            "(the result may be cast back), or stop at effort='place'"
         )
 
 
@@ -275,10 +263,3 @@ def _require_comparable(
         f"{tuple(scores.shape)} with the classes last: no accuracy or perplexity was measured by them"
     )
     return tuple(tensors), (unread,)
-
-
-def _refuse_strings(**names: Any) -> None:
-    """Raise TypeError where a string stands for a sequence of names: each of its letters would be taken for one."""
-    for argument, given in names.items():
-        if isinstance(given, str):
-            raise TypeError(f"{argument} must be a sequence of names such as [{given!r}], got the string {given!r}")

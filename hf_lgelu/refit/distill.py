@@ -23,13 +23,11 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.centred import CentredAdam, CentredMap
 from hf_lgelu.refit.compare import compared_outputs, in_order_of, kl_terms, units_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
-from hf_lgelu.refit.masters import Masters
 from hf_lgelu.refit.moments import widened
+from hf_lgelu.refit.optimizer import CentredAdam, CentredMap, Masters
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
-from hf_lgelu.refit.resume import RungWork, Steps
 
 _STEPS = 200
 _RATES = (0.0003, 0.003, 0.02)
@@ -55,7 +53,6 @@ def distill(
     steps: int | None = None,
     bf16: bool = False,
     max_seconds: float | None = None,
-    work: RungWork | None = None,
 ) -> tuple[float, float]:
     """Adam on some parameters of `converted`. Changes `model` in place: `converted`, where that brings it nearer.
 
@@ -70,8 +67,6 @@ def distill(
         steps: of one batch each; by default 200, and 600 where the first few take a tenth of the loss away.
         bf16: the steps under autocast, with products in bfloat16; what they lead to is judged as the models are.
         max_seconds: stop earlier.
-        work: where steps that are not done are kept, and taken up. With `max_seconds` none are kept: how fast the rate
-            falls then hangs on the clock, and another call would not take the same ones.
 
     Returns:
         (mean loss on the held-out part before, the least one seen).
@@ -83,8 +78,6 @@ def distill(
 
     with _learning(converted, names) as parameters:
         run = _Distillation(original, converted, folds, outputs, parameters, time_share, bf16)
-        if work is not None:
-            run.keep_in(work, new_ones=max_seconds is None)
         best = run.start
         try:
             best = run.nearest(steps)
@@ -169,14 +162,7 @@ class _Distillation:
         self._step_precision = partial(
             torch.autocast, self._masters.values[0].device.type, torch.bfloat16, enabled=bf16
         )
-        self._work, self._keeps_new = RungWork(), False
-        self._kept: Steps | None = None
         self.start = _Seen(self._look(), self._masters.rounded())
-
-    def keep_in(self, work: RungWork, new_ones: bool) -> None:
-        """Take up the steps of a folder; keep `new_ones` there."""
-        self._work, self._keeps_new = work, new_ones
-        self._kept = work.kept_steps()
 
     def put(self, seen: _Seen) -> None:
         """Bring a state back."""
@@ -184,21 +170,19 @@ class _Distillation:
 
     def nearest(self, steps: int | None) -> _Seen:
         """The best state seen at the rate that is nearest in its trial; `steps` of None as `distill` says."""
-        tried: list[float] = [] if self._kept is None else list(self._kept.told["tried"])
-        for rate in _RATES[len(tried) :]:
-            tried.append(self._descent(rate, _TRIAL if steps is None else min(_TRIAL, steps), 1, tried).loss)
+        trial = _TRIAL if steps is None else min(_TRIAL, steps)
+        tried = [self._descent(rate, trial, looks=1).loss for rate in _RATES]
         if steps is None:
             steps = _STEPS * (_LONGER if min(tried) < _FAR_FROM_DONE * self.start.loss else 1)
-        return self._descent(_RATES[tried.index(min(tried))], steps, _LOOKS, tried)
+        return self._descent(_RATES[tried.index(min(tried))], steps, _LOOKS)
 
-    def _descent(self, rate: float, steps: int, looks: int, tried: Sequence[float]) -> _Seen:
-        """The best state seen from the start on; `tried` is what the descents before came to."""
+    def _descent(self, rate: float, steps: int, looks: int) -> _Seen:
+        """The best state seen from the start on."""
         self.put(self.start)
-        optimizer = CentredAdam(self._masters.values, rate, self._centred)
-        done, best = self._taken_up(optimizer)
+        optimizer, best = CentredAdam(self._masters.values, rate, self._centred), self.start
         every = max(1, steps // looks)
         begun = self._time_share()
-        for step, number in enumerate(islice(_order(len(self._batches)), done, steps), done):
+        for step, number in enumerate(islice(_order(len(self._batches)), steps)):
             share = self._time_share()
             if share >= 1:
                 if step % every:  # steps that nobody has looked at
@@ -208,9 +192,6 @@ class _Distillation:
             self._step(optimizer, number, step, progress)
             if (step + 1) % every == 0:
                 best = self._nearer(best)
-            if self._keeps_new:
-                told = {"tried": tried, "step": step + 1, "loss": best.loss}
-                self._work.keep_steps(partial(self._state, optimizer, best), told)
         return best
 
     def _nearer(self, best: _Seen) -> _Seen:
@@ -233,23 +214,6 @@ class _Distillation:
     def _look(self) -> float:
         losses = [self._loss(batch.load(), weight=batch.weight) * batch.units for batch in self._watched]
         return float(summed(torch.stack(losses).sum())) / sum(batch.units for batch in self._watched)
-
-    def _state(self, optimizer: CentredAdam, best: _Seen) -> dict[str, Tensor]:
-        numbered = {"moved": self._masters.values, "best": best.values}
-        state = {f"{what}.{number}": value for what, values in numbered.items() for number, value in enumerate(values)}
-        return state | {f"adam.{name}": value for name, value in optimizer.state().items()}
-
-    def _taken_up(self, optimizer: CentredAdam) -> tuple[int, _Seen]:
-        """(steps done, the best state seen) of the descent that was broken off, once; else of one that begins."""
-        if self._kept is None:
-            return 0, self.start
-        tensors, told = self._kept
-        self._kept = None
-        moved, best = ([tensors[f"{what}.{number}"] for number in range(len(self._masters.values))]
-                       for what in ("moved", "best"))  # fmt: skip
-        self._masters.put(moved)
-        optimizer.load({name.removeprefix("adam."): value for name, value in tensors.items() if name[:5] == "adam."})
-        return told["step"], _Seen(told["loss"], best)
 
 
 def _spread(batches: Sequence[FoldBatch], most: int) -> list[FoldBatch]:

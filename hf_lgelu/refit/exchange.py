@@ -4,30 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from hf_lgelu.models.channel_axes import ChannelAxes
-from hf_lgelu.models.config_keys import (
-    ConfigChange,
-    UnsupportedConfigError,
-    plan_config_changes,
-)
+from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
 from hf_lgelu.models.config_plans import ConfigPlans
-from hf_lgelu.models.example_run import calls_seen, run_example
 from hf_lgelu.models.exchange import require_whole_hardness
 from hf_lgelu.models.site_record import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.substitution import put_relu
 from hf_lgelu.models.temporary_relu import TemporaryRelu
-from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.dials import UNITS_TO_RANK, Dials
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_costs import dearest_gates
-from hf_lgelu.refit.processes import each_has
-from hf_lgelu.refit.target_gates import FITTED, TargetGate, leaky_relu
+from hf_lgelu.refit.target_gates import TargetGate
 
 
 @dataclass(frozen=True)
@@ -37,7 +28,7 @@ class Exchange:
     Args:
         kinds: rows of SMOOTH_KINDS.
         keep: names of gates that stay.
-        target: what the others become, its slope known.
+        target: what the others become.
         rewrite_config: whether the config is to say so.
     """
 
@@ -72,55 +63,18 @@ def plan_exchange(
     outputs: Sequence[str] | None,
     rewrite_config: bool,
 ) -> Exchange:
-    """What was asked for, with what the inputs say of it: a slope to be fitted, the gates that cost the most."""
-    gate = dials.gate
-    some = folds.some(UNITS_TO_RANK) if gate.slope == FITTED or isinstance(keep, int) else []
-    if gate.slope == FITTED:
-        gate = leaky_relu(fit_slope(model, kinds, () if isinstance(keep, int) else keep, some))
+    """What was asked for, with the names of the gates to keep where a number of them was given."""
     if isinstance(keep, int):
-        keep = dearest_gates(model, some, kinds, outputs, partial(make_gate, gate), keep)
-    return Exchange(check_kinds(kinds), tuple(keep), gate, rewrite_config)
+        make = partial(make_gate, dials.gate)
+        keep = dearest_gates(model, folds.some(UNITS_TO_RANK), kinds, outputs, make, keep)
+    return Exchange(check_kinds(kinds), tuple(keep), dials.gate, rewrite_config)
 
 
 def make_gate(target: TargetGate) -> nn.Module:
-    """A new one, of a target whose slope is known."""
+    """A new module of the target."""
     if target.slope is not None:
-        return nn.LeakyReLU(float(target.slope))
+        return nn.LeakyReLU(target.slope)
     return nn.ReLU() if target.name == "relu" else ACT2FN[target.name]
-
-
-@torch.no_grad()
-def fit_slope(model: nn.Module, kinds: Sequence[str], keep: Sequence[str], batches: Sequence[Batch]) -> float:
-    """The slope below 0 of the LeakyReLU that is nearest to a model's gates, in steps of 0.01, the same everywhere.
-
-    Nearest is the least Σ min ‖φ(z) - a·LeakyReLU(z) - b‖² over a and b of every channel (`ChannelAxes`, and the last
-    axis where that does not know), each gate as a share of its own Σ‖φ(z) - mean‖², without padded tokens. With
-    LeakyReLU = max(z, 0) + s·min(z, 0) all of it follows from the covariances of max(z, 0), min(z, 0) and φ(z).
-    `batches` are those of this process; one without any has no say.
-    """
-    axes = ChannelAxes(model)
-    slopes = torch.linspace(0, 0.99, 100, dtype=torch.float64)
-    left = torch.zeros_like(slopes)
-    gates = {site.module: site.name for site in find_sites(model, kinds) if site.name not in keep}
-    batch: Batch
-
-    def see(gate: nn.Module, z: Tensor, value: Tensor) -> None:
-        nonlocal left
-        axis = axes.of(z)
-        axis = -1 if axis is None else axis
-        z, value = (batch.without_padding(part, gates[gate], axis).cpu().double() for part in (z, value))
-        parts = torch.stack([z.clamp(min=0), z.clamp(max=0), value])
-        parts = parts - parts.mean(1, keepdim=True)
-        c = torch.einsum("anc,bnc->abc", parts, parts)
-        with_value = c[0, 2] + slopes[:, None] * c[1, 2]
-        own = c[0, 0] + slopes[:, None] * (2 * c[0, 1] + slopes[:, None] * c[1, 1])
-        explained = (with_value.square() / own.clamp(min=1e-30)).sum(-1)
-        left = left + (c[2, 2].sum() - explained) / c[2, 2].sum().clamp(min=1e-30)
-
-    with calls_seen(gates, see), axes.watching():
-        for batch in batches:
-            run_example(model, batch.inputs)
-    return round(float(slopes[sum(each_has(left)).argmin()]), 4)
 
 
 def substitute_gates(

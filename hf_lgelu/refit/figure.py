@@ -13,8 +13,6 @@ from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from hf_lgelu.refit.keep_curve import KeepPoint
-
 _DOTS_PER_INCH = 130
 # Okabe and Ito's colours, which stay apart for colour-blind readers; the markers help where they are printed grey.
 _KEPT, _CHOSEN = "#D55E00", "#0072B2"
@@ -39,39 +37,6 @@ def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_layers(left, report.layers)
     _draw_networks(right, report)
-    return save_picture(figure, path, _DOTS_PER_INCH)
-
-
-def draw_keep_curve(path: str | os.PathLike, points: "Sequence[KeepPoint]") -> Path:
-    """Write a PNG of how near conversions with some gates kept come to the original, and return its path.
-
-    Left, the KL to the original (of outputs that are no class scores, the relative error) against the number of gates
-    converted, of the direct swap and of the conversion; right, where there are labels, their metric.
-    """
-    from matplotlib.figure import Figure
-
-    evaluations = [point.evaluation for point in points]
-    metrics = [name for name in evaluations[0].original_metrics if all(name in e.refitted.metrics for e in evaluations)]
-    figure = Figure(figsize=(4.8 * (1 + bool(metrics)), 3.4), layout="constrained")
-    axes = figure.subplots(1, 1 + bool(metrics), squeeze=False)[0]
-    converted = [point.converted for point in points]
-    logits = evaluations[0].direct.kl is not None
-    axes[0].set_ylabel("KL to the original (nats)" if logits else "relative error")
-    for label, marker, color, values in (
-        ("direct swap", "o", _KEPT, [evaluation.direct.distance for evaluation in evaluations]),
-        ("refitted", "D", _CHOSEN, [evaluation.refitted.distance for evaluation in evaluations]),
-    ):
-        axes[0].plot(converted, values, f"-{marker}", color=color, markersize=5, label=label)
-    if all(evaluation.refitted.distance > 0 for evaluation in evaluations):
-        axes[0].set_yscale("log")
-    for name in metrics[:1]:
-        axes[1].plot(converted, [e.refitted.metrics[name] for e in evaluations], "-D", color=_CHOSEN, label="refitted")
-        axes[1].axhline(evaluations[0].original_metrics[name], color="#888888", linestyle="--", label="original")
-        axes[1].set_ylabel(name)
-    for axis in axes:
-        axis.set_xlabel("gates converted, the cheapest first")
-        axis.set_xticks(converted)
-        _finish(axis)
     return save_picture(figure, path, _DOTS_PER_INCH)
 
 

@@ -4,17 +4,19 @@ The same inputs always make the same folds, whichever process holds them, becaus
 they contain.
 """
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate import PartialState
 from torch import nn
 
-from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.padded_sides import settle_padding
-from hf_lgelu.refit.units import Units, read_units
+from hf_lgelu.refit.processes import each_has
+from hf_lgelu.refit.units import Units, cut_batches, read_units, unit_keys
 
 FOLDS = 4
 LEAST_ROWS = 16
@@ -153,8 +155,6 @@ def deal_folds(
     Raises ValueError for batches that do not go together, for fewer than 16 distinct rows, and for sequences of
     different lengths that the model does not take with padding.
     """
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     units = read_units(batches, state, model=model)
     if not units.given:
         raise ValueError(
@@ -243,3 +243,42 @@ def _own_batches(units: Units, parts: Sequence[_Padded], size: int, process: int
         for start in range(0, len(own), size):
             numbers = tuple(own[start : start + size])
             yield FoldBatch(units, numbers, units.longest(numbers) if lengths is None else lengths)
+
+
+class SecondSet:
+    """This process's part of a set that nothing is fitted on, batch by batch; read once.
+
+    `first` is the first batch of all processes.
+    """
+
+    def __init__(self, first: Batch, batches: Iterator[Batch], folds: Folds) -> None:
+        self.first, self._batches, self._known = first, batches, frozenset(folds.units.keys)
+        self._repeated = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            self._repeated += sum(key in self._known for key in unit_keys(batch))
+            yield batch
+
+    def repeated(self) -> int:
+        """Units of all processes, read so far, that were fitted or chosen on as well; each process must call."""
+        return sum(each_has(self._repeated))
+
+
+def second_set(
+    model: nn.Module,
+    data: Any,
+    folds: Folds,
+    state: PartialState,
+    *,
+    batch_size: int | None = None,
+    collate: Callable[[Any], Any] | None = None,
+) -> SecondSet | None:
+    """None without one. Raises ValueError where the model does not take it."""
+    if data is None:
+        return None
+    batches = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate))
+    batches = taken_by(model, batches, "evaluation_data")
+    first = next(batches)
+    every = cut_batches(itertools.chain([first], batches), batch_size)
+    return SecondSet(first, itertools.islice(every, state.process_index, None, state.num_processes), folds)

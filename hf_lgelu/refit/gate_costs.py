@@ -1,5 +1,6 @@
 """What each gate costs when it alone becomes ReLU: which ones to keep, if some may stay smooth."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,10 +12,10 @@ from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.temporary_relu import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
-from hf_lgelu.refit.compare import compared_outputs
+from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
 from hf_lgelu.refit.dials import UNITS_TO_RANK
+from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.units import cut_batches
-from hf_lgelu.refit.variants import Variants
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE
 
 
@@ -69,18 +70,23 @@ def swap_costs(
     """`gate_costs` of a model in eval mode, on batches of this process; `make` gives another gate than ReLU."""
     names = [site.name for site in find_sites(model, check_kinds(kinds))]
     alone = [TemporaryRelu(model, kinds=kinds, include=name.__eq__, make=make) for name in names]
-    variants = Variants(model, len(names))
+    found: list[Sums] = [{} for _ in names]
     for batch in batches:
         reference = compared_outputs(model, batch.inputs, outputs)
         for number, swap in enumerate(alone):
             with swap.applied():
-                variants.add(number, reference, compared_outputs(model, batch.inputs, outputs), batch)
-    found = variants.evaluations()
-    if found is None:
+                given = in_order_of(reference, compared_outputs(model, batch.inputs, outputs))
+                sums = batch_sums([reference.tensors, reference.tensors, given.tensors], batch, model)
+            if sums["rows"]:
+                sums["logits"] = sums["rows"] * reference.are_logits
+                found[number] = add_sums(found[number], sums)
+    totals = [functools.reduce(add_sums, of_processes) for of_processes in zip(*each_has(found), strict=True)]
+    if not all(totals):
         raise ValueError("no input has a prediction that is no padding; give others")
-    if not math.isfinite(found[0].direct.distance):  # of the original to itself
+    evaluations = list(map(evaluation_of, totals))
+    if not math.isfinite(evaluations[0].direct.distance):  # of the original to itself
         raise ValueError(f"the outputs are not finite: {WHERE_NOT_FINITE}")
-    costs = {name: evaluation.refitted.distance for name, evaluation in zip(names, found, strict=True)}
+    costs = {name: evaluation.refitted.distance for name, evaluation in zip(names, evaluations, strict=True)}
     return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
 
 
@@ -101,7 +107,7 @@ def dearest_gates(
 
 def check_keep(keep: int | Sequence[str], sites: Sequence[str]) -> int | tuple[str, ...]:
     """How many gates stay, or which. Raises ValueError for what is no gate or would leave nothing to convert."""
-    if isinstance(keep, bool) or not isinstance(keep, int | Sequence) or isinstance(keep, str | bytes):
+    if isinstance(keep, str):  # each of its letters would be taken for a name
         raise TypeError(f"keep must be a sequence of names such as [{keep!r}], or a number of gates, got {keep!r}")
     unknown = [] if isinstance(keep, int) else sorted(map(str, set(keep) - set(sites)))
     if unknown:

@@ -9,9 +9,7 @@ from hf_lgelu.refit.wording import how_far, predictions_counted, rest_of_the_gap
 LAYER_NOTE = (
     "The error is ‖ŷ − y‖² / ‖y − ȳ‖² on rows that the layer was not fitted on, where y is what the original network "
     "computes there and ŷ what the converted one does, with all layers before it already converted. α is the strength "
-    "of the ridge, relative to the mean variance of the features (a few huge ones apart). What returns is the "
-    "part of the network's KL to the original (or relative error) that goes when this layer alone gives what it gives "
-    "there, measured on some of the inputs held out."
+    "of the ridge, relative to the mean variance of the features (a few huge ones apart)."
 )
 
 NET_NOTE = (
@@ -30,7 +28,7 @@ def render_markdown(report: ConversionReport, *, figure: str | None = None) -> s
         parts.append(f"![Error of each layer, and original, direct and refitted network]({figure})")
     parts += [layer_table(report.layers), LAYER_NOTE]
     rest = rest_of_the_gap(report)
-    parts += ["## Where the rest of the gap sits", bullets(rest)] if rest else []
+    parts += ["## The rest of the distance", bullets(rest)] if rest else []
     parts += ["## What is still smooth", still_smooth(report)]
     if report.config_changes:
         parts += ["## Config", bullets(report.config_changes)]
@@ -88,17 +86,16 @@ def output_table(evaluation: Evaluation) -> str:
 
 def layer_table(layers: Sequence[LayerRefit]) -> str:
     """What was chosen for each linear map, and its error on rows that were not fitted, in forward order."""
-    header = ["layer", "choice", "α", "error, weights kept", "error, as chosen", "returns", "features", "rows", "note"]
+    header = ["layer", "choice", "α", "error, weights kept", "error, as chosen", "features", "rows", "note"]
     rows = []
     for layer in layers:
-        errors = (significant(layer.error_before), significant(layer.error_after), significant(layer.returns))
+        errors = (significant(layer.error_before), significant(layer.error_after))
         strength = NONE if layer.strength is None else f"{layer.strength:g}"
         counts = (f"{layer.width:,}", f"{layer.rows:,}")
         rows.append([quoted(layer.layers), layer.choice, strength, *errors, *counts, layer.note or ""])
-    empty = {"returns": all(layer.returns is None for layer in layers), "note": not any(layer.note for layer in layers)}
-    for place in [header.index(column) for column, is_empty in empty.items() if is_empty][::-1]:
+    if not any(layer.note for layer in layers):
         for row in (header, *rows):
-            del row[place]
+            del row[-1]
     return markdown_table(header, rows, text_columns=2)
 
 

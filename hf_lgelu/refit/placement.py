@@ -14,7 +14,7 @@ where no other unit has that half, too.
 """
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +32,9 @@ from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import Placement, PlacementSums
-from hf_lgelu.refit.layers import Layer
-from hf_lgelu.refit.map_weights import add_constant
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.target import BATCH_NORMS
+from hf_lgelu.refit.weights import add_constant
 
 PLACEMENT_ROWS = 4096
 """Rows, about, that a placement is fitted on: three numbers a channel need no more."""
@@ -155,46 +154,6 @@ def _leads_to(call: Node, node: Node) -> bool:
     return node is call
 
 
-def gates_behind(layers: Sequence[Layer], units: Mapping[int, GateUnit]) -> Iterator[tuple[int, set[int]]]:
-    """(index of a layer, gates whose input comes from its maps), where there are some."""
-    for index, layer in enumerate(layers):
-        nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.target.path)}
-        sites = {site for site, unit in units.items() if unit.before.node in nodes}
-        if sites:
-            yield index, sites
-
-
-class PlacementWriter:
-    """The step that writes kinks and slopes into the converted network beside its refits.
-
-    A gate's map that is itself refitted gets its slopes and kinks when that is done, all others at the start.
-    """
-
-    def __init__(
-        self, units: Mapping[int, GateUnit], placements: "Mapping[int, Placement]", layers: Sequence[Layer],
-        directions: Mapping[int, Tensor],
-    ) -> None:  # fmt: skip
-        """`units` and their `placements` by site; `layers` are those that are refitted; `directions` are those of
-        constant_direction.py, of units without a bias."""
-        self._units, self._placements, self._directions = units, placements, directions
-        self._waiting = dict(gates_behind(layers, units))
-
-    def begin(self, converted: nn.Module) -> None:
-        """Write what waits for no refit."""
-        self._write(converted, self._units.keys() - set().union(*self._waiting.values()))
-
-    def behind_layer(self, converted: nn.Module, index: int) -> None:
-        """Write what waited for the refit of a layer."""
-        self._write(converted, self._waiting.get(index, set()))
-
-    def _write(self, converted: nn.Module, due: set[int]) -> None:
-        for site in sorted(due):
-            self._place(converted, site)
-
-    def _place(self, converted: nn.Module, site: int) -> None:
-        write_placement(converted, self._units[site], self._placements[site], self._directions.get(site))
-
-
 @torch.no_grad()
 def gather_placements(
     model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds
@@ -204,16 +163,6 @@ def gather_placements(
     for unit in units:
         weight = model.get_parameter(unit.before.weight_name)
         sums[unit.site] = PlacementSums.zeros(weight.shape[unit.before.output_axis or 0], weight.device)
-    for unit, rows in gate_rows(model, sites, units, folds, PLACEMENT_ROWS):
-        sums[unit.site].add(*rows)
-    return {site: total.reduce_over_processes() for site, total in sums.items()}
-
-
-@torch.no_grad()
-def gate_rows(
-    model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds, wanted: int
-) -> Iterator[tuple[GateUnit, tuple[Tensor, ...]]]:
-    """(unit, (z, φ(z)) or (z, φ(z), u²)), float64 rows of channels, about `wanted` of a unit, batch by batch."""
     batches = folds.spread  # none, perhaps, on one of several processes
     batch: Batch
     calls: dict[int, list[Tensor]] = {}
@@ -225,7 +174,7 @@ def gate_rows(
         As narrow as they are: those of all gates of a batch are there at once.
         """
         rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis)
-        return rows[:: max(1, len(rows) // -(-wanted // len(batches)))].clone()
+        return rows[:: max(1, len(rows) // -(-PLACEMENT_ROWS // len(batches)))].clone()
 
     def see(gate: nn.Module, *call: Tensor) -> None:
         calls[gates[gate].site] = [some(values, gates[gate]) for values in call]
@@ -244,7 +193,8 @@ def gate_rows(
             run_example(model, batch.inputs)
             for unit in units:
                 squares = (value.double().square() for value in halves.pop(unit.site, []))
-                yield unit, (*(value.double() for value in calls.pop(unit.site)), *squares)
+                sums[unit.site].add(*(value.double() for value in calls.pop(unit.site)), *squares)
+    return {site: total.reduce_over_processes() for site, total in sums.items()}
 
 
 @torch.no_grad()

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.models.sites import ActivationSite
-from hf_lgelu.refit.always_on import gather_inputs, linear_part, write_always_on
-from hf_lgelu.refit.constant_direction import find_directions
+from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Kinks, Placement, PlacementSums, first_of, fit_kinks, fit_placement
 from hf_lgelu.refit.layers import Layers
-from hf_lgelu.refit.map_weights import add_constant, oriented
-from hf_lgelu.refit.placement import GateUnit, PlacementWriter, find_gate_units, gather_placements
+from hf_lgelu.refit.placement import GateUnit, find_gate_units, gather_placements, write_placement
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.verdict import ConversionRefusedError
+from hf_lgelu.refit.weights import add_constant, oriented
 from hf_lgelu.refit.widen import Block, find_blocks
 
 
@@ -97,8 +96,11 @@ def write_copies(
     columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype)
 
 
-class Preparation(PlacementWriter):
-    """The step that writes all this, each block when its turn has come."""
+class Preparation:
+    """Writes all this into the converted network beside its refits, each gate when its turn has come.
+
+    A gate's map that is itself refitted gets its slopes and kinks when that is done, all others at the start.
+    """
 
     def __init__(
         self, original: nn.Module, sites: Sequence[ActivationSite], folds: Folds, program: Program, found: Layers,
@@ -132,7 +134,20 @@ class Preparation(PlacementWriter):
                 placements[site] = first_of(fits, self._shares[site].counts)
             else:
                 placements[site] = fit_placement(sums[site], basis)
-        super().__init__({unit.site: unit for unit in units}, placements, found.layers, directions)
+        self._units, self._placements = {unit.site: unit for unit in units}, placements
+        self._directions = directions
+        self._waiting: dict[int, set[int]] = {}  # {index of a layer: gates whose input comes from its maps}
+        for index, layer in enumerate(found.layers):
+            nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.target.path)}
+            self._waiting[index] = {unit.site for unit in units if unit.before.node in nodes}
+
+    def begin(self, converted: nn.Module) -> None:
+        """Write what waits for no refit."""
+        self._write(converted, self._units.keys() - set().union(*self._waiting.values()))
+
+    def behind_layer(self, converted: nn.Module, index: int) -> None:
+        """Write what waited for the refit of a layer."""
+        self._write(converted, self._waiting[index])
 
     def _most_kinks(self, site: int) -> int:
         """More of one channel there hardly are: twice what the copies would be, were they spread evenly."""
@@ -146,14 +161,15 @@ class Preparation(PlacementWriter):
         linear = linear_part(original, block, alone, self._inputs[site], block.width - self._extra)
         return share_out(fits, sums.square * columns / sums.rows, linear.best_gains(), self._extra)
 
-    def _place(self, converted: nn.Module, site: int) -> None:
-        if site in self._blocks:
-            block, shares, width = self._blocks[site], self._shares[site], self._blocks[site].width - self._extra
-            placement, inputs = self._placements[site], self._inputs[site]
-            count, size, direction = shares.always_on, self._sizes[site], self._directions.get(site)
-            write_always_on(converted, block, placement, inputs, width, count, size, direction)
-            write_copies(converted, block, shares.copies, width + count, direction)
-        super()._place(converted, site)
+    def _write(self, converted: nn.Module, due: set[int]) -> None:
+        for site in sorted(due):
+            placement, direction = self._placements[site], self._directions.get(site)
+            if site in self._blocks:
+                block, shares, width = self._blocks[site], self._shares[site], self._blocks[site].width - self._extra
+                count, inputs, size = shares.always_on, self._inputs[site], self._sizes[site]
+                write_always_on(converted, block, placement, inputs, width, count, size, direction)
+                write_copies(converted, block, shares.copies, width + count, direction)
+            write_placement(converted, self._units[site], placement, direction)
 
 
 def _basis(unit: GateUnit, has_room: bool) -> Basis:

@@ -37,9 +37,6 @@ class LayerRefit:
         width: features of a row (inputs of the map; of a convolution, of one group, times the kernel's size).
         rows: rows that it was fitted on (tokens, positions of a feature map).
         note: why a layer was not refitted, or what to know about it.
-        returns: what of the network's distance to the original returns when this layer alone gives what it gives there,
-            on some of the inputs held out: KL in nats, of outputs that are no class scores relative error. None where
-            no module gives just that.
         is_unfit: its gates were exchanged and its weights could not be refitted; `note` says why.
 
     >>> import torch, hf_lgelu
@@ -59,7 +56,6 @@ class LayerRefit:
     width: int
     rows: int
     note: str | None = None
-    returns: float | None = None
     is_unfit: bool = False
 
     @property
@@ -201,11 +197,8 @@ class ConversionReport:
         width_share: units of each block, as a share of the original's.
         target: what the gates became.
         kept: {name of a gate that stayed: what it is}.
-        next_step: the next rung of the ladder, the seconds that it may take, and what it usually gives; None at the
-            top, or where no inputs are held out for it.
-        zeros: the share of zeros behind the gates, of the direct swap and of the converted network, on some of the
-            inputs held out; None where the target has none, or nothing is held out.
-        zeros_wanted: the share that kinks were moved up for; None where they were not.
+        next_step: the next rung of the ladder, and the seconds that it may take; None at the top, or where no inputs
+            are held out for it.
         repeated: units of the second set whose inputs are also among those given to fit on.
 
     >>> import torch, hf_lgelu
@@ -234,9 +227,7 @@ class ConversionReport:
     width_share: float = 1.0
     target: str = "ReLU"
     kept: Mapping[str, str] = field(default_factory=dict)
-    next_step: tuple[str, float, str] | None = None
-    zeros: tuple[float, float] | None = None
-    zeros_wanted: float | None = None
+    next_step: tuple[str, float] | None = None
     repeated: int = 0
 
     def __str__(self) -> str:

@@ -2,14 +2,13 @@
 
 After each layer the tensors that the layer changed are written, and its row of the report. What is carried from layer
 to layer is not: with the weights of the layers done it comes out of one pass of both networks, the same to the bit.
-Of a rung that is one long descent its state is written, as often as takes a twentieth of the time.
+Of "distill" the network is written when all steps are taken.
 """
 
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import blake2b
@@ -35,7 +34,6 @@ from hf_lgelu.version import __version__
 _MARK = "conversion.json"
 _LOCK = "lock"
 _NUMBERS_OF_AN_OUTPUT = 64
-_TIMES_THE_WRITING = 20  # for so long nothing of a descent is written again
 
 
 def fingerprint(model: nn.Module, folds: Folds, **arguments: Any) -> str:
@@ -93,7 +91,7 @@ class Work:
     def rung(self, effort: str) -> "RungWork":
         """What is done of a rung."""
         rung = RungWork(self._folder, effort)
-        self.is_taken_up |= rung.is_begun
+        self.is_taken_up |= rung.done > 0
         return rung
 
 
@@ -167,30 +165,17 @@ def forget_work(folder: str | os.PathLike) -> None:
         shutil.rmtree(folder)
 
 
-class Steps(NamedTuple):
-    """Where a descent has come to: tensors by name, and what JSON can tell."""
-
-    tensors: Mapping[str, Tensor]
-    told: Mapping[str, Any]
-
-
 class RungWork:
     """The layers of one rung that are done: `done` of them when the rung begins, and each as it is saved."""
 
     def __init__(self, folder: Path | None = None, effort: str = "") -> None:
         self._folder, self._effort = folder, effort
         self._known: dict[str, tuple[Tensor, int]] = {}
-        self._quiet_until = 0.0
         self.done = 0
         while folder is not None and self._file(self.done).is_file():
             self.done += 1
         if folder is not None:
             _require_shared(folder, self.done)
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether something of the rung is done."""
-        return self.done > 0 or (self._folder is not None and self._steps_file.is_file())
 
     def begin(self, converted: nn.Module) -> None:
         """Take stock of the network before the first layer."""
@@ -201,66 +186,37 @@ class RungWork:
         """Write what has changed since the layer before, whole or not at all."""
         if self._folder is None:
             return
-        now = _versions(converted)
-        changed = [
-            name for name, (tensor, version) in now.items() if not _is_same(self._known.get(name), tensor, version)
-        ]
-        self._known = now
-        if PartialState().is_main_process:
-            tensors = {name: now[name][0] for name in changed}
-            _save(self._file(index), tensors, layer=None if layer is None else asdict(layer))
-            self._steps_file.unlink(missing_ok=True)
+        before, self._known = self._known, _versions(converted)
+        if not PartialState().is_main_process:
+            return
+        changed = {
+            name: tensor.detach().cpu().clone().contiguous()
+            for name, (tensor, version) in self._known.items()
+            if name not in before or before[name][0] is not tensor or before[name][1] != version
+        }
+        told = {"layer": json.dumps(None if layer is None else asdict(layer))}
+        path = self._file(index)
+        try:
+            _written(path, lambda file: save_file(changed, file, told))
+        except SafetensorError as error:  # its words for what the system says
+            raise OSError(f"checkpoint_dir: {path} could not be written: {error}") from error
 
     @torch.no_grad()
     def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
         """Write what a layer that is done had changed. Changes `converted` in place."""
-        tensors, told = _load(self._file(index))
-        held = _tensors(converted)
-        for name, tensor in tensors.items():
-            held[name].copy_(tensor)
+        path, held = self._file(index), _tensors(converted)
+        try:
+            with safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                    held[name].copy_(file.get_tensor(name))
+                layer = json.loads(file.metadata()["layer"])
+        except SafetensorError as error:
+            raise ValueError(f"checkpoint_dir: {path} is damaged; delete it and try again") from error
         self._known = _versions(converted)
-        return None if told["layer"] is None else LayerRefit.from_dict(told["layer"])
-
-    def keep_steps(self, tensors: Callable[[], Mapping[str, Tensor]], told: Mapping[str, Any]) -> None:
-        """Write where a descent has come to in place of what was there, unless that was done only just now."""
-        if self._folder is None or not PartialState().is_main_process or time.perf_counter() < self._quiet_until:
-            return
-        begun = time.perf_counter()
-        _save(self._steps_file, tensors(), **told)
-        ended = time.perf_counter()
-        self._quiet_until = ended + _TIMES_THE_WRITING * (ended - begun)
-
-    def kept_steps(self) -> Steps | None:
-        """Where a descent that was broken off had come to, on the CPU; None where there is none."""
-        if self._folder is None:
-            return None
-        steps = _load(self._steps_file) if self._steps_file.is_file() else None
-        _require_shared(self._folder, None if steps is None else steps.told)
-        return steps
-
-    @property
-    def _steps_file(self) -> Path:
-        return Path(self._folder or "", f"{self._effort}-steps.safetensors")
+        return None if layer is None else LayerRefit.from_dict(layer)
 
     def _file(self, index: int) -> Path:
         return Path(self._folder or "", f"{self._effort}-{index:05d}.safetensors")
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor], **told: Any) -> None:
-    own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    try:
-        _written(path, lambda file: save_file(own, file, {name: json.dumps(value) for name, value in told.items()}))
-    except SafetensorError as error:  # its words for what the system says
-        raise OSError(f"checkpoint_dir: {path} could not be written: {error}") from error
-
-
-def _load(path: Path) -> Steps:
-    try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-            return Steps(tensors, {name: json.loads(value) for name, value in file.metadata().items()})
-    except SafetensorError as error:
-        raise ValueError(f"checkpoint_dir: {path} is damaged; delete it and try again") from error
 
 
 def _written(path: Path, write: Any) -> None:
@@ -281,7 +237,3 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 def _versions(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
     """Each tensor with the count of its changes in place, which views of it share."""
     return {name: (tensor, tensor._version) for name, tensor in _tensors(model).items()}
-
-
-def _is_same(known: tuple[Tensor, int] | None, tensor: Tensor, version: int) -> bool:
-    return known is not None and known[0] is tensor and known[1] == version

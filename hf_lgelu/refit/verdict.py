@@ -5,11 +5,17 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from hf_lgelu.formats import counted, percent, quoted, significant
+from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots
+from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.runtimes import runtime_warnings
+from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.models.task_outputs import task_outputs, uncounted_outputs
+from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.dials import Dials
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
+from hf_lgelu.refit.layers import find_layers
+from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.report import ENOUGH_ROWS, ConversionReport, Evaluation, LayerRefit, NetChange, evaluations
 from hf_lgelu.refit.wording import how_far, rungs_in_words
 
@@ -47,7 +53,6 @@ class ConversionRefusedError(RuntimeError):
 def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Iterator[str]:
     """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
     yield from _of_what_was_held_out(report)
-    yield from _of_zeros(report)
     for title, evaluation in evaluations(report):
         if max_kl is not None and max_kl < evaluation.refitted.distance < math.inf:
             yield (
@@ -97,17 +102,6 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
         )
 
 
-def _of_zeros(report: ConversionReport) -> Iterator[str]:
-    if report.zeros is None or report.zeros_wanted is None or report.held_out is None:
-        return
-    direct, refitted = report.held_out.direct, report.held_out.refitted
-    if not refitted.distance < direct.distance:
-        yield (
-            f"with zeros={report.zeros_wanted:g} the network is further from the original ({refitted.in_words}) than "
-            f"the direct swap ({direct.in_words}), which has {percent(report.zeros[0])} zeros; ask for fewer"
-        )
-
-
 def _of_layers(layers: Sequence[LayerRefit]) -> Iterator[str]:
     starved = [layer for layer in layers if layer.is_starved]
     if starved:
@@ -134,16 +128,41 @@ def _of_the_second_set(report: ConversionReport, second: Evaluation) -> Iterator
         )
     if not math.isfinite(second.refitted.distance):
         yield f"on the second set the outputs are not finite: {WHERE_NOT_FINITE}"
-    elif _swap_is_rival(report) and not second.refitted.distance < second.direct.distance:
+    elif not second.refitted.distance < second.direct.distance:
         yield (
             "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
             "on is probably not from where that set is"
         )
 
 
-def _swap_is_rival(report: ConversionReport) -> bool:
-    """It is none of a network with more zeros than it has."""
-    return report.zeros_wanted is None
+def uncounted_warnings(
+    model: nn.Module, sites: Sequence[ActivationSite], batch: Batch, layers: Sequence[LayerRefit]
+) -> Iterator[str]:
+    """Of maps behind gates that count, on ways to outputs that do not: they were not refitted, as `layers` say.
+
+    Heads of which no gate counts are told by their gates. A second trace finds the maps, where there are such outputs.
+    """
+    output = run_example(model, batch.inputs)
+    counted, others = list(task_outputs(output)), list(uncounted_outputs(output))
+    if not others:
+        return
+    of_all = lambda output: list((task_outputs(output) | uncounted_outputs(output)).values())  # noqa: E731
+    program = Program(model, sites, batch.inputs, of_all)
+    beside = {name for layer in layers if layer.is_beside for name in layer.sites}
+    known = {name for layer in layers for name in layer.layers}
+    kept = [
+        consumer.name
+        for layer in find_layers(program, model, sites).layers
+        if not beside.issuperset(sites[index].name for index in layer.sites)
+        for consumer in layer.maps
+        if consumer.name not in known
+    ]
+    if kept:
+        yield (
+            f"of the outputs {quoted(others)} did not count, and {quoted(kept)} behind gates on the way there kept the "
+            f"weights: what these give now was not measured. Name what you use of them in outputs=, beside "
+            f"{quoted(counted)}"
+        )
 
 
 def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bool) -> Iterator[str]:
@@ -171,7 +190,7 @@ def require_good(
     strict: bool,
 ) -> None:
     """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
-    reason = _not_finite(report) or (_no_better(report) if _swap_is_rival(report) else None)
+    reason = _not_finite(report) or _no_better(report)
     if reason is None and dials.tolerance is not None:
         reason = _not_reached(report, dials, dials.tolerance)
     if reason is None and strict:
@@ -223,8 +242,6 @@ def _not_reached(report: ConversionReport, dials: Dials, tolerance: float) -> st
     advice = ["more inputs"]
     if dials.can_be_placed:
         advice.append("a width_budget above 1" if report.width_share == 1 else "a larger width_budget")
-    if dials.zeros is not None:
-        advice.append("fewer zeros")
     untried = set(dials.rungs) - {step.effort for step in report.steps}
     if any(step.gap is None for step in report.steps) or (dials.max_seconds is not None and untried):
         advice.append("more seconds")

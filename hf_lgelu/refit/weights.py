@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.program import Program
@@ -167,9 +168,7 @@ def _output_statistics(
 ) -> tuple[Tensor, Tensor]:
     """Mean and unbiased variance of each output channel over the rows of `moments`, with the weights as they are."""
     groups = consumer.geometry.groups
-    weight = student.get_parameter(consumer.operation.weight).detach().cpu().double()
-    weight = weight if consumer.operation.output_axis == 0 else weight.T
-    weight = weight.reshape(groups, -1, consumer.width)
+    weight = oriented(student, consumer.operation).cpu().double().reshape(groups, -1, consumer.width)
     mean = (moments.feature_sum[:, features] / moments.count).cpu()
     covariance = moments.gram[:, features, features].cpu() / moments.count - mean[:, :, None] * mean[:, None, :]
     output_mean = torch.einsum("gmd,gd->gm", weight, mean).flatten()
@@ -177,3 +176,28 @@ def _output_statistics(
     if consumer.operation.bias is not None:
         output_mean = output_mean + student.get_parameter(consumer.operation.bias).detach().cpu().double()
     return output_mean, output_variance * moments.count / max(moments.count - 1, 1)
+
+
+def oriented(model: nn.Module, operation: AffineOperation) -> Tensor:
+    """A view of a map's weight as (outputs, inputs)."""
+    weight = model.get_parameter(operation.weight).detach()
+    return weight if operation.output_axis == 0 else weight.T
+
+
+@torch.no_grad()
+def add_constant(
+    network: nn.Module, operation: AffineOperation, outputs: slice, values: Tensor, direction: Tensor | None
+) -> None:
+    """Add `values` to the outputs of a map, at the places `outputs`: to its bias, or as values · directionᵀ.
+
+    Raises ValueError for a map without a bias where there is no direction either.
+    """
+    if operation.bias is not None:
+        bias = network.get_parameter(operation.bias)
+        bias[outputs] = (bias[outputs].double() + values.to(bias.device)).to(bias.dtype)
+        return
+    if direction is None:
+        raise ValueError(f"{operation.weight_name} has no bias, and its inputs no constant direction")
+    rows = oriented(network, operation)
+    values, direction = values.to(rows.device), direction.to(rows.device)
+    rows[outputs] = (rows[outputs].double() + torch.outer(values, direction)).to(rows.dtype)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from hf_lgelu.formats import counted, percent, quoted, score, significant
 from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit, StepTaken, evaluations
 
-_MOST_NAMED = 3
 _ROUNDING = 1e-10  # KL or relative error; what float32 leaves of two equal networks lies below
 
 
@@ -57,7 +56,7 @@ def what_was_done(report: ConversionReport) -> str:
         f"{choices_in_words(report.layers)}, without labels, on "
         f"{counted(report.distinct_units, 'input')} ({counted(report.rows, 'row')}{_held_out_in_words(report)}"
         f"{without}), by ridge regression "
-        f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)}{_zeros_in_words(report)} "
+        f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)} "
         f"It took {report.seconds:.1f} s."
     )
 
@@ -82,17 +81,9 @@ def _steps_in_words(report: ConversionReport) -> str:
 
 
 def rungs_in_words(report: ConversionReport) -> str:
-    """ "refit 0.21, place 0.13, blocks 0.14 (not kept)"."""
+    """ "refit 0.21, place 0.13, distill 0.14 (not kept)"."""
     kept = [step for step in report.steps if step.is_kept]
     return ", ".join(_step_in_words(step, kept) for step in report.steps)
-
-
-def _zeros_in_words(report: ConversionReport) -> str:
-    if report.zeros is None:
-        return ""
-    before, after = (percent(share) for share in report.zeros)
-    wanted = "" if report.zeros_wanted is None else f" ({percent(report.zeros_wanted)} wanted)"
-    return f" Behind its gates {after} are zeros{wanted}, {before} after the direct swap."
 
 
 def _step_in_words(step: StepTaken, kept: Sequence[StepTaken]) -> str:
@@ -128,28 +119,12 @@ def choices_in_words(layers: tuple[LayerRefit, ...]) -> str:
 
 
 def rest_of_the_gap(report: ConversionReport) -> tuple[str, ...]:
-    """Which layers it comes from, and what would take some of it away; () where nothing was held out, or is left, or
-    what is left is not finite."""
-    if report.held_out is None or not _ROUNDING <= report.held_out.refitted.distance < math.inf:
+    """What may take some of it away; () where nothing was held out, or is left, or what is left is not finite."""
+    is_left = report.held_out is not None and _ROUNDING <= report.held_out.refitted.distance < math.inf
+    if report.next_step is None or not is_left:
         return ()
-    lines = []
-    measured = [(layer.returns, layer) for layer in report.layers if layer.returns is not None]
-    measured.sort(key=lambda entry: -entry[0])
-    largest = [
-        f"{quoted(layer.layers)} {significant(returns)}" for returns, layer in measured[:_MOST_NAMED] if returns > 0
-    ]
-    if len(measured) > 1 and largest:
-        lines.append(
-            f"Of the {report.held_out.refitted.in_words} on the inputs held out, so much would go if one layer alone "
-            f"gave what it gives in the original, the most first: {', '.join(largest)}."
-        )
-    if report.next_step is not None:
-        effort, seconds, gain = report.next_step
-        lines.append(
-            f"The next rung, `{effort}`, may take about {seconds:.0f} s; on the networks it was tried on it took away "
-            f"{gain}."
-        )
-    return tuple(lines)
+    effort, seconds = report.next_step
+    return (f"The next rung, `{effort}`, may take about {seconds:.0f} s.",)
 
 
 def _in_one_line(title: str, evaluation: Evaluation) -> str:

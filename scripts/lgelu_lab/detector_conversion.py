@@ -27,7 +27,7 @@ CONVERSIONS: dict[str, dict[str, Any]] = {
     "distill": {"effort": "distill"},
     "distill 5400": {"effort": "distill", "distill_steps": 5400},
 }
-"""What they are called, and options of `convert_to_relu`; the rung "blocks" is none for convolutions."""
+"""What they are called, and options of `convert_to_relu`."""
 
 COLUMNS = (
     *("method", "precision", "ap", "ap50", "ap_of_original", "ap50_of_original", "distance", "seconds"),

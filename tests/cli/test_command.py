@@ -85,7 +85,6 @@ def test_one_name_for_one_thing():
         (("convert", "m", "--data", "x", "--output_dir", "y", "--max_kl", "0"), "--max_kl: must be a number above 0"),
         (("convert", "m", "--data", "", "--output_dir", "y"), "convert: one of its arguments is empty"),
         (("convert", "m", "--data", "x", "--output_dir", "y", "--keep", ","), "--keep: must be names or numbers"),
-        (("convert", "m", "--data", "x", "--output_dir", "y", "--keep_curve", " , "), "--keep_curve: must be names or"),
         (("check", "m", "--outputs", ","), "--outputs: must be names or numbers with commas between, got ','"),
         (
             ("convert", "m", "--data", "x", "--output_dir", "y", "--evaluation", "none", "--max_eval_samples", "9"),
@@ -111,10 +110,6 @@ def test_a_wrong_call_gets_one_line_and_status_2(words, reason, call):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("--zeros 1.5", "zeros must be a share between 0 and 1"),
-        ("--zeros 0.9 --target hardswish", "zeros must be a share between 0 and 1, of a target that has some"),
-        ("--zeros 0.9 --effort blocks", "zeros=0.9 goes with effort='refit'"),
-        ("--zeros 0.9 --width_budget 2", "zeros=0.9 goes with effort='refit'"),
         ("--width_budget 0.5", "width_budget is a share of the units there are, 1 or more"),
         ("--distill_steps 0", "distill_steps must be a whole number from 1 on, got 0"),
         ("--distill_steps 5 --effort refit", "distill_steps=5 is for effort='distill', and the last rung asked for is"),
@@ -123,7 +118,6 @@ def test_a_wrong_call_gets_one_line_and_status_2(words, reason, call):
         ("--target leaky_relu:7", "with a slope from 0 to below 1"),
         ("--target leaky", "got 'leaky' (did you mean leaky_relu?)"),
         ("--target relu6 --effort place", "kinks are placed and blocks widened for ReLU only, not for target='relu6'"),
-        ("--target leaky_relu:fitted --width_budget 2", "kinks are placed and blocks widened for ReLU only"),
     ],
 )
 def test_dials_that_do_not_go_together_are_refused_before_anything_is_loaded(words, reason, call):

@@ -86,18 +86,17 @@ def test_no_local_path_is_in_what_is_pushed(converted, place):
             assert str(place) not in path.read_text(), path.name
 
 
-def test_gates_are_kept_and_the_curve_of_keeping_them_is_drawn(place, tmp_path, call):
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--keep", 1, "--keep_curve", "0,1")
+def test_a_gate_is_kept(place, tmp_path, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--keep", 1)
     status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert (status, errors) == (0, "")
     assert "1 gate stayed smooth: " in said
-    assert {path.name for path in (tmp_path / "relu").iterdir()} == FILES | {"keep.png"}
+    assert {path.name for path in (tmp_path / "relu").iterdir()} == FILES
     document = report_of(tmp_path / "relu")
     (kept,) = document["report"]["kept"]
     model = load_checkpoint(tmp_path / "relu")
     assert type(model.get_submodule(kept)) is not nn.ReLU
     assert sorted(type(layer.activation) is nn.ReLU for layer in model.layers) == [False, True]
-    assert [(point["converted"], point["kept"]) for point in document["keep_curve"]] == [(1, [kept]), (2, [])]
     card = (tmp_path / "relu" / "README.md").read_text()
     assert "Without hf_lgelu" not in card
     assert "hf_lgelu.from_pretrained(MLPForClassification" in card
@@ -124,44 +123,6 @@ def test_units_that_cannot_be_rescaled_are_told_before_the_work(place, tmp_path,
     status, _, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 2
     assert "--equalize: units of relu6 cannot be rescaled" in errors
-
-
-def test_a_curve_that_cannot_be_measured_costs_no_conversion(place, tmp_path, call):
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--max_samples", 20, "--keep_curve", "0,1")
-    status, said, _ = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
-    assert status == 0
-    assert "No curve of kept gates (--keep_curve): a curve needs inputs that can be held out" in said
-    assert {path.name for path in (tmp_path / "relu").iterdir()} == FILES
-    assert "keep_curve" not in report_of(tmp_path / "relu")
-
-
-def test_steps_of_a_rung_that_a_tolerance_asks_for_are_none_of_the_curves(place, tmp_path, call):
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--tolerance", 1000, "--distill_steps", 5)
-    status, _, errors = call(*words, "--keep_curve", "0", "--output_dir", tmp_path / "relu", "--disable_tqdm")
-    assert (status, errors) == (0, "")
-    assert [point["converted"] for point in report_of(tmp_path / "relu")["keep_curve"]] == [2]
-
-
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
-def test_a_curve_that_fails_costs_no_conversion(place, tmp_path, monkeypatch, call, kind):
-    def fail(*args, **options):
-        raise kind("gates that share a λ")
-
-    monkeypatch.setattr(module, "keep_curve", fail)
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--keep_curve", "0,1")
-    status, said, _ = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
-    assert status == 0
-    assert "No curve of kept gates (--keep_curve): gates that share a λ" in said
-    assert {path.name for path in (tmp_path / "relu").iterdir()} == FILES
-
-
-def test_a_number_of_gates_that_the_curve_cannot_have_is_named(place, tmp_path, monkeypatch, call):
-    monkeypatch.setattr(module, "_converted", stop)
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
-    _, said, _ = call(*words, "--keep_curve", "0,7", "--disable_tqdm")
-    assert "The curve of kept gates (--keep_curve) has 0, and not 7: of 2 gates at most 1 can stay" in said
-    _, said, _ = call(*words, "--keep_curve", "0,1", "--disable_tqdm")
-    assert "(--keep_curve) has 0, 1\n" in said
 
 
 def stop(*given):
@@ -213,7 +174,7 @@ def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, c
     assert status == 1
     assert "another model, on other inputs or with other arguments" in errors
     monkeypatch.setattr(module, "_write", write)
-    monkeypatch.setattr(layerwise, "fit_layer", None)  # nothing is left to fit
+    monkeypatch.setattr(layerwise, "fit_ridge", None)  # nothing is left to fit
     assert call(*words, "--disable_tqdm")[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["relu"]
 
@@ -532,7 +493,7 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
     assert report_of(tmp_path / "relu")["report"]["held_out"]["rows"] <= 20  # an embedding a text, not a token
 
 
-@pytest.mark.parametrize("option", [("--keep", "1"), ("--target", "leaky_relu:0.1"), ("--target", "leaky_relu:fitted")])
+@pytest.mark.parametrize("option", [("--keep", "1"), ("--target", "leaky_relu:0.1")])
 def test_gates_that_sentence_transformers_cannot_build_are_refused_before_the_work(
     option, sentence_folder, tmp_path, monkeypatch, call
 ):

@@ -10,17 +10,9 @@ from refit_nets import BY_NAME
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.batches import Batch, read_batches
-from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.distill import distill, output_loss
 from hf_lgelu.refit.folds import Folds, deal_folds
-from hf_lgelu.refit.layers import find_layers
-from hf_lgelu.refit.placement import find_gate_units
-from hf_lgelu.refit.program import Program
-from hf_lgelu.refit.widen import find_blocks
-
-ROWS = 60  # of a block, of which the first process has 25, and all of those held out
 
 
 def networks() -> tuple[nn.Module, nn.Module]:
@@ -82,27 +74,6 @@ def weightless_part(process: int | None) -> float:
     return output_loss(original, converted, Batch(inputs), None, weight).item()
 
 
-def block_moved(process: int | None) -> tuple[dict, tuple[float, float], list[torch.Tensor]]:
-    """(weights, errors before and after, sums of the ridge) of a block with rows as a process has them."""
-    original, converted = networks()
-    inputs = BY_NAME["mlp"].inputs()
-    program = Program(original, find_sites(original), inputs[:4])
-    layers = find_layers(program, original, find_sites(original)).layers
-    block = find_blocks(program, layers, find_gate_units(program))[0]
-    with torch.no_grad():
-        rows = BlockRows(inputs, original[:3](inputs))
-    fitted, unseen = (slice(0, ROWS), slice(ROWS, None))
-    if process is not None:
-        fitted, unseen = (slice(0, 25), unseen) if process == 0 else (slice(25, ROWS), slice(0, 0))
-    fitted, unseen = (
-        BlockRows.of([BlockRows.none(converted, block), BlockRows(rows.inputs[part], rows.targets[part])])
-        for part in (fitted, unseen)
-    )
-    done = reconstruct_block(converted, block, nn.ReLU(), fitted, unseen, steps=40)
-    sums = block_moments(converted, block, nn.ReLU(), [unseen, fitted])
-    return converted.state_dict(), (done.before, done.after), [part.gram for part in sums]
-
-
 def converted(state: PartialState | None) -> tuple[dict, dict]:
     """(weights, report) of a conversion with every rung, the last one of fewer steps."""
     processes = (0, 1) if state is None else (state.process_index,)
@@ -121,5 +92,4 @@ def run(folder: Path, state: PartialState) -> None:
     }
     found["converted"] = converted(state)
     found["losses"] = [loss_part(process, False), loss_part(process, True), weightless_part(process)]
-    found["block"] = block_moved(process)
     torch.save(found, folder / f"efforts-{process}.pt")

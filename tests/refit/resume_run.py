@@ -42,11 +42,11 @@ def images():
     return torch.randn(80, 3, 6, 6, generator=torch.Generator().manual_seed(5))
 
 
-# name: (network, data, options, when the process is killed, one after the other: at which call of `fit_layer`, or,
+# name: (network, data, options, when the process is killed, one after the other: at which call of `fit_ridge`, or,
 # negative, of `os.replace`, or in the midst of what `distill` does)
 CASES = {
     "while-writing": (mlp, rows, {}, (-3,)),
-    "ladder": (mlp, rows, {"effort": "distill", "distill_steps": 40}, (9, "distill")),
+    "ladder": (mlp, rows, {"effort": "distill", "distill_steps": 40}, (5, "distill")),
     "convolutions": (convolutions, images, {}, (3,)),
 }
 
@@ -85,7 +85,7 @@ def killed(folder, at, network, data, options, _):
     if at == "distill":
         counted(distill, "output_loss", 50)
     else:
-        counted(*((layerwise, "fit_layer") if at > 0 else (resume.os, "replace")), abs(at))
+        counted(*((layerwise, "fit_ridge") if at > 0 else (resume.os, "replace")), abs(at))
     convert_to_relu(network(), data(), checkpoint_dir=folder, **options)
 
 
@@ -100,7 +100,7 @@ def facts(report):
 def resumed(folder, network, data, options, _):
     network, data = network(), data()
     whole = convert_to_relu(network, data, **options)
-    fits = counted(layerwise, "fit_layer", None)
+    fits = counted(layerwise, "fit_ridge", None)
     again = convert_to_relu(network, data, checkpoint_dir=folder, **options)
     state = again.model.state_dict()
     same = all(torch.equal(value, state[key]) for key, value in whole.model.state_dict().items())

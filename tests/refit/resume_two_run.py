@@ -1,6 +1,6 @@
 """A conversion by two processes of which one is killed, begun again, in processes of their own.
 
-`python resume_two_run.py EFFORT FOLDER` prints of each call what the two processes say, in the order of their ranks.
+`python resume_two_run.py FOLDER` prints of each call what the two processes say, in the order of their ranks.
 """
 
 import functools
@@ -17,40 +17,37 @@ from resume_run import counted, facts, mlp, rows, trace_once
 from two_processes import two_that_know_each_other
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.refit import blocks, distill, layerwise, resume
-
-STEPS_OF_A_BLOCK = 5
-OPTIONS = {"refit": {}, "distill": {"effort": "distill", "distill_steps": 4, "batch_size": 100}}
+from hf_lgelu.refit import layerwise, resume
 
 
-def converted(effort: str, rank: int, folder: Path | None):
+def converted(rank: int, folder: Path | None):
     """Each process has a share of the rows."""
-    return convert_to_relu(mlp(), rows()[rank::2], checkpoint_dir=folder, **OPTIONS[effort])
+    return convert_to_relu(mlp(), rows()[rank::2], checkpoint_dir=folder)
 
 
-def said(effort: str, folder: Path, rank: int) -> str:
+def said(folder: Path, rank: int) -> str:
     """What a process says that does not come to the end."""
     try:
-        converted(effort, rank, folder)
+        converted(rank, folder)
     except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "converted"
 
 
-def killed(effort: str, folder: Path, victim: int, owner: object, name: str, at: int, rank: int) -> str:
+def killed(folder: Path, victim: int, owner: object, name: str, at: int, rank: int) -> str:
     """One process ends at a call of a function as nobody can see coming."""
     counted(owner, name, at if rank == victim else None)
-    return said(effort, folder, rank)
+    return said(folder, rank)
 
 
-def resumed(effort: str, folder: Path, rank: int) -> str:
-    """Layers fitted, steps and looks of distillation, and whether the result is that of a run in one go."""
-    whole = converted(effort, rank, None)
-    fits, losses = counted(layerwise, "fit_layer", None), counted(distill, "output_loss", None)
-    again = converted(effort, rank, folder)
+def resumed(folder: Path, rank: int) -> str:
+    """Layers fitted, and whether the result is that of a run in one go."""
+    whole = converted(rank, None)
+    fits = counted(layerwise, "fit_ridge", None)
+    again = converted(rank, folder)
     state = again.model.state_dict()
     same = all(torch.equal(value, state[key]) for key, value in whole.model.state_dict().items())
-    return f"{len(fits)} {len(losses)} {same and facts(whole.report) == facts(again.report)}"
+    return f"{len(fits)} {same and facts(whole.report) == facts(again.report)}"
 
 
 def forked(call: Callable[[int], str], environments: list[dict[str, str]]) -> None:
@@ -81,20 +78,18 @@ def in_two(call: Callable[[int], str]) -> None:
     forked(call, environments)
 
 
-def main(effort: str, folder: Path) -> None:
+def main(folder: Path) -> None:
     """One conversion, killed in another process each time."""
     work, copy = folder / "work", folder / "copy"
     trace_once()
-    layerwise.reconstruct_block = functools.partial(blocks.reconstruct_block, steps=STEPS_OF_A_BLOCK)
-    in_two(functools.partial(killed, effort, work, 1, layerwise, "fit_layer", 1))
-    forked(functools.partial(said, effort, work), [{}])
+    in_two(functools.partial(killed, work, 1, layerwise, "fit_ridge", 1))
+    forked(functools.partial(said, work), [{}])
     shutil.copytree(work, copy)
     (copy / "refit-00000.safetensors").unlink()
-    in_two(lambda rank: said(effort, (work, copy)[rank], rank))
-    place = (resume.os, "replace", 3) if effort == "refit" else (distill, "output_loss", 10)
-    in_two(functools.partial(killed, effort, work, 0, *place))
-    in_two(functools.partial(resumed, effort, work))
+    in_two(lambda rank: said((work, copy)[rank], rank))
+    in_two(functools.partial(killed, work, 0, resume.os, "replace", 3))
+    in_two(functools.partial(resumed, work))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -79,11 +79,10 @@ def test_what_moved_beside_the_refit_is_said():
     steps = (
         StepTaken("refit", 0.5, True, 1.5),
         StepTaken("place", 0.2, True, 2.0),
-        StepTaken("blocks", 0.3, False, 2.0),
+        StepTaken("distill", 0.3, False, 2.0),
     )
     placed = card_of(dataclasses.replace(REPORT, steps=steps)).text
     assert "without labels; the maps before the gates got the kink and the slope of each ReLU. All other" in placed
-    assert "the biases before the gates went down" in card_of(dataclasses.replace(REPORT, zeros_wanted=0.9)).text
 
 
 def test_how_it_was_made():

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from fresh_process import run_fresh
-from loud_nets import bert, gpt2, llama, tokens, traced
+from loud_nets import bert, gpt2, llama, tokens
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
@@ -17,11 +17,11 @@ from transformers import (
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, gate_costs
 from hf_lgelu.refit.batches import read_batches
-from hf_lgelu.refit.blocks import BlockRows, block_moments, reconstruct_block
 from hf_lgelu.refit.dials import EFFORTS, Dials
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.ladder import Metric, OutOfTimeError, climb
+from hf_lgelu.refit.ladder import USUAL_TIME, Metric, OutOfTimeError, Progress, climb, next_rung
 from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.report import StepTaken
 from hf_lgelu.refit.target_gates import TARGETS
 from hf_lgelu.refit.widen import make_room
 
@@ -51,35 +51,8 @@ def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features(monkeypatch)
     assert (converted[0].weight - model[0].weight).abs().max() > 1e-3
 
 
-def test_a_block_is_moved_only_where_unseen_rows_are_nearer():
-    torch.manual_seed(6)
-    model = nn.Sequential(nn.Linear(5, 12), nn.GELU(), nn.Linear(12, 5), nn.LayerNorm(5))
-    inputs = torch.randn(900, 5)
-    _, _, _, blocks = traced(model, inputs[:4])
-    wanted = copy.deepcopy(model[:3])
-    wanted[1] = nn.ReLU()
-    with torch.no_grad():
-        for parameter in wanted.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-        targets = wanted(inputs)
-    before = copy.deepcopy(model.state_dict())
-    noise = BlockRows(inputs[:8], 10 * torch.randn(8, 5))
-    refused = reconstruct_block(model, blocks[0], nn.ReLU(), noise, BlockRows(inputs[800:], targets[800:]))
-    assert not refused.is_kept
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    unseen = BlockRows(inputs[800:], targets[800:])
-    done = reconstruct_block(model, blocks[0], nn.ReLU(), BlockRows(inputs[:800], targets[:800]), unseen)
-    assert done.after < 0.5 * done.before
-    with torch.no_grad():
-        actual = F.linear(F.linear(inputs[800:], model[0].weight, model[0].bias).relu(), model[2].weight, model[2].bias)
-    assert done.after == pytest.approx((actual - targets[800:]).double().square().sum().item(), rel=1e-4)
-    sums = block_moments(model, blocks[0], nn.ReLU(), [unseen])[0]
-    assert sums.count == 100
-    assert float(sums.residual_square) == pytest.approx(done.after, rel=1e-4)
-
-
 def test_each_rung_is_kept_only_where_it_is_nearer():
-    distances = {"refit": 0.5, "place": 0.7, "blocks": 0.3, "distill": 0.2}
+    distances = {"refit": 0.5, "place": 0.3, "distill": 0.4}
     given = []
 
     def attempt(effort, best):
@@ -88,16 +61,14 @@ def test_each_rung_is_kept_only_where_it_is_nearer():
 
     climbed = partial(climb, distance=lambda found: found, nearer=operator.lt)
     reached = climbed(list(distances), attempt)
-    assert reached.best == 0.2
-    assert given == [("refit", None), ("place", 0.5), ("blocks", 0.5), ("distill", 0.3)]
-    assert [step.is_kept for step in reached.steps] == [True, False, True, True]
-    assert [step.effort for step in climbed(list(distances), attempt, tolerance=0.4).steps] == [
-        "refit", "place", "blocks",
-    ]  # fmt: skip
+    assert reached.best == 0.3
+    assert given == [("refit", None), ("place", 0.5), ("distill", 0.3)]
+    assert [step.is_kept for step in reached.steps] == [True, True, False]
+    assert [step.effort for step in climbed(list(distances), attempt, tolerance=0.4).steps] == ["refit", "place"]
     assert len(climbed(list(distances), attempt, max_seconds=1e-9).steps) == 1
     # What is nearer by its mean alone is not kept, nor is a tolerance reached by it.
     doubted = climb(list(distances), attempt, lambda found: found, nearer=lambda *found: False, tolerance=0.4)
-    assert ([step.is_kept for step in doubted.steps], doubted.best) == ([True, False, False, False], 0.5)
+    assert ([step.is_kept for step in doubted.steps], doubted.best) == ([True, False, False], 0.5)
 
 
 FORMULAS = {
@@ -144,8 +115,8 @@ def test_what_is_no_target_or_cannot_be_placed():
         convert_to_relu(model, rows, target="tanh")
     with pytest.raises(ValueError, match="for ReLU only"):
         convert_to_relu(model, rows, target="hardswish", width_budget=1.5)
-    _, report = convert_to_relu(model, rows, target="hardswish", effort="blocks")
-    assert [step.effort for step in report.steps] == ["refit", "blocks"]
+    _, report = convert_to_relu(model, rows, target="hardswish", effort="distill", distill_steps=2)
+    assert [step.effort for step in report.steps] == ["refit", "distill"]
 
 
 def test_gates_are_ranked_and_kept():
@@ -160,8 +131,8 @@ def test_gates_are_ranked_and_kept():
             wanted, given = (network(rows[:50]).log_softmax(-1) for network in (model, swapped))
         assert cost == pytest.approx((wanted.exp() * (wanted - given)).sum(-1).mean().item(), rel=1e-6)
     assert list(costs) == sorted(costs, key=costs.get, reverse=True)
-    for effort in ("refit", "blocks"):
-        converted, report = convert_to_relu(model, rows, keep=["1"], effort=effort)
+    for options in ({}, {"effort": "distill", "distill_steps": 2}):
+        converted, report = convert_to_relu(model, rows, keep=["1"], **options)
         assert [type(module).__name__ for module in converted] == ["Linear", "SiLU", "Linear", "ReLU", "Linear"]
         assert list(report.gates) == ["3"]
         assert torch.equal(converted[0].weight, model[0].weight)
@@ -175,20 +146,15 @@ def test_gates_are_ranked_and_kept():
     converted, report = convert_to_relu(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
     assert type(converted.get_submodule(first)) is type(network.get_submodule(first))
     assert "names the gates from before" in report.warnings[-1]  # a reload would build another network
-    for names in (
-        {"keep": "13"},
-        {"keep": True},
-        {"outputs": "logits"},
-    ):  # "1" and "3" are gates, but nobody has named these
-        with pytest.raises(TypeError, match="sequence of names"):
-            convert_to_relu(model, rows, **names)
+    with pytest.raises(TypeError, match="sequence of names"):  # "1" and "3" are gates, but nobody has named these
+        convert_to_relu(model, rows, keep="13")
 
 
 def test_what_is_no_effort():
-    with pytest.raises(ValueError, match="must be one of refit, place, blocks, distill, got 'fast'"):
+    with pytest.raises(ValueError, match="must be one of refit, place, distill, got 'fast'"):
         Dials(effort="fast")
     model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4))
-    for width_budget in (0.5, float("inf"), float("nan"), "1.2", True, None):
+    for width_budget in (0.5, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="width_budget"):
             convert_to_relu(model, torch.randn(100, 6), width_budget=width_budget)
     with pytest.raises(ValueError, match="held out"):
@@ -201,16 +167,14 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     _, report = convert_to_relu(model, rows, tolerance=1e3)
     assert [step.effort for step in report.steps] == ["refit"]
     assert "Tried one after the other" not in str(report)
-    with pytest.raises(
-        ConversionRefusedError, match=r"refit .* place .* blocks .* or effort='distill', or train"
-    ) as caught:
-        convert_to_relu(model, rows, tolerance=1e-12, effort="blocks")
+    with pytest.raises(ConversionRefusedError, match=r"refit .* place .* or effort='distill', or train") as caught:
+        convert_to_relu(model, rows, tolerance=1e-12, effort="place")
     report, best = caught.value.report, caught.value.model
     with torch.no_grad():
         wanted, given = (network(rows).log_softmax(-1) for network in (model, best))
     assert (wanted.exp() * (wanted - given)).sum(-1).mean().item() < 0.1
     assert [type(module).__name__ for module in best] == ["Linear", "ReLU", "Linear"]
-    assert [step.effort for step in report.steps] == ["refit", "place", "blocks"]
+    assert [step.effort for step in report.steps] == ["refit", "place"]
     assert f"refit {report.steps[0].distance:.3g}, place {report.steps[1].distance:.3g}" in str(report)
 
 
@@ -222,7 +186,7 @@ def test_a_network_is_traced_once_for_each_shape_of_its_inputs(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4))
     report = convert_to_relu(model, torch.randn(400, 6), effort="distill", distill_steps=5).report
-    assert [step.effort for step in report.steps] == ["refit", "place", "blocks", "distill"]
+    assert [step.effort for step in report.steps] == ["refit", "place", "distill"]
     assert traced == [model]
 
 
@@ -266,7 +230,7 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
     assert result.returncode == 0, result.stderr[-3000:]
 
 
-@pytest.mark.parametrize("value", ["x", True, 0, -1.0, float("nan")])
+@pytest.mark.parametrize("value", [0, -1.0, float("nan")])
 @pytest.mark.parametrize("name", ["tolerance", "max_seconds", "max_kl"])
 def test_a_bound_that_is_none_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be a number above 0, or None, got"):
@@ -297,7 +261,7 @@ def test_a_metric_of_the_caller_says_how_much_may_be_lost():
     with pytest.raises(ConversionRefusedError, match="lose at most 1e-09 of the original's score") as caught:
         convert_to_relu(model, rows, metric=score, tolerance=1e-9, effort="place")
     assert isinstance(caught.value.model, nn.Module)
-    metrics = {0.5: TypeError, (lambda network: "good"): TypeError, (lambda network: float("nan")): ValueError}
+    metrics = {(lambda network: "good"): TypeError, (lambda network: float("nan")): ValueError}
     for metric, error in metrics.items():
         with pytest.raises(error, match="metric"):
             convert_to_relu(model, rows, metric=metric, tolerance=0.1)
@@ -305,12 +269,13 @@ def test_a_metric_of_the_caller_says_how_much_may_be_lost():
         assert Metric(lambda network, broken=broken: 1.0 if network is model else broken, model).lost(rows) == math.inf
     assert Metric(lambda network: 0.8 if network is model else 0.84, model).lost(rows) == pytest.approx(-0.05)
     # A score that is nearer is kept though the KL is not, and of equal scores the KL decides.
-    shares = {"refit": (0.2, 0.5), "place": (0.1, 0.7), "blocks": (0.1, 0.6), "distill": (0.1, 0.65)}
-    found = climb(
-        list(shares), lambda effort, best: shares[effort], lambda f: f[1], lost=lambda f: f[0],
-        nearer=lambda f, best: f[1] < best[1],
-    )  # fmt: skip
-    assert [step.is_kept for step in found.steps] == [True, True, True, False]
+    for kl, is_kept in ((0.65, True), (0.75, False)):
+        shares = {"refit": (0.2, 0.5), "place": (0.1, 0.7), "distill": (0.1, kl)}
+        found = climb(
+            list(shares), lambda effort, best, shares=shares: shares[effort], lambda f: f[1], lost=lambda f: f[0],
+            nearer=lambda f, best: f[1] < best[1],
+        )  # fmt: skip
+        assert [step.is_kept for step in found.steps] == [True, True, is_kept]
 
 
 def test_a_rung_ends_when_the_time_is_up():
@@ -319,11 +284,11 @@ def test_a_rung_ends_when_the_time_is_up():
             raise OutOfTimeError
         return 0.5
 
-    found = climb(["refit", "place", "blocks"], attempt, lambda found: found, nearer=operator.lt, max_seconds=100)
+    found = climb(["refit", "place", "distill"], attempt, lambda found: found, nearer=operator.lt, max_seconds=100)
     assert [(step.effort, step.distance, step.is_kept) for step in found.steps] == [
         ("refit", 0.5, True), ("place", None, False),
     ]  # fmt: skip
-    clock = iter([0.0, 0.0, 5.0, 5.0, 5.0, 5.0, 6.0])  # the refit took 5 of 8 seconds: what is as long does not fit
+    clock = iter([0.0, 0.0, 5.0, 5.0, 5.0, 6.0])  # the refit took 5 of 8 seconds: what is as long does not fit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_lgelu.refit.ladder.time.perf_counter", lambda: next(clock))
         reached = climb(list(EFFORTS), lambda effort, best: 0.5, lambda found: found, nearer=operator.lt, max_seconds=8)
@@ -352,3 +317,28 @@ def test_a_block_of_own_parameters_is_refitted_and_not_placed(width):
     for name in ("up", "bias", "gated"):
         assert torch.equal(getattr(converted[1], name), getattr(model[1], name)), name
     assert not torch.equal(converted[1].down, model[1].down)
+
+
+def test_the_time_left_is_that_of_the_rung_and_of_all_behind_it():
+    progress = Progress(shown=False)
+    progress.plan(("refit", "place", "distill"))
+    place, distilled = USUAL_TIME["place"], USUAL_TIME["distill"]
+    assert progress.left("refit", 3.0, 0.25) == pytest.approx(9 + 12 * (place + distilled))
+    progress.took("refit", 10.0)
+    refit = (10 + 26 / place) / 2  # by what both took
+    assert progress.left("place", 13.0, 0.5) == pytest.approx(13 + refit * distilled)
+    assert progress.left("distill", 5.0, 0.5) == pytest.approx(5.0)
+    steps = [StepTaken("refit", 0.1, True, 10.0), StepTaken("place", 0.1, True, 20 * place)]
+    assert next_rung(steps, ("refit", "place", "distill")) == ("distill", pytest.approx(15 * distilled))
+    assert next_rung(steps, ("refit", "place")) is None
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tqdm.std.tqdm.set_postfix_str", lambda bar, text, refresh: said.append(text))
+        bar = Progress(shown=True).bar("refit", 4)
+        bar.set_postfix_str("h.0")
+        bar.update(2)
+        bar.set_postfix_str("h.1")
+        bar.close()
+    assert said[0] == "h.0"
+    assert said[1].startswith("h.1, about 00:0")
+    assert said[1].endswith(" left in all")

@@ -160,14 +160,14 @@ def two_blocks():
         layers = (nn.Linear(6, 12), nn.SiLU(), nn.Linear(12, 8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 3))
         return drawn(nn.Sequential(*layers)).float()
 
-    return make, {effort: convert_to_relu(make(), inputs_of_six(), effort=effort) for effort in ("refit", "blocks")}
+    return make, {effort: convert_to_relu(make(), inputs_of_six(), effort=effort) for effort in ("refit", "distill")}
 
 
 @pytest.mark.parametrize(
     ("enter", "effort"),
     [
         (compiled, "refit"),
-        (lambda model: torch.inference_mode(), "blocks"),  # in which no step of Adam could be taken
+        (lambda model: torch.inference_mode(), "distill"),  # in which no step of Adam could be taken
         (lambda model: torch.autocast("cpu", dtype=torch.bfloat16), "refit"),
     ],
     ids=["compiled", "inference", "autocast"],

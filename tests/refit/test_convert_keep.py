@@ -8,7 +8,6 @@ import torch
 from fresh_process import run_fresh
 from loud_nets import bert, gpt2, llama, tokens
 from torch import nn
-from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -17,11 +16,9 @@ from transformers import (
 )
 
 import hf_lgelu
-from hf_lgelu import convert_to_relu, gate_costs, keep_curve
+from hf_lgelu import convert_to_relu, gate_costs
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit.batches import TRIED, Batch, read_batches
-from hf_lgelu.refit.exchange import fit_slope
-from hf_lgelu.refit.figure import draw_keep_curve
+from hf_lgelu.refit.batches import TRIED, read_batches
 from hf_lgelu.refit.folds import deal_folds
 
 
@@ -76,6 +73,8 @@ def test_a_number_keeps_the_gates_that_cost_the_most():
         assert set(report.gates) == set(order[count:])
         assert f"{count} gate{'s' * (count > 1)} stayed smooth: " in str(report)
     assert list(gate_costs(model, fitted, max_units=None)) == order
+    with pytest.raises(ValueError, match="look for NaN"):
+        gate_costs(model, torch.full_like(inputs, float("nan")))
 
 
 ELSEWHERE = """
@@ -191,145 +190,16 @@ def test_a_record_that_names_no_activation_is_refused(tmp_path):
             hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path)
 
 
-def test_a_curve_is_of_conversions(tmp_path):
-    model, inputs = mlp(hidden_act="gelu"), rows()
-    labels = torch.arange(len(inputs)) % 3
-    points = keep_curve(model, [(inputs, labels)], counts=(0, 2, 1, 99), max_kl=None)
-    assert [point.converted for point in points] == [1, 2, 3]
-    for point in points:
-        report = convert_to_relu(model, [(inputs, labels)], keep=list(point.kept), max_kl=None).report
-        assert point.evaluation == report.held_out
-        assert set(point.evaluation.original_metrics) == {"accuracy"}
-    path = draw_keep_curve(tmp_path / "keep.png", points)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(hf_lgelu.ConversionRefusedError, match="held out"):
-        keep_curve(model, rows(30), counts=(0,))
-    for counts in ((), (3, 99)):
-        with pytest.raises(ValueError, match="of 3 gates 0 to 2 can stay as they are"):
-            keep_curve(model, inputs, counts=counts)
-    with pytest.raises(TypeError, match="takes no checkpoint_dir"):
-        keep_curve(model, inputs, checkpoint_dir=tmp_path)
-    with pytest.raises(ValueError, match="look for NaN"):
-        hf_lgelu.gate_costs(model, torch.full_like(inputs, float("nan")))
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_fitted_slope_is_that_of_the_gates_inputs_also_where_they_work_in_place(kept):
-    def net(inplace):
-        torch.manual_seed(0)
-        layers = (nn.Linear(6, 9), nn.SiLU(inplace), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 4))
-        return nn.Sequential(*layers).eval()
-
-    batches, keep = [Batch(torch.randn(200, 6))], ("3",) if kept else ()
-    plain = fit_slope(net(False), ("silu", "gelu"), keep, batches)
-    assert fit_slope(net(True), ("silu", "gelu"), keep, batches) == plain
-    # Of each gate by itself, by least squares with a constant on what it is given, channel by channel.
-    alone = [_best_slope(net(False)[:end], batches[0].inputs) for end in (2, 4)]
-    assert abs(alone[0] - alone[1]) > 0.05
-    assert plain == alone[0] if kept else min(alone) <= plain <= max(alone)
-
-
-def test_a_fitted_slope_is_that_of_the_sentences_and_not_of_their_padding():
-    torch.manual_seed(0)
-    table, up, act = nn.Embedding(12, 6), nn.Linear(6, 9), nn.SiLU()
-    with torch.no_grad():
-        table.weight[0] *= -40  # of the padding: far out, where the gate is nearly ReLU
-    net = ByWord(nn.Sequential(table, up, act)).eval()
-    words = torch.randint(1, 12, (40, 5))
-    padded = {
-        "input_ids": F.pad(words, (0, 4)),
-        "attention_mask": F.pad(torch.ones_like(words), (0, 4)),
-    }
-    slopes = [fit_slope(net, ("silu",), (), [Batch(inputs)]) for inputs in ({"input_ids": words}, padded)]
-    assert slopes[0] == slopes[1] > 0.02
-
-
-class Laid(nn.Module):
-    """Rows of six numbers through a gate of 24 channels, which lie where `before` puts them."""
-
-    def __init__(self, before):
-        super().__init__()
-        torch.manual_seed(3)
-        self.before, self.act = before, nn.GELU()
-        self.rows, self.maps = nn.Linear(6, 24), nn.Conv1d(6, 24, 1)
-        with torch.no_grad():
-            self.rows.bias.copy_(torch.linspace(-3, 3, 24))
-            self.rows.weight.mul_(torch.linspace(0.2, 2, 24)[:, None])
-            self.maps.weight.copy_(self.rows.weight[..., None])
-            self.maps.bias.copy_(self.rows.bias)
-
-    def forward(self, x):
-        return self.act(self.before(self, x))
-
-
-def test_a_fitted_slope_is_the_same_wherever_the_channels_lie():
-    layouts = (
-        lambda net, x: net.rows(x.flatten(1, 2)),  # (N, 20, 24)
-        lambda net, x: net.rows(x),  # (N, 4, 5, 24), channels last
-        lambda net, x: net.rows(x).permute(0, 3, 1, 2),
-        lambda net, x: net.maps(x.flatten(1, 2).transpose(1, 2)),  # (N, 24, 20), channels first
-    )
-    batch = Batch(torch.randn(100, 4, 5, 6))
-    expected = _best_slope(nn.Sequential(Laid(layouts[0]).rows, nn.GELU()), batch.inputs.flatten(0, 2))
-    assert expected > 0.02
-    assert [fit_slope(Laid(layout).eval(), ("gelu",), (), [batch]) for layout in layouts] == [expected] * 4
-
-
-class ByWord(nn.Module):
-    def __init__(self, inside):
-        super().__init__()
-        self.inside = inside
-
-    def forward(self, input_ids, attention_mask=None):
-        return self.inside(input_ids)
-
-
-@torch.no_grad()
-def _best_slope(net, inputs):
-    z, value = (part.double() for part in (net[:-1](inputs), net(inputs)))
-    errors = []
-    for slope in torch.linspace(0, 0.99, 100):
-        found = 0.0
-        for channel in range(z.shape[1]):
-            x = torch.where(z[:, channel] > 0, z[:, channel], slope * z[:, channel])
-            design, y = torch.stack([x, torch.ones_like(x)], 1), value[:, channel]
-            found += (design @ torch.linalg.lstsq(design, y[:, None]).solution[:, 0] - y).square().sum().item()
-        errors.append(found)
-    return min(range(100), key=errors.__getitem__) / 100
-
-
-def test_a_slope_given_or_fitted_is_saved_with_the_gates(tmp_path):
+def test_a_slope_is_saved_with_the_gates(tmp_path):
     model, inputs = mlp(hidden_act="silu"), rows()
-    with torch.no_grad():
-        for layer in model.layers:
-            layer.linear.weight.mul_(2)
-        gates = []
-        for layer in model.layers:
-            layer.activation.register_forward_hook(lambda gate, given, value: gates.append((given[0], value)))
-        folds = deal_folds(read_batches(inputs)).folds
-        model(torch.cat([batch.load().inputs for fold in folds for batch in fold][:1]))
-    errors = []
-    for slope in torch.linspace(0, 0.99, 100):  # least squares with a constant, channel by channel
-        errors.append(0.0)
-        for z, value in gates:
-            left = 0.0
-            for channel in range(9):
-                x = torch.where(z[:, channel] > 0, z[:, channel], slope * z[:, channel]).double()
-                design = torch.stack([x, torch.ones_like(x)], 1)
-                y = value[:, channel].double()
-                left += (design @ torch.linalg.lstsq(design, y[:, None]).solution[:, 0] - y).square().sum().item()
-            errors[-1] += left / (value - value.mean(0)).double().square().sum().item()
-    best = min(range(100), key=errors.__getitem__) / 100
-    assert 0.03 < best < 0.9
-    for name, slope in (("leaky_relu:0.1", 0.1), ("leaky_relu:fitted", best)):
-        converted, report = convert_to_relu(model, inputs, target=name, max_kl=None)
-        assert [layer.activation.negative_slope for layer in converted.layers] == [pytest.approx(slope, abs=1e-9)] * 3
-        assert f"became LeakyReLU({slope:g})." in str(report)
-        converted.save_pretrained(tmp_path / name)
-        again = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path / name).eval()
-        assert torch.equal(again(rows(9)).logits, converted(rows(9)).logits)
-        with pytest.raises(RuntimeError, match="kept by a conversion"):
-            hf_lgelu.MLPForClassification.from_pretrained(tmp_path / name)
+    converted, report = convert_to_relu(model, inputs, target="leaky_relu:0.1", max_kl=None)
+    assert [layer.activation.negative_slope for layer in converted.layers] == [0.1] * 3
+    assert "became LeakyReLU(0.1)." in str(report)
+    converted.save_pretrained(tmp_path)
+    again = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path).eval()
+    assert torch.equal(again(rows(9)).logits, converted(rows(9)).logits)
+    with pytest.raises(RuntimeError, match="kept by a conversion"):
+        hf_lgelu.MLPForClassification.from_pretrained(tmp_path)
     for wrong in ("leaky_relu:1", "leaky_relu:-0.1", "leaky_relu:x", "relu:0.1", "leaky_relu:"):
         with pytest.raises(ValueError, match="slope from 0 to below 1"):
             convert_to_relu(model, inputs, target=wrong)

@@ -289,10 +289,9 @@ def test_the_kl_of_onnx_files_is_not_taken_of_probabilities(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said", "unsaid"),
     [
-        ({"effort": "place"}, ["more inputs or a width_budget above 1", "effort='blocks'"], ["fewer zeros"]),
+        ({"effort": "place"}, ["more inputs or a width_budget above 1", "effort='distill'"], []),
         ({"effort": "place", "width_budget": 2.0}, ["a larger width_budget"], ["above 1"]),
-        ({"target": "hardswish", "effort": "refit"}, ["effort='blocks'"], ["width_budget", "effort='place'"]),
-        ({"zeros": 0.6}, ["more inputs or fewer zeros, keep some gates"], ["width_budget", "effort="]),
+        ({"target": "hardswish", "effort": "refit"}, ["effort='distill'"], ["width_budget", "effort='place'"]),
     ],
 )
 def test_what_is_advised_is_not_refused(options, said, unsaid):

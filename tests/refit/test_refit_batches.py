@@ -200,9 +200,6 @@ def test_what_cannot_be_read_says_what_to_do(data, error, words):
 def test_counts_are_positive(option):
     with pytest.raises(ValueError, match=f"{option} must be a whole number, at least 1, got 0"):
         as_list(X, **{option: 0})
-    for wrong in (True, 1.5, "3", float("nan")):
-        with pytest.raises(ValueError, match=f"{option} must be a whole number"):
-            as_list(X, **{option: wrong})
 
 
 @pytest.mark.parametrize("data", [X, {"x": X}, iter([X]), DataLoader(TensorDataset(X))])

@@ -6,7 +6,7 @@ import tempfile
 import pytest
 import torch
 
-from hf_lgelu.refit.carried_states import CarriedStates
+from hf_lgelu.refit.carry import CarriedStates
 
 
 @pytest.fixture

@@ -179,11 +179,6 @@ def test_seeds_belong_to_the_content():
     assert max(seeds.values()) > 2**62
 
 
-def test_batch_sizes_are_positive():
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        planned(features(20), 0)
-
-
 def widths(plan):
     return {batch.load().inputs["input_ids"].shape for fold in plan.folds for batch in fold}
 

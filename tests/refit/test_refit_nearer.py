@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_lgelu.refit import compare
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.nearer import is_nearer
+from hf_lgelu.refit.ladder import is_nearer
 
 
 @pytest.mark.parametrize("units", [10, 19, 400])

@@ -51,32 +51,19 @@ def test_numbers_of_the_layers():
     assert [row["note"] for row in layers] == ["", r"few rows \| d", ""]
 
 
-def test_where_the_rest_of_the_gap_sits_and_what_the_next_rung_costs():
-    returns = (0.0004, None, 0.0007)
-    layers = tuple(dataclasses.replace(layer, returns=value) for layer, value in zip(LAYERS, returns, strict=True))
-    report = dataclasses.replace(REPORT, layers=layers, next_step=("place", 12.4, "half of it"))
+def test_what_the_next_rung_may_take():
+    report = dataclasses.replace(REPORT, next_step=("place", 12.4))
     page = render_markdown(report)
-    rest = page[page.index("## Where the rest of the gap sits") :]
-    assert "Of the KL 0.00125 nat on the inputs held out, so much would go" in rest
-    assert "in the original, the most first: `conv2`, `downsample.0` 0.0007, `h.0.mlp.c_proj` 0.0004." in rest
-    assert "`place`, may take about 12 s" in rest
-    assert [row["returns"] for row in tables_of(page)[-1]] == ["0.0004", "–", "0.0007"]
+    assert "`place`, may take about 12 s" in page[page.index("## The rest of the distance") :]
     assert "about 12 s" in summarize(report)
-    assert "Where the rest" not in render_markdown(SMALL)
-    layers = tuple(dataclasses.replace(layer, returns=-1e-5) for layer in LAYERS)  # none of it lies with one alone
-    assert "so much would go" not in render_markdown(dataclasses.replace(report, layers=layers))
-
-
-def test_what_rounding_leaves_has_no_place_and_no_next_step():
-    layers = tuple(dataclasses.replace(layer, returns=7e-15) for layer in LAYERS)
+    assert "The rest of" not in render_markdown(REPORT)
+    # What rounding leaves is nothing to take away.
     same = dataclasses.replace(REPORT.held_out, refitted=dataclasses.replace(REPORT.held_out.refitted, kl=7e-15))
-    report = dataclasses.replace(REPORT, layers=layers, held_out=same, next_step=("place", 12.4, "half of it"))
-    assert "the rest of the gap" not in render_markdown(report)
-    assert "next rung" not in summarize(report)
+    assert "next rung" not in summarize(dataclasses.replace(report, held_out=same))
 
 
 def test_a_report_comes_back_from_json():
-    for report in (REPORT, SMALL, dataclasses.replace(REPORT, next_step=("place", 12.4, "half of it"))):
+    for report in (REPORT, SMALL, dataclasses.replace(REPORT, next_step=("place", 12.4))):
         steps = (StepTaken("refit", 0.5, True, 1.5), StepTaken("place", None, False, 2.0, 0.25))
         report = dataclasses.replace(report, steps=steps, kept={"h.2.mlp.act": "gelu_new"}, outputs=("logits",))
         assert ConversionReport.from_dict(json.loads(json.dumps(report.as_dict()))) == report

@@ -218,13 +218,10 @@ def _rescaled(provenance: Provenance) -> str:
 
 def _beside_the_refit(report: ConversionReport) -> str:
     """What else was moved, by the rung that was kept."""
-    if report.zeros_wanted is not None:
-        return "; the biases before the gates went down, for more zeros"
     kept = next((step.effort for step in reversed(report.steps) if step.is_kept), "refit")
     return {
         "refit": "",
         "place": "; the maps before the gates got the kink and the slope of each ReLU",
-        "blocks": "; these and the maps before the gates also took steps of Adam towards it, block by block",
         "distill": "; these and the maps before the gates also took steps of Adam towards its outputs",
     }[kept]
 

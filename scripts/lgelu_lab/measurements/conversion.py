@@ -27,7 +27,7 @@ CONVERSION_COLUMNS: dict[str, str] = {
     "model": "network: gelu, which is converted, or hardened_relu, which was trained to be a ReLU network",
     "method": "original (GELU), direct (swapped, weights as they are), statistics (swapped, and those of BatchNorms "
     "taken anew, where there are some), bias-fold (biases fitted alone), the effort that was asked for (refit, place, "
-    "blocks, distill; place-wider: place with a width budget) or hardened",
+    "distill; place-wider: place with a width budget; in older records blocks) or hardened",
     "rows": "calibration rows: of text tokens, else rows of features or images; null where none are needed",
     "score": "the benchmark's metric on the evaluation split",
     "original_score": "the same of the GELU network",

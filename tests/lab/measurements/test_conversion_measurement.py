@@ -135,7 +135,9 @@ def test_every_rung_is_asked_for_on_the_most_rows_and_says_what_was_kept(data, m
 
     def converted(model, calibration, *, collate, **options):
         asked.append((len(calibration), options))
-        steps = [SimpleNamespace(effort=effort, is_kept=effort != "blocks") for effort in ("refit", "place", "blocks")]
+        steps = [
+            SimpleNamespace(effort=effort, is_kept=effort != "distill") for effort in ("refit", "place", "distill")
+        ]
         return network("relu"), SimpleNamespace(seconds=3.0, steps=steps, width_share=1.5)
 
     monkeypatch.setattr(conversion, "convert_to_relu", converted)
@@ -145,11 +147,10 @@ def test_every_rung_is_asked_for_on_the_most_rows_and_says_what_was_kept(data, m
         (300, {"effort": "refit"}),
         (300, {"effort": "place"}),
         (300, {"effort": "place", "width_budget": 1.25}),
-        (300, {"effort": "blocks"}),
         (300, {"effort": "distill"}),
     ]
     told = [(row["method"], row["rows"], row["kept"], row["width"], row["seconds"]) for row in rows[3:-1]]
-    methods = [("refit", 32), *((name, 300) for name in ("refit", "place", "place-wider", "blocks", "distill"))]
+    methods = [("refit", 32), *((name, 300) for name in ("refit", "place", "place-wider", "distill"))]
     assert told == [(*method, "place", 1.5, 3.0) for method in methods]
     assert [(row["kept"], row["width"]) for row in (*rows[:3], rows[-1])] == [(None, None)] * 4
 
@@ -166,8 +167,8 @@ def test_a_rung_is_that_of_the_library_and_what_has_no_room_is_refused(data):
 
 
 def test_an_effort_that_is_none_is_no_setting():
-    assert ConversionSettings().efforts == ("refit", "place", "blocks", "distill")
-    with pytest.raises(ValueError, match="effort must be one of refit, place, blocks, distill, got 'harder'"):
+    assert ConversionSettings().efforts == ("refit", "place", "distill")
+    with pytest.raises(ValueError, match="effort must be one of refit, place, distill, got 'harder'"):
         choose_settings(CONVERSION, {"efforts": ["refit", "harder"]})
     with pytest.raises(ValueError, match="width_budget"):
         choose_settings(CONVERSION, {"width_budget": 0.5})

@@ -1,4 +1,4 @@
-"""Adam on linear maps as functions of centred inputs.
+"""What the steps of "distill" are taken with: Adam on maps as functions of centred inputs, in float32 at the least.
 
 A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Steps on W then leave the mean output where
 it is, however far from zero the features are; those of units that are always on lie at several times their spread, and
@@ -6,11 +6,13 @@ steps on plain W would mostly be steps on the constant.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from hf_lgelu.refit.moments import widened
 
 _WARMUP = 10
 _LEAST_SIZE = 1e-3  # of a parameter that is zero, or nearly
@@ -46,19 +48,6 @@ class CentredAdam:
         """Forget the gradients."""
         self._adam.zero_grad()
 
-    def state(self) -> dict[str, Tensor]:
-        """What steps have left behind, by names."""
-        kept = self._adam.state_dict()["state"]
-        return {f"{number}.{what}": value for number, one in kept.items() for what, value in one.items()}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state` of the same parameters."""
-        kept: dict[int, dict[str, Tensor]] = {}
-        for name, value in state.items():
-            number, _, what = name.partition(".")
-            kept.setdefault(int(number), {})[what] = value
-        self._adam.load_state_dict({**self._adam.state_dict(), "state": kept})
-
     @torch.no_grad()
     def step(self, done: int, progress: float) -> None:
         """The step behind so many others, after a share of the way."""
@@ -73,3 +62,50 @@ class CentredAdam:
         self._adam.step()
         for centred, old in zip(maps, before, strict=True):
             centred.bias.sub_(centred.constant(centred.weight - old))
+
+
+class Masters:
+    """Parameters of a model, and of those in half precision a float32 copy, which they follow rounded.
+
+    A step of a thousandth of a weight is less than bfloat16 can tell: taken on the weight itself it would be lost.
+
+    Args:
+        parameters: that the model runs with, each of which needs a gradient.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.values = [
+            parameter if widened(parameter) is parameter else widened(parameter.detach()).requires_grad_(True)
+            for parameter in self.parameters
+        ]
+        """What an optimizer steps on: the parameters themselves, or their copies."""
+
+    def rounded(self) -> list[Tensor]:
+        """Copies of the parameters as the model runs with them."""
+        return [parameter.detach().clone() for parameter in self.parameters]
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """What is stepped on in the place of a parameter."""
+        return next(value for own, value in zip(self.parameters, self.values, strict=True) if own is parameter)
+
+    def take_gradients(self) -> None:
+        """Give the copies their parameters' gradients, and forget them there."""
+        for parameter, value in zip(self.parameters, self.values, strict=True):
+            if value is not parameter:
+                value.grad = None if parameter.grad is None else widened(parameter.grad)
+                parameter.grad = None
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Round the copies into their parameters."""
+        for parameter, value in zip(self.parameters, self.values, strict=True):
+            if value is not parameter:
+                parameter.copy_(value)
+
+    @torch.no_grad()
+    def put(self, values: Sequence[Tensor]) -> None:
+        """Set what is stepped on, and the parameters with it."""
+        for own, value in zip(self.values, values, strict=True):
+            own.copy_(value)
+        self.write()
