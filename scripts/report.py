@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 from lgelu_lab.report.frames import read_frames
-from lgelu_lab.report.paper import PAPER_VALUES_FILE, read_paper_values
+from lgelu_lab.report.paper import read_paper_values
 from lgelu_lab.report.write import (
     MAIN_TABLES,
-    failed_runs,
     page_tables,
     put_results,
     read_downstream,
@@ -33,7 +32,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cards", help="also write the cards of model_cards/ anew, from the records below this folder (loads torch)"
     )
-    parser.add_argument("--paper_values", default=PAPER_VALUES_FILE, help="JSON file with the paper's values")
     return parser.parse_args()
 
 
@@ -52,8 +50,7 @@ def _write(arguments: argparse.Namespace) -> None:
     records, measurements = read_records(arguments.runs), []
     if arguments.downstream:
         records, measurements = read_downstream(arguments.downstream, records)
-    paper, failed = read_paper_values(arguments.paper_values), failed_runs(arguments.runs)
-    data = read_frames(records, measurements, paper=paper, failed=failed)
+    data = read_frames(records, measurements, paper=read_paper_values())
     folder = Path(arguments.output_dir or arguments.runs)
     written = write_report(data, folder)
     for name, tables in ((arguments.readme, MAIN_TABLES), (arguments.gates_page, ("gates",))):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from lgelu_lab.report.frames import ReportData, evaluations, of_label, paired
-from lgelu_lab.report.markup import Cell, Column, Group, TableSpec
+from lgelu_lab.report.markup import Column, Group, TableSpec
 from lgelu_lab.report.numbers import LOWER_IS_BETTER, digits_of, number, present
 from lgelu_lab.report.paper import PAPER_RECIPES, Notes, differences, marked
 from lgelu_lab.report.run_tables import (
@@ -240,17 +240,15 @@ def _judged(data: ReportData) -> Iterator[Group]:
         yield (claim.says,), (claim, {name: evidence for name, evidence in found.items() if evidence})
 
 
-def _verdict(judged: Judged, notes: Notes) -> Cell:
+def _verdict(judged: Judged, notes: Notes) -> str:
     claim, found = judged
     verdicts = [evidence.verdict for evidence in found.values()]
     counts = {verdict: times for verdict in _VERDICTS if (times := verdicts.count(verdict))}
     if len(found) < len(claim.benchmarks):
         counts[NOT_MEASURED] = len(claim.benchmarks) - len(found)
-    text = (
-        ", ".join(f"{words} on {times}" for words, times in counts.items()) if len(counts) > 1 else next(iter(counts))
-    )
-    marks = {frozenset(): "missing", frozenset({HOLDS}): "better", frozenset({FAILS}): "worse"}
-    return Cell(text, marks.get(frozenset(verdicts), "warning"))
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{words} on {times}" for words, times in counts.items())
 
 
 def _evidence(data: ReportData, judged: Judged, notes: Notes) -> str:
@@ -277,6 +275,4 @@ CLAIMS_TABLE = TableSpec(
         Column("Rule", lambda judged, notes: judged[0].rule),
     ),
     text_columns=4,
-    wide_columns=(0, 2, 3),
-    in_groups=False,
 )

@@ -48,13 +48,6 @@ class Difference:
         """Whether the interval leaves zero out."""
         return self.ends is not None and not self.ends[0] <= 0 <= self.ends[1]
 
-    @property
-    def tone(self) -> str:
-        """ "better" or "worse" where the first is told apart and the mean does not round to zero; else ""."""
-        if not self.is_told_apart or round(self.mean, digits_of(self.metric)) == 0:
-            return ""
-        return "better" if self.gain > 0 else "worse"
-
     def __str__(self) -> str:
         """ "−0.0031 (−0.0038 to −0.0025)"."""
         digits = digits_of(self.metric)

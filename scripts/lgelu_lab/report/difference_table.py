@@ -6,7 +6,7 @@ import pandas as pd
 
 from lgelu_lab.report.difference import INTERVAL
 from lgelu_lab.report.frames import ReportData, of_label, seed_count
-from lgelu_lab.report.markup import Cell, Column, Group, TableSpec
+from lgelu_lab.report.markup import Column, Group, TableSpec
 from lgelu_lab.report.numbers import NONE, metrics_in_words
 from lgelu_lab.report.paper import Notes, trained_on
 from lgelu_lab.report.results import EARLY, FROM_START, SMOOTH, results_of, way_difference
@@ -32,10 +32,10 @@ def _rows(data: ReportData) -> Iterator[Group]:
 
 
 def _minus(heading: str, rival: str) -> Column:
-    def cell(row: tuple[str, Ways], notes: Notes) -> Cell | str:
+    def cell(row: tuple[str, Ways], notes: Notes) -> str:
         way, ways = row
         difference = way_difference(ways, way, rival)
-        return NONE if difference is None else Cell(str(difference), difference.tone)
+        return NONE if difference is None else str(difference)
 
     return Column(f"Minus {heading}", cell)
 

@@ -4,13 +4,12 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lgelu_lab.report.frames import ReportData
-from lgelu_lab.report.numbers import MISSING, digits_of, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,74 +135,6 @@ def style(axis: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def label_rows(axis: "Axes", labels: Sequence[str], missing: Iterable[int] = ()) -> None:
-    """Names of horizontal rows from the top (height len − 1) down; `missing` heights are called so in their middle."""
-    axis.grid(visible=False, axis="y")
-    axis.set_yticks(range(len(labels)), [plain(label) for label in reversed(labels)])
-    axis.set_ylim(-0.6, len(labels) - 0.4)
-    for height in missing:
-        axis.text(0.5, height, MISSING, transform=axis.get_yaxis_transform(), color=GREY, style="italic", ha="center")
-
-
-def legend_below(figure: "Figure", entries: "Mapping[str, Mapping]", columns: int = 3) -> None:
-    """{text: how its line or mark looks}; a look with "patch" is a square of that colour."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles = [
-        Patch(color=look["patch"], label=text) if "patch" in look else Line2D([], [], **{**look, "label": text})
-        for text, look in entries.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
-
-
-def draw_panels(
-    found: Mapping[str, object],
-    draw: "Callable[[Axes, str, object], None]",
-    *,
-    height: float,
-    colours: "Mapping[str, str | Mapping]",
-) -> "Figure":
-    """One panel by `draw` for each benchmark of `found`, two in a row, and one legend {text: colour or look}."""
-    columns = min(2, len(found))
-    lines = -(-len(found) // columns)
-    figure = new_figure(1.2 + 4.0 * columns, 0.6 + height * lines)
-    figure.get_layout_engine().set(hspace=0.08, wspace=0.05)
-    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for axis, (benchmark, content) in zip(axes, found.items(), strict=False):
-        draw(axis, benchmark, content)
-    for axis in axes[len(found) :]:
-        axis.remove()
-    looks = {text: {"patch": look} if isinstance(look, str) else look for text, look in colours.items()}
-    legend_below(figure, looks, min(len(looks), 2 * columns))
-    return figure
-
-
-def fit_scores(axis: "Axes", shown: Iterable[tuple[float, float]], others: Mapping[str, float], metric: str) -> None:
-    """A score axis around `shown`, (mean, deviation) each; `others` {what: score} beyond it are written at the edge.
-
-    One that is not farther away than the range of `shown` is taken in.
-    """
-    shown = list(shown)
-    low, high = min(mean - spread for mean, spread in shown), max(mean + spread for mean, spread in shown)
-    reach = max(high - low, 1e-3 * abs(high))
-    near = [score for score in others.values() if low - reach <= score <= high + reach]
-    low, high = min([low, *near]), max([high, *near])
-    margin = 0.15 * max(high - low, reach)
-    axis.set_ylim(low - margin, high + margin)
-    far = {what: score for what, score in others.items() if not low <= score <= high}
-    for above, place, alignment in ((True, 0.985, "top"), (False, 0.015, "bottom")):
-        lines = [
-            f"{what} {number(score, digits_of(metric))} {'↑' if above else '↓'}"
-            for what, score in far.items()
-            if (score > high) == above
-        ]
-        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-        look = {"ha": "right", "va": alignment, "fontsize": 9, "color": GREY, "bbox": box}
-        if lines:
-            axis.text(0.985, place, "\n".join(lines), transform=axis.transAxes, **look)
 
 
 def seeds_in_words(configurations: Sequence[Sequence[int]]) -> str:

@@ -66,5 +66,4 @@ ELSEWHERE = TableSpec(
     head=("Network",),
     columns=(Column("Measure", _measure), *(_cell(*column) for column in _HEADINGS.items())),
     notes=_notes,
-    in_groups=False,
 )

@@ -67,7 +67,6 @@ class ReportData:
         measured: a row of a measurement's record, with `measurement`, `benchmark`, `seed`, and `metric` of its network.
         measurements: the measurements' records.
         paper: the paper's values.
-        failed: {run: last line of its error} of runs that left no record.
         left_out: names of records that say nothing any more: shortened runs where whole ones are there, and
             measurements of networks that were trained anew since.
     """
@@ -77,7 +76,6 @@ class ReportData:
     measured: pd.DataFrame
     measurements: Sequence[MeasurementRecord] = ()
     paper: PaperValues = field(default_factory=PaperValues)
-    failed: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
     def part(self, name: str) -> pd.DataFrame:
@@ -90,7 +88,6 @@ def read_frames(
     measurements: Sequence[MeasurementRecord] = (),
     *,
     paper: PaperValues | None = None,
-    failed: Mapping[str, str] | None = None,
 ) -> ReportData:
     """The frames of some records.
 
@@ -111,7 +108,6 @@ def read_frames(
         measured=measurement_frame(kept, runs),
         measurements=kept,
         paper=paper or PaperValues(),
-        failed=failed or {},
         left_out=tuple(gone),
     )
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from lgelu_lab.report.difference import INTERVAL, difference_of
 from lgelu_lab.report.frames import ReportData, evaluations, of_measurement, seed_count
-from lgelu_lab.report.markup import Cell, Column, Group, Row, TableSpec
+from lgelu_lab.report.markup import Column, Group, Row, TableSpec
 from lgelu_lab.report.numbers import (
     NONE,
     count,
@@ -93,11 +93,11 @@ def _converted(data: ReportData, smooth: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _against_paper(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+def _against_paper(seeds: pd.DataFrame, notes: Notes) -> str:
     gain = difference_of(seeds["relu"], seeds["paper"], seeds["metric"].iloc[0], seeds["eval_samples"])
     if gain is None or seeds["key"].iloc[0] == _key(seeds["benchmark"].iloc[0], _PAPER):
         return NONE
-    return Cell(str(gain), gain.tone)
+    return str(gain)
 
 
 def _hardness(seeds: pd.DataFrame, notes: Notes) -> str:

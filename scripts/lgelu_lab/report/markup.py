@@ -1,14 +1,12 @@
 """One model of a table, how it is specified, and its Markdown, HTML and LaTeX.
 
-Texts are plain, and may come from records that anybody wrote: what is special in a format is escaped when it is
-rendered, and mathematical signs become LaTeX's own.
+Texts are plain, and may come from records that anybody wrote: what is special in a format is escaped when a table is
+rendered.
 """
 
-import html
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import jinja2
@@ -18,22 +16,7 @@ from lgelu_lab.report.frames import ReportData
 from lgelu_lab.report.numbers import MISSING, NONE
 from lgelu_lab.report.paper import Notes, note_lines
 
-TONES = ("", "better", "worse", "missing", "warning")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A text and how HTML shows it: one of TONES."""
-
-    text: str
-    tone: str = ""
-
-    def __post_init__(self) -> None:
-        if self.tone not in TONES:
-            raise ValueError(f"unknown tone {self.tone!r}; accepted: {', '.join(map(repr, TONES))}")
-
-
-Row = tuple[Cell | str, ...]
+Row = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -45,13 +28,9 @@ class Table:
         title: without a full stop.
         caption: plain sentences.
         header: one text a column.
-        rows: as many cells each; a plain str is a cell without a tone.
+        rows: as many texts each.
         notes: one line each.
         text_columns: how many columns on the left are words; the others are aligned as numbers.
-        wide_columns: the columns whose texts are long enough to be broken over lines.
-        in_groups: equal texts in the first column name groups of rows; HTML gives each a line.
-
-    Raises ValueError where a row has another number of cells than the header.
     """
 
     key: str
@@ -61,29 +40,6 @@ class Table:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     text_columns: int = 2
-    wide_columns: tuple[int, ...] = ()
-    in_groups: bool = False
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.header):
-                raise ValueError(f"table {self.key!r}: {len(self.header)} columns, but a row of {len(row)}: {row}")
-
-    @property
-    def texts(self) -> list[list[str]]:
-        """The rows without their tones."""
-        return [[cell.text for cell in row] for row in self.cells]
-
-    @property
-    def cells(self) -> list[list[Cell]]:
-        """The rows, every entry a Cell."""
-        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
-
-    @property
-    def groups(self) -> list[tuple[str, list[list[Cell]]]]:
-        """[(name of a group, its rows)]; all rows are one group without a name where the table has none."""
-        grouped = groupby(self.cells, key=lambda row: row[0].text if self.in_groups else "")
-        return [(name, list(rows)) for name, rows in grouped]
 
 
 @dataclass(frozen=True)
@@ -91,7 +47,7 @@ class Column:
     """A heading, and what stands under it: (what a row is made of, the table's notes) → text."""
 
     heading: str
-    cell: Callable[[Any, Notes], Cell | str]
+    cell: Callable[[Any, Notes], str]
 
 
 Group = tuple[tuple[str, ...], Any]
@@ -109,7 +65,7 @@ class TableSpec:
         columns: those behind the head's, or a function of the data that gives them.
         head: headings of the first columns, whose texts are a group's own.
         notes: (data, rows) → lines above those on what is not as in the paper.
-        text_columns, wide_columns, in_groups: as in Table.
+        text_columns: as in Table.
     """
 
     title: str
@@ -119,8 +75,6 @@ class TableSpec:
     head: tuple[str, ...] = ("Benchmark", "Activation")
     notes: Callable[[ReportData, Sequence[Row]], Iterable[str]] = lambda data, rows: ()
     text_columns: int = 2
-    wide_columns: tuple[int, ...] = ()
-    in_groups: bool = True
 
 
 def build_table(key: str, spec: TableSpec, data: ReportData) -> Table:
@@ -132,24 +86,15 @@ def build_table(key: str, spec: TableSpec, data: ReportData) -> Table:
         missing_row(head, len(header)) if seeds is None else (*head, *(column.cell(seeds, notes) for column in columns))
         for head, seeds in spec.rows(data)
     )
-    return Table(
-        key=key,
-        title=spec.title,
-        caption=spec.caption(data) if callable(spec.caption) else spec.caption,
-        header=header,
-        rows=rows,
-        notes=(*spec.notes(data, rows), *note_lines(notes)),
-        text_columns=spec.text_columns,
-        wide_columns=spec.wide_columns,
-        in_groups=spec.in_groups,
-    )
+    caption = spec.caption(data) if callable(spec.caption) else spec.caption
+    said = (*spec.notes(data, rows), *note_lines(notes))
+    return Table(key, spec.title, caption, header, rows, said, spec.text_columns)
 
 
 def missing_row(head: Sequence[str], columns: int) -> Row:
     """A row that says that what it is made of is not there."""
-    first, *others = head
-    called = [Cell(text, "missing") for text in (*others, MISSING)]
-    return (first, *called, *(Cell(NONE, "missing"),) * (columns - 1 - len(called)))
+    called = (*head, MISSING)
+    return (*called, *(NONE,) * (columns - len(called)))
 
 
 def to_markdown(table: Table, *, level: int = 0) -> str:
@@ -157,32 +102,26 @@ def to_markdown(table: Table, *, level: int = 0) -> str:
     return TEMPLATES.get_template("table.md.j2").render(table=table, level=level).strip()
 
 
+def to_html(table: Table) -> str:
+    """The rows as a <table>, every text escaped."""
+    with pd.option_context("display.max_colwidth", None):  # which cuts texts
+        return pd.DataFrame(table.rows, columns=table.header).to_html(index=False, border=0)
+
+
 def to_latex(table: Table) -> str:
-    """A `table` environment for an article that loads booktabs and adjustbox: scaled down where it is too large."""
-    frame = pd.DataFrame(
-        [[latex_text(text) for text in row] for row in table.texts], columns=[latex_text(text) for text in table.header]
-    )
-    tabular = frame.to_latex(
-        index=False,
-        escape=False,
-        column_format="".join("l" if i < table.text_columns else "r" for i in range(len(table.header))),
-    )
-    notes = [rf"\par\smallskip{{\footnotesize {latex_text(note)}\par}}" for note in table.notes]
+    """A `table` environment for LuaLaTeX or XeLaTeX with booktabs and adjustbox: scaled down where it is too large."""
+    frame = pd.DataFrame(table.rows, columns=table.header).rename(columns=latex_text).map(latex_text)
+    side = "l" * table.text_columns + "r" * (len(table.header) - table.text_columns)
     return "\n".join(
         (
             r"\begin{table}[htbp]\centering",
             rf"\caption{{{latex_text(f'{table.title}. {table.caption}'.strip())}}}\label{{tab:{table.key}}}",
             r"\begin{adjustbox}{max width=\linewidth, max totalheight=0.8\textheight}",
-            tabular + r"\end{adjustbox}",
-            *notes,
+            frame.to_latex(index=False, escape=False, column_format=side) + r"\end{adjustbox}",
+            *(rf"\par\smallskip{{\footnotesize {latex_text(note)}\par}}" for note in table.notes),
             r"\end{table}",
         )
     )
-
-
-def html_text(text: str) -> str:
-    """Escaped, with V_λ and ρ_S set as the symbols they are."""
-    return re.sub(r"\b([Vρ])_(\w)", r"\1<sub>\2</sub>", html.escape(text))
 
 
 def markdown_text(text: str) -> str:
@@ -192,24 +131,18 @@ def markdown_text(text: str) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Escaped; mathematical signs become LaTeX's own, so that pdflatex sets them with its standard fonts."""
-    return "".join(_LATEX.get(piece, piece) for piece in _LATEX_PIECES.split(text))
+    """The text with LaTeX's special characters escaped."""
+    return text.translate(_LATEX)
 
 
-LATEX_PREAMBLE = "% In an article: \\usepackage{booktabs,adjustbox}, then \\input this file.\n"
+LATEX_PREAMBLE = "% For LuaLaTeX or XeLaTeX, with \\usepackage{booktabs,adjustbox}: \\input this file.\n"
 """What a file of `to_latex` tables begins with."""
 
-_LATEX: dict[str, str] = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"},
-    "[": "{[}",  # after the end of a row it would begin an argument
-    **{"λ": r"$\lambda$", "λ₀": r"$\lambda_0$", "V_λ": r"$V_\lambda$", "ρ_S": r"$\rho_S$", "ρ": r"$\rho$"},
-    **{"Δ": r"$\Delta$", "ε": r"$\varepsilon$", "β": r"$\beta$", "Φ": r"$\Phi$", "±": r"$\pm$", "×": r"$\times$"},
-    **{"−": "$-$", "–": "--", "→": r"$\rightarrow$", "≤": r"$\leq$", "≥": r"$\geq$", "·": r"$\cdot$"},
-    **{"κ": r"$\kappa$", "∞": r"$\infty$", "÷": r"$\div$", "²": r"$^2$", "é": r"\'e", "μ": r"$\mu$"},
-    **{"†": r"$\dagger$", "‡": r"$\ddagger$", "…": r"\ldots{}", "“": "``", "”": "''", "’": "'", "\n": " "},
-}
-_LATEX_PIECES = re.compile("(" + "|".join(re.escape(sign) for sign in sorted(_LATEX, key=len, reverse=True)) + ")")
+_LATEX = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    # A bracket after the end of a row would begin an argument.
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "[": "{[}", "\n": " "}
+)
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("lgelu_lab.report"),
@@ -221,4 +154,4 @@ TEMPLATES = jinja2.Environment(
 """The templates beside this file; those of HTML escape what they are given."""
 
 TEMPLATES.filters["md"] = markdown_text
-TEMPLATES.filters["words"] = lambda text: jinja2.utils.markupsafe.Markup(html_text(text))
+TEMPLATES.filters["html_table"] = lambda table: jinja2.utils.markupsafe.Markup(to_html(table))

@@ -17,7 +17,7 @@ from lgelu_lab.report.frames import (
     rows_by,
     seed_count,
 )
-from lgelu_lab.report.markup import Cell, Column, Group, Row, TableSpec
+from lgelu_lab.report.markup import Column, Group, Row, TableSpec
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     NONE,
@@ -39,21 +39,8 @@ from lgelu_lab.report.paper import Notes
 from lgelu_lab.report.run_tables import machine_of
 from lgelu_lab.studies.experiments import STUDIES
 
-_ALL = STUDIES["downstream"].benchmarks
-_DENSE = ("mlp-digits", "mlp-fmnist")
-
-MEASURED_ON: dict[str, tuple[str, ...]] = {
-    "int8": _ALL,
-    "verification": _DENSE,
-    "zeros": _ALL,
-    "pruning": _DENSE,
-    "linear_pieces": _DENSE,
-    "certificate": _DENSE,
-    "conversion": _ALL,
-    "conversion-finetuning": ("mlp-digits", "mlp-adult", "mlp-fmnist", "gpt2-wikitext2"),
-    "gates": STUDIES["gates"].benchmarks,
-}
-"""{measurement: what it can be made on}: those of `measurements.run.MEASUREMENTS`, which needs torch."""
+_OF_ANY_NETWORK = ("int8", "zeros", "conversion")
+"""Measurements that any network of the study downstream allows: a benchmark without one is called missing."""
 
 INT8 = "int8-all"
 PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "int8"}
@@ -91,10 +78,8 @@ _TRANSFORMERS = ("deit-tiny-imagenet", "gpt2-wikitext2")
 
 def wanted_benchmarks(data: ReportData, name: str) -> list[str]:
     """Those that a measurement was made on, or could have been beside others that were."""
-    found = of_measurement(data, name)
-    return [
-        benchmark for benchmark in measured_benchmarks(data) if benchmark in MEASURED_ON[name] or benchmark in found
-    ]
+    found, possible = of_measurement(data, name), STUDIES["downstream"].benchmarks if name in _OF_ANY_NETWORK else ()
+    return [benchmark for benchmark in measured_benchmarks(data) if benchmark in possible or benchmark in found]
 
 
 def _rows(data: ReportData, name: str, keys: Sequence[str]) -> Iterator[Group]:
@@ -180,10 +165,6 @@ def _score(heading: str, key: str) -> Column:
 _SEEDS = Column("Seeds", lambda seeds, notes: seed_count(seeds["seed"]))
 
 
-def _refused(seeds: pd.DataFrame, text: str) -> Cell | str:
-    return Cell(text, "warning") if seeds["refusal"].notna().all() else text
-
-
 _ONE_NETWORK = ["benchmark", "seed", "model", "precision"]
 
 
@@ -216,13 +197,13 @@ def _int8_columns(data: ReportData) -> tuple[Column, ...]:
     )
 
 
-def _epsilon(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+def _epsilon(seeds: pd.DataFrame, notes: Notes) -> str:
     first = seeds.iloc[0]
-    return _refused(seeds, "refused") if first["refusal"] else f"{first['epsilon']:g}"
+    return "refused" if first["refusal"] else f"{first['epsilon']:g}"
 
 
-def _linear_model(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
-    return _refused(seeds, "first order" if seeds["refusal"].iloc[0] else "exact piece")
+def _linear_model(seeds: pd.DataFrame, notes: Notes) -> str:
+    return "first order" if seeds["refusal"].iloc[0] else "exact piece"
 
 
 def parameters_left(seeds: pd.DataFrame) -> list[float | None]:
@@ -231,14 +212,14 @@ def parameters_left(seeds: pd.DataFrame) -> list[float | None]:
     return [None if left is None else left / before for left, before in pairs]
 
 
-def _pruned(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+def _pruned(seeds: pd.DataFrame, notes: Notes) -> str:
     row = seeds.iloc[0]
     words = CRITERIA.get(row["criterion"], row["criterion"])
     if row["fraction"] is not None:
         words += f", {row['fraction']:.0%}"
     elif row["rule"] is not None:
         words += f", {row['rule']}"
-    return _refused(seeds, words)
+    return words
 
 
 def change_of(row: Mapping[str, Any]) -> float | None:
@@ -439,7 +420,7 @@ _LINES: dict[str, tuple[str, Line]] = {
 def _overview(data: ReportData) -> Iterator[Group]:
     for benchmark in measured_benchmarks(data):
         for name, (title, line) in _LINES.items():
-            if benchmark in MEASURED_ON[name]:
+            if benchmark in wanted_benchmarks(data, name):
                 frame = of_measurement(data, name).get(benchmark)
                 if frame is None:
                     yield (benchmark, title), None
@@ -466,7 +447,6 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         head=("Benchmark", "Measured"),
         columns=(*map(_compared, _COMPARED), Column("Seeds", lambda row, notes: seed_count(row["seeds"]))),
         text_columns=5,
-        wide_columns=(1, 2, 3, 4),
     ),
     "networks": TableSpec(
         title="The networks that were measured",
@@ -496,7 +476,6 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         ),
         notes=_tool_versions,
         text_columns=6,
-        wide_columns=(3,),
     ),
     "int8": TableSpec(
         title="float32 and int8 by onnxruntime",
@@ -608,28 +587,6 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         notes=partial(_refusals, name="linear_pieces"),
         text_columns=3,
     ),
-    "certificate": TableSpec(
-        title="Change of the scores by the swap: certified and measured",
-        caption="A gate moves by at most κ/λ when ReLU takes its place; the following layers carry that to the scores. "
-        "Bounds hold in exact arithmetic, for any input and for the test rows; changes are the largest over scores and "
-        "rows, in units of the scores. Certified: the bound is smaller than the lead of the predicted class. Mean ± "
-        "sample standard deviation over seeds; of the gates the largest.",
-        rows=partial(_rows, name="certificate", keys=()),
-        head=_NETWORK,
-        columns=(
-            _constant("Rows", "rows", count),
-            _largest("Gate bound κ/λ", "gate_bound"),
-            _largest("Gate, measured", "measured_gate_error"),
-            _significant("Bound, any input", "bound"),
-            _significant("Bound, these rows", "input_bound"),
-            _significant("Measured change", "measured"),
-            _significant("Bound ÷ measured", "ratio", 2),
-            _significant("These rows ÷ measured", "input_ratio", 2),
-            _quantity("Predictions certified, %", "certified_fraction", percentage),
-            _quantity("Predictions unchanged, %", "unchanged_predictions", percentage),
-            _SEEDS,
-        ),
-    ),
     "conversion": TableSpec(
         title="ReLU without training: score and distance from the GELU network",
         caption="Everything is measured on the evaluation split, against the same network with its GELU. Calibration "
@@ -641,7 +598,7 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         rows=partial(_rows, name="conversion", keys=("method", "rows")),
         head=_NETWORK,
         columns=(
-            Column("Way", lambda s, notes: _refused(s, METHODS.get(s["method"].iloc[0], s["method"].iloc[0]))),
+            Column("Way", lambda s, notes: METHODS.get(s["method"].iloc[0], s["method"].iloc[0])),
             _constant("Calibration rows", "rows", count),
             _score("Score", "score"),
             Column("Against the original", _against_original),

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import Any
 import pandas as pd
 
 from lgelu_lab.report.numbers import NONE, count, either
-from lgelu_lab.studies.experiments import INIT_MODES, PAPER_TEMPERATURE, STUDIES
+from lgelu_lab.studies.experiments import PAPER_TEMPERATURE
 from lgelu_lab.studies.records import RunRecord
 
 PAPER_LR_MULTIPLIER = 9.0
 PAPER_TARGET_HARDNESS = 2 / (5e-3 * math.sqrt(2 * math.pi))
 """λ whose gate is within ε = 5e-3 of a step, in the mean: 159.577."""
-
-PAPER_VALUES_FILE = Path(__file__).with_name("paper_values.json")
 
 
 @dataclass(frozen=True)
@@ -218,11 +215,6 @@ def note_lines(notes: Notes) -> tuple[str, ...]:
     return tuple(f"[{letter}] Unlike the paper: {text}." for text, letter in notes.items())
 
 
-QUANTITIES = ("best_validation_score", "best_epoch", "mean_hardness", "drift", "as_is", "substituted")
-_LAMBDA = tuple(f"lambda_gelu-{mode}{end}" for mode in INIT_MODES for end in ("", "-hardened"))
-CONFIGURATION_KEYS = ("gelu", "relu", "gelu-relufied", "silu", "mish", "prelu", "learnable_swish", *_LAMBDA)
-
-
 @dataclass(frozen=True)
 class PaperValues:
     """The paper's own numbers: {benchmark: {configuration key: {quantity: (mean, std or None)}}}, and their source."""
@@ -246,54 +238,23 @@ class PaperValues:
         return any(quantity in row for name in benchmarks for row in self.values.get(name, {}).values())
 
 
-def read_paper_values(path: str | os.PathLike = PAPER_VALUES_FILE) -> PaperValues:
-    """Read such a file: {"citation": text, "values": {benchmark: {configuration: {quantity: value}}}}.
+def read_paper_values() -> PaperValues:
+    """The numbers of paper_values.json.
 
-    A configuration is its key as in the names of runs ("lambda_gelu-uniform-hardened"), a quantity one of QUANTITIES,
-    a value a number or [mean, standard deviation].
-
-    Raises FileNotFoundError, or ValueError that names the place and what is accepted there.
+    The file has {"citation": text, "values": {benchmark: {configuration: {quantity: value}}}}. A configuration is its
+    key as in the names of runs ("lambda_gelu-uniform-hardened"), a value a number or [mean, standard deviation].
     """
-    try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
-    benchmarks = tuple(dict.fromkeys(name for study in STUDIES.values() for name in study.benchmarks))
-    values = {}
-    raw = _mapping(raw, f"{path}")
-    _accept(raw, ("citation", "values"), f"{path}: key")
-    for benchmark, rows in _mapping(raw.get("values"), f"{path}: values").items():
-        _accept([benchmark], benchmarks, f"{path}: benchmark")
-        where = f"{path}: {benchmark}"
-        _accept(_mapping(rows, where), CONFIGURATION_KEYS, f"{where}: configuration")
-        values[benchmark] = {}
-        for key, row in rows.items():
-            _accept(_mapping(row, f"{where}: {key}"), QUANTITIES, f"{where}: {key}: quantity")
-            values[benchmark][key] = {name: _value(value, f"{where}: {key}: {name}") for name, value in row.items()}
-    return PaperValues(values, str(raw.get("citation", "")))
+    raw = json.loads(Path(__file__).with_name("paper_values.json").read_text(encoding="utf-8"))
+    values = {
+        benchmark: {key: {name: _value(value) for name, value in row.items()} for key, row in rows.items()}
+        for benchmark, rows in raw["values"].items()
+    }
+    return PaperValues(values, raw["citation"])
 
 
-def _mapping(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be an object of names, got {value!r}")
-    return value
-
-
-def _accept(names: Sequence[str] | Mapping[str, Any], accepted: tuple[str, ...], where: str) -> None:
-    for name in names:
-        if name not in accepted:
-            raise ValueError(f"{where} {name!r} is unknown; accepted: {', '.join(accepted)}")
-
-
-def _value(value: Any, where: str) -> tuple[float, float | None]:
-    mean, deviation = value if isinstance(value, list) and len(value) == 2 else (value, None)
-    if not _is_number(mean) or not (deviation is None or (_is_number(deviation) and deviation >= 0)):
-        raise ValueError(f"{where} must be a number or [mean, standard deviation], got {value!r}")
+def _value(value: float | list[float]) -> tuple[float, float | None]:
+    mean, deviation = value if isinstance(value, list) else (value, None)
     return float(mean), None if deviation is None else float(deviation)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _short(value: object) -> str:

@@ -20,7 +20,7 @@ from lgelu_lab.report.frames import (
     rows_by,
     seed_count,
 )
-from lgelu_lab.report.markup import Cell, Column, Row, TableSpec
+from lgelu_lab.report.markup import Column, Row, TableSpec
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     MISSING,
@@ -161,10 +161,10 @@ def way_difference(ways: dict[str, pd.DataFrame], way: str, rival: str) -> Diffe
 
 
 def _cell(way: str) -> Column:
-    def cell(ways: dict[str, pd.DataFrame], notes: Notes) -> Cell | str:
+    def cell(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
         seeds = ways[way]
         if not len(seeds):
-            return Cell(MISSING, "missing") if _is_asked_for(way, ways) else NONE
+            return MISSING if _is_asked_for(way, ways) else NONE
         others = way == CONVERTED and _are_others(seeds, ways[SMOOTH])
         return f"{way_text(seeds)} {_OTHER_NETWORKS}" if others else way_text(seeds)
 
@@ -279,7 +279,6 @@ RESULTS = TableSpec(
     columns=_columns,
     notes=_notes,
     text_columns=1,
-    in_groups=False,
 )
 
 

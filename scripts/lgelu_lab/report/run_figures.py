@@ -11,34 +11,26 @@ from lgelu_lab.report.drawing import (
     GREY,
     PALETTE,
     FigureSpec,
-    label_rows,
-    legend_below,
     new_figure,
     plain,
     seeds_in_words,
     style,
 )
-from lgelu_lab.report.frames import ReportData, evaluations, mean_path, of_label, paired
+from lgelu_lab.report.frames import ReportData, mean_path, of_label
 from lgelu_lab.report.numbers import (
-    LOWER_IS_BETTER,
     MISSING,
     digits_of,
     listed,
     metric_with_direction,
     number,
-    sampled,
 )
-from lgelu_lab.report.results import CONVERTED, SMOOTH, WAYS, benchmarks_with_results
 from lgelu_lab.report.run_tables import (
     EXPECTED_RUNS,
     LEARNED_LABELS,
     PROFILE_LABELS,
-    RELATED_LABELS,
-    SUBSTITUTION_LABELS,
     correlation_curves,
     grid_cells,
     profile_runs,
-    related_runs,
 )
 from lgelu_lab.studies.experiments import STUDIES
 
@@ -47,13 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Drawn = "tuple[Figure, str, str] | None"
-
-_WAY_LOOKS = {
-    way: {"marker": marker, "color": PALETTE[name], "linestyle": " ", "markersize": 6}
-    for way, marker, name in zip(
-        WAYS, "DvosX", ("direct swap", "converted", "hardened, swapped", "λ-GELU uniform", "ReLU"), strict=True
-    )
-}
 
 
 def _metric(seeds: pd.DataFrame) -> str:
@@ -67,74 +52,6 @@ def _missing(wanted: "tuple[str, ...]", found: Mapping[str, object], benchmark: 
         return ""
     absent = [label for label in wanted if label not in found]
     return f"Missing: {listed(absent)}." if absent else ""
-
-
-def _better(seeds: pd.DataFrame) -> str:
-    return f"{'Further right' if seeds['greater_is_better'].iloc[0] else 'Further left'} is better."
-
-
-def distances(ways: Mapping[str, pd.DataFrame]) -> dict[str, tuple[float, float, float]]:
-    """{way: (mean, lowest, highest) distance of its networks from the GELU run of the same seed and recipe}.
-
-    In points of 100, or per cent of GELU's perplexity; of converted networks from what they were before. Of one seed's
-    accuracy the ends are those of `sampled`. Runs of another recipe than the GELU run are no pair.
-    """
-    found = {}
-    for way in WAYS:
-        pairs = ways[way].assign(base=ways[way]["before"])
-        if way != CONVERTED:
-            pairs = paired(ways[way], ways[SMOOTH][["benchmark", "seed", "recipe", "last_score"]])
-            pairs["base"] = pairs["last_score_base"]
-        if len(pairs):
-            metric, base = pairs["metric"].iloc[0], pairs["base"].astype(float)
-            scale = base if metric in LOWER_IS_BETTER else 1.0
-            values = 100 * (pairs["value"].astype(float) - base) / scale
-            ends = sampled(metric, list(pairs["value"]), pairs["eval_samples"].iloc[0])
-            low, high = (100 * (end - base.iloc[0]) for end in ends) if ends else (values.min(), values.max())
-            found[way] = (values.mean(), low, high)
-    return found
-
-
-def draw_glance(data: ReportData) -> Drawn:
-    """A row per benchmark, a mark per way to a ReLU network."""
-    trained = set(data.part("")["benchmark"])
-    found = {name: w for name, w in benchmarks_with_results(data).items() if name in trained and len(w[SMOOTH])}
-    if not found:
-        return None
-    away = {name: distances(ways) for name, ways in found.items()}
-    kinds: dict[str, list[str]] = {}
-    for name, ways in found.items():
-        kinds.setdefault(ways[SMOOTH]["metric"].iloc[0], []).append(name)
-    figure = new_figure(8.0, 1.1 + 0.85 * len(found) + 0.65 * len(kinds))
-    axes = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=[len(names) + 0.3 for names in kinds.values()])
-    for axis, (metric, names) in zip(axes[:, 0], kinds.items(), strict=True):
-        for height, name in enumerate(reversed(names)):
-            _draw_distances(axis, away[name], height)
-        axis.axvline(0, color="black", linewidth=1)
-        unit = "per cent (further left" if metric in LOWER_IS_BETTER else "points of 100 (further right"
-        style(axis, x=f"{metric} against GELU's, in {unit} is better)")
-        label_rows(axis, names)
-    figure.suptitle("Distance of each ReLU network from the smooth GELU network, last epoch", fontsize=11.5)
-    there = {way for ways in found.values() for way in WAYS if len(ways[way])}
-    legend_below(figure, {way: look for way, look in _WAY_LOOKS.items() if way in there}, 2)
-    caption = (
-        "Each mark is the mean over seeds of the ReLU network's score minus that of the GELU run with the same seed "
-        "and recipe, in the last epoch; the line reaches from the lowest to the highest seed, and of a single one over "
-        "the 95 % interval of its evaluation samples. On the black line nothing was lost."
-    )
-    absent = {name: [way for way in WAYS if way not in there] for name, there in away.items()}
-    # The ways have commas in their names.
-    told = "".join(f" {name}: {'; '.join(missing)}." for name, missing in absent.items() if missing)
-    return figure, caption, f"{MISSING.capitalize()} or not comparable.{told}" if told else ""
-
-
-def _draw_distances(axis: "Axes", found: Mapping[str, tuple[float, float, float]], height: int) -> None:
-    for place, (way, look) in enumerate(_WAY_LOOKS.items()):
-        if way in found:
-            mean, low, high = found[way]
-            level = height + 0.32 - 0.15 * place
-            axis.plot((low, high), (level, level), color=look["color"], linewidth=1.6)
-            axis.plot(mean, level, **look)
 
 
 _ZOOMED_FROM = 8  # epochs; a shorter run is read in one piece
@@ -293,93 +210,6 @@ def _bar(figure: "Figure", axes: object, colours: str, ends: tuple[float, float]
     bar.ax.tick_params(labelsize=10)
 
 
-_EVALUATED = {"best": "best epoch as trained (the paper's choice)", "last": "last epoch"}
-_LOG_FROM = 3.0  # times the best score, in a metric without an upper end
-_AS_IS, _SWAPPED = PALETTE["hardened, swapped"], PALETTE["λ-GELU increasing"]
-
-
-def draw_substitution(data: ReportData, benchmark: str) -> Drawn:
-    """The score before and after ReLU takes the gates' place, a line per seed: at the best and at the last epoch."""
-    runs = {at: _substituted(data, at, benchmark) for at in _EVALUATED}
-    found = list(dict.fromkeys(runs["last"]["label"]))
-    if not found:
-        return None
-    wanted = SUBSTITUTION_LABELS if benchmark in STUDIES["substitution"].benchmarks else ()
-    rows = [*found, *(label for label in wanted if label not in found)]
-    figure = new_figure(9.0, 1.5 + 0.62 * len(rows))
-    axes = figure.subplots(1, 2, sharey=True, sharex=True)
-    metric = _metric(runs["last"])
-    for axis, (at, title) in zip(axes, _EVALUATED.items(), strict=True):
-        for height, label in enumerate(reversed(rows)):
-            _draw_exchange(axis, runs[at][runs[at]["label"] == label], height)
-        style(axis, title=title, x=metric)
-        label_rows(
-            axis, [label.replace(", ", ",\n") for label in rows],
-            [len(rows) - 1 - place for place, label in enumerate(rows) if label not in found],
-        )  # fmt: skip
-    _spread_ticks(axes[0], pd.concat(runs.values()))
-    early = bool(pd.concat(runs.values())["early"].astype(bool).any())
-    own = bool(runs["last"]["is_relu"].astype(bool).any())
-    figure.suptitle(f"{plain(benchmark)}: {plain(metric)}, before and after ReLU takes the gates' place", fontsize=11.5)
-    legend_below(figure, _exchange_legend(early, own), 2)
-    caption = "A line per seed, from the network as trained to the same weights with ReLU at every gate. "
-    if own:
-        caption += (
-            "The network with ReLU swapped in during training is a ReLU network from then on and has one mark; two, "
-            "where its best epoch lies before the switch. "
-        )
-    return figure, caption + _better(runs["last"]), ""
-
-
-def _substituted(data: ReportData, at: str, benchmark: str) -> pd.DataFrame:
-    runs = evaluations(data, at)
-    kept = (runs["part"] == "") & (runs["benchmark"] == benchmark) & runs["relu"].notna()
-    return runs[kept & runs["activation"].isin(("gelu", "lambda_gelu"))]
-
-
-def _draw_exchange(axis: "Axes", seeds: pd.DataFrame, height: int) -> None:
-    for place, run in enumerate(seeds.itertuples()):
-        level = height + 0.55 * ((len(seeds) - 1) / 2 - place) / len(seeds)
-        axis.plot((run.score, run.relu), (level, level), color="0.55", linewidth=1.5, zorder=1)
-        faces = ["white" if run.early else colour for colour in (_AS_IS, _SWAPPED)]
-        if not run.is_relu:
-            axis.plot(run.score, level, "o", color=_AS_IS, markersize=7, markerfacecolor=faces[0])
-        own = run.relufied and run.is_relu
-        axis.plot(
-            run.relu, level, "s" if own else "D", color=_SWAPPED, markersize=5 if own else 4.5, markerfacecolor=faces[1]
-        )
-
-
-def _exchange_legend(early: bool, own: bool) -> dict[str, dict]:
-    marks = {
-        "as trained": {"marker": "o", "color": _AS_IS},
-        "ReLU substituted, same weights": {"marker": "D", "color": _SWAPPED},
-    }
-    if own:
-        marks["trained on with ReLU"] = {"marker": "s", "color": _SWAPPED}
-    if early:
-        marks["hollow: λ-gates still soft, or ReLU not in yet"] = {
-            "marker": "o",
-            "markerfacecolor": "white",
-            "color": _AS_IS,
-        }
-    return {text: {"linestyle": " ", "markersize": 6, **look} for text, look in marks.items()}
-
-
-def _spread_ticks(axis: "Axes", runs: pd.DataFrame) -> None:
-    """Few ticks, and a logarithmic axis where a lower-is-better score goes up several times."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
-
-    values = [*runs["score"], *runs["relu"]]
-    if not runs["greater_is_better"].iloc[0] and max(values) > _LOG_FROM * min(values):
-        axis.set_xscale("log")
-        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=4, prune="both"))
-
-
 def draw_grid(data: ReportData, benchmark: str) -> Drawn:
     """Heatmap of the grid: colour Δλ(t, c), text ΔBVS(t, c); a cell without a run is hatched and says so."""
     cells = grid_cells(data, benchmark)
@@ -446,36 +276,9 @@ def _drift_bar(figure: "Figure", axis: "Axes", low: float, high: float) -> None:
     bar.outline.set_visible(False)
 
 
-def draw_related(data: ReportData, benchmark: str) -> Drawn:
-    """Best validation score beside other activations: a dot per seed, a bar at their mean."""
-    from matplotlib.ticker import MaxNLocator
-
-    found = of_label(related_runs(data), benchmark)
-    if not found:
-        return None
-    wanted = RELATED_LABELS if benchmark in STUDIES["related"].benchmarks else tuple(found)
-    figure = new_figure(7.4, 1.1 + 0.42 * len(wanted))
-    axis = figure.subplots()
-    for height, label in enumerate(reversed(wanted)):
-        if label in found:
-            scores, colour = list(found[label]["best_score"]), PALETTE.get(label, GREY)
-            mean = sum(scores) / len(scores)
-            axis.plot((mean, mean), (height - 0.32, height + 0.32), color=colour, linewidth=3)
-            axis.plot(scores, [height] * len(scores), "o", color=colour, markersize=7, alpha=0.75, markeredgewidth=0)
-    first = next(iter(found.values()))
-    style(axis, title=f"{benchmark}: best validation score, a dot per seed, a bar at their mean", x=_metric(first))
-    missing = [len(wanted) - 1 - place for place, label in enumerate(wanted) if label not in found]
-    label_rows(axis, list(wanted), missing)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=6))
-    return figure, f"Best validation score of each run, a dot per seed; the bar is their mean. {_better(first)}", ""
-
-
 FIGURES: dict[str, FigureSpec] = {
-    "glance": FigureSpec("Every way to a ReLU network, all benchmarks", draw_glance),
     "trajectories": FigureSpec("Validation score over the epochs, {}", draw_trajectories),
     "hardness": FigureSpec("Hardness over depth and epochs, {}", draw_hardness),
-    "substitution": FigureSpec("Before and after substitution, {}", draw_substitution),
     "grid": FigureSpec("Temperature t and multiplier c, {}", draw_grid),
-    "related": FigureSpec("Other activations, {}", draw_related),
 }
 """{key: how the figure is made}."""

@@ -17,7 +17,7 @@ from lgelu_lab.report.frames import (
     paired,
     seed_count,
 )
-from lgelu_lab.report.markup import Cell, Column, Group, Row, TableSpec
+from lgelu_lab.report.markup import Column, Group, Row, TableSpec
 from lgelu_lab.report.numbers import (
     MISSING,
     NONE,
@@ -161,44 +161,37 @@ def _substitution_columns(data: ReportData, at: str) -> tuple[Column, ...]:
         *(_score("ReLU substituted", "relu"), *paper("ReLU substituted", "substituted")),
         Column("Change", _change),
         Column("Epoch", _epoch),
-        Column("Smallest λ", _smallest),
+        _mean("Smallest λ", "smallest_hardness", 1),
         Column("Largest logit change", lambda seeds, notes: _unless_relu(seeds, largest(list(seeds["logit_change"])))),
         Column("Unchanged predictions", _unchanged),
         *(_SEEDS, _TRAINED),
     )
 
 
-def _unless_relu(seeds: pd.DataFrame, cell: Cell | str) -> Cell | str:
+def _unless_relu(seeds: pd.DataFrame, cell: str) -> str:
     return NONE if seeds["is_relu"].astype(bool).all() else cell
 
 
-def _change(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+def _change(seeds: pd.DataFrame, notes: Notes) -> str:
     text = mean_and_deviation(list(seeds["relu"] - seeds["score"]), _digits(seeds), signed=True)
-    change = difference_of(seeds["relu"], seeds["score"], seeds["metric"].iloc[0], seeds["eval_samples"])
-    return _unless_relu(seeds, Cell(text, change.tone if change else ""))
+    return _unless_relu(seeds, text)
 
 
-def _epoch(seeds: pd.DataFrame, notes: Notes) -> Cell:
-    early = bool(seeds["early"].any())
-    return Cell(mean_and_deviation(list(seeds["epoch"]), 0) + f" {_EARLY}" * early, "warning" if early else "")
+def _epoch(seeds: pd.DataFrame, notes: Notes) -> str:
+    return mean_and_deviation(list(seeds["epoch"]), 0) + f" {_EARLY}" * bool(seeds["early"].any())
 
 
-def _smallest(seeds: pd.DataFrame, notes: Notes) -> Cell:
-    text = mean_and_deviation(list(seeds["smallest_hardness"]), 1)
-    return Cell(text, "warning" if seeds["early"].astype(bool).any() and text != NONE else "")
-
-
-def _unchanged(seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+def _unchanged(seeds: pd.DataFrame, notes: Notes) -> str:
     return _unless_relu(seeds, mean_and_deviation(list(seeds["unchanged"]), 4))
 
 
 def _substitution_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
-    if any(isinstance(cell, Cell) and cell.text.endswith(_EARLY) for row in rows for cell in row):
+    if any(cell.endswith(_EARLY) for row in rows for cell in row):
         yield (
             f"{_EARLY} In at least one seed this epoch lies before the gates were hard (smallest λ below half the "
             "target) or, for ReLU swapped in during training, before the switch."
         )
-    if any("→ ReLU" in str(row[1]) for row in rows):
+    if any("→ ReLU" in row[1] for row in rows):
         yield (
             "→ ReLU: from the switch on this is a ReLU network that trains on. Its score is both, as is and "
             "substituted; there is nothing left to exchange."
@@ -225,11 +218,11 @@ def _substitution(at: str, learned: bool = False) -> TableSpec:
     )
 
 
-def _related_gain(data: ReportData, rival: str, seeds: pd.DataFrame, notes: Notes) -> Cell | str:
+def _related_gain(data: ReportData, rival: str, seeds: pd.DataFrame, notes: Notes) -> str:
     runs = related_runs(data)
     pairs = paired(seeds, runs[runs["label"] == rival])
     gain = best_minus(pairs)
-    return NONE if gain is None or seeds["label"].iloc[0] == rival else Cell(str(gain), gain.tone)
+    return NONE if gain is None or seeds["label"].iloc[0] == rival else str(gain)
 
 
 def best_minus(pairs: pd.DataFrame) -> Difference | None:
@@ -334,28 +327,26 @@ def _grid_rows(data: ReportData) -> Iterator[Group]:
             yield (), {"benchmark": benchmark, "runs": runs, "t": t, "c": c, "cell": cell}
 
 
-def _grid_runs(point: dict[str, Any], notes: Notes) -> Cell:
+def _grid_runs(point: dict[str, Any], notes: Notes) -> str:
     there = len(point["cell"])
     if not there:
-        return Cell(MISSING, "missing")
-    return Cell(str(there)) if there >= EXPECTED_RUNS else Cell(f"{there} of {EXPECTED_RUNS}", "warning")
+        return MISSING
+    return str(there) if there >= EXPECTED_RUNS else f"{there} of {EXPECTED_RUNS}"
 
 
-def _grid_drift(point: dict[str, Any], notes: Notes) -> Cell:
-    cell = point["cell"]
-    return Cell(mean_and_deviation(list(cell["drift"]), 2)) if len(cell) else Cell(NONE, "missing")
+def _grid_drift(point: dict[str, Any], notes: Notes) -> str:
+    return mean_and_deviation(list(point["cell"]["drift"]), 2)
 
 
 def _grid_gain(mode: str) -> Column:
     """ΔBVS of one init mode: where the gates begin counts as well as how they move."""
 
-    def cell(point: dict[str, Any], notes: Notes) -> Cell:
+    def cell(point: dict[str, Any], notes: Notes) -> str:
         seeds = point["cell"]
         seeds = seeds[seeds["init_mode"] == mode]
         if not len(seeds):
-            return Cell(NONE, "missing")
-        gain = best_minus(seeds)
-        return Cell(str(gain), gain.tone) if gain else Cell("baseline missing", "missing")
+            return NONE
+        return str(best_minus(seeds) or "baseline missing")
 
     return Column(f"ΔBVS, {mode}", cell)
 
@@ -376,29 +367,25 @@ def _coverage(data: ReportData) -> Iterator[Group]:
         if (of_paper and set(study.benchmarks) <= PAPER_RECIPES.keys()) or there & named:
             for benchmark in study.benchmarks:
                 names = [run.name for run in study.build((benchmark,))]
-                missing = [name for name in names if name not in there]
-                failed = sum(name in data.failed for name in missing)
-                yield (study.name, benchmark), {"names": names, "missing": missing, "failed": failed}
+                yield (study.name, benchmark), {"names": names, "missing": [n for n in names if n not in there]}
 
 
-def _coverage_runs(runs: dict[str, Any], notes: Notes) -> Cell:
+def _coverage_runs(runs: dict[str, Any], notes: Notes) -> str:
     names, missing = runs["names"], runs["missing"]
-    return Cell(f"{len(names) - len(missing)} of {len(names)}", "missing" if missing else "")
+    return f"{len(names) - len(missing)} of {len(names)}"
 
 
-def _coverage_missing(runs: dict[str, Any], notes: Notes) -> Cell:
+def _coverage_missing(runs: dict[str, Any], notes: Notes) -> str:
     names, missing = runs["names"], runs["missing"]
     if not missing:
-        return Cell(NONE)
+        return NONE
     prefix = names[0].rpartition("/")[0] + "/"
-    text = "all" if len(missing) == len(names) else _first_of([name.removeprefix(prefix) for name in missing])
-    return Cell(text + (f" ({runs['failed']} failed)" if runs["failed"] else ""), "missing")
+    return "all" if len(missing) == len(names) else _first_of([name.removeprefix(prefix) for name in missing])
 
 
 def _coverage_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     there = set(data.runs["name"])
     planned = {run.name for study in STUDIES.values() for run in study.build(study.benchmarks)}
-    yield from (f"Failed: {name}: {error}" for name, error in data.failed.items() if name not in there)
     if data.left_out:
         why = "shortened runs where the benchmark has longer ones, or measurements of networks trained anew since"
         yield f"Left out, as {why}: {_first_of(data.left_out)}."
@@ -417,9 +404,9 @@ def _basis(data: ReportData) -> Iterator[Group]:
             yield (", ".join(filter(None, (benchmark, part))),), runs
 
 
-def _unlike(runs: pd.DataFrame, notes: Notes) -> Cell:
+def _unlike(runs: pd.DataFrame, notes: Notes) -> str:
     found = dict.fromkeys(text for record in runs["record"] for text in differences(record))
-    return Cell("; ".join(found), "warning") if found else Cell(NONE)
+    return "; ".join(found) or NONE
 
 
 def _evaluated_on(runs: pd.DataFrame, notes: Notes) -> str:
@@ -538,7 +525,6 @@ TABLES: dict[str, TableSpec] = {
         columns=(Column("Runs", _coverage_runs), Column("Missing", _coverage_missing)),
         notes=_coverage_notes,
         text_columns=4,
-        wide_columns=(3,),
     ),
     "basis": TableSpec(
         title="Seeds, epochs, samples, recipes and machines",
@@ -560,8 +546,6 @@ TABLES: dict[str, TableSpec] = {
         ),
         notes=_basis_notes,
         text_columns=10,
-        wide_columns=(1, 6, 7, 8, 9),
-        in_groups=False,
     ),
 }
 """{key: how the table is made}."""

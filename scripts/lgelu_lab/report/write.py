@@ -15,14 +15,13 @@ from lgelu_lab.report.elsewhere import ELSEWHERE
 from lgelu_lab.report.frames import ReportData
 from lgelu_lab.report.gates_table import GATES_TABLE
 from lgelu_lab.report.markup import LATEX_PREAMBLE, TEMPLATES, Table, TableSpec, build_table, to_latex, to_markdown
-from lgelu_lab.report.measured_figures import MEASURED_FIGURES
 from lgelu_lab.report.measured_tables import MEASURED_TABLES
 from lgelu_lab.report.numbers import listed
 from lgelu_lab.report.results import PATH, RESULTS, conclusions
 from lgelu_lab.report.run_figures import FIGURES
 from lgelu_lab.report.run_tables import TABLES
 from lgelu_lab.studies.folder import write_whole
-from lgelu_lab.studies.records import ERROR_FILE, RECORD_FILE, RunRecord, read_records
+from lgelu_lab.studies.records import RECORD_FILE, RunRecord, read_records
 
 TITLE = "λ-GELU: what the gates learn, and what ReLU costs in their place"
 START = "<!-- results: written by scripts/report.py -->"
@@ -38,27 +37,20 @@ ALL_TABLES: dict[str, TableSpec] = {
     "gates": GATES_TABLE,
     **MEASURED_TABLES,
 }
-ALL_FIGURES: dict[str, FigureSpec] = {"path": PATH, **FIGURES, **MEASURED_FIGURES}
+ALL_FIGURES: dict[str, FigureSpec] = {"path": PATH, **FIGURES}
 
 MAIN_TABLES = ("results", "elsewhere")
 """Of README."""
 
-_FOLDED_FROM = 24  # rows; a longer table is folded on the page
-_FULL_WIDTH = 7.9  # inches; a wider figure is not legible at half the page
-
 
 @dataclass(frozen=True)
 class SectionSpec:
-    """One part of the report: which tables and figures stand in it, and what is said above them.
-
-    `measured`: the part is about what was measured on trained networks, and left out where there is nothing of it.
-    """
+    """One part of the report: which tables and figures stand in it, and what is said above them."""
 
     title: str
     text: str
     tables: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
-    measured: bool = False
 
 
 SECTIONS: dict[str, SectionSpec] = {
@@ -68,7 +60,6 @@ SECTIONS: dict[str, SectionSpec] = {
         "about 160, so that ReLU can take its place with the same weights. Its plain rivals: swap ReLU into a finished "
         "GELU network, refit that without training, swap it in early and train on, or train with ReLU from the start.",
         ("results", "elsewhere", "differences"),
-        ("glance",),
     ),
     "claims": SectionSpec("What holds", "The paper's claims beside these runs.", ("claims",)),
     "profiles": SectionSpec(
@@ -89,7 +80,6 @@ SECTIONS: dict[str, SectionSpec] = {
         "Every smooth gate of a checkpoint is replaced by ReLU, the weights stay, and the network is measured again. "
         "Which checkpoint matters: the best epoch as trained may lie before the gates are hard.",
         ("substitution-best", "substitution-best-substituted", "substitution-last", "substitution-learned-last"),
-        ("substitution",),
     ),
     "grid": SectionSpec(
         "Temperature and learning-rate multiplier",
@@ -100,7 +90,6 @@ SECTIONS: dict[str, SectionSpec] = {
     "related": SectionSpec(
         "Other activations",
         "The same network, seeds and steps with other activations; PReLU and learnable-β Swish learn theirs as well.",
-        ("related",),
         ("related",),
     ),
     "gates": SectionSpec(
@@ -114,15 +103,12 @@ SECTIONS: dict[str, SectionSpec] = {
         "The reason to harden: tools that take piecewise-linear networks. Each was run on the same networks with GELU, "
         "with ReLU from the start, and with hardened λ-GELU as it is and swapped.",
         ("downstream", "networks", "measured-with"),
-        measured=True,
     ),
     "downstream-int8": SectionSpec(
         "Downstream: integer inference",
         "onnxruntime runs each network in float32 and in int8. A ReLU costs nothing there; a smooth gate needs its "
         "input back in float32.",
         ("int8",),
-        ("downstream-int8",),
-        measured=True,
     ),
     "downstream-verification": SectionSpec(
         "Downstream: proofs of robustness",
@@ -131,67 +117,46 @@ SECTIONS: dict[str, SectionSpec] = {
         "verifiers bound GELU too. Each network is asked about its own first images that it classifies correctly, and "
         "these are not the same for all.",
         ("verification",),
-        ("downstream-verification",),
-        measured=True,
     ),
     "downstream-zeros": SectionSpec(
         "Downstream: zeros",
         "A ReLU network computes many exact zeros, and some of its units never fire. A smooth gate has small negative "
         "outputs in their place.",
         ("zeros",),
-        ("downstream-zeros",),
-        measured=True,
     ),
     "downstream-pruning": SectionSpec(
         "Downstream: pruning",
         "Units that never fire can go without a trace; the next candidates are those that fire least, or those with "
         "the smallest weights.",
         ("pruning",),
-        ("downstream-pruning",),
-        measured=True,
     ),
     "downstream-linear-pieces": SectionSpec(
         "Downstream: exact linear pieces",
         "A ReLU network is linear around almost every input: W and b of that piece explain it there exactly. A smooth "
         "network has a first-order model alone, whose error grows with the square of the step.",
         ("linear-pieces",),
-        ("downstream-linear-pieces",),
-        measured=True,
-    ),
-    "downstream-certificate": SectionSpec(
-        "Downstream: what the swap can change at most",
-        "Before swapping: a bound on the change of every score, beside the change that was then measured.",
-        ("certificate",),
-        measured=True,
     ),
     "downstream-conversion": SectionSpec(
         "Downstream: ReLU without training",
         "The other road to a ReLU network: the gates of a finished GELU network become ReLU, and only the linear maps "
         "behind them are refitted, layer by layer, on unlabelled inputs. Hardening is the road for those who train.",
         ("conversion",),
-        ("downstream-conversion",),
-        measured=True,
     ),
     "downstream-conversion-finetuning": SectionSpec(
         "Downstream: a few training steps around the swap",
         "Who can train for some steps may begin with the refit, with the direct swap, or anneal λ over the steps and "
         "swap at the end. The same steps with GELU, never swapped, show what the training alone gives.",
         ("conversion-finetuning",),
-        ("downstream-conversion-finetuning",),
-        measured=True,
     ),
     "downstream-real": SectionSpec(
         "Downstream: networks that nobody here trained",
         "Trained networks from the package registry or the Hub, swapped and converted, by their own measure.",
         ("real",),
-        measured=True,
     ),
     "coverage": SectionSpec("What is there and what is missing", "", ("coverage",)),
     "basis": SectionSpec("What the numbers rest on", "", ("basis",)),
 }
 """{key: one part of the report}, in its order."""
-
-NONE_THERE = "Nothing of this was run yet: missing, not zero."
 
 
 @dataclass(frozen=True)
@@ -206,17 +171,15 @@ class Section:
 
 
 def build_sections(data: ReportData, only: Sequence[str] = tuple(SECTIONS)) -> list[Section]:
-    """The sections, those without runs too."""
+    """The sections that have a table or a figure."""
     made = []
     for key in only:
         spec = SECTIONS[key]
-        if spec.measured and not data.measurements and not len(data.part("downstream")):
-            continue
         tables = [build_table(name, ALL_TABLES[name], data) for name in spec.tables]
         drawings = [drawing for name in spec.figures for drawing in draw_all(name, ALL_FIGURES[name], data)]
         tables = [table for table in tables if table.rows]
-        text = spec.text if tables or drawings else f"{spec.text} {NONE_THERE}"
-        made.append(Section(key, spec.title, text, tuple(drawings), tuple(tables)))
+        if tables or drawings:
+            made.append(Section(key, spec.title, spec.text, tuple(drawings), tuple(tables)))
     return made
 
 
@@ -252,8 +215,6 @@ def _page(data: ReportData, sections: Sequence[Section], hero: Sequence[Drawing]
         hero=hero,
         sections=sections,
         pictures=pictures,
-        folded_from=_FOLDED_FROM,
-        full_width=_FULL_WIDTH,
     )
 
 
@@ -311,15 +272,6 @@ def read_downstream(
         )
     networks = read_records(folder) if any(Path(folder).rglob(RECORD_FILE)) else []
     return [*records, *(record for record in networks if record not in records)], measurements
-
-
-def failed_runs(folder: str | os.PathLike) -> dict[str, str]:
-    """{run: last line of its error} of the runs below a folder that a study could not finish."""
-    found = {}
-    for path in sorted(Path(folder).rglob(ERROR_FILE)):
-        lines = path.read_text(encoding="utf-8").strip().splitlines()
-        found[path.parent.relative_to(folder).as_posix()] = lines[-1] if lines else "no message"
-    return found
 
 
 def summarize(record: RunRecord, folder: str | os.PathLike) -> str:

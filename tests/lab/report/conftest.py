@@ -1,11 +1,11 @@
 import copy
+import dataclasses
 
 import pytest
 from lgelu_lab.measurements.records import MeasurementRecord
-from lgelu_lab.report.drawing import draw_all
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.markup import build_table
-from lgelu_lab.report.write import ALL_FIGURES, ALL_TABLES
+from lgelu_lab.report.write import ALL_TABLES
 
 SUMMARIES = {
     "gelu": {"run": "g", "metric": "accuracy", "score": 0.75, "relu_score": 0.5, "target_hardness": None},
@@ -53,20 +53,11 @@ def data_of(record_of):
 
 @pytest.fixture(scope="session")
 def table_of(data_of):
-    """A table by its key, from records and measurements."""
+    """A table by its key, from records and measurements, its rows as lists."""
 
     def build(key, records=(), measurements=(), **options):
-        return build_table(key, ALL_TABLES[key], data_of(records, measurements, **options))
-
-    return build
-
-
-@pytest.fixture(scope="session")
-def drawings_of(data_of):
-    """The drawings of a figure by its key."""
-
-    def build(key, records=(), measurements=()):
-        return draw_all(key, ALL_FIGURES[key], data_of(records, measurements))
+        table = build_table(key, ALL_TABLES[key], data_of(records, measurements, **options))
+        return dataclasses.replace(table, rows=[list(row) for row in table.rows])
 
     return build
 

@@ -32,24 +32,6 @@ def test_one_seed_has_newcombes_interval_of_two_shares():
     assert newcombe("perplexity", 30.0, 31.0, 100) is None
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "metric", "samples", "tone"),
-    [
-        ([0.61, 0.62, 0.63], [0.5, 0.51, 0.53], "accuracy", 100, "better"),
-        ([0.5, 0.51, 0.53], [0.61, 0.62, 0.63], "accuracy", 100, "worse"),
-        ([0.61, 0.62, 0.63], [0.5, 0.51, 0.53], "perplexity", 100, "worse"),
-        ([0.6, 0.5, 0.7], [0.59, 0.52, 0.64], "accuracy", 100, ""),  # +0.0167 ± 0.0404, of t = 0.71
-        ([0.502, 0.5, 0.502], [0.5, 0.5, 0.5], "accuracy", 100, ""),  # a mean above its deviation: t is 2, not 4.3
-        ([0.6], [0.5], "accuracy", 100, ""),
-        ([0.6], [0.5], "accuracy", 1000, "better"),
-        ([30.0], [90.0], "perplexity", 1000, ""),
-        ([0.500001, 0.500001], [0.5, 0.5], "accuracy", 100, ""),  # rounds to nothing
-    ],
-)
-def test_what_is_told_apart_has_a_tone(first, second, metric, samples, tone):
-    assert of(first, second, metric, samples).tone == tone
-
-
 def test_pairs_without_one_side_are_left_out():
     difference = of([0.5, None, 0.75], [0.25, 0.5, None])
     assert difference.values == (0.25,)

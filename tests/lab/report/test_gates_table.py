@@ -30,7 +30,7 @@ def run_of(record_of):
 
 
 def ways(table):
-    return {row[1]: dict(zip(table.header, row, strict=True)) for row in table.texts if row[0] == "mlp-adult"}
+    return {row[1]: dict(zip(table.header, row, strict=True)) for row in table.rows if row[0] == "mlp-adult"}
 
 
 def test_a_way_stands_beside_the_papers_hardening_seed_by_seed(table_of, run_of):
@@ -79,6 +79,6 @@ def test_the_conversion_and_the_steps_come_from_the_measurement(table_of, run_of
 
 def test_what_was_not_run_is_missing(table_of, run_of, record_of):
     table = table_of("gates", [run_of(0, 0, 0.75, 0.25)])
-    assert [row[:3] for row in table.texts if row[0] == "llama-wikitext2"] == [["llama-wikitext2", "all", "missing"]]
+    assert [row[:3] for row in table.rows if row[0] == "llama-wikitext2"] == [["llama-wikitext2", "all", "missing"]]
     assert len(ways(table)) == len(STUDY.configurations("mlp-adult"))
-    assert table_of("gates", [record_of()]).rows == ()
+    assert table_of("gates", [record_of()]).rows == []

@@ -1,6 +1,5 @@
-"""The report on the committed records, rendered once; what it is written to, and the script."""
+"""The report on the committed records is the committed one; what it is written to, and the script."""
 
-import html
 import os
 import re
 import runpy
@@ -12,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lgelu_lab.measurements.records import write_measurement
-from lgelu_lab.report import drawing
+from lgelu_lab.report.drawing import draw_all
 from lgelu_lab.report.frames import read_frames
+from lgelu_lab.report.markup import build_table, to_latex, to_markdown
 from lgelu_lab.report.paper import read_paper_values
+from lgelu_lab.report.results import PATH
 from lgelu_lab.report.write import (
     ALL_FIGURES,
     ALL_TABLES,
     END,
     SECTIONS,
     START,
-    build_sections,
-    failed_runs,
     page_tables,
     put_results,
     read_downstream,
@@ -31,7 +30,6 @@ from lgelu_lab.report.write import (
 )
 from lgelu_lab.studies.records import read_records, write_record
 from matplotlib import image
-from matplotlib.text import Text
 from PIL import Image
 
 ROOT = Path(__file__).parents[3]
@@ -39,147 +37,49 @@ CARDS = ROOT / "model_cards"
 SCRIPT = ROOT / "scripts" / "report.py"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def committed():
     records, measurements = read_downstream(CARDS / "downstream", read_records(CARDS / "records"))
-    failed = {"mlp-adult/mine-seed0": "ValueError: no such luck"}
-    return read_frames(records, measurements, paper=read_paper_values(), failed=failed)
+    return read_frames(records, measurements, paper=read_paper_values())
 
 
-@pytest.fixture(scope="session")
-def report(committed, tmp_path_factory):
-    """The folder of the report on the committed records, in half the dots, and what `write_report` returned."""
-    folder = tmp_path_factory.mktemp("report") / "made"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "DOTS_PER_INCH", 75)
-        return folder, write_report(committed, folder)
+@pytest.fixture(scope="module")
+def tables(committed):
+    return {key: build_table(key, spec, committed) for key, spec in ALL_TABLES.items()}
 
 
-def tables_of(markdown):
-    """{title: rows of cells, the header first}."""
-    found = {}
-    for line in markdown.splitlines():
-        if line.startswith("### "):
-            found[line[4:]] = rows = []
-        elif line.startswith("| "):
-            rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-    return found
+def test_every_table_is_the_committed_one(tables):
+    there = (CARDS / "report" / "tables.md").read_text("utf-8")
+    assert there.count("\n### ") == len(tables)
+    for key, table in tables.items():
+        assert f"\n\n{to_markdown(table, level=3)}\n" in there, key
+    assert not re.search(r"\b(nan|inf|None|True|False)\b", there)
 
 
-def numbers_of(cells):
-    """Every number of some cells, with its sign."""
-    return re.findall(r"[−+-]?\d[\d,]*(?:\.\d+)?(?:e[−-]?\d+)?", " ".join(cells))
+@pytest.mark.parametrize(("page", "key"), [("README.md", None), ("docs/gates-study.md", "gates")])
+def test_pages_show_the_tables_of_the_committed_records(committed, page, key):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert put_results(text, page_tables(committed, *([(key,)] if key else []))) == text
 
 
-def test_every_number_is_that_of_the_committed_tables(report):
-    made = tables_of((report[0] / "tables.md").read_text("utf-8"))
-    there = tables_of((CARDS / "report" / "tables.md").read_text("utf-8"))
-    assert list(made) == list(there)
-    assert len(there) > 20
-    for title, rows in there.items():
-        assert made[title][0] == rows[0], title
-        assert len(made[title]) == len(rows), title
-        for ours, theirs in zip(made[title], rows, strict=True):
-            assert ours[:2] == theirs[:2], title
-            assert numbers_of(ours) == numbers_of(theirs), title
+def test_every_table_and_figure_has_a_section():
+    placed = [name for spec in SECTIONS.values() for name in (*spec.tables, *spec.figures)]
+    assert sorted([*placed, "path"]) == sorted([*ALL_TABLES, *ALL_FIGURES])
 
 
-def test_the_readme_shows_the_results_of_the_committed_records(committed):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert put_results(readme, page_tables(committed)) == readme
-
-
-def test_the_page_of_gates_shows_the_study_of_the_committed_records(committed):
-    page = (ROOT / "docs" / "gates-study.md").read_text(encoding="utf-8")
-    assert put_results(page, page_tables(committed, ("gates",))) == page
-
-
-def test_the_folder_has_every_kind_of_file_and_nothing_else(report):
-    folder, paths = report
-    there = {path for path in folder.rglob("*") if path.is_file()}
-    assert set(paths) == there
-    names = {path.relative_to(folder).as_posix() for path in there}
-    figures = {name for name in names if name.startswith("figures/")}
-    assert names - figures == {"tables.md", "tables.tex", "report.html"}
-    kinds = {re.split(r"-(?=mlp|resnet|deit|gpt2)", Path(name).stem)[0] for name in figures}
-    assert kinds == set(ALL_FIGURES)
-    assert {name for spec in SECTIONS.values() for name in (*spec.tables, *spec.figures)} | {"path"} == {
-        *ALL_TABLES,
-        *ALL_FIGURES,
-    }
-
-
-def test_the_committed_picture_is_that_which_is_drawn(report):
-    """By what is written in it; the others are not committed."""
-
-    def words(folder):
-        with Image.open(folder / "path.png") as picture:
-            return picture.text["Description"].splitlines()
-
-    there = words(CARDS / "report" / "figures")
-    assert len(there) > 20
-    assert words(report[0] / "figures") == there
-
-
-def test_no_text_shows_what_is_no_number_and_all_show_failures(report):
-    for name in ("report.html", "tables.md", "tables.tex"):
-        text = html.unescape((report[0] / name).read_text("utf-8"))
-        visible = re.sub(r"data:[^\"]*|<style>.*?</style>|<meta[^>]*>", "", text, flags=re.DOTALL)
-        assert not re.search(r"\b(nan|inf|None|True|False)\b", visible)
-        assert "no such luck" in visible
-
-
-def test_every_picture_is_whole(report):
-    """Nothing touches an edge, where it would be cut off, and no picture is empty."""
-    for path in (report[0] / "figures").iterdir():
-        pixels = image.imread(path)[..., :3]
-        assert min(pixels.shape[:2]) > 150, path
-        assert 0.002 < np.mean(np.any(pixels < 0.9, axis=-1)) < 0.75, path
-        assert np.all(pixels[[0, -1], :] == 1), path
-        assert np.all(pixels[:, [0, -1]] == 1), path
-
-
-def test_texts_of_pictures_are_legible_and_inside(committed):
-    """Of two pictures; the others share what draws them."""
-    for section in build_sections(committed, only=("grid", "downstream-verification")):
-        for drawn in section.drawings:
-            drawn.figure.canvas.draw()
-            width, height = drawn.figure.canvas.get_width_height()
-            texts = [text for text in drawn.figure.findobj(Text) if text.get_text() and text.get_visible()]
-            assert min(text.get_fontsize() for text in texts) >= 9
-            for text in (*drawn.figure.texts, *(text for axis in drawn.figure.axes for text in axis.texts)):
-                box = text.get_window_extent()
-                assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= 0, text.get_text()
-
-
-def test_the_page_needs_nothing_else(report):
-    folder, _ = report
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert page.count("<img ") == len(list((folder / "figures").iterdir()))
-    for attribute in re.findall(r'(?:src|href)="([^"]{0,40})', page):
-        assert attribute.startswith(("data:", "#")), attribute
-    assert "<script" not in page
-    assert "url(" not in page
-    targets, identifiers = re.findall(r'href="#([^"]+)"', page), re.findall(r' id="([^"]+)"', page)
-    assert targets
-    assert set(targets) <= set(identifiers)
-    assert len(set(identifiers)) == len(identifiers)
-    assert all(len(text) > 20 for text in re.findall(r'<img alt="([^"]*)"', page))
-    first = page.partition("<nav")[0]
-    assert first.count(" changes accuracy by ") == 3, "the first screen has the conclusions"
-
-
-def test_the_papers_numbers_stand_beside_ours_and_shortened_data_is_named(report):
-    text = (report[0] / "tables.md").read_text("utf-8")
-    assert "| 0.85 ± 0.0004 |" in text
-    assert "arXiv:2603.21991" in text
-    assert "WikiText-2's test split served as training split" in text
-    assert "40 of 200 classes" in text
-
-
-def test_the_same_records_give_the_same_bytes(committed, tmp_path):
-    first, second = (build_sections(committed, only=("grid",))[0].drawings[0] for _ in range(2))
-    assert first.save(tmp_path).read_bytes() == second.save(tmp_path).read_bytes()
+def test_the_committed_picture_is_that_which_is_drawn(committed, tmp_path):
+    """By what is written in it; nothing touches an edge, where it would be cut off."""
+    (drawing,) = draw_all("path", PATH, committed)
+    path = drawing.save(tmp_path)
+    words = []
+    for made in (path, CARDS / "report" / "figures" / "path.png"):
+        with Image.open(made) as picture:
+            words.append(picture.text["Description"].splitlines())
+    assert words[0] == words[1]
+    assert len(words[0]) > 20
+    pixels = image.imread(path)[..., :3]
+    assert np.all(pixels[[0, -1], :] == 1)
+    assert np.all(pixels[:, [0, -1]] == 1)
 
 
 def test_without_torch_a_killed_writer_leaves_a_whole_readme(tmp_path):
@@ -206,9 +106,6 @@ def test_without_torch_a_killed_writer_leaves_a_whole_readme(tmp_path):
     assert set(text) in ({"a"}, {"b"})
 
 
-# What is written where
-
-
 def test_a_report_on_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one record"):
         read_frames([])
@@ -227,32 +124,42 @@ def test_a_readme_without_its_marks_is_left_alone(text):
         put_results(text, "| new |")
 
 
-def test_a_record_cannot_end_the_readmes_results(record_of, data_of):
-    hostile = record_of(benchmark=f"x | {END}\n# mine", metric="a|b")
-    text = put_results(f"{START}{END}", page_tables(data_of([hostile])))
+def test_names_of_records_are_no_marks_paths_formulas_or_tags(record_of, data_of, tmp_path):
+    hostile = f"../../x | $\\frac$ <b>_{{ {END}\n# mine"
+    soft = [{"a": 1.5, "b": 1.2}] * 3
+    runs = [record_of(benchmark=hostile, metric="$a_$"), record_of(benchmark=hostile, activation="silu")]
+    runs.append(record_of(benchmark=hostile, activation="lambda_gelu", hardness=soft))
+    data, folder = data_of(runs), tmp_path / "out" / "report"
+    written = write_report(data, folder)
+    top = {path.relative_to(folder).parts[0] for path in written}
+    assert top == {"tables.md", "tables.tex", "report.html", "figures"}
+    assert len([path for path in written if path.suffix == ".png"]) == 2
+    assert [path.name for path in tmp_path.rglob("*.html")] == ["report.html"]
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<b>_{" not in page
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', page), "the page needs nothing else"
+    assert r"\$\textbackslash{}frac\$ <b>\_\{" in (folder / "tables.tex").read_text(encoding="utf-8")
+    text = put_results(f"{START}{END}", page_tables(data))
     assert text.count(END) == 1
     assert "\n# mine" not in text
 
 
-def test_names_of_records_are_no_paths_formulas_or_tags(record_of, data_of, tmp_path):
-    hostile = "../../x | $\\frac$ <b>_{"
-    soft = [{"a": 1.5, "b": 1.2}] * 3
-    runs = [record_of(benchmark=hostile, metric="$a_$"), record_of(benchmark=hostile, activation="silu")]
-    runs.append(record_of(benchmark=hostile, activation="lambda_gelu", hardness=soft))
-    written = write_report(data_of(runs), tmp_path / "out" / "report")
-    assert all((tmp_path / "out" / "report") in path.parents for path in written)
-    assert {path.name for path in tmp_path.iterdir()} == {"out"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report"}
-    page = (tmp_path / "out" / "report" / "report.html").read_text(encoding="utf-8")
-    assert "<b>_{" not in page
-    assert len([path for path in written if path.suffix == ".png"]) == 5
+def test_latex_has_a_row_for_each_of_the_table(tables):
+    text = to_latex(tables["results"])
+    assert len(re.findall(r"^.* \\\\$", text, flags=re.MULTILINE)) == 1 + len(tables["results"].rows)
 
 
-def test_failed_runs_are_found_with_the_last_line_of_their_error(tmp_path):
-    folder = tmp_path / "mlp-adult" / "gelu-seed0"
-    folder.mkdir(parents=True)
-    (folder / "error.txt").write_text("Traceback (most recent call last):\n  ...\nValueError: no such luck\n")
-    assert failed_runs(tmp_path) == {"mlp-adult/gelu-seed0": "ValueError: no such luck"}
+def test_a_heatmap_names_what_is_missing(record_of, data_of):
+    runs = [record_of(seed=seed, benchmark="mlp-fmnist", name=f"grid/{seed}") for seed in range(3)]
+    path = [{"a": 1.5}, {"a": 2.5}, {"a": 3.5}]
+    for c, seed in ((c, seed) for c in (1.0, 9.0) for seed in range(3)):
+        fields = {"activation": "lambda_gelu", "hardness": path, "scores": (0.5, 0.6, 1.0)}
+        run = record_of(seed=seed, benchmark="mlp-fmnist", name=f"grid/{c}-{seed}", **fields)
+        run.config.update(temperature=0.1, hardness_lr_multiplier=c)
+        runs.append(run)
+    (drawing,) = draw_all("grid", ALL_FIGURES["grid"], data_of(runs))
+    texts = sorted(text.get_text() for text in drawing.figure.axes[0].texts)
+    assert texts == ["+0.1000\n3 of 9 runs"] * 2 + ["missing"] * 14
 
 
 def test_summary_of_a_run_without_and_with_substitution(record_of, tmp_path):
@@ -260,22 +167,16 @@ def test_summary_of_a_run_without_and_with_substitution(record_of, tmp_path):
     assert "substituted" not in relu
     hard = [{"a": 2.0}, {"a": 80.0}, {"a": 160.0}]
     text = summarize(record_of(activation="lambda_gelu", harden=True, hardness=hard), tmp_path)
-    assert re.search(r"best accuracy 0\.9000 in epoch 2", text)
+    assert "best accuracy 0.9000 in epoch 2" in text
     assert "0.7000 (-0.1500)" in text
-    assert " % of the predictions unchanged" in text
     assert "a 160" in text
-
-
-# The script
 
 
 @pytest.fixture
 def script(monkeypatch, record_of, tmp_path):
-    """Runs scripts/report.py on two runs and a failed one, with more arguments; gives its exit status."""
+    """Runs scripts/report.py on two runs, with more arguments; gives its exit status."""
     for seed in range(2):
         write_record(record_of(seed=seed), tmp_path / "runs" / "mlp-adult" / f"gelu-seed{seed}")
-    (tmp_path / "runs" / "mlp-adult" / "relu-seed0").mkdir()
-    (tmp_path / "runs" / "mlp-adult" / "relu-seed0" / "error.txt").write_text("OSError: no such luck\n")
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["report.py", "--runs", str(tmp_path / "runs"), *map(str, arguments)])
@@ -298,25 +199,17 @@ def test_the_script_writes_report_and_readme_and_prints_the_results(
     (tmp_path / "real.md").write_text(f"# Mine\n{START}{END}\n")
     readme.symlink_to(tmp_path / "real.md")
     assert script("--output_dir", tmp_path / "out", "--downstream", measured, "--readme", readme) == 0
-    printed = capsys.readouterr().out
-    assert "| mlp-adult [a] | 0.8500 ± 0.0000 (2 of 3 seeds) |" in printed
-    assert f"Written to {tmp_path / 'out'}" in printed
-    assert "| mlp-adult [a] | 0.8500 ± 0.0000 (2 of 3 seeds) |" in readme.read_text()
+    shown = "| mlp-adult [a] | 0.8500 ± 0.0000 (2 of 3 seeds) |"
+    assert shown in capsys.readouterr().out
+    assert shown in readme.read_text()
     assert readme.is_symlink()
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "OSError: no such luck" in page
     assert 'id="downstream-zeros"' in page
-    assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} >= {"path.png", "downstream-zeros.png"}
-    assert not list((tmp_path / "runs").rglob("*.html"))
+    assert (tmp_path / "out" / "figures" / "path.png").is_file()
 
 
 def test_what_cannot_be_read_is_refused_before_anything_is_written(script, tmp_path, capsys):
-    (tmp_path / "paper.json").write_text('{"values": {"mlp-adults": {}}}')
-    for option, given, told in (
-        ("--paper_values", tmp_path / "paper.json", "ValueError: .*benchmark 'mlp-adults' is unknown; accepted: "),
-        ("--downstream", tmp_path / "runs", "FileNotFoundError: .*no measurement below"),
-    ):
-        assert script("--output_dir", tmp_path / "out", option, given) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert re.match(told, line)
+    assert script("--output_dir", tmp_path / "out", "--downstream", tmp_path / "runs") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match("FileNotFoundError: .*no measurement below", line)
     assert not (tmp_path / "out").exists()
