@@ -7,7 +7,7 @@ from collections.abc import Callable, MutableMapping
 
 from torch import Tensor, nn
 
-from hf_lgelu.activation.module import ACTIVATION_CLASSES, LambdaGate, LambdaGELU
+from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, LambdaGELU
 
 NEEDS_THE_PACKAGE = "hf_lgelu.from_pretrained"
 """What surgery writes in an activation key where the config alone cannot rebuild the model: a process that has not
@@ -30,7 +30,7 @@ class GuardedGate(LambdaGELU):
         raise RuntimeError(_GUARDED)
 
 
-_NAMES: dict[str, Callable[..., LambdaGate]] = {**ACTIVATION_CLASSES, NEEDS_THE_PACKAGE: GuardedGate}
+_NAMES: dict[str, Callable[..., LambdaGate]] = {**GATE_MODULES, NEEDS_THE_PACKAGE: GuardedGate}
 
 
 def is_guarded(model: nn.Module) -> bool:
@@ -50,7 +50,6 @@ _TIMM = "timm.layers.create_act"
 def register_activation() -> None:
     """Make each row of GATES, e.g. "lambda_gelu", an activation string of transformers configs and a timm `act_layer`.
 
-    "lambda_gelu_relu" and its like are the same gates with `forward="relu"`: ReLU, with the gate's gradients.
     Idempotent. `import hf_lgelu` has both done when transformers and timm are imported, before it or after.
     Raises RuntimeError if another class has one of the names in one of the tables; all are then left as they were.
 

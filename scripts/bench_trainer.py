@@ -31,7 +31,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 from transformers import TrainingArguments as HFTrainingArguments
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
-from hf_lgelu.activation.gates import ACTIVATION_NAMES
+from hf_lgelu.activation.gates import GATES
 
 
 @dataclass
@@ -122,7 +122,7 @@ def _compare(name: str, arguments: BenchArguments, settings: Mapping[str, Any]) 
         benchmark = BENCHMARKS[name]
         data = benchmark.load(data_options(run), model_options(run)).to(training.device)
         training.dataloader_pin_memory = False
-        training.require_lambda_gelu = run.activation in ACTIVATION_NAMES
+        training.require_lambda_gelu = run.activation in GATES
         rates: dict[str, list[float]] = {"trainer": [], "bare": []}
         for _ in range(arguments.rounds):
             for kind, timed in (("trainer", trainer_steps), ("bare", bare_steps)):
@@ -192,7 +192,7 @@ def new_trainer(
     """Of a run's network and optimizer, with another `activation` where one is given."""
     torch.manual_seed(0)
     if activation is not None:
-        granularity = run.granularity if activation in ACTIVATION_NAMES else "layer"
+        granularity = run.granularity if activation in GATES else "layer"
         run = replace(run, activation=activation, granularity=granularity)
     trainer = kind(
         model=build_model(run, benchmark, data, model_options(run)),

@@ -1,7 +1,5 @@
 """The λ-gates as functions of x and λ."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -113,8 +111,6 @@ def apply_learned_gate(
 
     Where the kernel forms a single λ itself, the small operations on s and their derivatives are saved.
     """
-    if hasattr(raw_hardness, "full_tensor") and not hasattr(x, "full_tensor"):
-        raw_hardness = _gathered(raw_hardness)
     if raw_hardness.numel() == 1:
         _check_input(x)
         _check_device(x, raw_hardness)
@@ -122,16 +118,6 @@ def apply_learned_gate(
         if kernel.learned is not None and raw_hardness.dim() <= x.dim():
             return kernel.learned(x, raw_hardness, temperature, override, gate)
     return apply_gate(x, effective_hardness(raw_hardness, temperature, override), gate)
-
-
-def _gathered(raw_hardness: Any) -> Tensor:
-    """The whole of an s that FSDP2 holds in shards: outside its owner's unit, for a gate of another that shares it.
-
-    Its gradient goes back averaged over the processes, as FSDP2 averages others.
-    """
-    from torch.distributed.tensor import Partial
-
-    return raw_hardness.full_tensor(grad_placements=[Partial("avg")] * raw_hardness.device_mesh.ndim)
 
 
 def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:

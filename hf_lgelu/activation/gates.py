@@ -141,14 +141,6 @@ forms; a row that is not there is computed by the other kernels."""
 
 DEFAULT_GATE = "lambda_gelu"
 
-FORWARDS = {"gate": "", "relu": "_relu"}
-"""What a λ-gate's forward pass computes: x·G(λx), or ReLU with the gradients of x·G(λx). The values end its name."""
-
-ACTIVATION_NAMES: dict[str, tuple[str, str]] = {
-    f"{gate}{ending}": (gate, forward) for forward, ending in FORWARDS.items() for gate in GATES
-}
-"""{activation string of a config: (row of GATES, key of FORWARDS)}."""
-
 
 def check_gate(name: str) -> Gate:
     """The row of GATES, or a ValueError that names the accepted ones.

@@ -1,4 +1,4 @@
-"""The hardness λ: its reparameterization, its target, its initial profiles and its granularities.
+"""The hardness λ: its reparameterization, its target and its initial profiles.
 
 Notation follows the paper (arXiv:2603.21991): λ ≥ 1 is the hardness, s the raw hardness that an
 optimizer moves, t the temperature, and λ(s) = 1 + softplus(s / t).
@@ -7,7 +7,7 @@ optimizer moves, t the temperature, and λ(s) = 1 + softplus(s / t).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, TypeGuard
 
 import torch
@@ -185,58 +185,6 @@ def init_profile(init_mode: str, count: int, init_hardness: float, high_hardness
             f"init_hardness must not exceed high_hardness, got init_hardness={low} and high_hardness={high}"
         )
     return INIT_MODES[init_mode].profile(count, low, high)
-
-
-@dataclass(frozen=True)
-class Granularity:
-    """How many λ one activation site has.
-
-    `raw_shape` maps (shape of the activation's input, channel axis) to the shape of s, broadcastable
-    to that input. It is None where the shape needs no look at the input.
-    """
-
-    name: str
-    description: str
-    raw_shape: Callable[[tuple[int, ...], int], tuple[int, ...]] | None = None
-
-
-def _channel_shape(input_shape: tuple[int, ...], channel_axis: int) -> tuple[int, ...]:
-    axis = _checked_axis(input_shape, channel_axis)
-    return (input_shape[axis],) + (1,) * (len(input_shape) - axis - 1)
-
-
-def _neuron_shape(input_shape: tuple[int, ...], channel_axis: int) -> tuple[int, ...]:
-    # Positions of a sequence share their weights, so a hidden unit there is one neuron. In a feature
-    # map (channel axis 1) every position of every channel is its own.
-    axis = _checked_axis(input_shape, channel_axis)
-    return input_shape[axis:]
-
-
-def _checked_axis(input_shape: tuple[int, ...], channel_axis: int) -> int:
-    if not isinstance(channel_axis, Integral) or isinstance(channel_axis, bool):
-        raise TypeError(f"channel_axis must be an integer, such as 1 or -1, got {channel_axis!r}")
-    rank = len(input_shape)
-    if not -rank <= channel_axis < rank:
-        raise ValueError(f"channel axis {channel_axis} is out of range for an activation input of shape {input_shape}")
-    return channel_axis % rank
-
-
-GRANULARITIES: dict[str, Granularity] = {
-    granularity.name: granularity
-    for granularity in (
-        Granularity("layer", "one λ per activation site (the paper)"),
-        Granularity("channel", "one λ per channel or hidden unit, shared over positions", _channel_shape),
-        Granularity("neuron", "one λ per element of a feature map; per hidden unit in a sequence", _neuron_shape),
-        Granularity("network", "one λ shared by every site of the model"),
-    )
-}
-
-
-def check_granularity(granularity: str) -> Granularity:
-    """Return the row of GRANULARITIES, or raise naming the accepted ones."""
-    if granularity not in GRANULARITIES:
-        raise ValueError(f"unknown granularity {granularity!r}; accepted: {', '.join(GRANULARITIES)}")
-    return GRANULARITIES[granularity]
 
 
 def is_number(value: Any) -> TypeGuard[float]:

@@ -1,18 +1,16 @@
 """The λ-gates as modules with a learnable hardness."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from hf_lgelu.activation.functional import apply_learned_gate
-from hf_lgelu.activation.gates import ACTIVATION_NAMES, FORWARDS, GATES, check_gate
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     DEFAULT_TEMPERATURE,
-    check_granularity,
     check_init_hardness,
     check_temperature,
     effective_hardness,
@@ -21,7 +19,6 @@ from hf_lgelu.activation.hardness import (
 
 # torch.fx.symbolic_trace records one call, as it does for nn.GELU: what is chosen inside depends on the input.
 torch.fx.wrap("apply_learned_gate")
-torch.fx.wrap("_relu_with_gradients_of")
 
 
 class LambdaGate(nn.Module):
@@ -38,15 +35,12 @@ class LambdaGate(nn.Module):
         inplace: accepted, because timm passes it first, and ignored.
         init_hardness: λ at the start, above 1.
         temperature: t > 0; the paper uses 0.1.
-        granularity: a row of `GRANULARITIES`. `replace_activations` gives "channel", "neuron" and
-            "network" their shapes; a module built by hand needs `raw_shape` for the first two.
-        raw_shape: shape of s, broadcastable to the input. (1,) for "layer" and "network".
+        raw_shape: shape of s, which has to broadcast to that of the input: (1,) is one λ for the layer, (256,) one
+            for each of 256 hidden units, (64, 1, 1) one for each of 64 channels of pictures.
         device: of the state, as in torch's modules.
         dtype: a floating dtype, accepted as in torch's modules; the state stays float32.
-        forward: "gate", or "relu" for a surrogate gradient: the output is ReLU's, and x and s get the λ-gate's
-            gradients (arXiv:2505.22074 has the same with a fixed surrogate). Such a network is a ReLU network at each
-            step, whatever λ is. A choice of the module's, not of its state: the config's string says it, such as
-            "lambda_gelu_relu".
+
+    Sites that hold the same module object share its λ.
 
     Shape: input any, float; output the same shape and dtype.
 
@@ -66,26 +60,21 @@ class LambdaGate(nn.Module):
         *,
         init_hardness: float = DEFAULT_INIT_HARDNESS,
         temperature: float = DEFAULT_TEMPERATURE,
-        granularity: str = "layer",
-        raw_shape: Sequence[int] | None = None,
+        raw_shape: Sequence[int] = (1,),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        forward: str = "gate",
     ) -> None:
         super().__init__()
-        if forward not in FORWARDS:
-            raise ValueError(f"forward must be one of {', '.join(FORWARDS)}, got {forward!r}")
-        self.forward_mode = forward
-        """One of FORWARDS."""
         if getattr(self, "gate", None) not in GATES:
             raise TypeError(f"{type(self).__name__} has no row of GATES; use LambdaGELU, LambdaGELUTanh or LambdaSiLU")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(f"dtype must be a floating torch.dtype or None, got {dtype!r} (the state stays float32)")
         self.init_hardness = check_init_hardness(init_hardness)
         self.init_temperature = check_temperature(temperature)
-        self.granularity = check_granularity(granularity).name
-        shape = _checked_raw_shape(self.granularity, raw_shape)
-        # (1,), never 0-dim: FSDP cannot shard a scalar. float32: a step of s in bfloat16 would round away.
+        shape = tuple(raw_shape)
+        if not shape or 0 in shape:  # FSDP cannot shard a scalar
+            raise ValueError(f"raw_shape must be at least one size above 0, such as (1,) or (64, 1, 1), got {shape}")
+        # float32: a step of s in bfloat16 would round away.
         self.raw_hardness = nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device))
         self.register_buffer("temperature", torch.empty(1, dtype=torch.float32, device=device))
         self.register_buffer("hardness_override", torch.empty(shape, dtype=torch.float32, device=device))
@@ -108,12 +97,10 @@ class LambdaGate(nn.Module):
         return effective_hardness(self.raw_hardness, self.temperature, self.hardness_override)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _forward(self.forward_mode, x, self, self.gate)
+        return apply_learned_gate(x, self.raw_hardness, self.temperature, self.hardness_override, self.gate)
 
     def extra_repr(self) -> str:
-        shape = tuple(self.raw_hardness.shape)
-        mode = "" if self.forward_mode == "gate" else f", forward={self.forward_mode!r}"
-        return f"granularity={self.granularity!r}, raw_shape={shape}, init_hardness={self.init_hardness}{mode}"
+        return f"raw_shape={tuple(self.raw_hardness.shape)}, init_hardness={self.init_hardness}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LambdaGate":
         # model.to(torch.bfloat16), .half() and .double() move the state but do not cast it.
@@ -185,109 +172,6 @@ class LambdaSiLU(LambdaGate):
 GATE_MODULES: dict[str, type[LambdaGate]] = {cls.gate: cls for cls in (LambdaGELU, LambdaGELUTanh, LambdaSiLU)}
 """The module of each row of GATES."""
 
-ACTIVATION_CLASSES: dict[str, Callable[..., LambdaGate]] = {
-    name: GATE_MODULES[gate] if forward == "gate" else partial(GATE_MODULES[gate], forward=forward)
-    for name, (gate, forward) in ACTIVATION_NAMES.items()
-}
-"""What each of ACTIVATION_NAMES builds."""
-
-
-class SharedLambdaGate(nn.Module):
-    """A site that uses the hardness of another: all but the first under granularity "network".
-
-    It holds no tensors, so a state dict names the shared s once and safetensors can write it.
-
-    Args:
-        owner: the site that holds s.
-        gate: a row of GATES; the owner's by default.
-    """
-
-    granularity = "network"
-
-    def __init__(self, owner: LambdaGate, gate: str | None = None) -> None:
-        super().__init__()
-        if not isinstance(owner, LambdaGate):
-            raise TypeError(f"owner must be the λ-gate that holds the shared hardness, got {type(owner).__name__}")
-        self.gate = owner.gate if gate is None else check_gate(gate).name
-        # In a tuple, nn.Module does not register the owner a second time; deepcopy keeps the link.
-        self._owner = (owner,)
-
-    @property
-    def owner(self) -> LambdaGate:
-        """The site that holds s."""
-        return self._owner[0]
-
-    @property
-    def forward_mode(self) -> str:
-        """The owner's."""
-        return self.owner.forward_mode
-
-    @property
-    def raw_hardness(self) -> Tensor:
-        """The owner's s."""
-        return self.owner.raw_hardness
-
-    @property
-    def hardness(self) -> Tensor:
-        """The owner's λ."""
-        return self.owner.hardness
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Not through the owner's call, which would run its hooks.
-        return _forward(self.forward_mode, x, self.owner, self.gate)
-
-    def _replicate_for_data_parallel(self) -> Any:
-        raise RuntimeError(
-            "torch.nn.DataParallel copies each module to each device, and a gate with the λ of another would use "
-            "that of the first device. Train with DistributedDataParallel (torchrun, accelerate launch), or see one "
-            "device (CUDA_VISIBLE_DEVICES=0)"
-        )
-
-    def extra_repr(self) -> str:
-        return f"gate={self.gate!r}"
-
-
-def _forward(mode: str, x: Tensor, owner: LambdaGate, gate: str) -> Tensor:
-    """f(x; λ) by the owner's λ, or ReLU with its gradients."""
-    if mode == "relu" and (not torch.is_grad_enabled() or torch.jit.is_tracing() or torch.compiler.is_exporting()):
-        return torch.relu(x)  # a graph that leaves is for inference
-    y = apply_learned_gate(x, owner.raw_hardness, owner.temperature, owner.hardness_override, gate)
-    if mode == "gate":
-        return y
-    return _relu_with_gradients_of(y, x)
-
-
-def _relu_with_gradients_of(y: Tensor, x: Tensor) -> Tensor:
-    """ReLU(x) with the gradients of y: one call for torch.fx, which would record the forward alone."""
-    function = _ReluWithGradientsOf if torch.compiler.is_compiling() else _ReluWithTangentsOf
-    return function.apply(y, x.detach())
-
-
-class _ReluWithGradientsOf(torch.autograd.Function):
-    """ReLU(x), and backward as if it were y."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(y: Tensor, x: Tensor) -> Tensor:
-        return torch.relu(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
-        return delta, None
-
-
-class _ReluWithTangentsOf(_ReluWithGradientsOf):
-    """The same with a forward-mode derivative, which torch.compile takes no function with."""
-
-    @staticmethod
-    def jvp(ctx: Any, y_tangent: Tensor, x_tangent: Tensor | None) -> Tensor:
-        return y_tangent.view_as(y_tangent)
-
 
 def state_problem(
     raw_hardness: Tensor | None, temperature: Tensor | None, hardness_override: Tensor | None
@@ -310,22 +194,3 @@ def _first_bad(values: Tensor | None, is_good: Callable[[Tensor], Tensor]) -> fl
         return None
     good = is_good(values.detach())
     return None if bool(good.all()) else values.detach()[~good].flatten()[0].item()
-
-
-def _checked_raw_shape(granularity: str, raw_shape: Sequence[int] | None) -> tuple[int, ...]:
-    if raw_shape is not None and not isinstance(raw_shape, Sequence):
-        raise TypeError(f"raw_shape must be a sequence of integers, e.g. (256,), got {raw_shape!r}")
-    if granularity in ("layer", "network"):
-        if raw_shape is not None and tuple(raw_shape) != (1,):
-            raise ValueError(f"granularity {granularity!r} has one λ of shape (1,), got raw_shape={tuple(raw_shape)}")
-        return (1,)
-    if raw_shape is None:
-        raise ValueError(
-            f"granularity {granularity!r} needs raw_shape, the shape of s broadcastable to the input, e.g. (256,) for "
-            "256 hidden units or (64, 1, 1) for 64 channels; replace_activations(model, granularity=..., "
-            "inputs=...) finds it"
-        )
-    shape = tuple(raw_shape)
-    if not shape or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
-        raise ValueError(f"raw_shape must be a non-empty sequence of positive integers, got {raw_shape!r}")
-    return shape

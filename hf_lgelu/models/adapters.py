@@ -4,7 +4,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.origin import forget_checkpoint, written_gates
 from hf_lgelu.models.site_record import has_record
@@ -29,8 +29,8 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
     PEFT would name that as the adapter's base, load the plain network by that name, and leave every λ out without a
     word. Such an adapter is loaded with `PeftModel.from_pretrained(base, adapter)` on a base that has the gates.
 
-    Raises ValueError for a model without λ-GELU, and where sites share one s (granularity "network", or one module at
-    several places): PEFT copies each module for itself.
+    Raises ValueError for a model without λ-GELU, and where one λ-gate stands at several places: PEFT copies each for
+    itself.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> import hf_lgelu
@@ -40,12 +40,6 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
     ['transformer.h.0.mlp.act']
     """
     names = [name for name, _ in require_lambda_gelu(model)]
-    shared = [site.name for site in find_sites(model) if isinstance(site.module, SharedLambdaGate)]
-    if shared:
-        raise ValueError(
-            f"{', '.join(shared[:4])} share the hardness of {names[0]} (granularity 'network'), and PEFT would copy "
-            "each for itself; use granularity 'layer', 'channel' or 'neuron' with adapters"
-        )
     own = [site.name for site in find_sites(model) if isinstance(site.module, LambdaGate)]
     several = [name for name in own if name not in names]
     if several:

@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
+from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.sites import (
-    LAMBDA_GATE_CLASSES,
     find_sites,
     function_of,
     is_activation,
@@ -93,7 +93,7 @@ def plan_config_changes(
 ) -> list[ConfigChange]:
     """The changes after which the config alone builds `activation` at these sites.
 
-    `activation` is "relu", one of ACTIVATION_NAMES or of a row's `plain_names`; for the latter only what λ = 1 is
+    `activation` is "relu", a row of GATES or one of a row's `plain_names`; for the latter only what λ = 1 is
     counts, so that "gelu" is the erf form. All other sites keep their class. Nothing is changed here. Raises
     UnsupportedConfigError if no set of keys does that. `config` is the model's own unless another one is given.
     """
@@ -159,7 +159,7 @@ def built_otherwise(model: PreTrainedModel, config: PreTrainedConfig) -> list[st
         return []
     there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
     return [name for name, module in there.items()
-            if (is_activation(module) or isinstance(module, LAMBDA_GATE_CLASSES))
+            if (is_activation(module) or isinstance(module, LambdaGate))
             and function_of(_at(skeleton, name)) != function_of(module)]  # fmt: skip
 
 
@@ -364,7 +364,7 @@ def activation_strings(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ..
 
 def gate_names(config: str) -> set[str]:
     """The names of λ-gates that a config's JSON holds as values."""
-    return {name for name in re.findall(r':\s*"(?:gated-)?(\w+)"', config) if name in ACTIVATION_NAMES}
+    return {name for name in re.findall(r':\s*"(?:gated-)?(\w+)"', config) if name in GATES}
 
 
 def _shortened(value: Any) -> str:

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from hf_lgelu.activation.module import SharedLambdaGate
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.optimizer_groups import OptimizerChange
 from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.profile import softest_gate
-from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, find_sites
+from hf_lgelu.models.sites import ActivationSite, find_sites
 from hf_lgelu.registry import refuse_guarded
 
 
@@ -90,25 +89,6 @@ def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
         return f"{named}{f' (kinds={tuple(others)!r} takes them)' if others else ''}"
     smooth = "no smooth activation module at all"
     return f"ReLU already, and {smooth}" if any(isinstance(module, nn.ReLU) for module in model.modules()) else smooth
-
-
-def require_whole_hardness(model: nn.Module, sites: Sequence[ActivationSite]) -> None:
-    """Raise ValueError where a gate that stays uses the hardness of one at `sites`, which would leave the model."""
-    going = {site.name for site in sites}
-    staying = [site for site in find_sites(model, LEARNED_KINDS) if site.name not in going]
-    held = {id(site.module) for site in staying}
-    gone = {id(site.module): site.name for site in sites if id(site.module) not in held}
-    shared: dict[str, list[str]] = {}
-    for site in staying:
-        if isinstance(site.module, SharedLambdaGate) and id(site.module.owner) in gone:
-            shared.setdefault(gone[id(site.module.owner)], []).append(site.name)
-    if shared:
-        owner, others = next(iter(shared.items()))
-        raise ValueError(
-            f"the λ of {owner}, which is to be exchanged, is also that of {', '.join(others[:4])}"
-            f"{' and so on' if len(others) > 4 else ''} (granularity 'network'), which would stay without a λ of their "
-            f"own. Exchange them all, or keep {owner} too"
-        )
 
 
 def carry_out(

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, FORWARDS
+from hf_lgelu.activation.gates import DEFAULT_GATE
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -26,7 +27,7 @@ from hf_lgelu.models.site_record import (
     remember_sites,
     without_guard,
 )
-from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, ActivationSite, uncompiled_name
+from hf_lgelu.models.sites import ActivationSite, uncompiled_name
 
 
 def config_plans(
@@ -45,8 +46,8 @@ def plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Con
     plain = without_guard(root.config)
     others = built_otherwise(root, apply_changes(root.config, plain))
     record = describe_sites(root, planned, dict.fromkeys([*recorded_plain_sites(root.config), *others]))
-    kinds = {entry.get("gate", DEFAULT_GATE) + FORWARDS[entry.get("forward", "gate")] for entry in record}
-    if len(kinds) == 1 and all(entry.get("granularity") == "layer" for entry in record):
+    kinds = {entry.get("gate", DEFAULT_GATE) for entry in record}
+    if len(kinds) == 1 and all(entry.get("raw_shape") == [1] for entry in record):
         try:
             names = {entry["site"] for entry in record}
             changes = plan_config_changes(root, names, kinds.pop(), apply_changes(root.config, plain))
@@ -109,7 +110,7 @@ def _is_told_otherwise(part: PreTrainedModel, model: PreTrainedModel) -> bool:
     """Whether the config of a part says other activations than that of the whole, which may have none like it."""
     if any(type(config) is type(part.config) for config in configs_in(model.config)):
         return says_other_activations(part.config, model.config)
-    return any(isinstance(module, LAMBDA_GATE_CLASSES) for module in part.modules())
+    return any(isinstance(module, LambdaGate) for module in part.modules())
 
 
 def _not_told(model: PreTrainedModel) -> set[str]:

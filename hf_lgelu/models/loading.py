@@ -20,7 +20,7 @@ from transformers.activations import ACT2FN
 from transformers.utils import logging
 
 from hf_lgelu.activation.functional import apply_gate
-from hf_lgelu.activation.gates import ACTIVATION_NAMES
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import activation_strings, gate_names
 from hf_lgelu.models.gate_configs import require_whole_config
@@ -166,10 +166,10 @@ def _tell_other_functions(model: PreTrainedModel) -> None:
         for step in path:
             was = was.get(step) if isinstance(was, dict) else None
         plain = was.removeprefix("gated-") if isinstance(was, str) else None
-        if plain is not None and name in ACTIVATION_NAMES and plain in ACT2FN and plain not in ACTIVATION_NAMES:
+        if plain is not None and name in GATES and plain in ACT2FN and plain not in GATES:
             x = torch.linspace(-8, 8, 1001)
             with torch.no_grad():
-                gated = apply_gate(x, x.new_ones(()), ACTIVATION_NAMES[name][0])
+                gated = apply_gate(x, x.new_ones(()), name)
                 change = (ACT2FN[plain](x) - gated).abs().max().item()
             if change > _SAME_FUNCTION:
                 logger.warning(

@@ -8,8 +8,10 @@ what the original does whatever becomes of the copy.
 
 import copy
 import functools
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,10 +19,10 @@ from torch import nn
 
 from hf_lgelu.models.example_run import Function, buffers_kept, evaluation_mode
 from hf_lgelu.models.operable import require_values_here
-from hf_lgelu.models.shared_functions import shared_function
 
 Model = TypeVar("Model", bound=nn.Module)
 
+_OWN = ("_parameters", "_buffers", "_modules")  # of a module: what a copy has copies of
 _KEPT = "_original_forward"  # where accelerate keeps what it puts its own around
 
 
@@ -85,7 +87,7 @@ def independent_copy(model: Model) -> Model:
     """A deep copy that computes with its own weights, without accelerate's autocast.
 
     Raises RuntimeError for a forward on an instance that the copy would share with the original, and for another
-    function that knows the original (`shared_function`), or where accelerate keeps a part of the values elsewhere.
+    function that knows the original (`_shared_function`), or where accelerate keeps a part of the values elsewhere.
     """
     require_values_here(model.named_modules())
     with own_forward(model):
@@ -93,7 +95,7 @@ def independent_copy(model: Model) -> Model:
         pairs = zip(model.named_modules(), twin.modules(), strict=True)
         shared = [name for (name, module), other in pairs
                   if "forward" in vars(module) and vars(module)["forward"] is vars(other).get("forward")]  # fmt: skip
-        known_to = shared_function(model, twin)
+        known_to = _shared_function(model, twin)
     if shared:
         where = f"its module {shared[0]!r}" if shared[0] else "it"
         raise RuntimeError(
@@ -109,3 +111,57 @@ def independent_copy(model: Model) -> Model:
             "hook"
         )
     return twin
+
+
+def _shared_function(model: nn.Module, twin: nn.Module) -> str | None:
+    """Where `twin`, a deep copy of `model`, holds a function or weak reference that knows a module or tensor of
+    `model`: "block.step", or "block._forward_hooks"; None where it holds none.
+
+    Python copies no function: `self.step = torch.compile(self._step)`, a decorated method, a lambda or a hook that
+    reads the model goes on running the original's modules. Looked at are attributes and hooks of its modules, what
+    these functions close over and are given by default, and globals that they name. Objects of other classes are not
+    looked into.
+    """
+    originals = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    for name, module in twin.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute not in _OWN and _reaches(value, originals):
+                return f"{name}.{attribute}" if name else attribute
+    return None
+
+
+def _reaches(value: Any, originals: set[int]) -> bool:
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        value = left.pop()
+        if id(value) in originals:
+            return True
+        if id(value) not in seen:
+            seen.add(id(value))
+            left += _known_to(value, originals)
+    return False
+
+
+def _known_to(value: Any, originals: set[int]) -> Iterator[Any]:
+    if isinstance(value, FunctionType):
+        for cell in value.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # nothing was put into it
+                continue
+        yield from value.__defaults__ or ()
+        yield from (value.__kwdefaults__ or {}).values()
+        yield from vars(value).values()  # what it wraps
+        named = (value.__globals__.get(name) for name in value.__code__.co_names)
+        yield from (found for found in named if id(found) in originals)
+    elif isinstance(value, MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, weakref.ref):
+        yield value()
+    elif isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from value

@@ -6,7 +6,6 @@ import torch
 from accelerate.utils import align_module_device, has_offloaded_params
 from torch import Tensor, nn
 
-from hf_lgelu.activation.gates import FORWARDS
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     check_temperature,
@@ -16,17 +15,10 @@ from hf_lgelu.activation.hardness import (
     raw_from_hardness,
     swap_error_bound,
 )
-from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.operable import require_unflattened, require_values_here
-from hf_lgelu.models.sites import (
-    LAMBDA_GATE_CLASSES,
-    LEARNED_KINDS,
-    find_sites,
-    owner_of,
-    raw_parameters,
-    require_lambda_gelu,
-)
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, raw_parameters, require_lambda_gelu
 
 DEFAULT_HIGH_HARDNESS = 2.0
 """λ at the high end of an initial profile."""
@@ -40,7 +32,7 @@ counts as hardened."""
 def hardness_profile(model: nn.Module) -> dict[str, float]:
     """{module name: λ} of every λ-GELU site, in registration order.
 
-    A site with several λ (granularity channel or neuron) shows their mean; `module.hardness` has each.
+    A site with several λ (granularity "channel") shows their mean; `module.hardness` has each.
     Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU, and RuntimeError under FSDP1.
 
     >>> import torch, hf_lgelu
@@ -52,15 +44,15 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     if isinstance(model, LambdaGate):
         return {"": known_hardness(model).mean().item()}
     sites = find_sites(model, LEARNED_KINDS)
-    owners = {id(owner): owner for owner in (owner_of(site.module) for site in sites)}
+    gates = {id(site.module): site.module for site in sites}
     by_device: dict[torch.device, dict[int, Tensor]] = {}  # one transfer from each device, not one per site
-    for key, owner in owners.items():
-        mean = known_hardness(owner).mean()
+    for key, gate in gates.items():
+        mean = known_hardness(gate).mean()
         by_device.setdefault(mean.device, {})[key] = mean
     values: dict[int, float] = {}
     for means in by_device.values():
         values.update(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
-    return {site.name: values[id(owner_of(site.module))] for site in sites}
+    return {site.name: values[id(site.module)] for site in sites}
 
 
 @torch.no_grad()
@@ -81,36 +73,32 @@ def smallest_by_site(model: nn.Module) -> dict[str, float]:
 
 
 def mean_of_several(model: nn.Module) -> dict[str, float]:
-    """{module name: mean λ} of the λ-gates' sites that have several λ (granularity channel or neuron).
+    """{module name: mean λ} of the λ-gates' sites that have several λ (granularity "channel").
 
     Raises ValueError for a model without λ-GELU.
     """
     means = hardness_profile(model)
     sites = find_sites(model, LEARNED_KINDS)
-    return {site.name: means[site.name] for site in sites if owner_of(site.module).raw_hardness.numel() > 1}
+    return {site.name: means[site.name] for site in sites if site.module.raw_hardness.numel() > 1}
 
 
 def gate_names(model: nn.Module) -> dict[str, str]:
-    """{module name: what a config calls its gate, a key of ACTIVATION_NAMES} of every λ-gate's site, in order."""
-    return {site.name: site.kind + FORWARDS[site.module.forward_mode] for site in find_sites(model, LEARNED_KINDS)}
+    """{module name: what a config calls its gate, a row of GATES} of every λ-gate's site, in order."""
+    return {site.name: site.kind for site in find_sites(model, LEARNED_KINDS)}
 
 
 def swap_errors(model: nn.Module, smallest: dict[str, float] | None = None) -> dict[str, float]:
     """{module name: κ/λ} of every λ-gate's site, by its smallest λ: the most that ReLU in its place changes a unit.
 
-    0 where the forward pass is ReLU's already (`LambdaGELU(forward="relu")`). `smallest` is `smallest_by_site(model)`
-    where that is known.
+    `smallest` is `smallest_by_site(model)` where that is known.
     """
     smallest = smallest_by_site(model) if smallest is None else smallest
-    return {
-        site.name: 0.0 if site.module.forward_mode == "relu" else swap_error_bound(smallest[site.name], site.kind)
-        for site in find_sites(model, LEARNED_KINDS)
-    }
+    return {site.name: swap_error_bound(smallest[site.name], site.kind) for site in find_sites(model, LEARNED_KINDS)}
 
 
 def softest_gate(hardness: dict[str, float], swap_error: dict[str, float]) -> str:
     """In words, which gate ReLU changes most, and by how much; of {site: its smallest λ} and {site: κ/λ}."""
-    # Not by λ alone: a gate of another form, or with forward="relu", is harder at the same λ.
+    # Not by λ alone: a gate of another form is harder at the same λ.
     site = max(swap_error, key=lambda name: (swap_error[name], -hardness[name]))
     return f"{site}: λ = {hardness[site]:.6g}, at most {swap_error[site]:.3g} a unit"
 
@@ -180,10 +168,9 @@ def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[s
     first_call: dict[int, int] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        first_call.setdefault(id(owner_of(module)), len(first_call))
+        first_call.setdefault(id(module), len(first_call))
 
-    sites = [module for module in model.modules() if isinstance(module, LAMBDA_GATE_CLASSES)]
-    with forward_hooks(sites, note):
+    with forward_hooks([module for _, module in owners], note):
         run_example(model, inputs)
     silent = [name for name, module in owners if id(module) not in first_call]
     if silent:
@@ -191,21 +178,19 @@ def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[s
     return sorted(owners, key=lambda item: first_call[id(item[1])])
 
 
-def known_hardness(gate: LambdaGate | SharedLambdaGate) -> Tensor:
+def known_hardness(gate: LambdaGate) -> Tensor:
     """Every λ of a gate, also where FSDP2 has sharded it, or accelerate keeps its values elsewhere (`device_map`)."""
-    owner = owner_of(gate)
-    require_unflattened([("", owner)])
-    with align_module_device(owner):
+    require_unflattened([("", gate)])
+    with align_module_device(gate):
         # Each by itself: of FSDP2's, s is a distributed tensor, and the override is none.
-        override = whole_tensor(owner.hardness_override)
-        s, temperature = (whole_tensor(value).to(override.device) for value in (owner.raw_hardness, owner.temperature))
+        override = whole_tensor(gate.hardness_override)
+        s, temperature = (whole_tensor(value).to(override.device) for value in (gate.raw_hardness, gate.temperature))
         return effective_hardness(s, temperature, override)
 
 
-def has_values(gate: LambdaGate | SharedLambdaGate) -> bool:
+def has_values(gate: LambdaGate) -> bool:
     """Whether a gate's λ can be read: not of a module on the device "meta" whose values nobody keeps."""
-    owner = owner_of(gate)
-    return has_offloaded_params(owner) or not any(parameter.is_meta for parameter in owner.parameters())
+    return has_offloaded_params(gate) or not any(parameter.is_meta for parameter in gate.parameters())
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

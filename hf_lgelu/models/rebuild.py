@@ -16,7 +16,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import find_adapter_config_file
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, SharedLambdaGate
+from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 from hf_lgelu.models.config_keys import write_changes
 from hf_lgelu.models.site_record import (
     RECORD_KEY,
@@ -39,9 +39,8 @@ _WHERE = ("revision", "code_revision", "token", "cache_dir", "local_files_only",
 def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> Any:
     """`model_class.from_pretrained(...)` for any checkpoint, with λ-GELU put back where surgery had put it.
 
-    Needed where the activation string alone cannot rebuild the model: granularity "channel", "neuron"
-    or "network", models whose config has no activation key, and conversions that kept some gates. For all others it is
-    plain
+    Needed where the activation string alone cannot rebuild the model: granularity "channel", models
+    whose config has no activation key, and conversions that kept some gates. For all others it is plain
     `from_pretrained`. As there, a checkpoint may be loaded with another head or without one.
 
     Args:
@@ -132,20 +131,18 @@ def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
             continue
         first = str(entry.get("shared_with", entry["site"]))
         gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
-        if first in owners:
-            place(parent, attribute, SharedLambdaGate(owners[first], gate))
-            continue
-        if "shared_with" in entry:
+        if "shared_with" in entry and first not in owners:
             raise ValueError(
-                f"the λ of the gate at {entry['site']} is that of {first} (granularity 'network'), which "
-                f"{type(model).__name__} has not: it is a part of what was saved. Load the whole with "
-                "hf_lgelu.from_pretrained, and take the part from there"
+                f"the λ of the gate at {entry['site']} is that of {first}, which {type(model).__name__} has not: it is "
+                "a part of what was saved. Load the whole with hf_lgelu.from_pretrained, and take the part from there"
             )
-        owners[first] = GATE_MODULES[gate](
-            granularity=entry.get("granularity", "network"),
-            raw_shape=entry.get("raw_shape", (1,)),
-            forward=entry.get("forward", "gate"),
-        )
+        if entry.get("forward", "gate") != "gate" or (first in owners and gate != owners[first].gate):
+            raise ValueError(
+                f"the gate at {entry['site']} is one that this version of hf_lgelu has no more (forward='relu', or one "
+                "λ for gates of two kinds); load the checkpoint with hf_lgelu 0.2.0, and substitute_relu there"
+            )
+        if first not in owners:
+            owners[first] = GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,)))
         place(parent, attribute, owners[first])
     if not placed:
         raise ValueError(

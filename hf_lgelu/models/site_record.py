@@ -19,7 +19,7 @@ from transformers.activations import ACT2CLS, ACT2FN
 from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE
-from hf_lgelu.activation.module import GATE_MODULES
+from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -27,7 +27,7 @@ from hf_lgelu.models.config_keys import (
     changes_at,
     combined,
 )
-from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, find_sites, kind_of, owner_of, uncompiled_name
+from hf_lgelu.models.sites import find_sites, kind_of, uncompiled_name
 from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 logger = logging.get_logger(__name__)
@@ -39,10 +39,9 @@ _GUARDED = "lambda_gelu_guards"
 """{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
 
 SiteRecord = list[dict[str, Any]]
-"""One entry per site in registration order (JSON objects lose theirs): {"site", "granularity", "raw_shape"}, or
-{"site", "shared_with"} for a site that uses the hardness of an earlier one; {"gate"} where that is no λ-GELU, and
-{"forward"} where its forward pass is ReLU. Behind them {"site", "activation"} of plain gates that the config alone
-would not build there."""
+"""One entry per site in registration order (JSON objects lose theirs): {"site", "raw_shape"}, or {"site",
+"shared_with"} where the module of an earlier site stands; {"gate"} where that is no λ-GELU. Behind them {"site",
+"activation"} of plain gates that the config alone would not build there."""
 
 _FORMS = {"gelu": ("gelu", "gelu_pytorch_tanh", "quick_gelu"), "silu": ("silu",), "mish": ("mish",)}
 
@@ -54,25 +53,20 @@ def describe_sites(
 
     A module `planned` for a site counts as being there. Raises UnsupportedConfigError where a plain one has no name.
     """
-    owners: dict[int, str] = {}
+    firsts: dict[int, str] = {}
     record: SiteRecord = []
     for site in find_sites(model):
         name = uncompiled_name(site.name)
         module = (planned or {}).get(name, site.module)
-        if not isinstance(module, LAMBDA_GATE_CLASSES):
+        if not isinstance(module, LambdaGate):
             continue
-        owner = owner_of(module)
         gate = {} if module.gate == DEFAULT_GATE else {"gate": module.gate}
-        if id(owner) in owners:
-            record.append({"site": name, "shared_with": owners[id(owner)], **gate})
-            continue
-        owners[id(owner)] = name
-        gate |= {} if owner.forward_mode == "gate" else {"forward": owner.forward_mode}
-        shape = list(owner.raw_hardness.shape)
-        record.append({"site": name, "granularity": owner.granularity, "raw_shape": shape, **gate})
+        first = firsts.setdefault(id(module), name)
+        shape = {"raw_shape": list(module.raw_hardness.shape)} if first == name else {"shared_with": first}
+        record.append({"site": name, **shape, **gate})
     for name in plain:
         module = (planned or {}).get(name) or _at(model, name)
-        if module is not None and not isinstance(module, LAMBDA_GATE_CLASSES):
+        if module is not None and not isinstance(module, LambdaGate):
             record.append({"site": name, **_plain_entry(module)})
     return record
 
@@ -86,15 +80,13 @@ def renew_records(model: nn.Module) -> None:
     """Have each record in the configs say what is there now. Changes the configs; for a model about to be saved.
 
     Sites that were recorded may have gone or have other names, as behind a layer that was dropped. Raises RuntimeError
-    where the gates that are there cannot be told so: a plain one is in the record, whose name another may have now, or
-    the module that owned a hardness shared by others is gone.
+    where the gates that are there cannot be told so: a plain one is in the record, whose name another may have now.
     """
     for inner, record in list(recorded_models(model)):
         there = describe_sites(inner, plain=plain_sites(record))
         if _without_shapes(there) == _without_shapes(record):  # FSDP shows of each s the part of this process
             continue
-        gates = [site.module for site in find_sites(inner) if isinstance(site.module, LAMBDA_GATE_CLASSES)]
-        if plain_sites(record) or not gates or any(owner_of(gate) not in gates for gate in gates):
+        if plain_sites(record) or not any(isinstance(site.module, LambdaGate) for site in find_sites(inner)):
             raise RuntimeError(
                 f"the gates of {type(inner).__name__} are no longer those that its config remembers "
                 f"({', '.join(entry['site'] for entry in record[:4])}{' and so on' if len(record) > 4 else ''}): saved "

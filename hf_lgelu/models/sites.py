@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from transformers import activations as hf_activations
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
-from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import NOT_TAKEN
-
-LAMBDA_GATE_CLASSES = (LambdaGate, SharedLambdaGate)
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 
@@ -124,7 +122,7 @@ def _classes(kind: str, with_timm: bool) -> tuple[type, ...]:
 
 def kind_of(module: nn.Module) -> str | None:
     """The kind of smooth gate that `module` is, or None; a λ-gate's is its row of GATES."""
-    if isinstance(module, LAMBDA_GATE_CLASSES):
+    if isinstance(module, LambdaGate):
         return module.gate
     return next((kind for kind in _KIND_CLASSES if _plain_class(module, kind) is not None), None)
 
@@ -160,9 +158,9 @@ def is_activation(module: nn.Module) -> bool:
     return type(module).__module__.startswith(_ACTIVATION_FILES) and not isinstance(module, _OTHER_CLASSES)
 
 
-def function_of(module: Any) -> tuple[type, str | None, float | None]:
-    """What tells an activation from others, with any weights: its class, a λ-gate's forward and a LeakyReLU's slope."""
-    return type(module), getattr(module, "forward_mode", None), getattr(module, "negative_slope", None)
+def function_of(module: Any) -> tuple[type, float | None]:
+    """What tells an activation from others, with any weights: its class, and a LeakyReLU's slope."""
+    return type(module), getattr(module, "negative_slope", None)
 
 
 def plain_gate_of(module: nn.Module) -> str | None:
@@ -181,7 +179,7 @@ def gate_of(module: nn.Module) -> str:
 
     The sigmoid form of GELU, x·σ(1.702x), and Mish are no row's. They get λ-GELU, which they are near to.
     """
-    return module.gate if isinstance(module, LAMBDA_GATE_CLASSES) else plain_gate_of(module) or DEFAULT_GATE
+    return module.gate if isinstance(module, LambdaGate) else plain_gate_of(module) or DEFAULT_GATE
 
 
 def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
@@ -286,11 +284,6 @@ def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     return [(name, module) for name, module in live if isinstance(module, LambdaGate)]
 
 
-def owner_of(gate: LambdaGate | SharedLambdaGate) -> LambdaGate:
-    """The module that owns a λ-gate's hardness: the gate itself, or the one that it shares with others."""
-    return gate if isinstance(gate, LambdaGate) else gate.owner
-
-
 def raw_parameters(module: LambdaGate) -> list[nn.Parameter]:
     """The parameters that make s: one, `raw_hardness`, unless torch.nn.utils.parametrize computes it from others."""
     parametrized = getattr(module, "parametrizations", {})
@@ -300,17 +293,8 @@ def raw_parameters(module: LambdaGate) -> list[nn.Parameter]:
 
 
 def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGate]]:
-    """`lambda_gelu_modules`, or a ValueError where the model has none, or a gate that shares the λ of none of them."""
-    live = list(_live_modules(checked_module(model), "", set()))
-    modules = [(name, module) for name, module in live if isinstance(module, LambdaGate)]
-    owners = {id(module) for _, module in modules}
-    alone = [name for name, gate in live if isinstance(gate, SharedLambdaGate) and id(gate.owner) not in owners]
-    if alone:
-        raise ValueError(
-            f"the λ-gate at {', '.join(alone[:4])} shares a hardness (granularity 'network') that no module of this "
-            f"{type(model).__name__} owns: it is a part of such a network, or has a copy of one of its gates, which "
-            "nothing would train, harden or save. Give the whole network, copied as a whole"
-        )
+    """`lambda_gelu_modules`, or a ValueError where the model has none."""
+    modules = lambda_gelu_modules(model)
     if not modules:
         others = sorted({site.kind for site in find_sites(model)})
         raise ValueError(

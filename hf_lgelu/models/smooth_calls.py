@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.operable import uncompiled
-from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, is_activation, kind_of
+from hf_lgelu.models.sites import is_activation, kind_of
 
 # erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
 _SMOOTH_OPERATIONS = frozenset(
@@ -118,7 +119,7 @@ class _Watch(TorchDispatchMode):
         """A module's forward begins."""
         self.stack.append(module)
         smooth = is_activation(module) and type(module).__name__ not in _PIECEWISE_LINEAR
-        if smooth and not isinstance(module, LAMBDA_GATE_CLASSES):
+        if smooth and not isinstance(module, LambdaGate):
             self.modules[id(module)] = module
             self.counts[id(module), _OWN_FORMULA] += 1
 
@@ -128,7 +129,7 @@ class _Watch(TorchDispatchMode):
         operation = func.overloadpacket.__name__.rstrip("_")
         module = self.stack[-1] if self.stack else None
         # λ-GELU's softplus makes λ from s; it is no activation.
-        is_parameter = operation == "softplus" and isinstance(module, LAMBDA_GATE_CLASSES)
+        is_parameter = operation == "softplus" and isinstance(module, LambdaGate)
         is_smooth = operation in _SMOOTH_OPERATIONS or (operation == _FUSED_ENCODER_LAYER and bool(args[_USE_GELU]))
         if is_smooth and module is not None and not is_parameter:
             self.modules[id(module)] = module

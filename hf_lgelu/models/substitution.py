@@ -8,7 +8,7 @@ from torch import nn
 from transformers.utils import logging
 
 from hf_lgelu.models.config_plans import ConfigPlans
-from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites, require_whole_hardness
+from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites
 from hf_lgelu.models.gate_configs import config_plans, plan_relu
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
@@ -27,10 +27,10 @@ def substitute_relu(
 ) -> SurgeryReport:
     """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
 
-    Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first; it is
-    0 where the gate's forward pass is ReLU already. A warning says where it is above what hardening leaves, 0.00213;
-    `export_relu` refuses that. ReLU works in place where what it replaces did. What else the network computes smoothly
-    is seen by `find_smooth_calls`. Under FSDP2 every rank must call it.
+    Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first. A
+    warning says where it is above what hardening leaves, 0.00213; `export_relu` refuses that. ReLU works in place where
+    what it replaces did. What else the network computes smoothly is seen by `find_smooth_calls`. Under FSDP2 every rank
+    must call it.
 
     Args:
         model: any module tree; as for `replace_activations`.
@@ -41,8 +41,7 @@ def substitute_relu(
 
     Raises:
         TypeError: the model is no module.
-        ValueError: nothing to replace, an optimizer of another model, or a λ of a gate that goes is also that of one
-            that stays.
+        ValueError: nothing to replace, or an optimizer of another model.
         RuntimeError: a model wrapped for distributed training or by PEFT (merge_and_unload it first), or scripted;
             or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every error
             model and optimizer are unchanged.
@@ -109,7 +108,6 @@ def _plan_substitution(
     model: nn.Module, kinds: Sequence[str], rewrite_config: bool
 ) -> tuple[list[ActivationSite], list[nn.Module], ConfigPlans]:
     sites = found_sites(model, check_kinds(kinds), swap=True)
-    require_whole_hardness(model, sites)
     modules: list[nn.Module] = [relu_for(site) for site in sites]
     plans = config_plans(model, sites, modules, plan_relu) if rewrite_config else ConfigPlans()
     return sites, modules, plans

@@ -6,18 +6,20 @@ import torch
 from torch import nn
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, check_granularity
-from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
-from hf_lgelu.models.channel_axes import axis_not_told
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
+from hf_lgelu.activation.module import GATE_MODULES
+from hf_lgelu.models.channels import axis_not_told, site_input_shapes
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
 from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites, require_whole_hardness
+from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites
 from hf_lgelu.models.gate_configs import config_plans, plan_gates
-from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.sites import SELF_GATE_KINDS, ActivationSite, check_kinds, gate_of, lambda_gelu_modules
+
+GRANULARITIES = ("layer", "channel")
+"""How many λ a site can have: one, or one for each channel or hidden unit."""
 
 
 def replace_activations(
@@ -25,7 +27,6 @@ def replace_activations(
     *,
     kinds: Sequence[str] = SELF_GATE_KINDS,
     gate: str | None = None,
-    forward: str = "gate",
     granularity: str = "layer",
     init_hardness: float = DEFAULT_INIT_HARDNESS,
     temperature: float = DEFAULT_TEMPERATURE,
@@ -48,12 +49,10 @@ def replace_activations(
             timm), "silu", "mish". The first two by default.
         gate: a row of GATES for all sites. By default each has its own; the sigmoid form of GELU and Mish, which no
             row is at λ = 1, get "lambda_gelu".
-        forward: "gate", or "relu" for a surrogate gradient (`LambdaGELU`): a ReLU network from now on, with λ in its
-            gradients alone. A config's string then ends in "_relu", and `substitute_relu` changes no output.
-        granularity: "layer", "channel", "neuron" or "network".
+        granularity: "layer" for one λ a site, "channel" for one λ a channel or hidden unit.
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
-        inputs: needed for "channel" and "neuron", which take their shapes from one forward pass. With them, a model
+        inputs: needed for "channel", which takes its shapes from one forward pass. With them, a model
             that uses the input of an in-place activation again is refused: no λ-gate works in place, and what comes
             later would see another value there. Without them that cannot be known.
         channel_axis: the axis of channels in every activation's input; found from the forward pass if None, by the
@@ -68,8 +67,7 @@ def replace_activations(
 
     Raises:
         TypeError: the model is no module, or an argument has the wrong type.
-        ValueError: nothing to replace, an argument is wrong, a λ of a gate that goes is also that of one that stays, or
-            the input of an in-place activation is used again.
+        ValueError: nothing to replace, an argument is wrong, or the input of an in-place activation is used again.
         RuntimeError: the model is wrapped for distributed training or by PEFT, or scripted; accelerate keeps values of
             it elsewhere (`device_map`); or the optimizer cannot take up a hardness. After every error model and
             optimizer are unchanged.
@@ -87,26 +85,21 @@ def replace_activations(
     change = None if optimizer is None else OptimizerChange(optimizer, model, hardness_lr_multiplier)
     if change is not None:
         change.require_room_for_hardness()
-    granularity = check_granularity(granularity).name
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"unknown granularity {granularity!r}; accepted: {', '.join(GRANULARITIES)}")
     kinds = check_kinds(kinds)
     check_gate(DEFAULT_GATE if gate is None else gate)
     sites = found_sites(model, kinds, include)
-    require_whole_hardness(model, sites)
     shapes = _raw_shapes(model, sites, granularity, inputs, channel_axis)
     if inputs is not None:
         _refuse_reused_inputs(model, sites, inputs)
     modules: list[nn.Module] = []
     for site in sites:
         name = gate or gate_of(site.module)
-        if granularity == "network" and modules:
-            modules.append(SharedLambdaGate(modules[0], name))
-            continue
         module = GATE_MODULES[name](
             init_hardness=init_hardness,
             temperature=temperature,
-            granularity=granularity,
             raw_shape=shapes[site.name],
-            forward=forward,
         )
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
@@ -131,8 +124,7 @@ def _raw_shapes(
     inputs: Inputs | None,
     channel_axis: int | None,
 ) -> dict[str, tuple[int, ...]]:
-    raw_shape = check_granularity(granularity).raw_shape
-    if raw_shape is None:
+    if granularity == "layer":
         return {site.name: (1,) for site in sites}
     if inputs is None:
         raise ValueError(
@@ -146,7 +138,10 @@ def _raw_shapes(
                 f"{axis_not_told(name, shape, 'channels')}. Give channel_axis, with include= for the sites where it "
                 "holds"
             )
-        shapes[name] = raw_shape(shape, axis)
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(f"channel_axis={axis} is out of range for the input of {name}, of shape {shape}")
+        axis %= len(shape)
+        shapes[name] = (shape[axis], *[1] * (len(shape) - axis - 1))
     return shapes
 
 

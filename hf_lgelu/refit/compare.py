@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_lgelu.models.channel_axes import ChannelAxes
+from hf_lgelu.models.channels import ChannelAxes
 from hf_lgelu.models.comparison import are_probabilities, classes_last, difference, kl_terms
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, is_causal, task_outputs

@@ -10,7 +10,6 @@ from transformers.activations import ACT2FN
 
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
 from hf_lgelu.models.config_plans import ConfigPlans
-from hf_lgelu.models.exchange import require_whole_hardness
 from hf_lgelu.models.site_record import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.substitution import put_relu
@@ -110,7 +109,6 @@ def substitute_gates(
 def _substitute(
     model: nn.Module, target: TargetGate, sites: Sequence[ActivationSite], rewrite_config: bool, keep: Sequence[str]
 ) -> tuple[ConfigChange, ...]:
-    require_whole_hardness(model, [site for site in sites if site.name not in keep])
     gates = {site.name: None if site.name in keep else make_gate(target) for site in sites}
     plans = ConfigPlans.of(model, gates, partial(_plan, target=target)) if rewrite_config else ConfigPlans()
     for site in sites:

@@ -1,6 +1,5 @@
 """Hardening as functions of the model: the callback calls them, and so can any training loop."""
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -15,7 +14,7 @@ from hf_lgelu.activation.hardness import (
     hardness_from_raw,
     is_number,
 )
-from hf_lgelu.activation.module import LambdaGate, SharedLambdaGate
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.operable import require_unflattened, require_values_here
 from hf_lgelu.models.profile import known_hardness, whole_tensor
 from hf_lgelu.models.sites import raw_parameters, require_lambda_gelu
@@ -147,7 +146,7 @@ def is_hardened(
     *,
     fraction: float = HARDENED_FRACTION,
 ) -> bool:
-    """Whether every λ has reached `fraction` of the target, or its gate computes ReLU already (`forward="relu"`).
+    """Whether every λ has reached `fraction` of the target.
 
     Half the target is enough for a substitution that costs next to nothing; `fraction=1` asks for all of it.
 
@@ -185,36 +184,25 @@ def smallest_soft_hardness(
 
 
 def _reached(model: nn.Module, targets: Mapping[str, Target], fraction: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """(every λ, which of them have reached `fraction` of the target) of each gate that does not compute ReLU."""
+    """(every λ, which of them have reached `fraction` of the target) of each gate."""
     target_of = _target_of_each(model, targets)
     for _, module in require_lambda_gelu(model):
-        if module.forward_mode == "relu":
-            continue
         hardness = known_hardness(module).flatten()
         wanted = (fraction * target_of[id(module)]).to(hardness)  # in float32, as λ is
         yield hardness, hardness >= wanted
 
 
 def _target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int, Tensor]:
-    """{id of a λ-gate: its target, one or as many as it has λ}, by its name or else its row of GATES.
-
-    Where sites of several rows share a hardness, it is the largest of theirs.
-    """
+    """{id of a λ-gate: its target, one or as many as it has λ}, by its name or else its row of GATES."""
     modules = dict(require_lambda_gelu(model))
     if unknown := sorted(targets.keys() - modules.keys() - GATES.keys()):
         raise ValueError(
             f"target_hardness names {', '.join(unknown)}, which is no row of GATES and no λ-gate of "
             f"{type(model).__name__}; it has {', '.join(modules)}"
         )
-    gates = {id(module): {module.gate} for module in modules.values()}
-    for module in model.modules():  # not by find_sites: a step asks
-        if isinstance(module, SharedLambdaGate):
-            gates.setdefault(id(module.owner), set()).add(module.gate)
     found = {}
     for name, module in modules.items():
-        several = [torch.as_tensor(targets[gate], dtype=torch.float64) for gate in gates[id(module)]]
-        largest = functools.reduce(torch.maximum, several)
-        target = torch.as_tensor(targets[name], dtype=torch.float64) if name in targets else largest
+        target = torch.as_tensor(targets[name if name in targets else module.gate], dtype=torch.float64)
         if target.dim() and target.shape != module.raw_hardness.shape:
             raise ValueError(
                 f"the target of {name} has shape {tuple(target.shape)} and its λ {tuple(module.raw_hardness.shape)}; "

@@ -12,7 +12,7 @@ from hf_lgelu.activation.hardness import is_number
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.padding import counted_rows
-from hf_lgelu.models.sites import LAMBDA_GATE_CLASSES, owner_of, require_lambda_gelu
+from hf_lgelu.models.sites import require_lambda_gelu
 
 MEASURED = "measured"
 """In the place of a target: what `layer_targets` measures."""
@@ -30,8 +30,7 @@ class _Seen:
 
     def __init__(self, module: LambdaGate, gate: str) -> None:
         self.gate = GATES[gate]
-        has_one = module.granularity in ("layer", "network")
-        self.shape: tuple[int, ...] = (1,) if has_one else tuple(module.raw_hardness.shape)
+        self.shape: tuple[int, ...] = tuple(module.raw_hardness.shape)
         self.count, self.squares = 0, 0.0
         self.histogram = torch.zeros(torch.Size(self.shape).numel(), len(_MIDDLES), dtype=torch.int64)
 
@@ -96,14 +95,13 @@ def layer_targets(
     named: Mapping[str, Any] = {}  # the inputs that run
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        owner = owner_of(module)
-        forms = seen[id(owner)]
+        forms = seen[id(module)]
         if module.gate not in forms:
-            forms[module.gate] = _Seen(owner, module.gate)
+            forms[module.gate] = _Seen(module, module.gate)
         forms[module.gate].add(args[0], counted_rows(named, args[0], names[id(module)]))
 
     batches = [data] if isinstance(data, Tensor | Mapping) else data
-    names = {id(module): name for name, module in model.named_modules() if isinstance(module, LAMBDA_GATE_CLASSES)}
+    names = {id(module): name for name, module in model.named_modules() if isinstance(module, LambdaGate)}
     with forward_hooks([module for module in model.modules() if id(module) in names], note):
         for batch in batches:
             named = batch if isinstance(batch, Mapping) else {}

@@ -49,7 +49,7 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
         raise ValueError(
             f"the gates that surgery put into the model and those of the checkpoint {folder} differ, at "
             f"{', '.join(dict.fromkeys(differing))}, which is another function of the same weights. Repeat the surgery "
-            "that the checkpoint was trained with (gate, forward, granularity), or load it with "
+            "that the checkpoint was trained with (gate, granularity), or load it with "
             "hf_lgelu.from_pretrained"
         )
 
@@ -59,7 +59,8 @@ def _records(config: Any) -> list[dict[str, Any]]:
     if not isinstance(config, dict):
         return []
     inner = [entry for key, value in config.items() if key != RECORD_KEY for entry in _records(value)]
-    return [*(config.get(RECORD_KEY) or []), *inner]
+    own = [{name: entry[name] for name in entry if name != "granularity"} for entry in config.get(RECORD_KEY) or []]
+    return [*own, *inner]  # hf_lgelu 0.2.0 wrote the granularity too, which the shape says
 
 
 def forget_best(state: TrainerState, why: str) -> None:

@@ -1,6 +1,5 @@
 """Every row of GATES: its constants, what λ = 1 is, values and derivatives of every kernel, and its module."""
 
-import copy
 import io
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import hardness_for_tolerance, swap_error_bound
 from hf_lgelu.activation.kernels import KERNELS, traced
 from hf_lgelu.activation.kernels.choice import choose_kernel
-from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, SharedLambdaGate
+from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 
 HERE = [name for name, kernel in KERNELS.items() if kernel.refusal(torch.zeros(1), torch.ones(1)) is None]
 TRANSFORMABLE = ["aten", "eager", "automatic"]
@@ -249,8 +248,7 @@ def test_the_base_has_no_gate_of_its_own():
 @other_gates
 @pytest.mark.parametrize("raw_shape", [(1,), (5,), (3, 1)])
 def test_a_module_learns_hardens_and_comes_back(gate, raw_shape):
-    granularity = "layer" if raw_shape == (1,) else "channel"
-    module = GATE_MODULES[gate](init_hardness=1.7, granularity=granularity, raw_shape=raw_shape)
+    module = GATE_MODULES[gate](init_hardness=1.7, raw_shape=raw_shape)
     assert_learns(module, 0.1, gate=gate)
     hf_lgelu.anneal_hardness(module, 1.0)
     target = hardness_for_tolerance(gate=gate)
@@ -260,22 +258,11 @@ def test_a_module_learns_hardens_and_comes_back(gate, raw_shape):
     module(X).backward(DELTA)
     assert not module.raw_hardness.grad.any()
     assert_within(module(X).detach(), oracle.value(X, torch.tensor(target), gate), 1e-6 * X.double().abs())
-    fresh = GATE_MODULES[gate](granularity=granularity, raw_shape=raw_shape)
+    fresh = GATE_MODULES[gate](raw_shape=raw_shape)
     fresh.load_state_dict(module.state_dict())
     assert torch.equal(fresh(X), module(X))
     for make in COPIES.values():
         assert torch.equal(make(module)(X), module(X))
-
-
-@every_gate
-def test_a_follower_may_be_of_another_gate(gate):
-    owner = hf_lgelu.LambdaGELU(init_hardness=3.0)
-    follower = SharedLambdaGate(owner, gate)
-    assert SharedLambdaGate(owner).gate == "lambda_gelu"
-    assert_within(follower(X).detach(), oracle.value(X, torch.tensor(3.0), gate), 1e-6 * X.double().abs())
-    follower(X).sum().backward()
-    assert owner.raw_hardness.grad.item() > 0
-    assert copy.deepcopy(torch.nn.Sequential(owner, follower))[1].gate == gate
 
 
 @every_gate

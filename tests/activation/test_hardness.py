@@ -11,9 +11,7 @@ from oracle import exact_hardness, exact_value
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import (
     DEFAULT_TOLERANCE,
-    GRANULARITIES,
     INIT_MODES,
-    check_granularity,
     check_init_hardness,
     check_temperature,
     hardness_for_tolerance,
@@ -140,35 +138,8 @@ def test_the_init_modes_are_the_papers_three():
     assert list(INIT_MODES) == ["uniform", "increasing", "decreasing"]
 
 
-@pytest.mark.parametrize(
-    ("granularity", "input_shape", "channel_axis", "wanted"),
-    [
-        ("channel", (8, 256), 1, (256,)),
-        ("channel", (8, 256), -1, (256,)),
-        ("channel", (8, 197, 768), -1, (768,)),
-        ("channel", (8, 64, 7, 5), 1, (64, 1, 1)),
-        ("channel", (8, 64, 7, 5), -3, (64, 1, 1)),
-        ("channel", (8, 7, 5, 64), 3, (64,)),
-        ("neuron", (8, 256), 1, (256,)),
-        ("neuron", (8, 197, 768), -1, (768,)),
-        ("neuron", (8, 64, 7, 5), 1, (64, 7, 5)),
-        ("neuron", (8, 64, 7, 5), -3, (64, 7, 5)),
-    ],
-)
-def test_granularity_shapes(granularity, input_shape, channel_axis, wanted):
-    shape = GRANULARITIES[granularity].raw_shape(input_shape, channel_axis)
-    assert shape == wanted
-    assert torch.broadcast_shapes(shape, input_shape) == input_shape
-
-
-def test_layer_and_network_need_no_look_at_the_input():
-    assert [name for name, row in GRANULARITIES.items() if row.raw_shape is None] == ["layer", "network"]
-
-
 def test_every_row_of_a_table_carries_its_key_and_a_description():
-    rows = [*INIT_MODES.items(), *GRANULARITIES.items()]
-    assert all(row.name == key and row.description for key, row in rows)
-    assert all(check_granularity(name) is row for name, row in GRANULARITIES.items())
+    assert all(row.name == key and row.description for key, row in INIT_MODES.items())
 
 
 @pytest.mark.parametrize("temperature", [0.0, -0.1, math.nan, math.inf, 1e-50, 1e50])
@@ -235,15 +206,3 @@ def test_uniform_takes_a_low_end_above_the_default_high_end():
 def test_init_profile_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         init_profile(*arguments)
-
-
-def test_an_unknown_granularity_is_refused():
-    with pytest.raises(ValueError, match="unknown granularity 'filter'; accepted: layer, channel, neuron, network"):
-        check_granularity("filter")
-
-
-@pytest.mark.parametrize("granularity", ["channel", "neuron"])
-@pytest.mark.parametrize(("shape", "axis"), [((8, 16), 2), ((8, 16), -3), ((), 0)])
-def test_a_channel_axis_the_input_lacks_is_refused(granularity, shape, axis):
-    with pytest.raises(ValueError, match=f"channel axis {axis} is out of range"):
-        GRANULARITIES[granularity].raw_shape(shape, axis)

@@ -24,8 +24,8 @@ from expectations import (
 from torch import nn
 
 import hf_lgelu
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, GRANULARITIES
-from hf_lgelu.activation.module import LambdaGELU, SharedLambdaGate
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS
+from hf_lgelu.activation.module import LambdaGELU
 
 STATE = ["raw_hardness", "temperature", "hardness_override"]
 
@@ -93,7 +93,7 @@ def test_a_module_can_be_built_on_the_meta_device_and_initialized_later():
 def test_default_hardness_and_repr():
     module = LambdaGELU()
     assert_evaluates_at(module, DEFAULT_INIT_HARDNESS)
-    assert repr(module) == "LambdaGELU(granularity='layer', raw_shape=(1,), init_hardness=1.05)"
+    assert repr(module) == "LambdaGELU(raw_shape=(1,), init_hardness=1.05)"
 
 
 @pytest.mark.parametrize("module", [LambdaGELU(True), LambdaGELU(inplace=True), LambdaGELU(False)])
@@ -285,21 +285,14 @@ def test_sgd_depends_on_learning_rate_over_squared_temperature_only():
     assert wide.hardness.item() == pytest.approx(narrow.hardness.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("granularity", "raw_shape"), [("layer", None), ("channel", (3, 1)), ("neuron", (3, 5)), ("network", None)]
-)
-def test_every_granularity_learns_its_own_hardnesses(granularity, raw_shape):
-    module = LambdaGELU(granularity=granularity, raw_shape=raw_shape)
-    shape = raw_shape or (1,)
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (3, 5)])
+def test_every_shape_learns_its_own_hardnesses(shape):
+    module = LambdaGELU(raw_shape=shape)
     assert {tuple(module.raw_hardness.shape), tuple(module.hardness_override.shape)} == {shape}
     with torch.no_grad():
         module.raw_hardness.copy_(random(*shape, seed=3, scale=0.1))
     assert_evaluates_at(module, oracle.hardness_of(module.raw_hardness.detach(), 0.1))
     assert_learns(module, temperature=0.1)
-
-
-def test_the_cases_above_cover_every_granularity():
-    assert list(GRANULARITIES) == ["layer", "channel", "neuron", "network"]
 
 
 # Arguments
@@ -312,18 +305,9 @@ def test_the_cases_above_cover_every_granularity():
         ({"init_hardness": "2"}, TypeError, "hardness must be a number, got str"),
         ({"temperature": 0.0}, ValueError, r"temperature must be a finite number > 0 .*got 0\.0"),
         ({"temperature": None}, TypeError, "temperature must be a number, got NoneType"),
-        ({"granularity": "filter"}, ValueError, "unknown granularity 'filter'; accepted: layer, channel"),
-        ({"raw_shape": (3,)}, ValueError, r"'layer' has one λ of shape \(1,\), got raw_shape=\(3,\)"),
-        ({"raw_shape": ()}, ValueError, r"'layer' has one λ of shape \(1,\), got raw_shape=\(\)"),
-        ({"granularity": "network", "raw_shape": (3,)}, ValueError, r"'network' has one λ of shape \(1,\)"),
-        ({"granularity": "channel"}, ValueError, "'channel' needs raw_shape, .*replace_activations"),
-        ({"granularity": "neuron"}, ValueError, "'neuron' needs raw_shape"),
-        ({"granularity": "neuron", "raw_shape": 256}, TypeError, r"sequence of integers, e\.g\. \(256,\), got 256"),
-        ({"granularity": "channel", "raw_shape": ()}, ValueError, "non-empty sequence of positive integers, got"),
-        ({"granularity": "channel", "raw_shape": (0, 1)}, ValueError, r"positive integers, got \(0, 1\)"),
-        ({"granularity": "channel", "raw_shape": (2.0,)}, ValueError, "positive integers"),
-        ({"granularity": "channel", "raw_shape": (True,)}, ValueError, "positive integers"),
-        ({"granularity": "channel", "raw_shape": "33"}, ValueError, "positive integers"),
+        ({"raw_shape": ()}, ValueError, "raw_shape must be at least one size above 0"),
+        ({"raw_shape": (0, 1)}, ValueError, "raw_shape must be at least one size above 0"),
+        ({"raw_shape": 256}, TypeError, "not iterable"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):
@@ -331,19 +315,12 @@ def test_bad_arguments_are_refused(arguments, error, message):
         LambdaGELU(**arguments)
 
 
-@pytest.mark.parametrize("shape", [[1], (1,), torch.Size([1])])
-def test_any_sequence_is_a_shape(shape):
-    assert LambdaGELU(raw_shape=shape).raw_hardness.shape == (1,)
-    assert LambdaGELU(granularity="channel", raw_shape=shape).raw_hardness.shape == (1,)
-
-
-@pytest.mark.parametrize("module", [LambdaGELU(), SharedLambdaGate(LambdaGELU())])
 @pytest.mark.parametrize(("x", "got"), [(torch.ones(2, dtype=torch.int32), "a torch.int32 tensor"), ("x", "str")])
-def test_an_input_that_is_no_floating_tensor_is_refused(module, x, got):
+def test_an_input_that_is_no_floating_tensor_is_refused(x, got):
     with pytest.raises(TypeError, match=f"x must be a dense float64, float32, float16 or bfloat16 tensor, got {got}"):
-        module(x)
+        LambdaGELU()(x)
 
 
 def test_a_hardness_per_channel_refuses_an_input_of_other_channels():
     with pytest.raises(ValueError, match=r"hardness of shape \(3, 1\) does not broadcast to x of shape \(4, 5\)"):
-        LambdaGELU(granularity="channel", raw_shape=(3, 1))(torch.ones(4, 5))
+        LambdaGELU(raw_shape=(3, 1))(torch.ones(4, 5))

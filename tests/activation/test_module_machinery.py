@@ -95,19 +95,6 @@ def test_symbolic_tracing_records_one_call_and_s_stays_a_parameter():
     assert_evaluates_at(graph, oracle.hardness_of(torch.tensor(0.2), 0.1))
 
 
-def test_a_symbolic_trace_of_the_relu_form_has_the_gates_gradients():
-    module = nn.Sequential(nn.Identity(), LambdaGELU(init_hardness=1.5, forward="relu"))
-    graph, gradients = torch.fx.symbolic_trace(module), []
-    for network in (module, graph):
-        x = X.clone().requires_grad_()
-        output = network(x)
-        assert torch.equal(output, x.relu())
-        gradients.append(torch.autograd.grad(output.sum(), [x, network.get_parameter("1.raw_hardness")]))
-    for ours, wanted in zip(*reversed(gradients), strict=True):
-        assert torch.equal(ours, wanted)
-    assert gradients[1][1].abs().min() > 0
-
-
 def test_the_tracer_finds_what_it_recorded_when_it_checks_itself():
     module = LambdaGELU(init_hardness=1.5)
     traced = torch.jit.trace(module, X)

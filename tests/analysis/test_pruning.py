@@ -385,7 +385,7 @@ def test_the_largest_change_is_that_of_all_batches(monkeypatch, order):
 
 
 def test_units_with_a_hardness_each_stay():
-    hidden = LambdaGELU(granularity="neuron", raw_shape=(6,))
+    hidden = LambdaGELU(raw_shape=(6,))
     model = nn.Sequential(nn.Linear(3, 6), hidden, nn.Linear(6, 2))
     with pytest.raises(ValueError, match="no hidden layer that can be pruned"):
         prune_units(model, [torch.randn(4, 3)], fraction=0.5)

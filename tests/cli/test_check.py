@@ -239,24 +239,6 @@ def test_of_several_hardnesses_the_smallest_is_told_with_its_bound(tmp_path, cal
         assert f"| `layers.1.activation` | 100 | 100 | {hard:.2g} |" in text
 
 
-def test_card_profile_and_check_agree_where_the_forward_pass_is_relu(tmp_path, call):
-    torch.manual_seed(0)
-    config = MLPConfig(num_features=4, hidden_size=4, num_hidden_layers=2, hidden_act="lambda_gelu_relu")
-    MLPForClassification(config).save_pretrained(tmp_path / "model")
-    assert set(largest_swap_errors(load_checkpoint(tmp_path / "model")).values()) == {0.0}
-    _, said, _ = call("profile", tmp_path / "model")
-    assert [line.split()[2] for line in said.splitlines()[1:3]] == ["0", "0"]
-    assert "hardened: yes" in said
-    assert "Yes, its gates are" in call("check", tmp_path / "model", "--disable_tqdm")[1]
-    assert call("card", tmp_path / "model")[0] == 0
-    assert call("harden", tmp_path / "model", "--output_dir", tmp_path / "relu", "--disable_tqdm")[0] == 0
-    for folder in ("model", "relu"):
-        text = (tmp_path / folder / "README.md").read_text()
-        assert "Putting ReLU in its place changes nothing" in text
-        assert "| `layers.0.activation` | 1.05 | 0 |" in text
-        assert "smooth" not in text
-
-
 @pytest.mark.parametrize(
     ("activation", "found"),
     [

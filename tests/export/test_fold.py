@@ -292,20 +292,6 @@ def test_a_hardness_per_channel(name):
     assert len(report.sites[0].hardness) > 1
 
 
-def test_a_hardness_per_neuron_of_an_mlp_and_one_for_the_network():
-    for granularity in ("neuron", "network"):
-        model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
-        replace_activations(model, granularity=granularity, inputs=torch.ones(2, 3))
-        assert_folds(harden(model), torch.randn(5, 3), 2)
-
-
-def test_a_hardness_per_element_of_a_feature_map_is_refused():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 2, 2))
-    inputs = torch.randn(2, 3, 6, 6)
-    replace_activations(model, granularity="neuron", inputs=inputs)
-    assert_refused(model, inputs, {"1": "a λ for each element of a feature map, (4, 4, 4)"})
-
-
 def test_channels_that_a_reshape_mixes_are_refused():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(4 * 36, 2))
     inputs = torch.randn(2, 3, 8, 8)
@@ -569,13 +555,6 @@ def test_hooks_of_a_gate_stay_where_it_was(register):
 def test_what_is_no_module_is_refused(model):
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
         fold_hardness(model, torch.randn(2, 3))
-
-
-def test_a_gate_that_computes_relu_has_no_hardness_to_fold():
-    model = nn.Sequential(nn.Linear(3, 4), LambdaGELU(forward="relu"), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match=r"1 computes ReLU .* substitute_relu\(model\) makes it plain"):
-        fold_hardness(model, torch.randn(2, 3))
-    assert isinstance(model[1], LambdaGELU)
 
 
 class HiddenUse(nn.Module):

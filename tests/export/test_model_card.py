@@ -359,29 +359,6 @@ def test_of_several_hardnesses_the_smallest_bounds_the_swap():
     assert "Its 2 gates ended at λ from 1 to 50 (the smallest λ of each gate) after hardening." in text
 
 
-def test_gates_that_compute_relu_are_not_called_smooth():
-    def card_of(*names, export="lambda_gelu"):
-        hardness = {f"act{number}": 1.05 for number in range(len(names))}
-        facts = with_facts(hardness=hardness, gates=dict(zip(hardness, names, strict=True)), earlier_hardness={})
-        return render_card(facts, export=export).text
-
-    text = card_of("lambda_gelu_relu", "lambda_gelu_relu")
-    assert "The forward pass is ReLU, with λ in the gradients alone." in text
-    assert "A gate computes ReLU, with the gradients of x·Φ(λx): λ = 1 is GELU" in text
-    assert "Putting ReLU in its place changes nothing" in text
-    assert "| `act0` | 1.05 | 0 |\n| `act1` | 1.05 | 0 |" in text
-    assert "smooth" not in text
-    assert "Only the gates are ReLU" in text
-    assert "Putting ReLU in its place changes nothing" in card_of("lambda_silu_relu", export="relu")
-    text = card_of("lambda_gelu", "lambda_silu_relu", "lambda_silu_relu")
-    assert "The forward pass of 2 of them is ReLU" in text
-    assert "at most κ/λ, κ = 0.16997. Where κ/λ is 0, the gate computes ReLU" in text
-    assert "| `act0` | 1.05 | 0.16 |\n| `act1` | 1.05 | 0 |" in text
-    assert "1 of 3 gates are smooth: what needs a piecewise linear network does not apply" in text
-    with pytest.raises(ValueError, match=r"act1 computes ReLU .* no λ is folded into the weights"):
-        card_of("lambda_gelu", "lambda_gelu_relu", export="gelu")
-
-
 def test_facts_of_before_are_read(tmp_path):
     """As 0.1.0 and early 0.2.0 wrote them: no mean_hardness, and gates that are rows of GATES."""
     facts = {"hardness": {"a": 160.0, "b": 160.0}, "name": "letters", "gates": {"b": "lambda_silu"}, "license": "mit"}

@@ -73,10 +73,6 @@ def test_the_names_are_those_of_the_modules():
     assert hardness_modules_to_save(gpt2()) == SITES
     with pytest.raises(ValueError, match="has no λ-GELU"):
         hardness_modules_to_save(gpt2("relu"))
-    shared = gpt2("gelu")
-    hf_lgelu.replace_activations(shared, granularity="network")
-    with pytest.raises(ValueError, match="granularity 'network'"):
-        hardness_modules_to_save(shared)
 
 
 def test_the_copies_that_do_not_run_are_no_sites(adapted):

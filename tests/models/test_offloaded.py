@@ -27,8 +27,7 @@ from hf_lgelu import (
 from hf_lgelu.models.profile import smallest_hardness
 
 ROWS = {"features": torch.ones(2, 3)}
-GRANULARITIES = {"layer": {}, "channel": {"granularity": "channel", "inputs": torch.ones(1, 3)},
-                 "network": {"granularity": "network"}}  # fmt: skip
+GRANULARITIES = {"layer": {}, "channel": {"granularity": "channel", "inputs": torch.ones(1, 3)}}
 
 
 @pytest.fixture
@@ -64,8 +63,7 @@ def test_hardness_is_read_where_it_is_kept(granularity, place, tmp_path, said):
     assert smallest_hardness(net) == pytest.approx(min(expected.values()))
     assert not is_hardened(net)
     assert net[1].raw_hardness.is_meta  # still kept there
-    if granularity != "network":  # whose second gate has no hook of its own: it raises
-        assert torch.equal(net(x), before)
+    assert torch.equal(net(x), before)
     report = substitute_relu(net)
     assert report.hardness == pytest.approx(expected)
     assert "2 of the 2 gates that became ReLU were soft" in said()

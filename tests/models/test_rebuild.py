@@ -19,10 +19,9 @@ from transformers import (
 from transformers.activations import ACT2FN
 
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
-from hf_lgelu.activation.module import SharedLambdaGate
+from hf_lgelu.models.rebuild import _repeat_surgery
 
 MODELS = ["gpt2", "resnet", "timm-wrapper-resnet18", "bert", "t5", "bart", "mpt", "clip", "openai-gpt"]
-GRANULARITIES = ("channel", "neuron", "network")
 MLP_SITES = ("encoder.layer.0.intermediate.intermediate_act_fn", "encoder.layer.1.intermediate.intermediate_act_fn")
 BERT_HEAD = "cls.predictions.transform.transform_act_fn"
 
@@ -37,9 +36,9 @@ def learn(model: nn.Module) -> nn.Module:
     return model
 
 
-def operated(family: Family, granularity: str, **more) -> nn.Module:
+def operated(family: Family, **more) -> nn.Module:
     model = family.build()
-    replace_activations(model, granularity=granularity, inputs=family.inputs(), **more)
+    replace_activations(model, granularity="channel", inputs=family.inputs(), **more)
     return learn(model)
 
 
@@ -47,17 +46,10 @@ def raw_values(model: nn.Module) -> dict[str, list]:
     return {name: m.raw_hardness.tolist() for name, m in model.named_modules() if isinstance(m, LambdaGELU)}
 
 
-@pytest.mark.parametrize(
-    ("name", "granularity"),
-    [
-        pytest.param(name, granularity, marks=() if name == "bert" or granularity == usual else pytest.mark.slow)
-        for name, usual in zip(MODELS, GRANULARITIES * len(MODELS), strict=False)
-        for granularity in GRANULARITIES
-    ],
-)
-def test_a_checkpoint_comes_back_exactly_and_can_be_saved_again(name, granularity, tmp_path):
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_comes_back_exactly_and_can_be_saved_again(name, tmp_path):
     family = BY_NAME[name]
-    model = operated(family, granularity)
+    model = operated(family)
     expected = logits_of(model, family.inputs())
     assert (expected - logits_of(family.build(), family.inputs())).abs().max() > 1e-4
     for generation in ("first", "second"):
@@ -68,52 +60,31 @@ def test_a_checkpoint_comes_back_exactly_and_can_be_saved_again(name, granularit
         assert torch.equal(logits_of(model, family.inputs()), expected)
 
 
-@pytest.mark.parametrize("granularity", ["channel", "network"])
-def test_plain_from_pretrained_refuses_and_names_the_way(granularity, tmp_path):
-    operated(BY_NAME["gpt2"], granularity).save_pretrained(tmp_path)
+def test_plain_from_pretrained_refuses_and_names_the_way(tmp_path):
+    operated(BY_NAME["gpt2"]).save_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match=r"hf_lgelu.from_pretrained\(GPT2LMHeadModel"):
         BY_NAME["gpt2"].model_class.from_pretrained(tmp_path)
 
 
 SHAPES = {
     # 2 layers, 4 x 16 hidden units; the sequence is not counted
-    ("gpt2", "channel"): [(64,)] * 2,
-    ("gpt2", "neuron"): [(64,)] * 2,
+    "gpt2": [(64,)] * 2,
     # stem 8 channels at 8 x 8, pooled to 4 x 4; stages of 8 at 4 x 4 and 16 at 2 x 2, behind residual sums
-    ("resnet", "channel"): [(8, 1, 1), (8, 1, 1), (16, 1, 1)],
-    ("resnet", "neuron"): [(8, 8, 8), (8, 4, 4), (16, 2, 2)],
+    "resnet": [(8, 1, 1), (8, 1, 1), (16, 1, 1)],
     # on 32 x 32: stem 64 at 16 x 16, pooled; stages at 8, 4, 2 and 1, two sites each, inside and behind the sum
-    ("timm-wrapper-resnet18", "channel"): [(64, 1, 1), *[(8, 1, 1)] * 4, *[(16, 1, 1)] * 4],
-    ("timm-wrapper-resnet18", "neuron"): [
-        *((64, 16, 16), (8, 8, 8), (8, 8, 8), (8, 4, 4), (8, 4, 4)),
-        *((16, 2, 2), (16, 2, 2), (16, 1, 1), (16, 1, 1)),
-    ],
+    "timm-wrapper-resnet18": [(64, 1, 1), *[(8, 1, 1)] * 4, *[(16, 1, 1)] * 4],
     # 24 hidden units in each layer, 16 in the head
-    ("bert", "channel"): [(24,), (24,), (16,)],
+    "bert": [(24,), (24,), (16,)],
     # pixel by pixel with channels last: 4 x 8 units, then 4 x 16 in two blocks
-    ("convnext", "channel"): [(32,), (64,), (64,)],
-    ("convnext", "neuron"): [(32,), (64,), (64,)],
+    "convnext": [(32,), (64,), (64,)],
 }
 
 
-@pytest.mark.parametrize(("name", "granularity"), SHAPES, ids=lambda value: value)
-def test_shapes_of_the_hardness(name, granularity):
-    model = operated(BY_NAME[name], granularity)
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_of_the_hardness(name):
+    model = operated(BY_NAME[name])
     shapes = [tuple(m.raw_hardness.shape) for m in model.modules() if isinstance(m, LambdaGELU)]
-    assert shapes == SHAPES[name, granularity]
-
-
-def test_one_hardness_for_the_network_is_saved_once_and_stays_shared(tmp_path):
-    # BART registers its encoder first; sorted by name the decoder is first. The saved s is the encoder's.
-    model = operated(BY_NAME["bart"], "network")
-    model.save_pretrained(tmp_path)
-    assert sum(name.endswith("raw_hardness") for name in model.state_dict()) == 1
-    loaded = from_pretrained(BY_NAME["bart"].model_class, tmp_path)
-    modules = [m for m in loaded.modules() if isinstance(m, LambdaGELU | SharedLambdaGate)]
-    assert [type(m) for m in modules] == [LambdaGELU] + [SharedLambdaGate] * 3
-    assert all(m.raw_hardness is modules[0].raw_hardness for m in modules)
-    assert list(raw_values(loaded)) == ["model.encoder.layers.0.activation_fn"]
-    assert raw_values(loaded) == raw_values(model)
+    assert shapes == SHAPES[name]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +98,7 @@ def test_one_hardness_for_the_network_is_saved_once_and_stays_shared(tmp_path):
 )
 def test_auto_classes(name, auto, tmp_path):
     family = BY_NAME[name]
-    model = operated(family, "channel")
+    model = operated(family)
     model.save_pretrained(tmp_path)
     loaded = from_pretrained(auto, tmp_path)
     assert type(loaded) is family.model_class
@@ -135,7 +106,7 @@ def test_auto_classes(name, auto, tmp_path):
 
 
 def test_an_auto_class_of_another_task_is_refused(tmp_path):
-    operated(BY_NAME["gpt2"], "channel").save_pretrained(tmp_path)
+    operated(BY_NAME["gpt2"]).save_pretrained(tmp_path)
     with pytest.raises(TypeError, match="GPT2Config"):
         from_pretrained(AutoModelForImageClassification, tmp_path)
     with pytest.raises(TypeError, match="must be a PreTrainedModel subclass or an Auto class, got 'GPT2LMHeadModel'"):
@@ -144,7 +115,7 @@ def test_an_auto_class_of_another_task_is_refused(tmp_path):
 
 @pytest.mark.parametrize("how", [{"dtype": torch.bfloat16}, {"dtype": torch.float16, "device_map": "auto"}], ids=str)
 def test_in_half_precision_the_hardness_is_float32(how, tmp_path):
-    model = operated(BY_NAME["gpt2"], "channel")
+    model = operated(BY_NAME["gpt2"])
     model.save_pretrained(tmp_path)
     loaded = from_pretrained(BY_NAME["gpt2"].model_class, tmp_path, **how)
     assert loaded.transformer.wte.weight.dtype == how["dtype"]
@@ -165,7 +136,7 @@ def test_a_plain_checkpoint_is_loaded_plainly(tmp_path):
 @pytest.mark.parametrize("as_path", [True, False])
 def test_a_config_can_be_given(as_path, tmp_path):
     family = BY_NAME["bert"]
-    model = operated(family, "channel")
+    model = operated(family)
     model.save_pretrained(tmp_path)
     elsewhere = tmp_path / "config"
     elsewhere.mkdir()
@@ -231,7 +202,7 @@ def test_a_checkpoint_that_brings_its_own_code(tmp_path, monkeypatch):
 def test_code_in_a_checkpoint_is_not_run_without_being_asked_for(tmp_path, monkeypatch):
     # The config is BERT's own, so reading it needs no trust; only the model class would come from the checkpoint.
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    operated(BY_NAME["bert"], "channel").save_pretrained(tmp_path)
+    operated(BY_NAME["bert"]).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["auto_map"] = {"AutoModelForImageClassification": "modeling_foreign.Foreign"}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -242,10 +213,9 @@ def test_code_in_a_checkpoint_is_not_run_without_being_asked_for(tmp_path, monke
         from_pretrained(AutoModelForImageClassification, tmp_path, trust_remote_code=True)
 
 
-@pytest.mark.parametrize("granularity", ["channel", "network"])
-def test_with_another_head_and_without_one(granularity, tmp_path):
+def test_with_another_head_and_without_one(tmp_path):
     # BERT's record names bert.encoder... and the head's site; the base model has encoder... and no head.
-    model = operated(BY_NAME["bert"], granularity)
+    model = operated(BY_NAME["bert"])
     learned = raw_values(model)
     model.save_pretrained(tmp_path / "mlm")
     base = from_pretrained(transformers.BertModel, tmp_path / "mlm")
@@ -253,9 +223,8 @@ def test_with_another_head_and_without_one(granularity, tmp_path):
     classifier = from_pretrained(transformers.BertForSequenceClassification, tmp_path / "base")
     classifier.save_pretrained(tmp_path / "classifier")
     again = from_pretrained(transformers.BertForSequenceClassification, tmp_path / "classifier")
-    owners = 2 if granularity == "channel" else 1
-    body = [learned[f"bert.{name}"] for name in MLP_SITES[:owners]]
-    assert raw_values(base) == dict(zip(MLP_SITES[:owners], body, strict=True))
+    body = [learned[f"bert.{name}"] for name in MLP_SITES]
+    assert raw_values(base) == dict(zip(MLP_SITES, body, strict=True))
     for loaded in (classifier, again):
         assert raw_values(loaded) == {f"bert.{name}": value for name, value in zip(MLP_SITES, body, strict=False)}
     head = from_pretrained(transformers.BertForMaskedLM, tmp_path / "base")
@@ -263,7 +232,7 @@ def test_with_another_head_and_without_one(granularity, tmp_path):
 
 
 def test_an_encoder_alone_is_taken_from_an_encoder_decoder(tmp_path):
-    model = operated(BY_NAME["t5"], "channel")
+    model = operated(BY_NAME["t5"])
     model.save_pretrained(tmp_path)
     encoder = from_pretrained(transformers.T5EncoderModel, tmp_path)
     expected = {name: value for name, value in raw_values(model).items() if name.startswith("encoder.")}
@@ -302,10 +271,10 @@ def test_the_guarded_keys_say_what_they_said_once_the_record_is_gone(name):
 
 
 def test_a_family_without_a_key_is_warned_of(caplog):
-    operated(BY_NAME["mpt"], "channel")
+    operated(BY_NAME["mpt"])
     assert "MptConfig has no key for its activations: a process that has not imported hf_lgelu" in caplog.text
     caplog.clear()
-    operated(BY_NAME["bert"], "channel")
+    operated(BY_NAME["bert"])
     assert "no key" not in caplog.text
 
 
@@ -316,14 +285,14 @@ def edited(folder, edit):
 
 
 def test_a_record_that_names_what_is_no_activation_is_refused(tmp_path):
-    operated(BY_NAME["bert"], "channel").save_pretrained(tmp_path)
+    operated(BY_NAME["bert"]).save_pretrained(tmp_path)
     edited(tmp_path, lambda record: record[0].update(site="bert.encoder.layer.0.output.dense"))
     with pytest.raises(ValueError, match=r"bert\.encoder\.layer\.0\.output\.dense.* has Linear there"):
         from_pretrained(BY_NAME["bert"].model_class, tmp_path)
 
 
 def test_a_record_that_is_none_is_refused(tmp_path):
-    operated(BY_NAME["bert"], "channel").save_pretrained(tmp_path)
+    operated(BY_NAME["bert"]).save_pretrained(tmp_path)
     edited(tmp_path, lambda record: record[1].pop("site"))
     with pytest.raises(ValueError, match="is no record of λ-GELU sites"):
         from_pretrained(BY_NAME["bert"].model_class, tmp_path)
@@ -356,7 +325,7 @@ def test_sites_taken_one_by_one_end_in_the_key():
 
 def test_going_back_to_one_hardness_per_layer_forgets_the_record(tmp_path):
     family = BY_NAME["bert"]
-    model = operated(family, "channel")
+    model = operated(family)
     replace_activations(model, kinds=("lambda_gelu",))
     assert not hasattr(model.config, "lambda_gelu")
     learn(model).save_pretrained(tmp_path)
@@ -364,10 +333,9 @@ def test_going_back_to_one_hardness_per_layer_forgets_the_record(tmp_path):
     assert raw_values(loaded) == raw_values(model)
 
 
-@pytest.mark.parametrize("granularity", ["channel", "neuron", "network"])
-def test_substitution_forgets_the_record_and_plain_loading_works(granularity, tmp_path):
+def test_substitution_forgets_the_record_and_plain_loading_works(tmp_path):
     family = BY_NAME["bart"]
-    model = operated(family, granularity)
+    model = operated(family)
     substitute_relu(model)
     model.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
@@ -442,14 +410,6 @@ def test_a_record_in_a_sub_config_is_forgotten_on_substitution(composite, tmp_pa
     assert "lambda_gelu" not in json.dumps(saved)
 
 
-def test_surgery_on_the_whole_takes_over_the_record_of_a_part(composite, tmp_path):
-    replace_activations(composite, kinds=("lambda_gelu",), granularity="network")
-    learn(composite).save_pretrained(tmp_path)
-    loaded = from_pretrained(transformers.EncoderDecoderModel, tmp_path)
-    assert raw_values(loaded) == raw_values(composite)
-    assert len(raw_values(loaded)) == 1
-
-
 def test_a_plain_module_repeats_the_surgery_and_loads_its_state(tmp_path):
     def make():
         torch.manual_seed(0)
@@ -474,13 +434,13 @@ def test_a_plain_module_repeats_the_surgery_and_loads_its_state(tmp_path):
 
 
 def test_hidden_states_are_still_recorded(tmp_path):
-    operated(BY_NAME["gpt2"], "channel").save_pretrained(tmp_path)
+    operated(BY_NAME["gpt2"]).save_pretrained(tmp_path)
     loaded = from_pretrained(BY_NAME["gpt2"].model_class, tmp_path)
     output = loaded(**BY_NAME["gpt2"].inputs(), output_hidden_states=True)
     assert len(output.hidden_states) == 3
 
 
-@pytest.mark.parametrize("granularity", ["layer", "channel", "network"])
+@pytest.mark.parametrize("granularity", ["layer", "channel"])
 def test_a_part_of_which_only_the_whole_config_tells_is_neither_saved_nor_loaded_alone(granularity, tmp_path):
     """The part's config is guarded and has no record, so no folder of it could be loaded."""
     if granularity == "layer":
@@ -493,7 +453,7 @@ def test_a_part_of_which_only_the_whole_config_tells_is_neither_saved_nor_loaded
         replace_activations(model)  # λ-gates of two forms, which is a record
         part = model.encoder
     else:
-        model = operated(BY_NAME["clip"], granularity)
+        model = operated(BY_NAME["clip"])
         part = model.vision_model
     with pytest.raises(RuntimeError, match=rf"{type(part).__name__} is a part of a network whose config alone rememb"):
         part.save_pretrained(tmp_path / "part")
@@ -548,11 +508,33 @@ def test_two_gates_of_one_activation_come_back_as_two(tmp_path):
         SharedAct.from_pretrained(tmp_path)
 
 
-def test_a_part_whose_hardness_is_elsewhere_is_refused(tmp_path):
-    model = operated(BY_NAME["bart"], "network", forward="relu")
+def test_one_gate_at_two_places_comes_back_as_one_and_not_in_a_part_without_its_first_place(tmp_path):
+    torch.manual_seed(0)
+    model = SharedAct(SharedActConfig()).eval()
+    replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4), init_hardness=3.0)
+    model.net[3] = model.net[1]
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is that of model\.encoder.* which BartForCausalLM has not"):
-        from_pretrained(transformers.BartForCausalLM, tmp_path)
+    loaded = from_pretrained(SharedAct, tmp_path).eval()
+    x = torch.randn(16, 4)
+    assert loaded.net[1] is loaded.net[3]
+    assert torch.equal(loaded(x), model(x))
+    part = SharedAct(SharedActConfig())
+    part.net[1] = nn.Identity()
+    record = [{"site": "net.3", "shared_with": "net.1"}]
+    with pytest.raises(ValueError, match=r"net\.3 is that of net\.1, which SharedAct has not"):
+        _repeat_surgery(part, record)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        [{"site": "net.1", "granularity": "layer", "raw_shape": [1], "forward": "relu"}],
+        [{"site": "net.1", "raw_shape": [1]}, {"site": "net.3", "shared_with": "net.1", "gate": "lambda_silu"}],
+    ],
+)
+def test_gates_of_0_2_0_that_are_no_more_are_named(record):
+    with pytest.raises(ValueError, match="this version of hf_lgelu has no more"):
+        _repeat_surgery(SharedAct(SharedActConfig()), record)
 
 
 @pytest.mark.parametrize("granularity", ["layer", "channel"])

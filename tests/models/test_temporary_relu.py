@@ -5,7 +5,7 @@ import torch
 from families import BY_NAME
 from torch import nn
 
-from hf_lgelu import LambdaGELU, find_smooth_calls, replace_activations, temporary_relu
+from hf_lgelu import LambdaGELU, find_smooth_calls, temporary_relu
 
 BERT = BY_NAME["bert"]
 
@@ -73,17 +73,6 @@ def test_one_module_at_several_places_is_put_back_at_each():
         assert [type(m) for m in model] == [nn.ReLU, nn.Linear, nn.ReLU]
     assert model[0] is gelu
     assert model[2] is gelu
-
-
-def test_network_granularity_is_given_back_with_its_sharing():
-    model = nn.Sequential(nn.GELU(), nn.Linear(2, 2), nn.GELU())
-    replace_activations(model, granularity="network")
-    owner, shared = model[0], model[2]
-    with temporary_relu(model):
-        assert [type(m) for m in model] == [nn.ReLU, nn.Linear, nn.ReLU]
-    assert model[0] is owner
-    assert model[2] is shared
-    assert shared.owner is owner
 
 
 def test_what_is_computed_inside_is_relu_of_the_same_weights():

@@ -137,12 +137,12 @@ def test_a_training_that_stops_with_soft_gates_says_so(tmp_path, said, epochs, s
 
 
 def test_the_soft_gates_are_told_by_their_smallest_hardness(tmp_path, said):
-    """Of [3, 400, …] the mean would be hard; λ-SiLU at 90 is soft where λ-GELU at 85 is hard; ReLU forward is hard."""
+    """Of [3, 400, …] the mean would be hard; λ-SiLU at 90 is soft where λ-GELU at 85 is hard."""
     model = MLPForClassification(MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2, hidden_act="gelu"))
     replace_activations(model, granularity="channel", inputs=torch.randn(2, 4), include=lambda name: ".0." in name)
-    replace_activations(model, forward="relu")
+    replace_activations(model)
     model.layers[0].activation.hardness_override.copy_(torch.tensor([3.0, *[400.0] * 7]))
-    model.layers[1].activation.hardness_override.fill_(2.0)
+    model.layers[1].activation.hardness_override.fill_(300.0)
     assert smallest_soft_hardness(model) == 3.0
     HardeningCallback()._tell_soft(TrainerState(), model)
     (told,) = {text for text in said() if "the gates are still soft" in text}

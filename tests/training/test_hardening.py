@@ -74,7 +74,7 @@ def test_progress_0_is_the_learned_hardness(model):
     assert hardness_values(model) == pytest.approx(learned, rel=FLOAT32)
 
 
-@pytest.mark.parametrize("granularity", ["channel", "neuron", "network"])
+@pytest.mark.parametrize("granularity", ["layer", "channel"])
 def test_every_granularity_anneals_elementwise(granularity):
     model = tiny_model("gelu")
     inputs = batch(rows(4))["features"]
@@ -88,7 +88,7 @@ def test_every_granularity_anneals_elementwise(granularity):
         raw, hard = module.raw_hardness.flatten().tolist(), module.hardness.flatten().tolist()
         start = [hardness(value, module.temperature.item()) for value in raw]
         assert hard == pytest.approx([float((value * target()) ** 0.5) for value in start], rel=FLOAT32)
-        assert len(set(hard)) == len(hard) == (1 if granularity == "network" else 8)
+        assert len(set(hard)) == len(hard) == (1 if granularity == "layer" else 8)
     anneal_hardness(model, 1.0)
     assert all((module.hardness == torch.tensor(TARGET)).all() for module in model.activations)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_lgelu import anneal_hardness, hardness_profile, is_hardened, layer_targets
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.activation.module import GATE_MODULES, SharedLambdaGate
+from hf_lgelu.activation.module import GATE_MODULES
 
 STEPS = {
     "lambda_gelu": mpmath.ncdf,
@@ -79,13 +79,10 @@ def exact_error(gate, hardness, deviation):
     return float(2 * mpmath.quad(density, [0, 1, 2, 4, 8, 16, 32]))
 
 
-@pytest.mark.parametrize(
-    ("gate", "granularity", "shape"),
-    [(gate, "channel", (3, 1)) if gate != "lambda_gelu" else (gate, "neuron", (3, 5)) for gate in GATES],
-)
-def test_each_channel_and_neuron_has_its_own(gate, granularity, shape):
+@pytest.mark.parametrize(("gate", "shape"), [(gate, (3, 1) if gate != "lambda_gelu" else (3, 5)) for gate in GATES])
+def test_each_channel_and_element_has_its_own(gate, shape):
     deviations = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
-    gate_module = GATE_MODULES[gate](granularity=granularity, raw_shape=shape)
+    gate_module = GATE_MODULES[gate](raw_shape=shape)
     model = nn.Sequential(nn.Identity(), gate_module)
     z = deviations[:, None] * normal(900_000, mean=0.0, deviation=1.0).view(-1, 3, 5)
     targets = layer_targets(model, [z[:20_000], z[20_000:]], tolerance=0.01)["1"]
@@ -94,7 +91,7 @@ def test_each_channel_and_neuron_has_its_own(gate, granularity, shape):
     allowed = 1e-4 * (deviations.square() / 2).mean().item()
     for deviation, row in zip(deviations.tolist(), targets.tolist(), strict=True):
         error = exact_error(gate, row[0], deviation)
-        assert error == pytest.approx(allowed, rel=0.03 if granularity == "channel" else 0.1)
+        assert error == pytest.approx(allowed, rel=0.03 if shape == (3, 1) else 0.1)
         assert row == pytest.approx([row[0]] * len(row), rel=0.05)
     anneal_hardness(model, 1.0, target_hardness={"1": targets})
     torch.testing.assert_close(gate_module.hardness.double(), targets, rtol=1e-6, atol=0)
@@ -111,7 +108,7 @@ def test_each_channel_and_neuron_has_its_own(gate, granularity, shape):
 
 def test_a_channel_that_is_far_from_0_needs_no_hardness():
     """Where the density near 0 says nothing, the error itself does."""
-    module = GATE_MODULES["lambda_gelu"](granularity="channel", raw_shape=(2,))
+    module = GATE_MODULES["lambda_gelu"](raw_shape=(2,))
     z = torch.stack([torch.linspace(-9.0, -8.0, 1000), torch.linspace(0.5, 0.6, 1000)], dim=1).double()
     dead, alive = layer_targets(module, z, tolerance=0.01)[""].tolist()
     assert dead == pytest.approx(1.05, rel=1e-9)
@@ -125,7 +122,7 @@ def test_a_channel_that_is_far_from_0_needs_no_hardness():
 
 def test_sites_that_share_a_hardness_count_together():
     owner = GATE_MODULES["lambda_gelu"]()
-    model = nn.Sequential(owner, SharedLambdaGate(owner))
+    model = nn.Sequential(owner, owner)
     z = normal(50_000)
     (target,) = layer_targets(model, z).values()
     alone = GATE_MODULES["lambda_gelu"]()
@@ -158,7 +155,7 @@ class Tokens(nn.Module):
         return self.act(self.embedding(input_ids))
 
 
-@pytest.mark.parametrize("options", [{}, {"granularity": "channel", "raw_shape": (8,)}], ids=["layer", "channel"])
+@pytest.mark.parametrize("options", [{}, {"raw_shape": (8,)}], ids=["layer", "channel"])
 def test_padding_does_not_count(options):
     torch.manual_seed(0)
     model = Tokens(**options)

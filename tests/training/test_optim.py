@@ -80,18 +80,6 @@ def test_defaults_are_the_papers_multiplier_and_no_decay():
     assert groups[2]["lr"] == pytest.approx(0.9)
 
 
-def test_shared_hardness_is_in_the_group_once():
-    model = tiny_model("gelu", num_hidden_layers=3)
-    replace_activations(model, granularity="network", rewrite_config=False)
-    *others, hardness = hardness_parameter_groups(model, 0.1)
-    assert len(hardness["params"]) == 1
-    assert hardness["params"][0] is model.activations[0].raw_hardness is model.activations[2].raw_hardness
-    assert sum(len(group["params"]) for group in others) == 10  # 4 linears with bias, 1 norm with bias
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    separate_hardness_group(optimizer, model)
-    assert [len(group["params"]) for group in optimizer.param_groups] == [10, 1]
-
-
 def test_frozen_parameters_are_left_out():
     model = tiny_model()
     model.classifier.requires_grad_(False)
@@ -122,7 +110,7 @@ def test_muon_takes_no_map_of_hardness_for_a_matrix(way):
     inputs = torch.randn(5, 3, 6, 6)
     before_surgery = Muon(model.parameters(), lr=0.01)
     replace_activations(
-        model, granularity="neuron", inputs=inputs, optimizer=before_surgery if way == "surgery" else None
+        model, granularity="channel", inputs=inputs, optimizer=before_surgery if way == "surgery" else None
     )
     optimizer = before_surgery
     if way == "groups":

@@ -122,7 +122,7 @@ def test_lbfgs_takes_no_group_beside_its_one():
 
 
 def test_muon_takes_no_hardness_of_two_axes_for_a_matrix():
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), LambdaGELU(granularity="channel", raw_shape=(4, 1)))
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), LambdaGELU(raw_shape=(4, 1)))
     optimizer = torch.optim.Muon(model.parameters())
     with pytest.raises(RuntimeError, match="Muon takes matrices alone"):
         separate_hardness_group(optimizer, model)

@@ -1,7 +1,5 @@
 """Hardening a model whose s FSDP2 has sharded, in a group of one process."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +8,6 @@ from tiny_training import FEATURES, tiny_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, distribute_module
-from two_processes import run_in_two_processes
 
 from hf_lgelu import (
     HardnessLogCallback,
@@ -85,11 +82,6 @@ def test_buffers_that_tensor_parallelism_has_distributed_are_annealed_and_releas
     assert list(hardness_profile(model).values()) == pytest.approx(wanted, rel=1e-6)
     release_hardness(model)
     assert list(hardness_profile(model).values()) == pytest.approx(start, rel=1e-6)
-
-
-def test_gates_that_share_a_hardness_learn_it_across_units(tmp_path):
-    """One gate's unit has gathered s for its own forward, and the others read it outside."""
-    run_in_two_processes(Path(__file__).parent / "shared_hardness_run.py", tmp_path)
 
 
 def logged(model):

@@ -25,10 +25,10 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.analysis.pruning.zeros import checked_batches
 from hf_lgelu.export.folding.checked_change import change_keeping_outputs
 from hf_lgelu.export.folding.plan import plan_scaling
+from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.comparison import allowed_rounding
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import Inputs, forward_pre_hooks, run_example
-from hf_lgelu.models.input_shapes import site_input_shapes
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.own_memory import require_own_memory

@@ -44,7 +44,7 @@ def bound_swap(model: nn.Module, inputs: Tensor, *, every_input: bool) -> tuple[
     network = independent_copy(model).double().eval()
     flow = _SwapError(network, every_input)
     for site in find_sites(network, LEARNED_KINDS):
-        site.put(nn.ReLU() if site.module.forward_mode == "relu" else _Gate(flow, site.module))
+        site.put(_Gate(flow, site.module))
     inputs = inputs.detach().to(next(network.parameters(), inputs).device)
     inputs = flow.start(inputs.double().clone())
     with flow.watching():

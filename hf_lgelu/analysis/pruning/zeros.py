@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hf_lgelu.models.channel_axes import ChannelAxes, axis_not_told
+from hf_lgelu.models.channels import ChannelAxes, axis_not_told
 from hf_lgelu.models.example_run import Inputs, forward_hooks, keeping_buffers, require_plain, run_example
 from hf_lgelu.models.sites import checked_module, is_activation, kind_of
 

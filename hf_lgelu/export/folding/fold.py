@@ -89,7 +89,7 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
 
     The plain one is what λ = 1 is: `nn.GELU` (erf) for λ-GELU, its tanh form, `nn.SiLU`.
 
-    Changes `model` in place; hooks of a gate stay where it was. One λ per site (granularity "layer", "network") goes
+    Changes `model` in place; hooks of a gate stay where it was. One λ per site (granularity "layer") goes
     through reshapes, pooling and products with other tensors (gated units); a λ per channel where the channels can be
     followed to both layers. λ is folded as it is now, a hardening override included. New weights are computed in
     float64 and rounded once to their own dtype.
@@ -121,7 +121,6 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
     require_lambda_gelu(model)
     require_values_here(model.named_modules())
     sites = find_sites(model, LEARNED_KINDS)
-    _refuse_relu_forward(sites)
     if not sites:
         raise ValueError("the model is a single λ-GELU with no layer to fold λ into; give the model that contains it")
     plan = plan_fold(model, sites, trace_sites(model, sites, inputs))
@@ -137,15 +136,6 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
         ),
         plans.carry_out(),
     )
-
-
-def _refuse_relu_forward(sites: Sequence[ActivationSite]) -> None:
-    relus = [site.name for site in sites if site.module.forward_mode == "relu"]
-    if relus:
-        raise ValueError(
-            f"{', '.join(relus)} computes ReLU (forward='relu') and λ only its gradient, so there is no λ to fold; "
-            "substitute_relu(model) makes it plain"
-        )
 
 
 _PLAIN_MODULES: dict[str, Callable[[], nn.Module]] = {

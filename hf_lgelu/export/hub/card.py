@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.constants import REPOCARD_NAME
 
-from hf_lgelu.activation.gates import ACTIVATION_NAMES, DEFAULT_GATE, Gate, check_gate
+from hf_lgelu.activation.gates import DEFAULT_GATE, Gate, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.card_facts import CardData, CardFacts, CardScores
@@ -50,9 +50,8 @@ def render_card(
         repo_id: on the Hub, "user/name".
 
     Raises:
-        ValueError: an unknown `export`, facts without hardness or checkpoint, gates that are none or whose λ cannot
-            be in the weights (`forward="relu"`, "gelu"), a licence or repository that is not named as the Hub names it,
-            or the card would show an access token.
+        ValueError: an unknown `export`, facts without hardness or checkpoint, gates that are none, a
+            licence or repository that is not named as the Hub names it, or the card would show an access token.
     """
     if not isinstance(facts, CardFacts):
         raise TypeError(f"facts must be CardFacts, got {type(facts).__name__}")
@@ -62,11 +61,6 @@ def render_card(
         raise ValueError(
             "a card describes a network that was trained with λ-GELU: its facts need hardness (the report of "
             "export_relu, or smallest_by_site) and checkpoint (write_card reads it from the folder)"
-        )
-    if export == "gelu" and (relus := _relu_forward(facts)):
-        raise ValueError(
-            f"{', '.join(relus)} computes ReLU (forward='relu'), so that no λ is folded into the weights; the card of "
-            "such a network is that of export='relu' or 'lambda_gelu'"
         )
     if any("```" in lines for lines in facts.loading_code.values()):
         raise ValueError("loading_code must be Python alone: ``` would end its block on the card")
@@ -191,9 +185,6 @@ def _summary(facts: CardFacts, checkpoint: CheckpointFacts, export: str) -> str:
     ended = f"Its {len(facts.hardness)} gates ended at {span}{' after hardening' if facts.hardened else ''}."
     learned, unlearned = _gate_labels(facts)
     what = _EXPORTS[export].format(learned=learned, plain=unlearned)
-    if export == "lambda_gelu" and (relus := _relu_forward(facts)):
-        of_some = "" if len(relus) == len(facts.hardness) else f" of {len(relus)} of them"
-        what += f" The forward pass{of_some} is ReLU, with λ in the gradients alone."
     return f"A network of class {code(checkpoint.model_class)}{where}. {what} {ended}"
 
 
@@ -232,47 +223,30 @@ def _substitution(facts: CardFacts, export: str) -> str:
     return "\n\n".join(parts)
 
 
-def _row_and_forward(facts: CardFacts, site: str) -> tuple[Gate, str]:
+def _row(facts: CardFacts, site: str) -> Gate:
     """Of a λ-gate. Raises ValueError for a name that no gate has."""
-    name = facts.gates.get(site, DEFAULT_GATE)
-    gate, forward = ACTIVATION_NAMES.get(name, (name, "gate"))
-    return check_gate(gate), forward
+    return check_gate(facts.gates.get(site, DEFAULT_GATE))
 
 
 def _gate_rows(facts: CardFacts) -> list[Gate]:
     """Of its λ-gates, each once."""
-    return list({row.name: row for row, _ in (_row_and_forward(facts, site) for site in facts.hardness)}.values())
-
-
-def _relu_forward(facts: CardFacts) -> list[str]:
-    """The λ-gates whose forward pass is ReLU, which a swap does not change."""
-    return [site for site in facts.hardness if _row_and_forward(facts, site)[1] == "relu"]
+    return list({row.name: row for row in (_row(facts, site) for site in facts.hardness)}.values())
 
 
 def _swap_bound(facts: CardFacts, site: str) -> float:
-    """κ/λ of a gate, by its smallest λ; 0 where its forward pass is ReLU."""
-    row, forward = _row_and_forward(facts, site)
-    bound = swap_error_bound(facts.hardness[site], row.name)
-    return 0.0 if forward == "relu" else bound
+    """κ/λ of a gate, by its smallest λ."""
+    return swap_error_bound(facts.hardness[site], _row(facts, site).name)
 
 
 def _gate_note(facts: CardFacts) -> str:
     """What its gates are, and what their swap can change."""
     forms = "; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in _gate_rows(facts))
-    relus = _relu_forward(facts)
-    if len(relus) == len(facts.hardness):
-        return (
-            f"A gate computes ReLU, with the gradients of {forms}. Putting ReLU in its place changes nothing: "
-            "λ is in the gradients alone."
-        )
-    largest = max(_row_and_forward(facts, site)[0].swap_error for site in facts.hardness if site not in relus)
+    largest = max(_row(facts, site).swap_error for site in facts.hardness)
     note = (
         f"A gate is {forms}. Putting ReLU in its place changes what one unit gives by at most κ/λ, κ = {largest:.5f}."
     )
     if facts.mean_hardness:
         note += " Of a gate with several λ the smallest bounds that."
-    if relus:
-        note += " Where κ/λ is 0, the gate computes ReLU, and λ is in its gradients alone."
     return note
 
 
@@ -345,13 +319,11 @@ def _lgelu_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, wher
 
 def _limits(facts: CardFacts, export: str) -> str:
     lines = [plain(limit) for limit in facts.limits]
-    relus = _relu_forward(facts)
-    if export == "relu" or len(relus) == len(facts.hardness):
+    if export == "relu":
         lines.append("Only the gates are ReLU: softmax, normalization and other parts are what they were.")
         lines.append("Zeros of ReLU are no speed-up by themselves; none is claimed.")
     else:
-        smooth = f"{len(facts.hardness) - len(relus)} of {len(facts.hardness)} gates" if relus else "The gates"
-        lines.append(f"{smooth} are smooth: what needs a piecewise linear network does not apply to this one.")
+        lines.append("The gates are smooth: what needs a piecewise linear network does not apply to this one.")
     if facts.data is None:
         lines.append("There is no record of its training: what it was trained on is not known here.")
     return "\n".join(f"- {line}" for line in lines)

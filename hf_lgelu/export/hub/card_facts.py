@@ -92,8 +92,8 @@ class CardFacts:
     Args:
         hardness: {gate: λ} at the end of training, of a gate with several the smallest, which bounds its swap
             (`hf_lgelu.models.profile.smallest_by_site`, or `ReLUExport.hardness`).
-        gates: {gate: its name in a config} (`hf_lgelu.models.profile.gate_names`), such as "lambda_silu" or
-            "lambda_gelu_relu", whose forward pass is ReLU; λ-GELU where it is left out.
+        gates: {gate: its name in a config} (`hf_lgelu.models.profile.gate_names`), such as "lambda_silu";
+            λ-GELU where it is left out.
         mean_hardness: {gate: mean λ} of the gates with several λ (`hf_lgelu.models.profile.mean_of_several`).
         name: the card's title without its last part, which is the form of the export.
         trained_on: completes the sentence "A network of class X, trained on …".

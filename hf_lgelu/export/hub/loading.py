@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub.constants import CONFIG_NAME
 
-from hf_lgelu.activation.gates import ACTIVATION_NAMES, DEFAULT_GATE
+from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.files import whole_file
 from hf_lgelu.models import mlp
@@ -201,7 +201,7 @@ def attach_model_code(folder: str | os.PathLike) -> Path:
             f"{folder} holds a model of type {config.get('model_type')!r}; only {mlp.MLPConfig.model_type!r} has code "
             "to carry, the others are in transformers or timm"
         )
-    if config["hidden_act"] in ACTIVATION_NAMES:
+    if config["hidden_act"] in GATES:
         raise ValueError(
             f"{folder} has hidden_act {config['hidden_act']!r}, which is built by hf_lgelu; export the model with "
             "export_relu or export_gelu first"

@@ -11,7 +11,7 @@ import torch
 from transformers import HfArgumentParser, TrainingArguments
 
 from hf_lgelu import LambdaGELUTrainingArguments
-from hf_lgelu.activation.hardness import GRANULARITIES
+from hf_lgelu.models.surgery import GRANULARITIES
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS, check_benchmark
@@ -36,10 +36,7 @@ class RunArguments:
     benchmark: str = field(metadata={"help": f"What to train: {', '.join(BENCHMARKS)}.", "choices": list(BENCHMARKS)})
     activation: str = field(
         default="lambda_gelu",
-        metadata={
-            "help": "gelu, relu, lambda_gelu, lambda_silu, lambda_gelu_relu (ReLU with λ-GELU's gradients) or any "
-            "other activation name of transformers."
-        },
+        metadata={"help": "gelu, relu, lambda_gelu, lambda_silu or any other activation name of transformers."},
     )
     init_mode: str = field(
         default="uniform",

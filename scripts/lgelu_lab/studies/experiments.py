@@ -62,8 +62,6 @@ class Study:
 
 GATE_OPTIONS: dict[tuple[str, str], str] = {
     ("granularity", "channel"): "channel",
-    ("granularity", "neuron"): "neuron",
-    ("granularity", "network"): "network",
     ("hardening_switch", "plateau"): "plateau",
     ("hardening_rate", "tolerance"): "tolerance",
     ("target_hardness", "measured"): "measured",
@@ -108,14 +106,13 @@ _PLATEAU: Configuration = {"hardening_switch": "plateau", "switch_fraction": 0.5
 def _gates(benchmark: str) -> list[Configuration]:
     """The smooth network first, whose weights are kept to be converted, and the paper's hardening fourth.
 
-    Every one is trained for as long. A λ per neuron is not among them: where units have no positions in space, it is
-    one per channel.
+    Every one is trained for as long.
     """
     smooth, gate = _SMOOTH_GATES.get(benchmark, ("gelu", "lambda_gelu"))
     hardened = {**_HARDENED, "activation": gate}
     options: tuple[Configuration, ...] = (
         _PLATEAU,
-        *({option: value} for option, value in GATE_OPTIONS if value not in ("plateau", "neuron")),
+        *({option: value} for option, value in GATE_OPTIONS if value != "plateau"),
     )
     others = [_OTHER_GATES[benchmark]] if benchmark in _OTHER_GATES else []
     return [
@@ -124,7 +121,6 @@ def _gates(benchmark: str) -> list[Configuration]:
         {"activation": smooth, "relufication": True},
         hardened,
         *({**hardened, **option} for option in options),
-        *({**hardened, "activation": f"{gate}_relu", "harden": annealed} for annealed in (True, False)),
         *({**hardened, "activation": other} for other in others),
     ]
 

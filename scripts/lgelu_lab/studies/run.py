@@ -36,7 +36,7 @@ from hf_lgelu import (
     save_card_facts,
     substitute_relu,
 )
-from hf_lgelu.activation.gates import ACTIVATION_NAMES, GATES
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.environment import hardware
 from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
 from hf_lgelu.extras import require
@@ -118,7 +118,7 @@ def train_and_record(
         training.dataloader_pin_memory = False  # the rows are there already
     set_seed(training.seed)
     model = build_model(run, benchmark, data, options)
-    initial_hardness = hardness_profile(model) if run.activation in ACTIVATION_NAMES else {}
+    initial_hardness = hardness_profile(model) if run.activation in GATES else {}
     trainer = _build_trainer(run, training, benchmark, data, model)
     try:
         trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
@@ -145,12 +145,11 @@ def build_model(run: RunArguments, benchmark: Benchmark, data: BenchmarkData, op
     if run.granularity == "layer":
         model = benchmark.build_model(run.activation, data, options)
     else:  # which no activation string says
-        gate, forward = ACTIVATION_NAMES[run.activation]
-        model = benchmark.build_model(GATES[gate].plain_names[0], data, options)
-        replace_activations(model, gate=gate, forward=forward, granularity=run.granularity, inputs=inputs)
+        model = benchmark.build_model(GATES[run.activation].plain_names[0], data, options)
+        replace_activations(model, gate=run.activation, granularity=run.granularity, inputs=inputs)
     if run.channels_last:
         model.to(memory_format=torch.channels_last)
-    if run.activation in ACTIVATION_NAMES:
+    if run.activation in GATES:
         initialize_hardness(
             model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature, inputs=inputs
         )
@@ -164,7 +163,7 @@ def _build_trainer(
     data: BenchmarkData,
     model: PreTrainedModel,
 ) -> LambdaGELUTrainer:
-    training.require_lambda_gelu = run.activation in ACTIVATION_NAMES
+    training.require_lambda_gelu = run.activation in GATES
     augmentation = [AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else []
     trainer = LambdaGELUTrainer(
         model=model,
@@ -305,10 +304,8 @@ def _is_not_finite(value: object) -> bool:
 
 
 def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
-    if training.harden and run.activation not in ACTIVATION_NAMES:
-        raise ValueError(
-            f"only {', '.join(ACTIVATION_NAMES)} harden, got activation {run.activation!r} with harden=True"
-        )
+    if training.harden and run.activation not in GATES:
+        raise ValueError(f"only {', '.join(GATES)} harden, got activation {run.activation!r} with harden=True")
     _check_timm_optimizer(run, training)
     refuse_data_parallel(training)
     if training.dataloader_persistent_workers:
@@ -316,9 +313,9 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
             "dataloader_persistent_workers keeps the rows that its workers began with: every epoch would have the "
             "crops and flips of the first. Leave it out"
         )
-    if run.granularity != "layer" and run.activation not in ACTIVATION_NAMES:
+    if run.granularity != "layer" and run.activation not in GATES:
         raise ValueError(
-            f"granularity is of {', '.join(ACTIVATION_NAMES)}, got activation {run.activation!r} with granularity "
+            f"granularity is of {', '.join(GATES)}, got activation {run.activation!r} with granularity "
             f"{run.granularity!r}; leave it out"
         )
     if training.eval_strategy == "no":
@@ -378,7 +375,7 @@ def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
     configuration = {
         "activation": run.activation, "harden": training.harden, "relufication": training.relufication,
     }  # fmt: skip
-    if run.activation in ACTIVATION_NAMES:
+    if run.activation in GATES:
         configuration |= {"init_mode": run.init_mode, "granularity": run.granularity}
     if training.harden:
         configuration |= {name: getattr(training, name) for name in _HARDENING}
@@ -478,7 +475,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
         values |= {"optim": run.timm_optimizer} | dict.fromkeys(_ADAM_DEFAULTS)  # whose own are not transformers'
     if training.harden:
         tolerance = {} if training.tolerance is None else {"tolerance": training.tolerance}
-        gate = {"gate": ACTIVATION_NAMES[run.activation][0]} if run.activation in ACTIVATION_NAMES else {}
+        gate = {"gate": run.activation} if run.activation in GATES else {}
         values["target_hardness"] = training.target_hardness or hardness_for_tolerance(**tolerance, **gate)
         values["hardening_switch"], values["hardening_rate"] = training.hardening_switch, training.hardening_rate
         if training.hardening_switch == "plateau":

@@ -1,0 +1,126 @@
+"""Which axis of a tensor counts channels, and the shape of what reaches each activation: seen in one forward pass.
+
+The channels of a linear layer's output lie on the last axis, those of a convolution's or batch norm's on axis 1.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.conv import _ConvNd
+from transformers.pytorch_utils import Conv1D
+
+from hf_lgelu.models.example_run import Inputs, forward_hooks, forward_pre_hooks, run_example
+from hf_lgelu.models.sites import ActivationSite
+
+_CHANNELS_FIRST = (_ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+_CHANNELS_LAST = (nn.Linear, Conv1D, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
+
+
+def axis_not_told(name: str, shape: tuple[int, ...], counted: str) -> str:
+    """What is said where the axis that counts `counted` is None; what to do then is the caller's."""
+    return (
+        f"{name}: which axis of its input, of shape {shape}, counts {counted} cannot be told. It is axis 1 of a "
+        f"convolution's output and the last of a linear layer's, and the input of {name} is like neither"
+    )
+
+
+class ChannelAxes:
+    """Knows the channel axis of the tensors of a forward pass inside `watching`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = [module for module in model.modules() if isinstance(module, _CHANNELS_FIRST + _CHANNELS_LAST)]
+        self._in_memory: dict[StorageWeakRef, tuple[tuple[int, ...], int]] = {}  # weak: no activation outlives its use
+        self._last: dict[int, tuple[tuple[int, ...], int]] = {}  # rank → (shape, axis) of the layer that ran last
+
+    def of(self, tensor: Tensor) -> int | None:
+        """The axis of `tensor` that counts channels, from 0: as `followed`, and of one or two axes the last."""
+        found = self.followed(tensor)
+        return tensor.dim() - 1 if found is None and 0 < tensor.dim() <= 2 else found
+
+    def followed(self, tensor: Tensor) -> int | None:
+        """That of the layer whose output, or a slice of it, `tensor` is; else of the last layer before of as many axes.
+
+        The latter counts where that layer has as many channels, and of three axes the same shape: sums, norms and
+        pooling stand between. None where neither tells, as behind a transposition that leaves the shape as it was.
+        """
+        if (key := _storage(tensor)) in self._in_memory:
+            strides, axis = self._in_memory[key]
+            if strides == tensor.stride():
+                return axis
+        shape, axis = self._last.get(tensor.dim(), ((), 0))
+        if tensor.dim() == 3:  # tokens and sounds: what is transposed has the same rank and size
+            return axis if shape == tensor.shape and shape[1] != shape[2] else None
+        return axis if shape and shape[axis] == tensor.shape[axis] else None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the forward pass that is made inside."""
+        with forward_hooks(self._layers, self._see):
+            yield
+
+    def _see(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) and output else output
+        if not isinstance(output, Tensor) or not output.dim():
+            return
+        axis = output.dim() - 1 if isinstance(module, _CHANNELS_LAST) else 1
+        if isinstance(module, _ConvNd):
+            axis = output.dim() - len(module.kernel_size) - 1  # 0 of one picture without an axis of rows
+        self._in_memory[_storage(output)] = output.stride(), axis
+        self._last[output.dim()] = tuple(output.shape), axis
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def site_input_shapes(
+    model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs
+) -> dict[str, tuple[tuple[int, ...], int | None]]:
+    """{site name: (shape of its input, channel axis from 0, None where it is not known)}, seen in one forward pass.
+
+    Raises ValueError for a site that the example inputs never reach.
+    """
+    axes = ChannelAxes(model)
+    seen: dict[str, tuple[tuple[int, ...], int | None]] = {}
+
+    with one_module_per_site(model, sites) as names:
+
+        def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], Tensor):
+                seen.setdefault(names[id(module)], (tuple(args[0].shape), axes.of(args[0])))
+
+        gates = [module for module in model.modules() if id(module) in names]
+        with forward_pre_hooks(gates, look), axes.watching():
+            run_example(model, inputs)
+    missing = [site.name for site in sites if site.name not in seen]
+    if missing:
+        raise ValueError(f"the example inputs never reach {', '.join(missing)}; give inputs that run the whole model")
+    return seen
+
+
+@contextmanager
+def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> Iterator[dict[int, str]]:
+    """{id(module): site name}, with copies at those of `sites` whose module sits at several places of the model.
+
+    Inside, a hook on the module in place at a site (`site.parent.<attribute>`) sees that site's calls alone.
+    """
+    places = Counter(id(child) for module in model.modules() for child in module._modules.values())
+    names: dict[int, str] = {}
+    copies: list[nn.Module] = []
+    try:
+        for site in sites:
+            module = site.module
+            if places[id(module)] > 1:
+                module = copy.deepcopy(module)
+                copies.append(module)
+                site.put(module)
+            names[id(module)] = site.name
+        yield names
+    finally:
+        for site in sites:
+            site.put(site.module)
