@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hf_lgelu.activation.functional import lambda_silu as lambda_silu
     from hf_lgelu.activation.hardness import hardness_for_tolerance as hardness_for_tolerance
     from hf_lgelu.activation.hardness import swap_error_bound as swap_error_bound
-    from hf_lgelu.activation.kernels.choice import use_kernel as use_kernel
+    from hf_lgelu.activation.kernels import use_kernel as use_kernel
     from hf_lgelu.activation.module import LambdaGELU as LambdaGELU
     from hf_lgelu.activation.module import LambdaGELUTanh as LambdaGELUTanh
     from hf_lgelu.activation.module import LambdaSiLU as LambdaSiLU
@@ -150,7 +150,7 @@ _HOME = {
     "substitute_relu": "models.substitution",
     "swap_error_bound": "activation.hardness",
     "temporary_relu": "models.temporary_relu",
-    "use_kernel": "activation.kernels.choice",
+    "use_kernel": "activation.kernels",
     "verify_robustness": "analysis.verification.robustness",
     "write_card": "export.hub.card",
 }

@@ -23,7 +23,7 @@ from lgelu_lab.kernel_bench.training_steps import STEP_MODELS, check_step_models
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
-from hf_lgelu.activation.kernels.choice import KERNEL_VARIABLE, chosen_kernel
+from hf_lgelu.activation.kernels import KERNEL_VARIABLE, chosen_kernel
 
 ALLOCATORS = {
     "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"},

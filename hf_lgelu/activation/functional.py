@@ -6,9 +6,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import effective_hardness, is_number
-from hf_lgelu.activation.kernels.choice import choose_kernel
-from hf_lgelu.activation.kernels.eager import internal_dtype
-from hf_lgelu.activation.kernels.opaque import is_plain
+from hf_lgelu.activation.kernels import choose_kernel
+from hf_lgelu.activation.kernels.plain import internal_dtype, is_plain
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ACCEPTED_DTYPES = "float64, float32, float16 or bfloat16"

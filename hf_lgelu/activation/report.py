@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_lgelu.activation.gates import DEFAULT_GATE
-from hf_lgelu.activation.kernels import KERNELS
-from hf_lgelu.activation.kernels.choice import KERNEL_VARIABLE, chosen_kernel
+from hf_lgelu.activation.kernels import KERNEL_VARIABLE, KERNELS, chosen_kernel
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -11,7 +11,7 @@ from expectations import CLAMPED, assert_within, random, values_and_gradients
 from torch.nn import functional as F
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.activation.kernels import aten, chunked, eager
+from hf_lgelu.activation.kernels import aten, chunked, plain
 
 CHUNK = 64
 HARDNESSES = [1.0, 2.0, 20.0, 160.0]
@@ -188,7 +188,7 @@ def test_where_the_scaled_argument_overflows_the_value_is_relu(small_chunks, val
 
 
 @pytest.mark.parametrize("hardness_shape", [(1,), (12,)])
-@pytest.mark.parametrize("function", [aten.lambda_gate, eager.lambda_gate], ids=["aten", "eager"])
+@pytest.mark.parametrize("function", [aten.lambda_gate, plain.lambda_gate], ids=["aten", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_infinities_and_nan_are_those_of_gelu(function, dtype, hardness_shape):
     x = torch.tensor([INF, -INF, NAN, 3e38, -3e38, 1e20, -1e20, 1.0, -1.0, 1e-38, 1e-45, 0.0], dtype=dtype)
@@ -213,7 +213,7 @@ def test_a_hardness_whose_reciprocal_is_subnormal():
 
 
 @pytest.mark.parametrize("hardness_shape", [(1,), (4,)])
-@pytest.mark.parametrize("function", [aten.lambda_gate, eager.lambda_gate], ids=["aten", "eager"])
+@pytest.mark.parametrize("function", [aten.lambda_gate, plain.lambda_gate], ids=["aten", "eager"])
 def test_infinity_with_a_graph_of_the_gradient(function, hardness_shape):
     x = torch.tensor([INF, -INF, NAN, 1.0], requires_grad=True)
     y = function(x, torch.full(hardness_shape, 2.0))
@@ -241,7 +241,7 @@ def tail_errors(y, grad_x, x, hardness):
     return [float(((got.double() - want) / want).abs().max()) for got, want in zip((y, grad_x), wanted, strict=True)]
 
 
-@pytest.mark.parametrize("function", [aten.lambda_gate, eager.lambda_gate], ids=["aten", "eager"])
+@pytest.mark.parametrize("function", [aten.lambda_gate, plain.lambda_gate], ids=["aten", "eager"])
 @pytest.mark.parametrize("hardness", HARDNESSES)
 def test_the_lower_tail_is_no_worse_than_that_of_gelu(function, hardness):
     """Φ(u) = (1 + erf(u/√2))/2 loses digits for u in [−5, −2]: here as many as in nn.GELU, and no more."""

@@ -5,9 +5,7 @@ import torch
 from expectations import random
 
 import hf_lgelu
-from hf_lgelu.activation.kernels import KERNELS
-from hf_lgelu.activation.kernels.choice import choose_kernel
-from hf_lgelu.activation.kernels.kernel import Kernel
+from hf_lgelu.activation.kernels import KERNELS, Kernel, choose_kernel
 
 X, HARDNESS = random(8, seed=1), torch.tensor([2.0])
 

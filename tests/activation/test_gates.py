@@ -15,8 +15,7 @@ import hf_lgelu
 from hf_lgelu.activation.functional import lambda_gate
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import hardness_for_tolerance, swap_error_bound
-from hf_lgelu.activation.kernels import KERNELS, traced
-from hf_lgelu.activation.kernels.choice import choose_kernel
+from hf_lgelu.activation.kernels import KERNELS, choose_kernel, traced
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 
 HERE = [name for name, kernel in KERNELS.items() if kernel.refusal(torch.zeros(1), torch.ones(1)) is None]

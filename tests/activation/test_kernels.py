@@ -9,8 +9,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.functional import lambda_gelu
-from hf_lgelu.activation.kernels import KERNELS
-from hf_lgelu.activation.kernels.choice import choose_kernel
+from hf_lgelu.activation.kernels import KERNELS, choose_kernel
 
 HALVES = [torch.float16, torch.bfloat16]
 

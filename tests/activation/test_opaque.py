@@ -5,7 +5,7 @@ from expectations import assert_within, random
 from torch.nn import functional as F
 
 from hf_lgelu.activation.functional import lambda_gelu
-from hf_lgelu.activation.kernels.opaque import opaque_refusal
+from hf_lgelu.activation.kernels.plain import opaque_refusal
 
 
 def test_zeros_that_are_only_implied():

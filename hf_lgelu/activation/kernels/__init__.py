@@ -1,17 +1,79 @@
-"""The table of backends: one row per implementation of the λ-gates."""
+"""The table of backends, one row per implementation of the λ-gates, and which of them runs."""
 
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from hf_lgelu.activation.gates import DEFAULT_GATE
-from hf_lgelu.activation.kernels import aten, eager, traced
+from hf_lgelu.activation.kernels import aten, plain
 from hf_lgelu.activation.kernels.cpu import function as cpu
-from hf_lgelu.activation.kernels.kernel import Kernel
-from hf_lgelu.activation.kernels.triton import availability as triton_availability
-from hf_lgelu.activation.kernels.triton import function as triton_function
 
 
-def _never(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of (x, λ, gate) → x·G(λx), with first derivatives in x and λ.
+
+    Functions may rely on checked arguments: floating dtypes, a λ that broadcasts to x, a key of GATES.
+
+    Attributes:
+        name: key in KERNELS.
+        description: one line for a user.
+        function: (x, λ, gate) → x·G(λx).
+        refusal: (x, λ, gate) → why `function` cannot take this input here and now; None if it can.
+        learned: (x, s, t, override, gate) → x·G(λx) with λ = `effective_hardness(s, t, override)` formed inside,
+            differentiable in x and s, for an s of one element; None where that would save nothing.
+        unavailable: () → why no input at all can be taken on this machine; None if some can.
+    """
+
+    name: str
+    description: str
+    function: Callable[[Tensor, Tensor, str], Tensor]
+    refusal: Callable[[Tensor, Tensor, str], str | None]
+    learned: Callable[[Tensor, Tensor, Tensor, Tensor, str], Tensor] | None = None
+    unavailable: Callable[[], str | None] = lambda: None
+
+
+def _triton_failure() -> str | None:
+    """Why Triton cannot be had, or None. Asked for only where there is a device: others need not have it."""
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install triton; torch for CUDA on Linux brings it along)"
+    try:
+        from hf_lgelu.activation.kernels import triton as _
+    except ImportError as error:
+        return f"Triton cannot be imported ({error})"
     return None
+
+
+def _triton_unavailable() -> str | None:
+    if not torch.cuda.is_available():
+        return "it runs on CUDA and ROCm devices, and torch sees none here"
+    if (reason := _triton_failure()) is not None:
+        return reason
+    from hf_lgelu.activation.kernels import triton
+
+    return triton.device_failure(torch.cuda.current_device())
+
+
+def _triton_refusal(x: Tensor, hardness: Tensor, gate: str) -> str | None:
+    if not x.is_cuda:
+        return f"it runs on CUDA and ROCm devices, x is on {x.device}"
+    if (reason := _triton_failure()) is not None:
+        return reason
+    from hf_lgelu.activation.kernels import triton
+
+    return triton.input_refusal(x, hardness, gate) or triton.device_failure(x.device.index)
+
+
+def _triton(x: Tensor, *rest: Any) -> Tensor:
+    from hf_lgelu.activation.kernels import triton
+
+    return triton.lambda_gate(x, *rest) if len(rest) == 2 else triton.learned_lambda_gate(x, *rest)
 
 
 KERNELS: dict[str, Kernel] = {
@@ -27,17 +89,17 @@ KERNELS: dict[str, Kernel] = {
         ),
         Kernel(
             "triton",
-            "one fused Triton pass each way on CUDA and ROCm devices; saves only x; not yet measured on a GPU",
-            triton_function.lambda_gate,
-            triton_availability.refusal,
-            learned=triton_function.learned_lambda_gate,
-            unavailable=triton_availability.unavailable,
+            "one fused Triton pass each way on CUDA and ROCm devices, one λ; saves only x; not yet run on a GPU",
+            _triton,
+            _triton_refusal,
+            learned=_triton,
+            unavailable=_triton_unavailable,
         ),
         Kernel(
             "traced",
             "hand-written derivatives on operations that torch.compile fuses into one pass each way; saves only x",
-            traced.lambda_gate,
-            traced.refusal,
+            plain.traced_lambda_gate,
+            plain.traced_refusal,
         ),
         Kernel(
             "aten",
@@ -49,9 +111,84 @@ KERNELS: dict[str, Kernel] = {
         Kernel(
             "eager",
             "plain operations: the reference, and what an exported graph consists of",
-            eager.lambda_gate,
-            refusal=_never,
+            plain.lambda_gate,
+            lambda x, hardness, gate: None,
         ),
     )
 }
 """In order of preference: without a choice of the user's, the first that does not refuse is taken."""
+
+KERNEL_VARIABLE = "LGELU_KERNEL"
+"""Environment variable with the kernel to use, read once, when this module is imported."""
+
+
+def check_kernel(name: str | None, origin: str = "kernel") -> str | None:
+    """Return `name`, or raise if it is no row of KERNELS; None stands for the automatic choice."""
+    if name is not None and name not in KERNELS:
+        raise ValueError(
+            f"{origin} must be one of {', '.join(KERNELS)}, or unset for the automatic choice, got {name!r}"
+        )
+    return name
+
+
+# One name for the whole process, not for a thread: backward threads and DataParallel's would not see it, and
+# torch.compile guards on a plain global.
+_chosen: str | None = check_kernel(
+    os.environ.get(KERNEL_VARIABLE) or None, f"the environment variable {KERNEL_VARIABLE}"
+)
+
+
+def chosen_kernel() -> str | None:
+    """The kernel that `use_kernel` or the environment names; None if the choice is automatic."""
+    return _chosen
+
+
+class use_kernel:  # noqa: N801 -- a context manager, named like torch.no_grad
+    """Within it, the λ-gates are computed by the named kernel, in the whole process; None is the automatic choice.
+
+    >>> import torch, hf_lgelu
+    >>> with hf_lgelu.use_kernel("aten"):
+    ...     hf_lgelu.lambda_gelu(torch.tensor([0.0, 4.0]), 160.0)
+    tensor([0., 4.])
+
+    A kernel that cannot take an input then raises, where the automatic choice would take another.
+    It wins over the environment variable LGELU_KERNEL; the argument `kernel` of `lambda_gelu` wins over it.
+
+    Args:
+        name: a row of KERNELS, or None.
+
+    Raises:
+        ValueError: there is no such kernel.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self.name = check_kernel(name)
+        self._outer: list[str | None] = []
+
+    def __enter__(self) -> None:
+        global _chosen
+        self._outer.append(_chosen)
+        _chosen = self.name
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _chosen
+        _chosen = self._outer.pop()
+
+
+def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None, gate: str = DEFAULT_GATE) -> Kernel:
+    """The kernel `name`, else the one that the user chose, else the first row of KERNELS that takes input and gate.
+
+    Raises:
+        ValueError: there is no kernel `name`.
+        RuntimeError: the named kernel cannot take this input; the message says why.
+    """
+    name = _chosen if name is None else check_kernel(name)
+    if name is None:
+        # eager, the last, refuses nothing
+        return next(kernel for kernel in KERNELS.values() if kernel.refusal(x, hardness, gate) is None)
+    kernel = KERNELS[name]
+    if (reason := kernel.refusal(x, hardness, gate)) is not None:
+        raise RuntimeError(f"the kernel {name!r} was asked for and cannot be used here: {reason}")
+    return kernel

@@ -1,6 +1,6 @@
 """The λ-gates on torch operations, with hand-written derivatives that keep only x and λ for backward.
 
-Autograd through the plain form of `eager` would keep four more tensors of x's size. On the CPU one λ for all of x goes
+Autograd through the plain form of `plain` would keep four more tensors of x's size. On the CPU one λ for all of x goes
 through `chunked`; everything else takes formulas over whole tensors. Those are differentiable, so higher orders,
 forward mode and `torch.func` work.
 """
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES, Gate
 from hf_lgelu.activation.hardness import effective_hardness, hardness_rate
-from hf_lgelu.activation.kernels import chunked, eager
-from hf_lgelu.activation.kernels.opaque import is_followed, is_plain, is_visible_backward, opaque_refusal
+from hf_lgelu.activation.kernels import chunked, plain
+from hf_lgelu.activation.kernels.plain import is_followed, is_plain, is_visible_backward, opaque_refusal
 
 
 class _WholeFunction(torch.autograd.Function):
@@ -41,9 +41,9 @@ class _WholeFunction(torch.autograd.Function):
     def jvp(ctx: Any, x_tangent: Tensor | None, hardness_tangent: Tensor | None, _: None) -> Tensor:
         x, hardness = ctx.saved_tensors
         gate = GATES[ctx.gate]
-        dtype = eager.internal_dtype(x)
+        dtype = plain.internal_dtype(x)
         wide_hardness = hardness.to(dtype)
-        v = eager.gate_argument(x.to(dtype), wide_hardness, gate)
+        v = plain.gate_argument(x.to(dtype), wide_hardness, gate)
         tangent = torch.zeros_like(v)
         if x_tangent is not None:
             tangent = tangent + x_tangent.to(dtype) * _slope(v, x, gate)
@@ -122,12 +122,12 @@ def gradients(
         Gradients of the shapes and dtypes of `x` and `hardness`, NaN where x is infinite or NaN.
     """
     row = GATES[gate]
-    dtype = eager.internal_dtype(x)
+    dtype = plain.internal_dtype(x)
     wide_hardness = hardness.to(dtype)
     # Nothing is written into a plain tensor where a subclass comes in: the subclass would be lost.
     is_visible = is_followed(delta) or not all(map(is_plain, (x, hardness, delta)))
     factors = _followed_factors if is_visible else _overwriting_factors
-    v, delta = eager.gate_argument(x.to(dtype), wide_hardness, row), delta.to(dtype)
+    v, delta = plain.gate_argument(x.to(dtype), wide_hardness, row), delta.to(dtype)
     in_x, in_hardness = factors(v, x, delta, needs_x, needs_hardness, row)
     grad_x = in_x.to(x.dtype) if in_x is not None else None
     if in_hardness is None:
@@ -150,9 +150,9 @@ def learned_gradients(
 
 
 def _value(x: Tensor, hardness: Tensor, gate: Gate) -> Tensor:
-    dtype = eager.internal_dtype(x)
+    dtype = plain.internal_dtype(x)
     wide, hardness = x.to(dtype), hardness.to(dtype)
-    y = wide * gate.step(eager.gate_argument(wide, hardness, gate))
+    y = wide * gate.step(plain.gate_argument(wide, hardness, gate))
     if dtype == torch.float64:
         # To the last bit what λ = 1 is, as long as λx does not overflow.
         u = wide * hardness
@@ -161,14 +161,14 @@ def _value(x: Tensor, hardness: Tensor, gate: Gate) -> Tensor:
 
 
 def _slope(v: Tensor, x: Tensor, gate: Gate) -> Tensor:
-    """∂f/∂x, for v = `eager.gate_argument`."""
+    """∂f/∂x, for v = `plain.gate_argument`."""
     # 0·x is NaN where x is not finite: there u·g(u) is ∞·0, which the clamp of v hides.
-    return torch.add(eager.derivative_in_x(v, gate), x, alpha=0)
+    return torch.add(plain.derivative_in_x(v, gate), x, alpha=0)
 
 
 def _scaled_rate(v: Tensor, x: Tensor, gate: Gate) -> Tensor:
     """λ²·∂f/∂λ, likewise."""
-    return torch.add(eager.scaled_derivative_in_hardness(v, gate), x, alpha=0)
+    return torch.add(plain.scaled_derivative_in_hardness(v, gate), x, alpha=0)
 
 
 def _followed_factors(

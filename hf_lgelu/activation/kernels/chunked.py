@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.activation.gates import Gate
-from hf_lgelu.activation.kernels.eager import internal_dtype
 from hf_lgelu.activation.kernels.layout import merged_loops
+from hf_lgelu.activation.kernels.plain import internal_dtype
 
 CHUNK = 262_144
 """Elements of a piece per thread, 1 MiB in float32: a call of torch's GELU costs as much as 20,000 elements more, so

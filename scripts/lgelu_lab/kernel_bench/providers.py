@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from transformers.activations import XIELUActivation
 
 import hf_lgelu
-from hf_lgelu.activation.kernels import KERNELS
-from hf_lgelu.activation.kernels.choice import choose_kernel
+from hf_lgelu.activation.kernels import KERNELS, choose_kernel
 from lgelu_lab.benchmarks.mlp import LearnableSwish
 
 REFERENCE = "gelu"

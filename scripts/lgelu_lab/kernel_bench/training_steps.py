@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hf_lgelu
-from hf_lgelu.activation.kernels.choice import choose_kernel
+from hf_lgelu.activation.kernels import choose_kernel
 from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet
 from lgelu_lab.benchmarks.wikitext import CONTEXT_LENGTH, VOCABULARY_SIZE
 from lgelu_lab.kernel_bench.measure import DTYPES, Bench

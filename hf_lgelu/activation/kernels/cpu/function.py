@@ -1,6 +1,12 @@
-"""The λ-gates through the compiled kernel, as an autograd function that saves only x and the hardness."""
+"""The λ-gates through the compiled kernel: an autograd function that saves only x and the hardness, and its two passes.
 
+A pass gives the compiled functions tensors of any strides.
+"""
+
+import ctypes
+import functools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,9 +14,164 @@ from torch import Tensor
 
 from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels import aten
-from hf_lgelu.activation.kernels.cpu import passes
-from hf_lgelu.activation.kernels.cpu.library import DTYPES, GATES, load_failure
-from hf_lgelu.activation.kernels.opaque import is_visible_backward, opaque_refusal
+from hf_lgelu.activation.kernels.cpu.library import (
+    DTYPES,
+    GATES,
+    MAX_AXES,
+    Library,
+    LoopsArgument,
+    load_failure,
+    load_library,
+)
+from hf_lgelu.activation.kernels.layout import Loops, broadcast_strides, merged_loops, varying_axes
+from hf_lgelu.activation.kernels.plain import is_visible_backward, opaque_refusal
+
+# With fewer elements, waking the other threads costs more than they save; the limit of torch's own kernels.
+_ALONE = 32768
+
+# Of the innermost loop under several λ: in shorter ones, such as three channels that lie last, the steps between
+# them cost more than the function.
+_SHORTEST_RUN = 8
+
+
+class One:
+    """A single λ, and its gradient: Python's and C's numbers, which cost less than tensors of one element."""
+
+    def __init__(self, hardness: float) -> None:
+        # One NaN for all kinds of them: formulas.h rounds to bfloat16 without looking.
+        self._hardness = ctypes.c_float(math.nan if hardness != hardness else hardness)
+        self.address = ctypes.addressof(self._hardness)
+
+    def strides(self, shape: torch.Size) -> tuple[int, ...]:
+        """λ's strides over x's shape."""
+        return (0,) * len(shape)
+
+    @staticmethod
+    def new_sums() -> ctypes.c_double:
+        """Room for Σ δ·u²g(u)."""
+        return ctypes.c_double()
+
+    def gradient(self, sums: ctypes.c_double, rate: float, hardness: Tensor) -> Tensor:
+        """`rate` times ∂λ, as a tensor like `hardness`."""
+        # 1/λ² after the sum: no partial product can overflow.
+        return torch.full_like(hardness, rate * sums.value / self._hardness.value**2)
+
+
+class Several:
+    """A λ per channel or hidden unit, float32 and contiguous, and its gradient."""
+
+    def __init__(self, hardness: Tensor) -> None:
+        # One NaN, as above.
+        self._hardness = hardness.nan_to_num(math.nan, math.inf, -math.inf)
+        self.address = self._hardness.data_ptr()
+
+    def strides(self, shape: torch.Size) -> tuple[int, ...]:
+        """λ's strides over x's shape."""
+        return broadcast_strides(self._hardness, shape)
+
+    def new_sums(self) -> ctypes.Array:
+        """Room for Σ δ·u²g(u) of each λ."""
+        return (ctypes.c_double * self._hardness.numel())()
+
+    def gradient(self, sums: ctypes.Array, rate: float, hardness: Tensor) -> Tensor:
+        """`rate` times ∂λ, as a tensor like `hardness`."""
+        if hardness.numel() == 0:  # of which torch makes no tensor
+            return torch.zeros_like(hardness)
+        total = torch.frombuffer(sums, dtype=torch.float64).reshape(hardness.shape)
+        return (rate * total / self._hardness.double().square()).to(hardness.dtype)
+
+
+def can_walk(x: Tensor, hardness: Tensor) -> bool:
+    """Whether several λ vary along one axis of x's memory at most, neighbouring axes taken as one, in no short runs."""
+    if x.numel() == 0:
+        return True
+    dense = torch.empty_like(x, device="meta").stride()
+    plan = _plan(x.shape, (dense, broadcast_strides(hardness.detach().contiguous(), x.shape), dense), 1)
+    return plan is not None and plan.loops.sizes[plan.loops.axes - 1] >= _SHORTEST_RUN
+
+
+def forward_pass(x: Tensor, hardness: One | Several, gate: str) -> Tensor:
+    """x·G(λx), in the layout that torch's own activations give it."""
+    y = torch.empty_like(x)
+    if x.numel() == 0:
+        return y
+    if isinstance(hardness, One) and x.is_contiguous():
+        plan = _flat_plan(x.numel(), 3, 1)
+    else:
+        found = _plan(x.shape, (x.stride(), hardness.strides(x.shape), y.stride()), 1)
+        if found is None:
+            return forward_pass(y.copy_(x), hardness, gate)
+        plan = found
+    _loaded(gate).forward[x.dtype](plan.loops, x.data_ptr(), hardness.address, y.data_ptr(), _threads(x))
+    return y
+
+
+def backward_pass(
+    x: Tensor,
+    delta: Tensor,
+    hardness: One | Several,
+    gate: str,
+    needs_x: bool,
+    sums: ctypes.c_double | ctypes.Array | None,
+) -> Tensor | None:
+    """∂x if it is needed; Σ δ·u²g(u) per λ is written to `sums` if they are given."""
+    grad_x = torch.empty_like(x) if needs_x else None
+    if x.numel() == 0 or (grad_x is None and sums is None):
+        return grad_x
+    if isinstance(hardness, One) and x.is_contiguous() and delta.is_contiguous():
+        plan = _flat_plan(x.numel(), 4, 2)
+    else:
+        out_strides = x.stride() if grad_x is None else grad_x.stride()
+        found = _plan(x.shape, (x.stride(), delta.stride(), hardness.strides(x.shape), out_strides), 2)
+        if found is None:
+            # δ, or x too, lies in an order in which λ changes along several axes: bring both into the result's.
+            dense_x = torch.empty_like(x).copy_(x)
+            return backward_pass(dense_x, torch.empty_like(dense_x).copy_(delta), hardness, gate, needs_x, sums)
+        plan = found
+    _loaded(gate).backward[x.dtype](
+        *(plan.loops, plan.hardness_axis, x.data_ptr(), delta.data_ptr(), hardness.address),
+        None if grad_x is None else grad_x.data_ptr(),
+        None if sums is None else ctypes.addressof(sums),
+        _threads(x),
+    )
+    return grad_x
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one call walks over its operands."""
+
+    loops: LoopsArgument
+    hardness_axis: int  # of the loops; -1 where one λ serves all
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(shape: torch.Size, strides: tuple[tuple[int, ...], ...], hardness: int) -> _Plan | None:
+    """None where the operands cannot be walked over together; `hardness` is the position of λ among them."""
+    loops = merged_loops(shape, strides)
+    axes = varying_axes(loops.strides[hardness])
+    if len(loops.sizes) > MAX_AXES or len(axes) > 1:
+        return None
+    return _Plan(LoopsArgument.of(loops), axes[0] if axes else -1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _flat_plan(size: int, operands: int, hardness: int) -> _Plan:
+    """For contiguous operands and one λ."""
+    strides = tuple((0,) if position == hardness else (1,) for position in range(operands))
+    return _Plan(LoopsArgument.of(Loops((size,), strides)), -1)
+
+
+def _loaded(gate: str) -> Library:
+    library = load_library(gate)
+    if library is None:  # as after a refusal that was not asked for
+        raise RuntimeError(f"the kernel 'cpu' cannot be used here: {load_failure(gate)}")
+    return library
+
+
+def _threads(x: Tensor) -> int:
+    # One or all, as in torch: OpenMP ends threads that a smaller team leaves out, and has to start them again.
+    return torch.get_num_threads() if x.numel() > _ALONE else 1
 
 
 def unavailable() -> str | None:
@@ -28,7 +189,7 @@ def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None
         return f"it takes float32 and bfloat16, x is {x.dtype}"
     if (reason := opaque_refusal(x, hardness)) is not None:
         return reason
-    if hardness.numel() != 1 and not passes.can_walk(x, hardness):
+    if hardness.numel() != 1 and not can_walk(x, hardness):
         shapes = f"λ, {tuple(hardness.shape)}, changes in the memory of x, {tuple(x.shape)},"
         return f"{shapes} too often or along several axes"
     return load_failure(gate)
@@ -57,15 +218,15 @@ class _LambdaGate(torch.autograd.Function):
         ctx.gate = gate
         ctx.state, ctx.rate = None, 1.0
         if hardness.numel() != 1:
-            ctx.used = passes.Several(hardness.detach().to(torch.float32).contiguous())
+            ctx.used = Several(hardness.detach().to(torch.float32).contiguous())
         elif temperature is None or override is None:
-            ctx.used = passes.One(hardness.item())
+            ctx.used = One(hardness.item())
         else:
             # As numbers: hardening may write to the override before the backward pass.
             ctx.state = temperature.item(), override.item()
             value, ctx.rate = _learned(hardness.item(), *ctx.state)
-            ctx.used = passes.One(value)
-        return passes.forward(x, ctx.used, gate)
+            ctx.used = One(value)
+        return forward_pass(x, ctx.used, gate)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
@@ -84,7 +245,7 @@ def _gradients(
         state = (hardness, *(torch.full_like(hardness, number) for number in ctx.state))
         return aten.learned_gradients(x, state, delta, needs_x, needs_hardness, ctx.gate)
     sums = ctx.used.new_sums() if needs_hardness and ctx.rate != 0 else None
-    grad_x = passes.backward(x, delta, ctx.used, ctx.gate, needs_x, sums)
+    grad_x = backward_pass(x, delta, ctx.used, ctx.gate, needs_x, sums)
     if not needs_hardness:
         return grad_x, None
     return grad_x, torch.zeros_like(hardness) if sums is None else ctx.used.gradient(sums, ctx.rate, hardness)
