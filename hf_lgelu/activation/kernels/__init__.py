@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
@@ -44,7 +45,7 @@ def _triton_failure() -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed (pip install triton; torch for CUDA on Linux brings it along)"
     try:
-        from hf_lgelu.activation.kernels import triton as _
+        import_module("hf_lgelu.activation.kernels.triton")
     except ImportError as error:
         return f"Triton cannot be imported ({error})"
     return None
