@@ -97,10 +97,9 @@ def test_the_facts_of_gates_with_several_hardnesses_have_the_smallest(tmp_path):
     assert list(facts.hardness.values()) < list(facts.mean_hardness.values())
 
 
-@pytest.mark.parametrize("granularity", ["channel", "network"])
-def test_a_hardened_run_of_gates_that_surgery_put_in_leaves_its_relu_network(tmp_path, granularity):
+def test_a_hardened_run_of_gates_that_surgery_put_in_leaves_its_relu_network(tmp_path):
     record = digits(
-        tmp_path, granularity=granularity, num_train_epochs=4, max_train_samples=128, harden=True, save_final_model=True
+        tmp_path, granularity="channel", num_train_epochs=4, max_train_samples=128, harden=True, save_final_model=True
     )
     assert min(record.last.hardness.values()) > 150
     relu = MLPForClassification.from_pretrained(tmp_path / "relu")
@@ -413,13 +412,6 @@ def test_a_record_says_how_hardening_was_decided(tmp_path):
     assert config["hardening_progress"][-1] == 1.0
     assert len(config["hardening_progress"]) == 2
     assert record.as_learned is None
-
-
-def test_a_relu_forward_is_trained_and_swapped_without_a_change(tmp_path):
-    record = digits(tmp_path, activation="lambda_gelu_relu", harden=True, num_train_epochs=4)
-    assert {epoch.relu_max_logit_change for epoch in record.epochs} == {0.0}
-    assert [epoch.relu_score for epoch in record.epochs] == [epoch.score for epoch in record.epochs]
-    assert min(record.last.hardness.values()) > 159
 
 
 def test_an_output_folder_that_is_a_file_is_told(tmp_path):
