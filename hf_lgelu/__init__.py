@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
     from hf_lgelu.export.relu import export_relu as export_relu
-    from hf_lgelu.models.adapters import hardness_modules_to_save as hardness_modules_to_save
     from hf_lgelu.models.config_keys import UnsupportedConfigError as UnsupportedConfigError
     from hf_lgelu.models.exchange import SurgeryReport as SurgeryReport
     from hf_lgelu.models.mlp import MLPConfig as MLPConfig
     from hf_lgelu.models.mlp import MLPForClassification as MLPForClassification
+    from hf_lgelu.models.operable import hardness_modules_to_save as hardness_modules_to_save
     from hf_lgelu.models.profile import hardness_profile as hardness_profile
     from hf_lgelu.models.profile import initialize_hardness as initialize_hardness
     from hf_lgelu.models.rebuild import from_pretrained as from_pretrained
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from hf_lgelu.models.runtimes import runtime_warnings as runtime_warnings
     from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
     from hf_lgelu.models.substitution import substitute_relu as substitute_relu
+    from hf_lgelu.models.substitution import temporary_relu as temporary_relu
     from hf_lgelu.models.surgery import replace_activations as replace_activations
-    from hf_lgelu.models.temporary_relu import temporary_relu as temporary_relu
     from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
     from hf_lgelu.refit.gate_costs import gate_costs as gate_costs
@@ -124,7 +124,7 @@ _HOME = {
     "gate_costs": "refit.gate_costs",
     "hardening_progress": "training.schedules",
     "hardness_for_tolerance": "activation.hardness",
-    "hardness_modules_to_save": "models.adapters",
+    "hardness_modules_to_save": "models.operable",
     "hardness_parameter_groups": "training.optim",
     "hardness_profile": "models.profile",
     "initialize_hardness": "models.profile",
@@ -149,7 +149,7 @@ _HOME = {
     "separate_hardness_group": "training.optim",
     "substitute_relu": "models.substitution",
     "swap_error_bound": "activation.hardness",
-    "temporary_relu": "models.temporary_relu",
+    "temporary_relu": "models.substitution",
     "use_kernel": "activation.kernels",
     "verify_robustness": "analysis.verification.robustness",
     "write_card": "export.hub.card",
@@ -232,10 +232,10 @@ _REGISTRATIONS = (
     ("transformers.activations", "registry", "register_in_transformers"),
     ("timm.layers.create_act", "registry", "register_in_timm"),
     ("transformers.modeling_utils", "models.loading", "extend_from_pretrained"),
-    ("transformers.models.auto.configuration_auto", "models.auto_classes", "register_auto_classes"),
-    ("transformers.models.auto.modeling_auto", "models.auto_classes", "register_auto_classes"),
-    ("transformers.modeling_utils", "models.auto_classes", "register_auto_classes"),
-    ("transformers.modeling_layers", "models.auto_classes", "register_auto_classes"),
+    ("transformers.models.auto.configuration_auto", "registry", "register_auto_classes"),
+    ("transformers.models.auto.modeling_auto", "registry", "register_auto_classes"),
+    ("transformers.modeling_utils", "registry", "register_auto_classes"),
+    ("transformers.modeling_layers", "registry", "register_auto_classes"),
 )
 
 

@@ -102,7 +102,7 @@ LISTED = {
     "models.comparison",
     "models.profile",  # the smallest λ of gates with several, for their cards
     "models.sites",
-    "models.task_outputs",  # the label that is not counted
+    "models.outputs",  # the label that is not counted
     "refit.dials",  # the efforts that a conversion can be asked for
 }
 OF_ONE_FILE = {"bias_fold.py": {"refit", "models.example_run"}}  # a refit with one choice alone

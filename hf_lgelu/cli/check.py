@@ -23,13 +23,13 @@ from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.models.comparison import compare_models
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.models.profile import hardness_profile, smallest_hardness, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.substitution import put_relu, require_substitutable
-from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.dials import FAR_KL, UNITS_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.layers import Layers, Unfit, find_layers

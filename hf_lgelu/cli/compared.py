@@ -7,7 +7,7 @@ from torch import nn
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.formats import percent, score
 from hf_lgelu.models.sites import SMOOTH_KINDS
-from hf_lgelu.models.temporary_relu import TemporaryRelu
+from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.report import Evaluation, NetChange

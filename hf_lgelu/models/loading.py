@@ -11,20 +11,21 @@ A fourth says which weights are tied: λ of two blocks that share theirs is not.
 
 import functools
 import json
+import os
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 
 from hf_lgelu.activation.functional import apply_gate
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import activation_strings, gate_names
 from hf_lgelu.models.gate_configs import require_whole_config
-from hf_lgelu.models.origin import written_config, written_gates
 from hf_lgelu.models.site_record import describes, has_record, recorded_models, renew_records, require_own_record
 from hf_lgelu.models.sites import lambda_gelu_modules, plain_gate_of
 from hf_lgelu.registry import is_guarded
@@ -233,3 +234,36 @@ def _refuse_impossible_states(modules: list[tuple[str, LambdaGate]]) -> None:
         problem = state_problem(module.raw_hardness, module.temperature, module.hardness_override)
         if problem is not None:
             raise RuntimeError(f"the checkpoint has no valid hardness for {name or 'the model'}: {problem}")
+
+
+def forget_checkpoint(model: nn.Module) -> None:
+    """For a network that is another one than that of its checkpoint: an adapter trained on it must not name that.
+
+    Changes `model` in place.
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.name_or_path = module.config._name_or_path = ""
+
+
+def written_gates(model: PreTrainedModel) -> set[str] | None:
+    """The names of λ-gates in the file of the config that a model was loaded with; None where it is not found again.
+
+    The config that the model was built from may have been given by hand.
+    """
+    text = written_config(model)
+    return None if text is None else gate_names(text)
+
+
+def written_config(model: PreTrainedModel) -> str | None:
+    """The file of the config that a model was loaded with; "" of none, None where it is not found again."""
+    source = getattr(model.config, "name_or_path", None) or "None"  # transformers writes str(None) for weights by hand
+    if source == "None":
+        return ""
+    file: Any = os.path.join(source, CONFIG_NAME)
+    if not os.path.exists(source):
+        file = try_to_load_from_cache(source, CONFIG_NAME, revision=getattr(model.config, "_commit_hash", None))
+    if not isinstance(file, str) or not os.path.isfile(file):
+        return None
+    with open(file, encoding="utf-8") as text:
+        return text.read()

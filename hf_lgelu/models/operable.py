@@ -1,14 +1,19 @@
-"""What of a model may be operated on: the module inside torch.compile, and nothing that somebody has wrapped."""
+"""What of a model may be operated on: nothing wrapped, no weights in shared memory; and what an adapter has to save."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from accelerate.utils import has_offloaded_params
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.sites import checked_module, raw_parameters
+from hf_lgelu.models.config_keys import gate_names
+from hf_lgelu.models.loading import forget_checkpoint, written_gates
+from hf_lgelu.models.site_record import has_record
+from hf_lgelu.models.sites import checked_module, find_sites, raw_parameters, require_lambda_gelu
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -69,3 +74,118 @@ def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module
                 f"the model cannot be changed: {where} is a TorchScript module. Operate before scripting"
             )
     return model
+
+
+_PLAIN = (Tensor, nn.Parameter)  # other classes of tensors (quantized, sharded) may have no memory to ask for
+
+
+def require_own_memory(model: nn.Module, names: Iterable[str]) -> None:
+    """Raise ValueError where a parameter of these names overlaps itself or another parameter or buffer in memory."""
+    held = _by_storage(model)
+    for name in names:
+        parameter = model.get_parameter(name)
+        if _overlaps_itself(parameter):
+            raise ValueError(
+                f"{name} is an expanded tensor, several of its values lie in one place of memory, and they cannot be "
+                "rescaled apart; give it a memory of its own (clone)"
+            )
+        for other_name in _sharing(parameter, held):
+            raise ValueError(
+                f"{name} and {other_name} lie in one memory (b.weight.data = a.weight.data) and cannot be rescaled "
+                "apart; make them one parameter, or give each its own (clone)"
+            )
+
+
+def names_in_shared_memory(model: nn.Module) -> set[str]:
+    """Of the parameters that overlap another parameter or a buffer in memory (`b.weight.data = a.weight.data.T`)."""
+    held = _by_storage(model)
+    return {name for name, parameter in model.named_parameters() if any(_sharing(parameter, held))}
+
+
+def _by_storage(model: nn.Module) -> dict[int, list[tuple[str, Tensor]]]:
+    held: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor) in _PLAIN and not tensor.is_meta:
+            held.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+    return held
+
+
+def _sharing(parameter: Tensor, held: dict[int, list[tuple[str, Tensor]]]) -> Iterator[str]:
+    """Names of the others that overlap it."""
+    if type(parameter) in _PLAIN and not parameter.is_meta:
+        for name, other in held[parameter.untyped_storage().data_ptr()]:
+            if other is not parameter and _overlap(parameter, other):
+                yield name
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _overlap(tensor: Tensor, other: Tensor) -> bool:
+    """Of two tensors of one storage. Tensors between whose values another's lie count as overlapping."""
+    (start, end), (other_start, other_end) = _bytes(tensor), _bytes(other)
+    return start < other_end and other_start < end
+
+
+def _bytes(tensor: Tensor) -> tuple[int, int]:
+    """The first byte and the one behind the last, from the start of the storage."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.storage_offset() * tensor.element_size()
+    return start, start + (last + 1) * tensor.element_size() * bool(tensor.numel())
+
+
+logger = logging.get_logger(__name__)
+
+
+def hardness_modules_to_save(model: nn.Module) -> list[str]:
+    """The names of all λ-GELU modules, for `modules_to_save` of a PEFT config.
+
+    `get_peft_model` freezes every parameter that the adapter does not own, s too, and an adapter's checkpoint holds
+    no λ. Named in `modules_to_save`, each λ-GELU trains beside the adapter, is saved with it, comes back with it,
+    and stays after `merge_and_unload` of LoRA, DoRA and AdaLoRA, from where `substitute_relu` goes on. PEFT's other
+    methods cannot merge beside a saved module that has no weight; docs/families.md has the lines that help.
+
+    Experts whose weights are one tensor (Mixtral and other mixtures) and that the adapter takes by `target_parameters`
+    are put into a wrapper of PEFT, where it finds no gate by these names: λ is not learned then, and training says so.
+
+    Changes `model` in place, though not what it computes: where it was loaded from a checkpoint whose config does not
+    say these gates (the activation string was given to `from_pretrained`), it forgets where, and a warning says so.
+    PEFT would name that as the adapter's base, load the plain network by that name, and leave every λ out without a
+    word. Such an adapter is loaded with `PeftModel.from_pretrained(base, adapter)` on a base that has the gates.
+
+    Raises ValueError for a model without λ-GELU, and where one λ-gate stands at several places: PEFT copies each for
+    itself.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> import hf_lgelu
+    >>> sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "bos_token_id": 0, "eos_token_id": 0}
+    >>> model = GPT2LMHeadModel(GPT2Config(activation_function="lambda_gelu", **sizes))
+    >>> hf_lgelu.hardness_modules_to_save(model)
+    ['transformer.h.0.mlp.act']
+    """
+    names = [name for name, _ in require_lambda_gelu(model)]
+    own = [site.name for site in find_sites(model) if isinstance(site.module, LambdaGate)]
+    several = [name for name in own if name not in names]
+    if several:
+        raise ValueError(
+            f"the λ-gate at {', '.join(several[:4])} stands at another place too, and PEFT would copy it for that one "
+            "alone: these would go back to the λ of the base. Give each place a gate of its own, or train without an "
+            "adapter"
+        )
+    if isinstance(model, PreTrainedModel):
+        _forget_plain_checkpoint(model)
+    return names
+
+
+def _forget_plain_checkpoint(model: PreTrainedModel) -> None:
+    """Also where the config's file is not found again, and nobody knows what it says."""
+    built, written = gate_names(model.config.to_json_string()), written_gates(model) or set()
+    if not model.name_or_path or has_record(model.config) or (built and built <= written):
+        return
+    logger.warning(
+        f"the config in {model.name_or_path} is not known to say {', '.join(sorted(built)) or 'λ-gates'}, so an "
+        "adapter of this model names no base: loaded by that name, the base would have other activations. Load the "
+        "base with the activation string again, and the adapter with PeftModel.from_pretrained(base, adapter)"
+    )
+    forget_checkpoint(model)

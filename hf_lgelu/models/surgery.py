@@ -10,10 +10,9 @@ from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERAT
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.channels import axis_not_told, site_input_shapes
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
-from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites
-from hf_lgelu.models.gate_configs import config_plans, plan_gates
+from hf_lgelu.models.gate_configs import ConfigPlans, config_plans, plan_gates
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.sites import SELF_GATE_KINDS, ActivationSite, check_kinds, gate_of, lambda_gelu_modules

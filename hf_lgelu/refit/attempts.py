@@ -11,9 +11,9 @@ from torch import nn
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import OutputsOf
 from hf_lgelu.models.example_run import evaluation_mode
-from hf_lgelu.models.origin import forget_checkpoint
+from hf_lgelu.models.loading import forget_checkpoint
+from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.models.own_forward import independent_copy
-from hf_lgelu.models.task_outputs import task_outputs
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import conversion_sums, evaluation_of, unit_gaps
 from hf_lgelu.refit.dials import EFFORTS, Dials, Effort

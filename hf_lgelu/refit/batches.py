@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from hf_lgelu.models.example_run import NOT_TAKEN, run_example
-from hf_lgelu.models.padding import counted_rows
-from hf_lgelu.models.task_outputs import IGNORED_LABEL
+from hf_lgelu.models.outputs import IGNORED_LABEL, counted_rows
 
 LABEL_KEYS = ("labels", "label")
 """Taken out of a mapping of inputs: the refit needs no labels, only the metrics of the report do."""

@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.example_run import same_randomness
-from hf_lgelu.models.padding import DECODER_INPUTS, is_of_sound, mask_of_frames
+from hf_lgelu.models.outputs import DECODER_INPUTS, is_of_sound, mask_of_frames
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layers import Layer, Layers, LinearMap, find_layers

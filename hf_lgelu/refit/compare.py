@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from hf_lgelu.models.channels import ChannelAxes
 from hf_lgelu.models.comparison import are_probabilities, classes_last, difference, kl_terms
 from hf_lgelu.models.example_run import run_example
-from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, is_causal, task_outputs
-from hf_lgelu.models.temporary_relu import TemporaryRelu
+from hf_lgelu.models.outputs import IGNORED_LABEL, are_class_scores, is_causal, task_outputs
+from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.batches import TRIED, Batch
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange
@@ -45,7 +45,7 @@ def evaluate_conversion(
         converted: the refitted one.
         substitution: puts ReLU at the original's gates: the direct swap.
         batches: of this process; every process must call.
-        outputs: names of those that count, as in `hf_lgelu.models.task_outputs.task_outputs`.
+        outputs: names of those that count, as in `hf_lgelu.models.outputs.task_outputs`.
     """
     sums = conversion_sums(original, converted, substitution, batches, outputs)
     return None if sums is None else evaluation_of(sums)

@@ -17,7 +17,7 @@ from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.temporary_relu import TemporaryRelu
+from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.attempts import Attempts
 from hf_lgelu.refit.batches import TRIED, Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion, labels_fit

@@ -9,11 +9,10 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
-from hf_lgelu.models.config_plans import ConfigPlans
+from hf_lgelu.models.gate_configs import ConfigPlans
 from hf_lgelu.models.site_record import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
-from hf_lgelu.models.substitution import put_relu
-from hf_lgelu.models.temporary_relu import TemporaryRelu
+from hf_lgelu.models.substitution import TemporaryRelu, put_relu
 from hf_lgelu.refit.dials import UNITS_TO_RANK, Dials
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_costs import dearest_gates

@@ -10,7 +10,7 @@ from torch import nn
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
-from hf_lgelu.models.temporary_relu import TemporaryRelu
+from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
 from hf_lgelu.refit.dials import UNITS_TO_RANK

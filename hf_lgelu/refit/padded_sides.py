@@ -10,7 +10,7 @@ from accelerate import PartialState
 from torch import Tensor, nn
 
 from hf_lgelu.models.example_run import NOT_TAKEN, structure_kept
-from hf_lgelu.models.task_outputs import are_class_scores
+from hf_lgelu.models.outputs import are_class_scores
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.processes import each_has

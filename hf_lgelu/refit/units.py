@@ -12,8 +12,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 
-from hf_lgelu.models.padding import frames_of_sound, is_of_sound, pad_tokens
-from hf_lgelu.models.task_outputs import IGNORED_LABEL
+from hf_lgelu.models.outputs import IGNORED_LABEL, frames_of_sound, is_of_sound, pad_tokens
 from hf_lgelu.refit.batches import BARE, LABEL_KEYS, Batch
 from hf_lgelu.refit.processes import each_has
 

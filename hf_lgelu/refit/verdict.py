@@ -8,9 +8,9 @@ from torch import nn
 from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.outputs import task_outputs, uncounted_outputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import ActivationSite
-from hf_lgelu.models.task_outputs import task_outputs, uncounted_outputs
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.dials import Dials
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT

@@ -10,9 +10,9 @@ from transformers import TrainerState
 
 from hf_lgelu.models.comparison import kl_terms
 from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, buffers_kept, run_example
+from hf_lgelu.models.outputs import IGNORED_LABEL, are_class_scores, labels_of_predictions, task_outputs
 from hf_lgelu.models.profile import known_hardness
 from hf_lgelu.models.sites import require_lambda_gelu
-from hf_lgelu.models.task_outputs import IGNORED_LABEL, are_class_scores, labels_of_predictions, task_outputs
 from hf_lgelu.training.layer_targets import layer_targets
 
 DEFAULT_RATE_TOLERANCE = 0.01

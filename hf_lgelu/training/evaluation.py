@@ -21,8 +21,7 @@ from transformers import EvalPrediction
 from transformers.trainer_utils import default_compute_objective
 
 from hf_lgelu.models.comparison import classes_last, has_classes
-from hf_lgelu.models.padding import pad_tokens
-from hf_lgelu.models.task_outputs import IGNORED_LABEL
+from hf_lgelu.models.outputs import IGNORED_LABEL, pad_tokens
 
 _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
 

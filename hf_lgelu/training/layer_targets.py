@@ -11,7 +11,7 @@ from hf_lgelu.activation.gates import GATES, Gate
 from hf_lgelu.activation.hardness import is_number
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
-from hf_lgelu.models.padding import counted_rows
+from hf_lgelu.models.outputs import counted_rows
 from hf_lgelu.models.sites import require_lambda_gelu
 
 MEASURED = "measured"

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from hf_lgelu.models.example_run import buffers_kept, same_randomness
 from hf_lgelu.models.optimizer_groups import hardness_group
+from hf_lgelu.models.outputs import labels_of_predictions
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SMOOTH_KINDS,
@@ -22,8 +23,7 @@ from hf_lgelu.models.sites import (
     raw_parameters,
     require_lambda_gelu,
 )
-from hf_lgelu.models.task_outputs import labels_of_predictions
-from hf_lgelu.models.temporary_relu import TemporaryRelu, temporary_relu
+from hf_lgelu.models.substitution import TemporaryRelu, temporary_relu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.asked import asked_for, callbacks_asked_for, check_arguments, refuse_idle_options
 from hf_lgelu.training.callbacks import HardeningCallback

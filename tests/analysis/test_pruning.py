@@ -29,8 +29,8 @@ from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.analysis.pruning import same_outputs
 from hf_lgelu.analysis.pruning.prunable import Pruner
 from hf_lgelu.analysis.pruning.units import PrunedModel, prune_units, remove_dead_units
-from hf_lgelu.models.auto_classes import register_auto_classes
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.registry import register_auto_classes
 
 DEAD = {0: [1, 4], 1: [], 2: [0, 2, 5]}
 

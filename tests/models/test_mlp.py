@@ -11,9 +11,8 @@ from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.models.auto_classes import register_auto_classes
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.registry import register_activation
+from hf_lgelu.registry import register_activation, register_auto_classes
 
 
 def small_mlp(hidden_act="gelu", **changes):

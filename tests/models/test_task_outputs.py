@@ -18,7 +18,7 @@ from transformers import (
     ReformerModelWithLMHead,
 )
 
-from hf_lgelu.models.task_outputs import is_causal
+from hf_lgelu.models.outputs import is_causal
 
 
 def test_models_that_predict_the_next_token_are_known_also_by_what_they_are_made_of():

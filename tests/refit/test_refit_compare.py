@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.temporary_relu import TemporaryRelu
+from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.compare import (
     Compared,

@@ -29,9 +29,8 @@ from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.comparison import allowed_rounding
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import Inputs, forward_pre_hooks, run_example
-from hf_lgelu.models.operable import uncompiled
-from hf_lgelu.models.origin import forget_checkpoint
-from hf_lgelu.models.own_memory import require_own_memory
+from hf_lgelu.models.loading import forget_checkpoint
+from hf_lgelu.models.operable import require_own_memory, uncompiled
 from hf_lgelu.models.sites import ActivationSite, find_relu_sites
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)

@@ -16,7 +16,7 @@ from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.profile import hardness_profile, smallest_by_site, swap_errors
 from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites
-from hf_lgelu.models.temporary_relu import temporary_relu
+from hf_lgelu.models.substitution import temporary_relu
 
 _ROWS = (13, 17)  # of inputs that are tried: what has as many of both is the rows
 _MOST_AXES = 3  # of scores whose classes lie along the last; a map of pixels has them along the second

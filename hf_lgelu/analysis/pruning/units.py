@@ -22,8 +22,8 @@ from hf_lgelu.analysis.pruning.zeros import RELU, GateZeros, checked_batches, co
 from hf_lgelu.models.config_keys import write_config_changes
 from hf_lgelu.models.config_widths import plan_width_changes
 from hf_lgelu.models.example_run import Inputs, keeping_buffers
+from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.mlp import MLPConfig
-from hf_lgelu.models.origin import forget_checkpoint
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.models.sites import checked_module
 

@@ -27,7 +27,7 @@ from hf_lgelu.cli.inputs.texts import (
 from hf_lgelu.cli.named_places import local
 from hf_lgelu.cli.near_names import did_you_mean
 from hf_lgelu.export.hub.hub_id import is_hub_id
-from hf_lgelu.models.task_outputs import is_causal
+from hf_lgelu.models.outputs import is_causal
 
 logger = logging.get_logger(__name__)
 

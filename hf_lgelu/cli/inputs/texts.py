@@ -12,8 +12,7 @@ from transformers.utils import find_labels
 
 from hf_lgelu.cli.inputs.input_set import TensorRows, sample_numbers
 from hf_lgelu.models.checkpoint import processor_files
-from hf_lgelu.models.padding import pad_tokens
-from hf_lgelu.models.task_outputs import IGNORED_LABEL, is_causal
+from hf_lgelu.models.outputs import IGNORED_LABEL, is_causal, pad_tokens
 
 LONGEST = 1024
 """Tokens of a sequence where the user names no length and the model takes more."""

@@ -21,13 +21,12 @@ from hf_lgelu.models.config_keys import (
     UnsupportedConfigError,
     plan_config_changes,
 )
-from hf_lgelu.models.config_plans import ConfigPlans
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.operable import require_values_here, uncompiled
-from hf_lgelu.models.origin import forget_checkpoint
+from hf_lgelu.models.gate_configs import ConfigPlans
+from hf_lgelu.models.loading import forget_checkpoint
+from hf_lgelu.models.operable import require_own_memory, require_values_here, uncompiled
 from hf_lgelu.models.own_forward import in_own_forward
-from hf_lgelu.models.own_memory import require_own_memory
 from hf_lgelu.models.site_record import forget_sites
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,

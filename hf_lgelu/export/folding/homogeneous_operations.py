@@ -4,8 +4,7 @@ from math import prod
 
 from torch.fx import Node
 
-from hf_lgelu.models.dataflow.operation_names import COPIES, RESHAPES
-from hf_lgelu.models.dataflow.trace import operation_name, shape_of, uses_once
+from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of, uses_once
 
 _SAME_ELEMENTS = frozenset(
     (

@@ -25,8 +25,8 @@ from hf_lgelu.extras import require
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, evaluation_mode, keeping_buffers
 from hf_lgelu.models.operable import uncompiled
+from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
-from hf_lgelu.models.task_outputs import task_outputs
 
 OPSET = 20
 """The first with Gelu."""

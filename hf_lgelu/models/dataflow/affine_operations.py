@@ -5,8 +5,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from hf_lgelu.models.dataflow.operation_names import CONVOLUTIONS
-from hf_lgelu.models.dataflow.trace import DataFlow, operation_name, shape_of
+from hf_lgelu.models.dataflow.trace import CONVOLUTIONS, DataFlow, operation_name, shape_of
 
 _TRANSPOSED = frozenset(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"))
 

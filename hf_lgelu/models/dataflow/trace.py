@@ -16,8 +16,16 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, call_by_name, outputs_by_name, run_example
-from hf_lgelu.models.own_memory import names_in_shared_memory
+from hf_lgelu.models.operable import names_in_shared_memory
 from hf_lgelu.models.sites import ActivationSite
+
+COPIES = frozenset(("clone", "contiguous", "alias", "detach", "_to_copy", "to", "dropout"))
+"""In eval mode they leave every value, but for rounding to another dtype, where it is."""
+
+RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"))
+"""They leave the order of the elements."""
+
+CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
 
 # What reads a tensor's shape or dtype and does not use its values.
 _BOOKKEEPING = frozenset(("_assert_tensor_metadata", "_assert_scalar", "sym_size", "sym_stride", "sym_numel"))

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, ConversionReport, convert_to_relu, substitute_relu
+from hf_lgelu.models.outputs import IGNORED_LABEL
 from hf_lgelu.models.sites import SMOOTH_KINDS
-from hf_lgelu.models.task_outputs import IGNORED_LABEL
 from hf_lgelu.refit.dials import EFFORTS, Dials
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData

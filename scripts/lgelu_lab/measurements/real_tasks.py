@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from hf_lgelu.extras import require
-from hf_lgelu.models.task_outputs import IGNORED_LABEL
+from hf_lgelu.models.outputs import IGNORED_LABEL
 from lgelu_lab.measurements.conversion import change_of_outputs
 
 Batch = dict[str, Tensor]
