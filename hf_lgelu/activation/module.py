@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.activation.functional import apply_learned_gate
-from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     DEFAULT_TEMPERATURE,
@@ -38,7 +37,7 @@ class LambdaGate(nn.Module):
         raw_shape: shape of s, which has to broadcast to that of the input: (1,) is one λ for the layer, (256,) one
             for each of 256 hidden units, (64, 1, 1) one for each of 64 channels of pictures.
         device: of the state, as in torch's modules.
-        dtype: a floating dtype, accepted as in torch's modules; the state stays float32.
+        dtype: accepted as in torch's modules, and ignored: the state stays float32.
 
     Sites that hold the same module object share its λ.
 
@@ -48,7 +47,7 @@ class LambdaGate(nn.Module):
     among kernels, does not: it raises a RuntimeError.
 
     Raises:
-        ValueError, TypeError: an argument is not as described; the message says what is accepted.
+        ValueError: a λ, t or shape is not as described; the message says what is accepted.
     """
 
     gate: ClassVar[str]
@@ -65,10 +64,6 @@ class LambdaGate(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if getattr(self, "gate", None) not in GATES:
-            raise TypeError(f"{type(self).__name__} has no row of GATES; use LambdaGELU, LambdaGELUTanh or LambdaSiLU")
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise TypeError(f"dtype must be a floating torch.dtype or None, got {dtype!r} (the state stays float32)")
         self.init_hardness = check_init_hardness(init_hardness)
         self.init_temperature = check_temperature(temperature)
         shape = tuple(raw_shape)

@@ -64,8 +64,6 @@ def found_sites(
     Raises RuntimeError for a model with gates that its config could not build (`refuse_guarded`).
     """
     refuse_guarded(model)
-    if include is not None and not callable(include):
-        raise TypeError(f"include must be a function of a site's name, as lambda name: name == '0', got {include!r}")
     sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
     if not sites:
         raise ValueError(

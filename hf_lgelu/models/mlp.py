@@ -28,9 +28,8 @@ class MLPConfig(PreTrainedConfig):
         num_labels: classes, at least 2 (the base class's argument; `id2label` gives them names).
 
     Raises:
-        TypeError: `num_features` is missing, or an argument has the wrong type.
-        ValueError: a size is below 1, there are fewer than 2 labels, or a list of sizes has another length
-            than `num_hidden_layers`.
+        TypeError: `num_features` is missing.
+        ValueError: there are fewer than 2 labels, or a list of sizes has another length than `num_hidden_layers`.
 
     >>> import hf_lgelu
     >>> config = hf_lgelu.MLPConfig(num_features=14, hidden_size=[32, 16], hidden_act="relu")
@@ -47,15 +46,16 @@ class MLPConfig(PreTrainedConfig):
     hidden_act: str = "lambda_gelu"
 
     def __post_init__(self, **kwargs: object) -> None:
-        _check_positive("num_features", self.num_features)
-        self._check_hidden_layers()
-        if not isinstance(self.hidden_act, str):
-            raise TypeError(
-                "hidden_act must be a string, a key of transformers.activations.ACT2FN, "
-                f"got {type(self.hidden_act).__name__}"
+        sizes = self.hidden_size
+        if isinstance(sizes, tuple):
+            sizes = self.hidden_size = list(sizes)  # as JSON gives it back
+        if self.num_hidden_layers is None:
+            self.num_hidden_layers = len(sizes) if isinstance(sizes, list) else 4
+        if isinstance(sizes, list) and len(sizes) != self.num_hidden_layers:
+            raise ValueError(
+                f"hidden_size must be one size, or one for each of the {self.num_hidden_layers} hidden layers, "
+                f"got {sizes!r}"
             )
-        if kwargs.get("num_labels") is not None:
-            _check_positive("num_labels", kwargs["num_labels"])
         super().__post_init__(**kwargs)
         if self.num_labels < 2:
             raise ValueError(f"num_labels must be at least 2, one per class, got {self.num_labels}")
@@ -66,31 +66,6 @@ class MLPConfig(PreTrainedConfig):
         if isinstance(self.hidden_size, int):
             return [self.hidden_size] * (self.num_hidden_layers or 0)
         return list(self.hidden_size)
-
-    def _check_hidden_layers(self) -> None:
-        sizes = self.hidden_size
-        if isinstance(sizes, tuple):
-            sizes = self.hidden_size = list(sizes)  # as JSON gives it back
-        if not isinstance(sizes, list):
-            _check_positive("hidden_size", sizes)
-        if self.num_hidden_layers is None:
-            self.num_hidden_layers = len(sizes) if isinstance(sizes, list) else 4
-        _check_positive("num_hidden_layers", self.num_hidden_layers)
-        if isinstance(sizes, list):
-            for index, size in enumerate(sizes):
-                _check_positive(f"hidden_size[{index}]", size)
-            if len(sizes) != self.num_hidden_layers:
-                raise ValueError(
-                    f"hidden_size must be one size, or one for each of the {self.num_hidden_layers} hidden layers, "
-                    f"got {sizes!r}"
-                )
-
-
-def _check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 class MLPLayer(GradientCheckpointingLayer):

@@ -63,14 +63,11 @@ class OptimizerChange:
         multiplier: c of a hardness group that has to be added.
 
     Raises:
-        TypeError: it is no optimizer.
         ValueError: it holds none of the model's parameters, or the multiplier is out of range.
     """
 
     def __init__(self, optimizer: Any, model: nn.Module, multiplier: float) -> None:
         check_rate("hardness_lr_multiplier", multiplier)
-        if not isinstance(getattr(optimizer, "param_groups", None), list):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         own = {id(parameter) for parameter in model.parameters()}
         self._optimizer, self._multiplier = optimizer, multiplier
         self._groups = [group for group in optimizer.param_groups if any(id(p) in own for p in group["params"])]

@@ -19,11 +19,8 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
 
     Numbers are standard normal, in the model's dtype, tokens uniform over the vocabulary; real inputs say more.
 
-    Raises ValueError for a model whose main input is of another kind, or that does not take these, and for a batch
-    without rows.
+    Raises ValueError for a model whose main input is of another kind, or that does not take these.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
     generator = torch.Generator().manual_seed(seed)
     config = model.config
     accepted = inspect.signature(model.forward).parameters

@@ -49,7 +49,7 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
         **kwargs: everything that transformers' `from_pretrained` takes (dtype, device_map, revision, ...).
 
     Raises:
-        TypeError: `model_class` is neither.
+        TypeError: an Auto class does not know the config.
         ValueError: the model has none of the places where the checkpoint has λ-GELU; or it is an adapter of a model
             that has to be loaded first.
 
@@ -61,8 +61,6 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     >>> loaded.layers[0].activation.hardness.shape
     torch.Size([8])
     """
-    if not hasattr(model_class, "from_pretrained"):
-        raise TypeError(f"model_class must be a PreTrainedModel subclass or an Auto class, got {model_class!r}")
     config = _config(model_class, pretrained_model_name_or_path, kwargs)
     if not has_record(config):
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)

@@ -239,11 +239,6 @@ def test_every_row_has_a_module_with_the_same_state(gate):
         assert torch.equal(module.state_dict()[given], state)
 
 
-def test_the_base_has_no_gate_of_its_own():
-    with pytest.raises(TypeError, match="LambdaGate has no row of GATES"):
-        LambdaGate()
-
-
 @other_gates
 @pytest.mark.parametrize("raw_shape", [(1,), (5,), (3, 1)])
 def test_a_module_learns_hardens_and_comes_back(gate, raw_shape):

@@ -302,9 +302,7 @@ def test_every_shape_learns_its_own_hardnesses(shape):
     ("arguments", "error", "message"),
     [
         ({"init_hardness": 1.0}, ValueError, r"a learnable hardness λ must be a finite number > 1 .*got 1\.0"),
-        ({"init_hardness": "2"}, TypeError, "hardness must be a number, got str"),
         ({"temperature": 0.0}, ValueError, r"temperature must be a finite number > 0 .*got 0\.0"),
-        ({"temperature": None}, TypeError, "temperature must be a number, got NoneType"),
         ({"raw_shape": ()}, ValueError, "raw_shape must be at least one size above 0"),
         ({"raw_shape": (0, 1)}, ValueError, "raw_shape must be at least one size above 0"),
         ({"raw_shape": 256}, TypeError, "not iterable"),

@@ -41,12 +41,6 @@ def test_an_unknown_kind_of_input_is_named(monkeypatch):
         random_inputs(model)
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.0, "2", True])
-def test_a_batch_has_rows(size):
-    with pytest.raises(ValueError, match="batch_size must be an integer of at least 1"):
-        random_inputs(MLPForClassification(MLPConfig(num_features=3)), batch_size=size)
-
-
 VIT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 

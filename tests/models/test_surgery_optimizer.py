@@ -106,7 +106,6 @@ REFUSED = {
     "L-BFGS": (lambda model: torch.optim.LBFGS(model.parameters()), RuntimeError, "LBFGS takes one group of param"),
     "wrapped L-BFGS": (wrapped, RuntimeError, "LBFGS takes one group of parameters alone"),
     "Muon": (lambda model: torch.optim.Muon([model[0].weight]), RuntimeError, "Muon takes matrices alone"),
-    "no optimizer": (lambda model: "adam", TypeError, "must be a torch.optim.Optimizer, got str"),
 }
 
 

@@ -61,7 +61,7 @@ def _triton_unavailable() -> str | None:
     return triton.device_failure(torch.cuda.current_device())
 
 
-def _triton_refusal(x: Tensor, hardness: Tensor, gate: str) -> str | None:
+def _triton_refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
     if not x.is_cuda:
         return f"it runs on CUDA and ROCm devices, x is on {x.device}"
     if (reason := _triton_failure()) is not None:
@@ -113,7 +113,7 @@ KERNELS: dict[str, Kernel] = {
             "eager",
             "plain operations: the reference, and what an exported graph consists of",
             plain.lambda_gate,
-            lambda x, hardness, gate: None,
+            lambda x, hardness, gate=DEFAULT_GATE: None,
         ),
     )
 }
