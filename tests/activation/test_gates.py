@@ -15,7 +15,7 @@ import hf_lgelu
 from hf_lgelu.activation.functional import lambda_gate
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import hardness_for_tolerance, swap_error_bound
-from hf_lgelu.activation.kernels import KERNELS, choose_kernel, traced
+from hf_lgelu.activation.kernels import KERNELS, choose_kernel, plain
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 
 HERE = [name for name, kernel in KERNELS.items() if kernel.refusal(torch.zeros(1), torch.ones(1)) is None]
@@ -219,7 +219,7 @@ def test_the_sum_for_the_hardness_keeps_its_digits(gate):
 def test_a_row_without_a_fused_form_is_computed_by_the_others(monkeypatch):
     monkeypatch.setitem(GATES, "lambda_new", replace(GATES["lambda_silu"], name="lambda_new"))
     one = torch.tensor([2.0])
-    for name in ("cpu", "triton", "traced"):
+    for name in ("cpu", "traced"):
         assert KERNELS[name].refusal(X, one, "lambda_new") == "it has no formula for lambda_new"
     assert choose_kernel(X, one, None, "lambda_new").name == "aten"
     assert_within(lambda_gate(X, 2.0, "lambda_new"), oracle.value(X, one, "lambda_silu"), 5e-7 * X.double().abs())
@@ -300,7 +300,7 @@ def test_compiled(gate, dtype):
 @pytest.mark.parametrize("gate", GATES)
 def test_a_hardness_that_is_no_number_shows_in_what_is_compiled_too(gate):
     x = torch.tensor([-3.0, 0.5, 100.0], requires_grad=True)
-    y = traced.lambda_gate(x, torch.tensor([torch.nan]), gate)
+    y = plain.traced_lambda_gate(x, torch.tensor([torch.nan]), gate)
     assert y.isnan().all()
     y.sum().backward()
     assert x.grad.isnan().all()
