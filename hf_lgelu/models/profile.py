@@ -58,11 +58,7 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
 @torch.no_grad()
 def smallest_hardness(model: nn.Module) -> float:
     """The smallest λ of the model, over all sites and all elements of each."""
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for _, module in require_lambda_gelu(model):
-        smallest = known_hardness(module).min()
-        by_device.setdefault(smallest.device, []).append(smallest)
-    return min(torch.stack(values).min().item() for values in by_device.values())
+    return min(known_hardness(module).min().item() for _, module in require_lambda_gelu(model))
 
 
 @torch.no_grad()
