@@ -89,7 +89,6 @@ LABORATORY = PACKAGE.parent / "scripts"
 # What the laboratory may import of the library beside its public names, and who does.
 LISTED = {
     "activation.gates",  # which activation names harden
-    "activation.hardness",  # the granularities, for a command line
     "activation.kernels",  # kernel_bench times each backend by itself
     "analysis.int8.quantize",  # the graph that onnxruntime runs, of a float file too
     "analysis.verification",  # what the solver says of a network before it is asked
@@ -102,6 +101,7 @@ LISTED = {
     "models.comparison",
     "models.profile",  # the smallest λ of gates with several, for their cards
     "models.sites",
+    "models.surgery",  # the granularities, for a command line
     "models.outputs",  # the label that is not counted
     "refit.dials",  # the efforts that a conversion can be asked for
 }

@@ -16,7 +16,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import find_adapter_config_file
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
+from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.config_keys import write_changes
 from hf_lgelu.models.site_record import (
     RECORD_KEY,
@@ -116,7 +116,6 @@ def _config(model_class: type, path: str | os.PathLike, kwargs: Mapping[str, Any
 
 
 def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
-    owners: dict[str, LambdaGate] = {}
     placed = 0
     for entry in checked_record(record):
         parent, attribute = site_place(model, entry["site"])
@@ -127,21 +126,13 @@ def _repeat_surgery(model: PreTrainedModel, record: SiteRecord) -> None:
         if "activation" in entry:
             place(parent, attribute, _plain_module(entry))
             continue
-        first = str(entry.get("shared_with", entry["site"]))
-        gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
-        if "shared_with" in entry and first not in owners:
-            raise ValueError(
-                f"the λ of the gate at {entry['site']} is that of {first}, which {type(model).__name__} has not: it is "
-                "a part of what was saved. Load the whole with hf_lgelu.from_pretrained, and take the part from there"
-            )
-        if entry.get("forward", "gate") != "gate" or (first in owners and gate != owners[first].gate):
+        if "shared_with" in entry or "forward" in entry:
             raise ValueError(
                 f"the gate at {entry['site']} is one that this version of hf_lgelu has no more (forward='relu', or one "
-                "λ for gates of two kinds); load the checkpoint with hf_lgelu 0.2.0, and substitute_relu there"
+                "λ for the whole network); load the checkpoint with hf_lgelu 0.2.0, and substitute_relu there"
             )
-        if first not in owners:
-            owners[first] = GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,)))
-        place(parent, attribute, owners[first])
+        gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
+        place(parent, attribute, GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,))))
     if not placed:
         raise ValueError(
             f"the checkpoint has gates of its own at {', '.join(entry['site'] for entry in record)}, and "

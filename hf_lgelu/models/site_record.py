@@ -39,9 +39,8 @@ _GUARDED = "lambda_gelu_guards"
 """{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
 
 SiteRecord = list[dict[str, Any]]
-"""One entry per site in registration order (JSON objects lose theirs): {"site", "raw_shape"}, or {"site",
-"shared_with"} where the module of an earlier site stands; {"gate"} where that is no λ-GELU. Behind them {"site",
-"activation"} of plain gates that the config alone would not build there."""
+"""One entry per site in registration order (JSON objects lose theirs): {"site", "raw_shape"}, and {"gate"} where that
+is no λ-GELU. Behind them {"site", "activation"} of plain gates that the config alone would not build there."""
 
 _FORMS = {"gelu": ("gelu", "gelu_pytorch_tanh", "quick_gelu"), "silu": ("silu",), "mish": ("mish",)}
 
@@ -53,7 +52,6 @@ def describe_sites(
 
     A module `planned` for a site counts as being there. Raises UnsupportedConfigError where a plain one has no name.
     """
-    firsts: dict[int, str] = {}
     record: SiteRecord = []
     for site in find_sites(model):
         name = uncompiled_name(site.name)
@@ -61,9 +59,7 @@ def describe_sites(
         if not isinstance(module, LambdaGate):
             continue
         gate = {} if module.gate == DEFAULT_GATE else {"gate": module.gate}
-        first = firsts.setdefault(id(module), name)
-        shape = {"raw_shape": list(module.raw_hardness.shape)} if first == name else {"shared_with": first}
-        record.append({"site": name, **shape, **gate})
+        record.append({"site": name, "raw_shape": list(module.raw_hardness.shape), **gate})
     for name in plain:
         module = (planned or {}).get(name) or _at(model, name)
         if module is not None and not isinstance(module, LambdaGate):
