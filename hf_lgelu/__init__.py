@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from hf_lgelu.export.folding.fold import fold_hardness as fold_hardness
     from hf_lgelu.export.gelu import export_gelu as export_gelu
     from hf_lgelu.export.hub.card import write_card as write_card
-    from hf_lgelu.export.hub.card_facts import CardData as CardData
-    from hf_lgelu.export.hub.card_facts import CardFacts as CardFacts
-    from hf_lgelu.export.hub.card_facts import CardScores as CardScores
-    from hf_lgelu.export.hub.card_facts import load_card_facts as load_card_facts
-    from hf_lgelu.export.hub.card_facts import save_card_facts as save_card_facts
     from hf_lgelu.export.hub.loading import attach_model_code as attach_model_code
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
@@ -85,9 +80,6 @@ if TYPE_CHECKING:
 
 # Where each public name lives, below hf_lgelu.
 _HOME = {
-    "CardData": "export.hub.card_facts",
-    "CardFacts": "export.hub.card_facts",
-    "CardScores": "export.hub.card_facts",
     "Conversion": "refit.convert",
     "ConversionRefusedError": "refit.verdict",
     "ConversionReport": "refit.report",
@@ -134,7 +126,6 @@ _HOME = {
     "lambda_gelu_tanh": "activation.functional",
     "lambda_silu": "activation.functional",
     "layer_targets": "training.layer_targets",
-    "load_card_facts": "export.hub.card_facts",
     "local_linear_model": "analysis.piecewise.linear_pieces",
     "measure_zeros": "analysis.pruning.zeros",
     "prune_units": "analysis.pruning.units",
@@ -145,7 +136,6 @@ _HOME = {
     "remove_dead_units": "analysis.pruning.units",
     "replace_activations": "models.surgery",
     "runtime_warnings": "models.runtimes",
-    "save_card_facts": "export.hub.card_facts",
     "separate_hardness_group": "training.optim",
     "substitute_relu": "models.substitution",
     "swap_error_bound": "activation.hardness",
@@ -157,9 +147,6 @@ _HOME = {
 
 __all__ = [
     "RUNTIMES",
-    "CardData",
-    "CardFacts",
-    "CardScores",
     "Conversion",
     "ConversionRefusedError",
     "ConversionReport",
@@ -205,7 +192,6 @@ __all__ = [
     "lambda_gelu_tanh",
     "lambda_silu",
     "layer_targets",
-    "load_card_facts",
     "local_linear_model",
     "measure_zeros",
     "prune_units",
@@ -216,7 +202,6 @@ __all__ = [
     "remove_dead_units",
     "replace_activations",
     "runtime_warnings",
-    "save_card_facts",
     "separate_hardness_group",
     "substitute_relu",
     "swap_error_bound",

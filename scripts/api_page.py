@@ -52,8 +52,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "LayerRefit",
     ),
     "Exporting": (
-        "export_relu", "export_gelu", "export_onnx", "write_card", "CardFacts", "CardData", "CardScores",
-        "save_card_facts", "load_card_facts", "attach_model_code", "push_to_hub", "runtime_warnings", "RUNTIMES",
+        "export_relu", "export_gelu", "export_onnx", "write_card", "attach_model_code", "push_to_hub",
+        "runtime_warnings", "RUNTIMES",
     ),
     "Checking and analysing": (
         "find_smooth_calls", "certify_substitution", "local_linear_model", "verify_robustness", "measure_zeros",

@@ -16,7 +16,7 @@ ALLOWED = {
     "models": {"activation"},
     "training": {"activation", "models"},
     "refit": {"activation", "models"},
-    "export": {"activation", "models", "refit.page", "refit.report", "refit.wording"},
+    "export": {"activation", "models", "refit.page", "refit.report", "refit.target_gates", "refit.wording"},
     "analysis": {"activation", "models", "export"},
     "cli": {"activation", "models", "training", "refit", "export", "analysis"},
 }

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hf_lgelu.cli.arguments import CheckArguments, named
 from hf_lgelu.cli.compared import compare, in_words
 from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
-    gates_in_words,
     read_checkpoint,
     require_fitting_rows,
 )
@@ -27,7 +26,7 @@ from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.models.profile import hardness_profile, smallest_hardness, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites, sites_in_words
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.substitution import put_relu, require_substitutable
 from hf_lgelu.refit.dials import FAR_KL, UNITS_TO_RANK
@@ -51,7 +50,7 @@ class Examined:
     given: GivenCheckpoint
     inputs: Mapping[str, Tensor]
     evaluation: InputSet | None
-    arguments: Namespace
+    arguments: CheckArguments
 
     @property
     def sites(self) -> list[ActivationSite]:
@@ -60,7 +59,7 @@ class Examined:
 
     def counted(self, output: Any) -> list[Tensor]:
         """The tensors of an output that count."""
-        return list(task_outputs(output, self.arguments.outputs).values())
+        return list(task_outputs(output, named(self.arguments.outputs)).values())
 
     @property
     def learns_hardness(self) -> bool:
@@ -68,13 +67,13 @@ class Examined:
         return any(site.kind in LEARNED_KINDS for site in self.sites)
 
 
-def check(arguments: Namespace) -> None:
+def check(arguments: CheckArguments) -> None:
     """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
     given = read_checkpoint(arguments.model, progress=not arguments.disable_tqdm)
     evaluation = evaluation_set(arguments, given)
     if evaluation is not None:
         require_fitting_rows(given.network, given.name, evaluation.first(2), evaluation.description, _ADVICE)
-    print(f"{given.name}: {type(given.model).__name__}, {gates_in_words(given.network)}")
+    print(f"{given.name}: {type(given.model).__name__}, {sites_in_words(given.network)}")
     inputs = _random_inputs(given) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
     if inputs is None:
         return
@@ -130,8 +129,11 @@ def _swap(examined: Examined) -> Iterator[str]:
             f"most κ/λ = {max(swap_errors(examined.given.model).values()):.3g}"
         )
     if evaluation is not None:
-        options = {"batch_size": examined.arguments.batch_size, "progress": not examined.arguments.disable_tqdm}
-        found = compare(network, network, evaluation, outputs=examined.arguments.outputs, **options)
+        asked = examined.arguments
+        found = compare(
+            network, network, evaluation, outputs=named(asked.outputs), batch_size=asked.batch_size,
+            progress=not asked.disable_tqdm,
+        )  # fmt: skip
         words = in_words(found.direct, dict(found.original_metrics))
         yield f"On {evaluation.description}, {found.units:,} inputs, swapped without a refit: {words}"
         if found.direct.kl is not None and not found.direct.kl <= FAR_KL:
@@ -170,11 +172,11 @@ def _dearest(examined: Examined) -> Iterator[str]:
         return
     costs = gate_costs(
         examined.given.network, evaluation.batches("gates", progress=False), max_units=UNITS_TO_RANK,
-        batch_size=examined.arguments.batch_size, outputs=examined.arguments.outputs,
+        batch_size=examined.arguments.batch_size, outputs=named(examined.arguments.outputs),
     )  # fmt: skip
-    named = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
+    three = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
     keep = min(3, len(examined.sites) - 1)  # one is left to convert
-    ranked = f"on at most {UNITS_TO_RANK} inputs: {named}"
+    ranked = f"on at most {UNITS_TO_RANK} inputs: {three}"
     yield f"Dearest when swapped alone, {ranked}. --keep {keep} leaves {keep} smooth."
 
 
@@ -218,7 +220,7 @@ def _notes(examined: Examined) -> Iterator[str]:
     given = examined.given
     if examined.learns_hardness:
         yield (
-            "- Saved as it is, it is λ-GELU only where hf_lgelu is installed and imported. `harden` makes checkpoints "
+            "- Saved as it is, it is λ-GELU only where hf_lgelu is installed and imported. `export` makes checkpoints "
             "that need nothing of it."
         )
         if _frozen(given.model):
@@ -231,7 +233,7 @@ def _notes(examined: Examined) -> Iterator[str]:
     for warning in runtime_warnings(given.model.config):
         yield f"- With ReLU in its config: {warning}."
     output = run_example(given.network, examined.inputs)
-    counted, others = list(task_outputs(output, examined.arguments.outputs)), _outputs(output)
+    counted, others = list(task_outputs(output, named(examined.arguments.outputs))), _outputs(output)
     if len(others) > 1:
         yield (
             f"- It gives {', '.join(others)}: networks are compared by {counted[0]}, and {', '.join(counted)} count. "
@@ -254,10 +256,10 @@ def _advice(examined: Examined) -> Iterator[str]:
     if not examined.sites:
         yield "Nothing: it has no gate that hf-lgelu exchanges."
     elif examined.learns_hardness and is_hardened(examined.given.model):
-        yield f"hf-lgelu harden {name} --output_dir FOLDER"
+        yield f"hf-lgelu export {name} --output_dir FOLDER"
     elif examined.learns_hardness:
         yield "Its gates are soft. Train it on with harden=True, keep its function as GELU with"
-        yield f"  hf-lgelu harden {name} --to gelu --output_dir FOLDER"
+        yield f"  hf-lgelu export {name} --to gelu --output_dir FOLDER"
         yield f"or refit it: {_how_to_convert(examined)}"
     else:
         yield _how_to_convert(examined)

@@ -1,22 +1,21 @@
 """The command `hf-lgelu`: how a call is read and answered; the table COMMANDS has what it offers.
 
-A command's own module, and with it torch, is imported when the command runs: help and the refusal of a wrong call take
-no seconds.
+A command's own module, and with it torch, is imported when the command runs.
 """
 
 import argparse
+import dataclasses
+import difflib
 import importlib
-import itertools
+import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from hf_lgelu.cli.near_names import did_you_mean
-from hf_lgelu.cli.saying import stop_saying
-from hf_lgelu.cli.table import COMMANDS, Command
+from hf_lgelu.cli.arguments import COMMANDS, CheckpointArguments, Command
 from hf_lgelu.version import __version__
 
 FAILED, WRONG_CALL = 1, 2
@@ -25,11 +24,6 @@ FAILED, WRONG_CALL = 1, 2
 
 class _WrongCallError(ValueError):
     """What is wrong with the words of a call."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _WrongCallError(message.removeprefix("argument "))
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -50,29 +44,45 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0 if arguments is None else _answer(command, arguments)
 
 
-def parser_of(command: Command) -> argparse.ArgumentParser:
-    """The parser of a command's own words."""
+def parser_of(command: Command) -> Any:
+    """The parser of a command's own words, a `transformers.HfArgumentParser`."""
+    from transformers import HfArgumentParser  # not for the overview: it takes a second
+
+    class Parser(HfArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise _WrongCallError(message.removeprefix("argument "))
+
+    required = [entry for entry in dataclasses.fields(command.arguments) if entry.default is dataclasses.MISSING]
+    words = [f"--{entry.name} {entry.name.upper()}" for entry in required if entry.name != "model"]
     examples = "\n".join(f"  {example}" for example in command.examples)
-    parser = _Parser(
+    return Parser(
+        command.arguments,
         prog=f"hf-lgelu {command.name}",
-        usage=_usage(command),
+        usage=" ".join([f"hf-lgelu {command.name} MODEL", *words, "[OPTIONS]"]),
         description=f"{command.summary[0].upper()}{command.summary[1:]}.",
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for option in command.options:
-        parser.add_argument(option.name, help=option.help.replace("%", "%%"), **option.settings)
-    return parser
 
 
-def _usage(command: Command) -> str:
-    """What a call must have; the rest is listed below it."""
-    words = [option.settings.get("metavar", "") for option in command.options if not option.name.startswith("-")]
-    for option in command.options:
-        if option.settings.get("required"):
-            words += [option.name, option.name.lstrip("-").upper()]
-    return " ".join([f"hf-lgelu {command.name}", *words, *(["[OPTIONS]"] if command.options else [])])
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ " (did you mean x?)" of what is known with nearly that name, or ""."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def say(text: str) -> None:
+    """Print a line at once. Where nobody reads on (`hf-lgelu … | head`), the work does: the rest is said to no one."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _stop_saying()
+
+
+def _stop_saying() -> None:
+    """Lead stdout nowhere, or its flush at the end of the process would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _overview() -> str:
@@ -94,12 +104,14 @@ def _overview() -> str:
 def _command(words: Sequence[str]) -> Command:
     if not words:
         raise _WrongCallError(f"give a command: {', '.join(COMMANDS)}; hf-lgelu --help says what they do")
+    if words[0] == "harden":
+        raise _WrongCallError("there is no command 'harden': a hardened checkpoint is exported, by hf-lgelu export")
     if words[0] not in COMMANDS:
         raise _WrongCallError(f"there is no command {words[0]!r}{did_you_mean(words[0], COMMANDS)}; hf-lgelu --help")
     return COMMANDS[words[0]]
 
 
-def _arguments(command: Command, words: Sequence[str]) -> argparse.Namespace | None:
+def _arguments(command: Command, words: Sequence[str]) -> CheckpointArguments | None:
     """What a command's words say; None where they asked for help, which has then been given."""
     parser = parser_of(command)
     if "-h" in words or "--help" in words:
@@ -107,46 +119,35 @@ def _arguments(command: Command, words: Sequence[str]) -> argparse.Namespace | N
         return None
     if "" in words:
         raise _WrongCallError(f"{command.name}: one of its arguments is empty; hf-lgelu {command.name} --help")
-    known = [option.name for option in command.options if option.name.startswith("-")]
+    if words and not words[0].startswith("-"):
+        words = ["--model", *words]
+    known = [f"--{entry.name}" for entry in dataclasses.fields(command.arguments)]
     # argparse would speak first of what is missing: of --dta as of a --data that was left out.
     for word in words:
         name = word.partition("=")[0]
-        if name.startswith("--") and name not in known:
+        if name.startswith("--") and name.replace("-", "_") not in [option.replace("-", "_") for option in known]:
             raise _WrongCallError(
                 f"{command.name}: there is no option {name}{did_you_mean(name, known)}; hf-lgelu {command.name} --help"
             )
     try:
-        _require_choices(command, words)
-        arguments, surplus = parser.parse_known_args(list(words))
+        arguments, surplus = parser.parse_args_into_dataclasses(
+            list(words), return_remaining_strings=True, look_for_args_file=False
+        )
         if surplus:
             raise _WrongCallError(f"nothing takes {' '.join(surplus)!r}")
-    except _WrongCallError as error:
+    except (_WrongCallError, ValueError) as error:
         raise _WrongCallError(f"{command.name}: {error}; hf-lgelu {command.name} --help") from error
-    complaint = command.complaint(arguments)
-    if complaint is not None:
-        raise _WrongCallError(f"{command.name}: {complaint}")
     return arguments
 
 
-def _require_choices(command: Command, words: Sequence[str]) -> None:
-    """Raise for a value that is none of an option's choices, with the one that may have been meant."""
-    choices = {option.name: option.settings["choices"] for option in command.options if "choices" in option.settings}
-    pairs = [word.partition("=")[::2] for word in words if "=" in word] + list(itertools.pairwise(words))
-    for name, value in pairs:
-        if name in choices and value not in choices[name]:
-            raise _WrongCallError(
-                f"{name}: {value!r} is none of {', '.join(choices[name])}{did_you_mean(value, choices[name])}"
-            )
-
-
-def _answer(command: Command, arguments: argparse.Namespace) -> int:
+def _answer(command: Command, arguments: CheckpointArguments) -> int:
     module, _, function = command.run.partition(":")
     ended_by = [signal.SIGINT]
     try:
         with _signals_as_interrupts(ended_by):
             getattr(importlib.import_module(module), function)(arguments)
     except BrokenPipeError:  # `hf-lgelu check ... | head`: nobody reads on
-        stop_saying()
+        _stop_saying()
         return 128 + signal.SIGPIPE
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -15,6 +14,8 @@ from accelerate import PartialState
 from torch import nn
 
 from hf_lgelu.analysis.int8.equalize import EqualizedLayer, equalize_ranges
+from hf_lgelu.cli.arguments import ConvertArguments, named
+from hf_lgelu.cli.command import say
 from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
     push,
@@ -24,14 +25,11 @@ from hf_lgelu.cli.given_checkpoint import (
     require_gates,
     require_other_folder,
 )
-from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set
+from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set, require_outside_data
 from hf_lgelu.cli.inputs.input_set import InputSet
-from hf_lgelu.cli.inputs.splits import require_outside_data
-from hf_lgelu.cli.saying import say
 from hf_lgelu.environment import hardware, package_versions
-from hf_lgelu.export.hub.card_text import shown
-from hf_lgelu.export.hub.conversion_card import Provenance, original_licence, write_conversion_card
-from hf_lgelu.export.hub.hub_id import is_hub_id
+from hf_lgelu.export.hub.card import Provenance, shown, stated_licence, write_conversion_card
+from hf_lgelu.export.hub.push import is_hub_id
 from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.comparison import require_same_model
@@ -52,7 +50,7 @@ _EQUALIZED_BATCHES = 16  # of 8 rows: a range needs no more
 _ADVICE = "Give inputs like those that the model was trained on"
 
 
-def convert(arguments: Namespace) -> ConversionReport:
+def convert(arguments: ConvertArguments) -> ConversionReport:
     """Read inputs, convert, write model, report and card, push; returns the report.
 
     Under `accelerate launch` every process converts, each with its share of the inputs, and the main one writes.
@@ -113,11 +111,11 @@ def _saying_what_is_kept(work: Path | None) -> Iterator[None]:
         ) from interrupt
 
 
-def _require_one_key_says_it(arguments: Namespace) -> None:
+def _require_one_key_says_it(arguments: ConvertArguments) -> None:
     """Raise ValueError for gates that a folder of sentence-transformers cannot have."""
     if read_target(arguments.target).slope is not None:
         option, otherwise = f"--target {arguments.target}", "take leaky_relu, whose slope is 0.01,"
-    elif arguments.keep:
+    elif arguments.keep != "0":
         option, otherwise = "--keep", "leave it out"
     else:
         return
@@ -140,7 +138,7 @@ def _processes() -> PartialState:
 
 
 def _converted(
-    arguments: Namespace,
+    arguments: ConvertArguments,
     network: nn.Module,
     data: InputSet,
     evaluation: InputSet | None,
@@ -155,12 +153,12 @@ def _converted(
             evaluation_data=None if evaluation is None else evaluation.batches("second set", progress=progress),
             max_kl=arguments.max_kl,
             strict=arguments.strict,
-            keep=arguments.keep,
+            keep=int(arguments.keep) if arguments.keep.isdecimal() else named(arguments.keep) or 0,
             tolerance=arguments.tolerance,
             progress=progress,
             checkpoint_dir=work,
             batch_size=arguments.batch_size,
-            outputs=arguments.outputs,
+            outputs=named(arguments.outputs),
             target=arguments.target,
             effort=arguments.effort,
             width_budget=arguments.width_budget,
@@ -188,7 +186,7 @@ def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]
     return report.layers
 
 
-def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | None, processes: int) -> Provenance:
+def _provenance(arguments: ConvertArguments, data: InputSet, evaluation: InputSet | None, processes: int) -> Provenance:
     on_hub = is_hub_id(arguments.model)
     return Provenance(
         model=arguments.model if on_hub else shown(str(Path(arguments.model).resolve())),
@@ -207,7 +205,7 @@ def _provenance(arguments: Namespace, data: InputSet, evaluation: InputSet | Non
 
 def _write(
     folder: Path,
-    arguments: Namespace,
+    arguments: ConvertArguments,
     given: GivenCheckpoint,
     converted: nn.Module,
     report: ConversionReport,
@@ -220,7 +218,7 @@ def _write(
     reloaded = read_checkpoint(str(folder), progress=False).network
     reloaded.to(next(converted.parameters()).device)
     require_same_model(converted, reloaded, data.first(_COMPARED_ROWS))
-    document: dict[str, Any] = {"provenance": provenance.as_dict(), "report": report.as_dict()}
+    document: dict[str, Any] = {"provenance": asdict(provenance), "report": report.as_dict()}
     if equalized:
         document["equalized"] = [asdict(layer) for layer in equalized]
     text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
@@ -230,7 +228,7 @@ def _write(
     write_conversion_card(
         folder, report, provenance, figure=FIGURE_FILE,
         repo_id=arguments.push_to_hub,
-        license=arguments.license or original_licence(given.name),
+        license=arguments.license or stated_licence(given.name),
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """The checkpoint that a command is given: what it is, whether it can be worked on, what its card says."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors
 from huggingface_hub import HfApi
@@ -13,17 +13,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.activation.gates import GATES
-from hf_lgelu.cli.named_places import local, require_model_there
-from hf_lgelu.cli.sentence_embedder import SentenceEmbedder
-from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
-from hf_lgelu.export.hub.card_text import without_tokens
-from hf_lgelu.export.hub.push import MODULES_FILE
+from hf_lgelu.cli.named_places import local, require_there
+from hf_lgelu.cli.sentence_transformer import SentenceEmbedder, SentenceFolder, find_sentence_folder
+from hf_lgelu.export.hub.push import MODULES_FILE, without_tokens
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.example_run import NOT_TAKEN, run_example
-from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites
-
-GATE_NAMES = {gate.name: gate.label for gate in GATES.values()} | {"gelu": "GELU", "silu": "SiLU", "mish": "Mish"}
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, sites_in_words
 
 _ADAPTER_FILE = "adapter_config.json"
 
@@ -69,16 +64,8 @@ class GivenCheckpoint:
         return "" if self.sentences is None else self.sentences.prompt
 
     def save(self, network: nn.Module, folder: Path) -> None:
-        """Write `network`, changed, as a checkpoint of the same kind with all that goes along.
-
-        Raises TypeError for a network of another kind.
-        """
-        encoder = network.encoder if isinstance(network, SentenceEmbedder) else network
-        if isinstance(network, SentenceEmbedder) is not self.embeds or not isinstance(encoder, PreTrainedModel):
-            raise TypeError(
-                f"{self.name} was loaded as a {type(self.network).__name__}, and is not saved as a "
-                f"{type(network).__name__}"
-            )
+        """Write `network`, changed, as a checkpoint of the same kind with all that goes along."""
+        encoder: Any = network.encoder if isinstance(network, SentenceEmbedder) else network
         if self.sentences is not None:
             self.sentences.save(encoder, folder)
         else:
@@ -97,7 +84,7 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
     """
     if not progress:
         logging.disable_progress_bar()
-    require_model_there(name)
+    require_there(name)
     name = name if local(name) is None else str(Path(name).expanduser())
     _refuse_other_folders(name)
     sentences = find_sentence_folder(name)
@@ -128,13 +115,6 @@ def _refuse_other_folders(name: str) -> None:
         )
 
 
-def gates_in_words(network: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str:
-    """ "12 GELU" or "3 SiLU and 12 GELU", the smooth gates that a network has as modules; "no smooth gates"."""
-    found = Counter(site.kind for site in find_sites(network, kinds))
-    named = [f"{count} {GATE_NAMES.get(kind, kind)}" for kind, count in found.items()]
-    return " and ".join(named) or "no smooth gates"
-
-
 def require_hardness(given: GivenCheckpoint) -> None:
     """Raise ValueError, with the road that leads on, unless the checkpoint has a λ-GELU."""
     kinds = {site.kind for site in find_sites(given.model)}
@@ -142,7 +122,7 @@ def require_hardness(given: GivenCheckpoint) -> None:
         return
     if kinds:
         raise ValueError(
-            f"{given.name} has no λ-GELU: its gates are {gates_in_words(given.model)}. `hf-lgelu convert` makes a "
+            f"{given.name} has no λ-GELU: its gates are {sites_in_words(given.model)}. `hf-lgelu convert` makes a "
             "ReLU network of it without training; to learn the hardness of its gates, load it with the activation "
             "lambda_gelu (lambda_gelu_tanh, lambda_silu) and train it with hf_lgelu.LambdaGELUTrainer"
         )

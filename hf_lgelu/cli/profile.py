@@ -1,12 +1,12 @@
 """`hf-lgelu profile`: the hardness λ of every gate, as text and as a picture."""
 
 import math
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from hf_lgelu.cli.arguments import ProfileArguments
 from hf_lgelu.cli.given_checkpoint import read_checkpoint, require_hardness
-from hf_lgelu.export.hub.hardness_figure import draw_hardness
+from hf_lgelu.export.hub.card import draw_hardness
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.profile import mean_of_several, smallest_by_site, swap_errors
 from hf_lgelu.training.hardening import is_hardened
@@ -14,7 +14,7 @@ from hf_lgelu.training.hardening import is_hardened
 _BAR = 40
 
 
-def profile(arguments: Namespace) -> None:
+def profile(arguments: ProfileArguments) -> None:
     """Print λ of each gate with the bound κ/λ of its swap, and draw it where --figure says.
 
     Raises ValueError for a checkpoint without λ-GELU and a picture that is no PNG, and what loads and writes.

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.export.folding.fold import FoldedSite, fold_hardness, max_relative_change
+from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models
@@ -69,6 +70,7 @@ def export_gelu(
 
     `model` stays as it is. Every λ is folded into the layers around its activation (`fold_hardness`), the config key of
     the model's family is rewritten, the folder is loaded again with transformers and compared with the λ-GELU model.
+    A model card goes along (`write_card`).
 
     Args:
         model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
@@ -97,6 +99,22 @@ def export_gelu(
         >>> report.relative_change < 1e-5
         True
     """
+    with whole_folder(folder, overwrite=overwrite) as new:
+        report = save_gelu(model, new, processor=processor, source=source, inputs=inputs)
+        write_card(operable_module(model), new, form="gelu", change=report.change)
+    return replace(report, folder=str(folder))
+
+
+@in_own_forward
+def save_gelu(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    processor: Any = None,
+    source: str | os.PathLike | None = None,
+    inputs: Inputs | None = None,
+) -> GELUExport:
+    """`export_gelu` into a folder that is there, without the card."""
     model = operable_module(model)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
@@ -107,9 +125,8 @@ def export_gelu(
     inputs = random_inputs(model) if inputs is None else inputs
     folded = independent_copy(model).eval()
     report = fold_hardness(folded, inputs)
-    with whole_folder(folder, overwrite=overwrite) as new:
-        files = save_checkpoint(folded, new, processor, source)
-        change = _change_after_reload(model, folded, new, inputs)
+    files = save_checkpoint(folded, folder, processor, source)
+    change = _change_after_reload(model, folded, folder, inputs)
     warnings = runtime_warnings(folded.config)
     if warnings and _is_family_default(folded.config, report.config_changes):
         warnings = ()
@@ -123,7 +140,7 @@ def _is_family_default(config: PreTrainedConfig, changes: Sequence[ConfigChange]
 
 
 def _change_after_reload(
-    model: PreTrainedModel, folded: PreTrainedModel, folder: os.PathLike, inputs: Inputs
+    model: PreTrainedModel, folded: PreTrainedModel, folder: str | os.PathLike, inputs: Inputs
 ) -> OutputChange:
     dtype = folded.dtype
     wide = torch.promote_types(dtype, torch.float32)

@@ -1,12 +1,12 @@
 """λ-GELU checkpoint → plain ReLU checkpoint, refused where the gates are not hard."""
 
-import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.comparison import OutputChange, compare_models, require_same_model
@@ -14,7 +14,7 @@ from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import Inputs, forward_hooks
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
-from hf_lgelu.models.profile import MAX_SWAP_ERROR, gate_names, smallest_by_site, softest_gate, swap_errors
+from hf_lgelu.models.profile import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
@@ -41,8 +41,6 @@ class ReLUExport:
     smooth_calls: tuple[SmoothCall, ...]
     processor_files: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    gates: dict[str, str] = field(default_factory=dict)
-    """{gate: its name in a config}, for `CardFacts`."""
     unreached: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -73,7 +71,7 @@ def export_relu(
     """Save `model` with ReLU in the place of every λ-GELU: a checkpoint that needs nothing of this package.
 
     `model` stays as it is. The config key of the model's family is rewritten, the folder is loaded again with
-    transformers, and its outputs must be those of the substituted model.
+    transformers, and its outputs must be those of the substituted model. A model card goes along (`write_card`).
 
     Args:
         model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
@@ -106,14 +104,33 @@ def export_relu(
         >>> report.change.unchanged_predictions, max(report.swap_error.values()) < 0.0011
         (1.0, True)
     """
+    with whole_folder(folder, overwrite=overwrite) as new:
+        report = save_relu(
+            model, new, processor=processor, source=source, inputs=inputs, max_swap_error=max_swap_error,
+            allow_soft=allow_soft,
+        )  # fmt: skip
+        write_card(operable_module(model), new, form="relu", change=report.change)
+    return replace(report, folder=str(folder))
+
+
+@in_own_forward
+def save_relu(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    processor: Any = None,
+    source: str | os.PathLike | None = None,
+    inputs: Inputs | None = None,
+    max_swap_error: float = MAX_SWAP_ERROR,
+    allow_soft: bool = False,
+) -> ReLUExport:
+    """`export_relu` into a folder that is there, without the card."""
     model = operable_module(model)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"export_relu saves transformers models, got {type(model).__name__}; substitute_relu(model) changes any "
             "module in memory"
         )
-    if not 0 < max_swap_error < math.inf:
-        raise ValueError(f"max_swap_error must be a finite number above 0, got {max_swap_error}; see allow_soft")
     _require_lambda_gelu(model)
     hardness = smallest_by_site(model)
     swap_error = swap_errors(model, hardness)
@@ -125,10 +142,9 @@ def export_relu(
     gates, ran = find_sites(model, LEARNED_KINDS), set()
     with forward_hooks([site.module for site in gates], lambda module, given, output: ran.add(id(module))):
         change = compare_models(model, substituted, inputs)
-    with whole_folder(folder, overwrite=overwrite) as new:
-        files = save_checkpoint(substituted, new, processor, source)
-        reloaded = type(substituted).from_pretrained(new, dtype=substituted.dtype, use_safetensors=True)
-        require_same_model(substituted, reloaded.to(substituted.device), inputs)
+    files = save_checkpoint(substituted, folder, processor, source)
+    reloaded = type(substituted).from_pretrained(folder, dtype=substituted.dtype, use_safetensors=True)
+    require_same_model(substituted, reloaded.to(substituted.device), inputs)
     return ReLUExport(
         folder=str(folder),
         hardness=hardness,
@@ -138,7 +154,6 @@ def export_relu(
         smooth_calls=tuple(find_smooth_calls(substituted, inputs)),
         processor_files=files,
         warnings=runtime_warnings(substituted.config),
-        gates=gate_names(model),
         unreached=tuple(site.name for site in gates if id(site.module) not in ran),
     )
 

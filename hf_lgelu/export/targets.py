@@ -10,10 +10,11 @@ class ExportTarget:
     """One form.
 
     Args:
-        name: after `hf-lgelu harden --to`.
+        name: after `hf-lgelu export --to`.
         description: for that command's help.
-        run: "module:function", called with the model and a folder; `source` is where a tokenizer or processor is that
-            goes along, `inputs` are rows to compare on, None for random ones. Gives a report that can be printed.
+        run: "module:function", called with the model and a folder that is there; `source` is where a tokenizer or
+            processor is that goes along, `inputs` are rows to compare on, None for random ones. Gives a report that
+            can be printed.
         is_checkpoint: what is written is again a checkpoint, of one with λ-GELU: it is scored, and has a card. Other
             forms are files, of any network as it is.
         is_relu: gates become ReLU, soft ones with `allow_soft=True` alone.
@@ -34,12 +35,12 @@ class ExportTarget:
 EXPORT_TARGETS: dict[str, ExportTarget] = {
     target.name: target
     for target in (
-        ExportTarget("relu", "ReLU in the place of hard gates", "hf_lgelu.export.relu:export_relu", is_relu=True),
-        ExportTarget("gelu", "GELU, with λ folded into the weights, exactly", "hf_lgelu.export.gelu:export_gelu"),
+        ExportTarget("relu", "ReLU in the place of hard gates", "hf_lgelu.export.relu:save_relu", is_relu=True),
+        ExportTarget("gelu", "GELU, with λ folded into the weights, exactly", "hf_lgelu.export.gelu:save_gelu"),
         ExportTarget(
             "onnx",
             "the model as it is, whatever its gates, for onnxruntime",
-            "hf_lgelu.export.onnx.onnx_folder:export_onnx_folder",
+            "hf_lgelu.export.onnx.onnx_export:save_onnx",
             is_checkpoint=False,
         ),
     )

@@ -1,6 +1,7 @@
 """Activation sites: where in a module tree an activation sits, and of what kind it is."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -210,6 +211,13 @@ def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[Ac
 def find_relu_sites(model: nn.Module) -> list[ActivationSite]:
     """Every ReLU and leaky ReLU, in the same order: gates g with g(c·z) = c·g(z) for c > 0."""
     return list(_walk(checked_module(model), "", set(), lambda module: _HOMOGENEOUS.get(type(module))))
+
+
+def sites_in_words(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str:
+    """ "12 GELU" or "3 SiLU and 12 GELU", the smooth gates that a network has as modules; "no smooth gates"."""
+    labels = {gate.name: gate.label for gate in GATES.values()} | {"gelu": "GELU", "silu": "SiLU", "mish": "Mish"}
+    found = Counter(site.kind for site in find_sites(model, kinds))
+    return " and ".join(f"{count} {labels[kind]}" for kind, count in found.items()) or "no smooth gates"
 
 
 def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:

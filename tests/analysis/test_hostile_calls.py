@@ -1,13 +1,11 @@
 """What is no module, and tensors without numbers in rows, are refused in words by every function that takes them."""
 
-import copy
 import math
 
 import pytest
 import torch
 
 from hf_lgelu import (
-    CardFacts,
     MLPConfig,
     MLPForClassification,
     anneal_hardness,
@@ -21,7 +19,6 @@ from hf_lgelu import (
     prune_units,
     remove_dead_units,
     verify_robustness,
-    write_card,
 )
 
 ROWS = torch.randn(8, 3)
@@ -79,25 +76,4 @@ def test_tensors_without_numbers_in_rows(name, kind, tmp_path):
 def test_no_rows_and_nan_measure_nothing(name, rows, message, tmp_path):
     with pytest.raises((ValueError, RuntimeError), match=message):
         TAKING[name](model_for(name), rows, tmp_path / "new")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("limit", [0, -1.0, math.inf, math.nan])
-def test_a_limit_of_the_swap_is_a_number(limit, tmp_path):
-    with pytest.raises(ValueError, match="max_swap_error must be a finite number above 0"):
-        export_relu(model_for("export_relu"), tmp_path / "new", max_swap_error=limit)
-
-
-@pytest.mark.parametrize("axes", ["batch", {"features": [0]}, {"features": {0: 3}}, {"features": {"0": "batch"}}])
-def test_axes_are_named_in_a_mapping(axes, tmp_path):
-    with pytest.raises(TypeError, match="dynamic_axes must be a mapping"):
-        export_onnx(model_for("export_onnx"), tmp_path / "a.onnx", ROWS, dynamic_axes=axes)
-
-
-@pytest.mark.parametrize("facts", [None, {}, {"hardness": {"act": 160.0}}, copy])
-def test_a_card_is_made_of_facts(facts, tmp_path):
-    with pytest.raises(TypeError, match="facts must be CardFacts"):
-        write_card(tmp_path, facts)
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        write_card(tmp_path, CardFacts())
     assert list(tmp_path.iterdir()) == []

@@ -1,10 +1,9 @@
-"""hf-lgelu check, profile, card and kernels: what they say, and that check writes nothing."""
+"""hf-lgelu check and profile: what they say, and that check writes nothing."""
 
 import json
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
 from transformers import (
     AlbertConfig,
     AlbertForSequenceClassification,
@@ -17,12 +16,8 @@ from transformers import (
     TimmWrapperConfig,
     TimmWrapperForImageClassification,
 )
-from transformers.activations import ACT2FN
 
-from hf_lgelu import replace_activations
-from hf_lgelu.cli.card import form_of
-from hf_lgelu.cli.given_checkpoint import GivenCheckpoint
-from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
+from hf_lgelu import replace_activations, write_card
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.profile import hardness_profile
@@ -46,7 +41,7 @@ def test_a_hardened_checkpoint_with_data(place, test_rows, call):
     assert f"{accuracy:.4f} as it is; KL" in said
     assert "2 of 2 gates can be, with 2 linear maps behind them" in said
     assert "only where hf_lgelu is installed" in said
-    assert f"hf-lgelu harden {place / 'hard'} --output_dir" in said
+    assert f"hf-lgelu export {place / 'hard'} --output_dir" in said
     assert files(place) == before
 
 
@@ -174,35 +169,6 @@ def test_the_profile_is_a_line_a_gate_and_a_picture(place, tmp_path, call):
     assert "has no λ-GELU" in errors
 
 
-def test_the_card_of_a_checkpoint(place, tmp_path, call):
-    load_checkpoint(place / "soft").save_pretrained(tmp_path / "soft")
-    assert call("card", tmp_path / "soft", "--license", "mit", "--repo_id", "me/soft")[0] == 0
-    card = ModelCard.load(tmp_path / "soft" / "README.md")
-    assert card.data.license == "mit"
-    assert 'from_pretrained(MLPForClassification, "me/soft")' in card.text
-    status, _, errors = call("card", tmp_path / "soft")
-    assert status == 1
-    assert "README.md is there already; replace it with --overwrite" in errors
-
-
-def test_the_card_of_an_export_needs_the_hardness_it_had(place, tmp_path, call):
-    call("harden", place / "hard", "--output_dir", tmp_path / "relu")
-    status, _, errors = call("card", tmp_path / "relu", "--overwrite")
-    assert status == 1
-    assert "give --facts" in errors
-    save_card_facts(CardFacts({"layers.0.activation": 123.0}, name="letters"), tmp_path)
-    assert call("card", tmp_path / "relu", "--overwrite", "--facts", tmp_path)[0] == 0
-    assert "λ = 123" in (tmp_path / "relu" / "README.md").read_text()
-    save_card_facts(CardFacts({"encoder.act": 7.0}, name="another"), tmp_path)
-    status, _, errors = call("card", tmp_path / "relu", "--overwrite", "--facts", tmp_path)
-    assert status == 1
-    assert "the facts are of another network: they tell the hardness of encoder.act" in errors
-    assert "λ = 123" in (tmp_path / "relu" / "README.md").read_text()
-    status, _, errors = call("card", tmp_path / "nothing")
-    assert status == 1
-    assert "there is no folder" in errors
-
-
 def largest_swap_errors(model):
     """{gate: the most that ReLU in its place changes a unit}, tried out on a fine grid, as many columns as units."""
     x = torch.linspace(-8, 8, 40_001)[:, None].expand(-1, 4)
@@ -229,68 +195,14 @@ def test_of_several_hardnesses_the_smallest_is_told_with_its_bound(tmp_path, cal
     title, *lines = said.splitlines()[:3]
     assert title.split() == ["gate", "mean", "λ", "smallest", "λ", "κ/λ"]
     assert [line.split()[1:4] for line in lines] == [["300.2", "1", "0.17"], ["100", "100", "0.0017"]]
-    assert call("card", tmp_path / "soft")[0] == 0
-    words = ("harden", tmp_path / "soft", "--output_dir", tmp_path / "relu", "--allow_soft", "--disable_tqdm")
+    write_card(load_checkpoint(tmp_path / "soft"), tmp_path / "soft")
+    words = ("export", tmp_path / "soft", "--output_dir", tmp_path / "relu", "--allow_soft", "--disable_tqdm")
     assert "softest gate layers.0.activation: λ = 1, at most 0.17 a unit" in call(*words)[1]
     for folder in ("soft", "relu"):
         text = (tmp_path / folder / "README.md").read_text()
         assert "ended at λ from 1 to 100 (the smallest λ of each gate)" in text
         assert f"| `layers.0.activation` | 300.2 | 1 | {soft:.2g} |" in text
         assert f"| `layers.1.activation` | 100 | 100 | {hard:.2g} |" in text
-
-
-@pytest.mark.parametrize(
-    ("activation", "found"),
-    [
-        ("mish", "1 MishActivation"),
-        ("tanh", "1 Tanh"),
-        ("leaky_relu", "1 LeakyReLU"),
-        ("relu2", "1 ReLUSquaredActivation"),
-    ],
-)
-def test_no_card_calls_another_activation_relu(activation, found, tmp_path, call):
-    config = MLPConfig(num_features=4, hidden_size=4, num_hidden_layers=1, hidden_act=activation)
-    MLPForClassification(config).save_pretrained(tmp_path / "model")
-    save_card_facts(CardFacts({"layers.0.activation": 160.0}), tmp_path)
-    status, _, errors = call("card", tmp_path / "model", "--facts", tmp_path)
-    assert status == 1
-    assert f"has no λ-gate, and its activations ({found}) are not those" in errors
-    assert "ReLU in the place of each gate and no smooth gate left" in errors
-    assert not (tmp_path / "model" / "README.md").exists()
-
-
-@pytest.mark.parametrize(
-    ("activations", "gates", "form"),
-    [
-        (("relu", "relu"), (0, 1), "relu"),
-        (("relu", "tanh"), (0,), "relu"),  # as BERT's pooler
-        (("relu", "tanh"), (0, 1), None),
-        (("relu", "mish"), (0,), None),
-        (("relu", "gelu"), (0,), None),
-        (("relu", "gelu"), (1,), "gelu"),
-        (("gelu", "silu"), (0, 1), "gelu"),
-    ],
-)
-def test_the_form_is_that_of_the_gates_that_facts_name(activations, gates, form, tmp_path, call):
-    config = MLPConfig(num_features=4, hidden_size=4, num_hidden_layers=2, hidden_act="relu")
-    model = MLPForClassification(config)
-    for layer, name in zip(model.layers, activations, strict=True):
-        layer.activation = ACT2FN[name]
-    facts = CardFacts({f"layers.{number}.activation": 160.0 for number in gates})
-    given = GivenCheckpoint("model", model)
-    if form is None:
-        with pytest.raises(ValueError, match="model has no λ-gate, and its activations"):
-            form_of(given, facts)
-    else:
-        assert form_of(given, facts) == form
-
-
-def test_kernels_are_listed(call):
-    from hf_lgelu.activation.kernels import KERNELS
-
-    status, said, _ = call("kernels")
-    assert status == 0
-    assert all(name in said for name in KERNELS)
 
 
 def test_the_dearest_gates_and_how_a_checkpoint_was_converted_are_said(place, tmp_path, call):
@@ -311,10 +223,3 @@ def test_the_dearest_gates_and_how_a_checkpoint_was_converted_are_said(place, tm
     (tmp_path / "relu" / "report.json").write_text('{"report": {"model": "other"}}')
     status, said, _ = call("check", tmp_path / "relu", "--disable_tqdm")
     assert (status, "How it was converted" in said) == (0, False)
-
-
-def test_facts_that_are_not_there_are_told_with_who_writes_them(place, tmp_path, call):
-    for named in (tmp_path / "nowhere", tmp_path):
-        status, _, errors = call("card", place / "hard", "--facts", named)
-        assert status == 1
-        assert f"there are no facts at {named}: hf_lgelu.save_card_facts writes them, as card_facts.json" in errors

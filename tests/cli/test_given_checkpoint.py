@@ -2,33 +2,18 @@
 
 import json
 import shutil
-from argparse import Namespace
 
 import pytest
 from full_disk import full_disk
 from huggingface_hub.utils import filter_repo_objects
-from torch import nn
 from transformers import BertConfig, BertModel
 
-from hf_lgelu.cli.given_checkpoint import GivenCheckpoint, read_checkpoint
+from hf_lgelu.cli.arguments import ConvertArguments
+from hf_lgelu.cli.given_checkpoint import read_checkpoint
 from hf_lgelu.cli.inputs.chosen import data_set
-from hf_lgelu.cli.sentence_embedder import SentenceEmbedder
-from hf_lgelu.cli.sentence_folder import SentenceFolder, find_sentence_folder
+from hf_lgelu.cli.sentence_transformer import SentenceFolder, find_sentence_folder
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-
-
-def test_a_network_of_another_kind_is_not_left_out_without_a_word(place, tmp_path):
-    given = read_checkpoint(str(place / "gelu"))
-    with pytest.raises(TypeError, match=r"gelu was loaded as a MLPForClassification.*not saved as a Linear"):
-        given.save(nn.Linear(2, 2), tmp_path / "out")
-    encoder = BertModel(BertConfig(vocab_size=15, **SIZES))
-    with pytest.raises(TypeError, match="not saved as a SentenceEmbedder"):
-        GivenCheckpoint("bert", encoder).save(SentenceEmbedder(encoder, []), tmp_path / "out")
-    whole = GivenCheckpoint("folder", SentenceEmbedder(encoder, []), SentenceFolder(tmp_path, ""))
-    with pytest.raises(TypeError, match="not saved as a BertModel"):  # without its pooling
-        whole.save(encoder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tmp_path):
@@ -37,10 +22,7 @@ def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tm
     model, texts = sentence_folder
     shutil.copytree(model, tmp_path / "short")
     (tmp_path / "short" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 6}))
-    arguments = Namespace(
-        data=str(texts), data_config=None, data_split="train", column=None, label_column=None, pair_column=None,
-        max_samples=None, seed=0, sequence_length=None, disable_tqdm=True,
-    )  # fmt: skip
+    arguments = ConvertArguments(model=str(model), data=str(texts), output_dir="out", disable_tqdm=True)
     for folder, longest in ((tmp_path / "short", 6), (model, 9)):
         made = data_set(arguments, read_checkpoint(str(folder), progress=False))
         batch = made.rows.__getitems__(range(len(made)))
@@ -49,9 +31,8 @@ def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tm
         lines = texts.read_text().splitlines()
         expected = {tuple(ids) for ids in whole.tokenize(lines)["input_ids"].tolist()}
         assert {tuple(ids) for ids in batch["input_ids"].tolist()} == expected
-    assert data_set(
-        Namespace(**{**vars(arguments), "sequence_length": 4}), read_checkpoint(str(tmp_path / "short"))
-    ).first(1)["input_ids"].shape == (1, 4)
+    arguments.sequence_length = 4
+    assert data_set(arguments, read_checkpoint(str(tmp_path / "short"))).first(1)["input_ids"].shape == (1, 4)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +87,9 @@ def test_other_networks_in_a_folder_of_sentence_transformers_do_not_go_along(sen
 def test_modules_behind_an_encoder_are_downloaded_with_their_weights(monkeypatch, tmp_path):
     """Older ones have pytorch_model.bin alone; of the encoder safetensors alone are read."""
     asked = {}
-    monkeypatch.setattr("hf_lgelu.cli.sentence_folder.hf_hub_download", lambda *words: None)
+    monkeypatch.setattr("hf_lgelu.cli.sentence_transformer.hf_hub_download", lambda *words: None)
     monkeypatch.setattr(
-        "hf_lgelu.cli.sentence_folder.snapshot_download", lambda name, **options: asked.update(options) or tmp_path
+        "hf_lgelu.cli.sentence_transformer.snapshot_download", lambda name, **options: asked.update(options) or tmp_path
     )
     assert find_sentence_folder("someone/encoder") is None  # nothing was put there
     files = ["modules.json", "model.safetensors", "2_Dense/pytorch_model.bin", "2_Dense/config.json"]

@@ -100,7 +100,7 @@ def test_the_config_says_gelu_and_nothing_of_lambda_gelu_is_left(name, elsewhere
             node = node[step]
         assert node == value
     assert "lambda_gelu" not in text
-    assert {path.suffix for path in folder.iterdir()} <= {".json", ".safetensors", ".pt"}
+    assert {path.suffix for path in folder.iterdir()} <= {".json", ".safetensors", ".pt", ".md", ".png"}
     assert not any("hardness" in key or "temperature" in key for key in load_file(folder / "model.safetensors"))
     assert len(export.sites) == MODELS[name].sites
     expected = [(1.5,), (3.0,), (20.0,), (1.5,)][: MODELS[name].sites]

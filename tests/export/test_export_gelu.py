@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 from gelu_models import GPT2, IMAGES, TOKENS, logits_of, timm, trained
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from scipy.special import ndtr
 from tokenizers import Tokenizer
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
 from hf_lgelu.export import gelu
 from hf_lgelu.export.gelu import export_gelu
-from hf_lgelu.export.onnx.onnx_folder import export_onnx_folder
+from hf_lgelu.export.onnx.onnx_export import save_onnx
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
 
 
@@ -119,27 +120,54 @@ def test_a_folder_that_is_not_empty_is_kept_unless_told_otherwise(mlp, tmp_path)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     (folder / "config.json").write_text("{}")
     export_gelu(mlp, folder, inputs=FEATURES, overwrite=True)
-    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md", "hardness.png"}
 
 
-def test_a_refused_model_leaves_nothing_behind(tmp_path):
-    sizes = {"layers": [2, 2, 2, 2], "channels": [8, 8, 16, 16]}
-    config = transformers.TimmWrapperConfig(**timm("resnet18", sizes))
-    model = transformers.TimmWrapperForImageClassification(config)
-    with pytest.raises(ValueError, match="export_relu") as caught:
-        export_gelu(model, tmp_path / "gelu", inputs=IMAGES)
-    named = [line.strip().partition(":")[0] for line in str(caught.value).split("\n")[1:-1]]
-    # ResNet-18 of eight blocks: the stem's, used by the shortcut as well, and the one behind each sum
-    blocks = [f"timm_model.layer{layer}.{block}.act2" for layer in (1, 2, 3, 4) for block in (0, 1)]
-    assert named == ["timm_model.act1", *blocks]
-    assert list(tmp_path.iterdir()) == []
+def resnet():
+    config = transformers.TimmWrapperConfig(**timm("resnet18", {"layers": [2] * 4, "channels": [8, 8, 16, 16]}))
+    return transformers.TimmWrapperForImageClassification(config)
 
 
-def test_a_family_without_a_key_for_erf_gelu_is_refused(tmp_path):
+def gpt():
     model = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**GPT2))  # its "gelu" is the tanh form
     replace_activations(model, gate="lambda_gelu")
-    with pytest.raises(UnsupportedConfigError, match=r"tanh form of GELU.*rewrite_config=False"):
-        export_gelu(model, tmp_path / "gelu", inputs=TOKENS)
+    return model
+
+
+def adapted():
+    return get_peft_model(
+        MLPForClassification(MLPConfig(num_features=6)), LoraConfig(target_modules=["layers.0.linear"])
+    )
+
+
+REFUSED = [
+    (resnet, IMAGES, ValueError, "export_relu"),
+    (gpt, TOKENS, UnsupportedConfigError, r"tanh form of GELU.*rewrite_config=False"),
+    (adapted, FEATURES, RuntimeError, r"is PeftModel of PEFT.*merge_and_unload"),
+    (
+        lambda: nn.Sequential(nn.Linear(3, 4), LambdaGELU()),
+        torch.ones(1, 3),
+        TypeError,
+        "got Sequential; fold_hardness",
+    ),
+    (
+        lambda: MLPForClassification(MLPConfig(num_features=6, hidden_act="gelu")),
+        FEATURES,
+        ValueError,
+        "has no λ-GELU activation",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "inputs", "error", "told"), REFUSED)
+def test_what_is_refused_leaves_nothing(make, inputs, error, told, tmp_path):
+    with pytest.raises(error, match=told) as caught:
+        export_gelu(make(), tmp_path / "gelu", inputs=inputs)
+    if make is resnet:
+        named = [line.strip().partition(":")[0] for line in str(caught.value).split("\n")[1:-1]]
+        # ResNet-18 of eight blocks: the stem's, used by the shortcut as well, and the one behind each sum
+        blocks = [f"timm_model.layer{layer}.{block}.act2" for layer in (1, 2, 3, 4) for block in (0, 1)]
+        assert named == ["timm_model.act1", *blocks]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -172,15 +200,6 @@ def test_a_fold_that_changes_the_function_is_not_kept(mlp, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_transformers_models_are_saved(tmp_path):
-    model = nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 2))
-    with pytest.raises(TypeError, match="got Sequential; fold_hardness"):
-        export_gelu(model, tmp_path / "gelu", inputs=torch.ones(1, 3))
-    plain = MLPForClassification(MLPConfig(num_features=6, hidden_act="gelu"))
-    with pytest.raises(ValueError, match="has no λ-GELU activation"):
-        export_gelu(plain, tmp_path / "gelu", inputs=FEATURES)
-
-
 def test_a_half_precision_network_that_casts_nothing_is_exported(tmp_path):
     """ConvNeXt's convolutions take their own dtype alone."""
     sizes = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "image_size": 32, "hidden_act": "lambda_gelu"}
@@ -189,7 +208,7 @@ def test_a_half_precision_network_that_casts_nothing_is_exported(tmp_path):
     assert export_gelu(model, tmp_path / "random").relative_change < 0.02
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert export_gelu(model, tmp_path / "given", inputs=images).change.rows == 3
-    report = export_onnx_folder(model, tmp_path / "onnx", inputs=images)
+    report = save_onnx(model, tmp_path, inputs=images)
     assert report.max_abs_difference < 1e-4 * max(1.0, report.largest_output)
 
 

@@ -46,7 +46,8 @@ def test_folder_holds_the_relu_network_and_nothing_else(mlp, tmp_path):
     before = {name: tensor.clone() for name, tensor in mlp.state_dict().items()}
     features = torch.randn(50, 6)
     export = export_relu(mlp, tmp_path / "relu", inputs={"features": features})
-    assert {path.name for path in (tmp_path / "relu").iterdir()} == {"config.json", "model.safetensors"}
+    files = {"config.json", "model.safetensors", "README.md", "hardness.png"}
+    assert {path.name for path in (tmp_path / "relu").iterdir()} == files
     assert [path.name for path in tmp_path.iterdir()] == ["relu"]
     saved = load_file(tmp_path / "relu" / "model.safetensors")
     assert set(saved) == {name for name in before if "activation" not in name}
@@ -129,15 +130,6 @@ def test_one_soft_channel_counts(tmp_path):
         export_relu(mlp, tmp_path / "relu")
 
 
-def test_a_model_without_lambda_gelu_is_refused(tmp_path):
-    gelu, relu = (MLPForClassification(MLPConfig(num_features=6, hidden_act=name)) for name in ("gelu", "relu"))
-    with pytest.raises(ValueError, match=r"has no λ-GELU for.*its gates are gelu: convert_to_relu\(model, data\)"):
-        export_relu(gelu, tmp_path / "relu")
-    with pytest.raises(ValueError, match=r"has no λ-GELU for.*it has no smooth gate"):
-        export_relu(relu, tmp_path / "relu")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_programs_that_ignore_the_activation_are_named(mlp, tmp_path):
     anneal_hardness(mlp, 1.0)
     assert export_relu(mlp, tmp_path / "mlp").warnings == ()
@@ -155,21 +147,6 @@ def test_programs_that_ignore_the_activation_are_named(mlp, tmp_path):
     )  # fmt: skip
     own = export_gelu(LlamaForCausalLM(config), tmp_path / "own")  # the config says silu, as every program computes
     assert own.warnings == ()
-
-
-def test_only_transformers_models_are_saved(tmp_path):
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), LambdaGELU(init_hardness=160.0))
-    with pytest.raises(TypeError, match=r"got Sequential; substitute_relu\(model\)"):
-        export_relu(model, tmp_path / "relu", inputs=torch.ones(1, 3))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("export", [export_relu, export_gelu])
-def test_an_adapter_is_merged_first(mlp, tmp_path, export):
-    wrapped = get_peft_model(mlp, LoraConfig(target_modules=["layers.0.linear"]))
-    with pytest.raises(RuntimeError, match=r"is PeftModel of PEFT.*merge_and_unload"):
-        export(wrapped, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_compiled_model_is_the_one_inside(mlp, tmp_path):
@@ -251,16 +228,33 @@ def test_what_stays_smooth_is_reported(tmp_path):
     assert "still smooth: bert.pooler.activation" in str(export)
 
 
-def test_a_limit_that_is_no_number_lets_nothing_through(mlp, tmp_path):
-    with pytest.raises(ValueError, match="max_swap_error must be a finite number"):
-        export_relu(mlp, tmp_path / "relu", max_swap_error=float("nan"))
-    assert list(tmp_path.iterdir()) == []
+def with_act(act):
+    return MLPForClassification(MLPConfig(num_features=6, hidden_size=8, num_hidden_layers=3, hidden_act=act))
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"), [(torch.full((2, 6), float("nan")), "gives NaN"), (torch.ones(0, 6), "are empty")]
-)
-def test_inputs_that_show_nothing_are_refused_and_leave_nothing(mlp, tmp_path, rows, said):
-    with pytest.raises(ValueError, match=said):
-        export_relu(mlp, tmp_path / "relu", inputs={"features": rows}, allow_soft=True)
+def adapted():
+    return get_peft_model(with_act("lambda_gelu"), LoraConfig(target_modules=["layers.0.linear"]))
+
+
+NAN, NONE = {"features": torch.full((2, 6), float("nan"))}, {"features": torch.ones(0, 6)}
+REFUSED = [
+    (
+        lambda: with_act("gelu"),
+        {},
+        ValueError,
+        r"its gates are gelu: convert_to_relu\(model, data\)",
+    ),
+    (lambda: with_act("relu"), {}, ValueError, r"has no λ-GELU for.*it has no smooth gate"),
+    (lambda: torch.nn.Sequential(LambdaGELU()), {}, TypeError, r"got Sequential; substitute_relu\(model\)"),
+    (adapted, {}, RuntimeError, r"is PeftModel of PEFT.*merge_and_unload"),
+    (lambda: with_act("lambda_gelu"), {"max_swap_error": float("nan")}, ValueError, "are too soft for ReLU"),
+    (lambda: with_act("lambda_gelu"), {"inputs": NAN, "allow_soft": True}, ValueError, "gives NaN"),
+    (lambda: with_act("lambda_gelu"), {"inputs": NONE, "allow_soft": True}, ValueError, "are empty"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "error", "told"), REFUSED)
+def test_what_is_refused_leaves_nothing(make, options, error, told, tmp_path):
+    with pytest.raises(error, match=told):
+        export_relu(make(), tmp_path / "relu", **options)
     assert list(tmp_path.iterdir()) == []

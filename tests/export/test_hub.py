@@ -77,7 +77,7 @@ def test_everything_arrives_in_one_commit(folder, hub):
     commit = push(folder, hub, private=True, commit_message="First")
     repository = hub.repositories[REPOSITORY]
     assert repository.files == expected
-    assert set(expected) == {"config.json", "model.safetensors", "README.md"}
+    assert set(expected) == {"config.json", "model.safetensors", "README.md", "hardness.png"}
     assert len(repository.commits) == 2  # the empty one, and this
     assert commit.oid == repository.head
     assert repository.private is True
@@ -246,21 +246,24 @@ def test_a_refusal_is_told_from_another_answer(folder, monkeypatch, status, erro
         push_to_hub(folder, REPOSITORY)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pt", "extra.PKL", "model.ckpt"])
-def test_pickles_are_refused_by_name(folder, name):
-    (folder / name).write_bytes(b"x")
-    with pytest.raises(ValueError, match=rf"holds {name}: pickles can run code"):
-        files_to_push(folder)
+REFUSED = [  # (file, its content or None to remove it, what is said)
+    *((name, "x", rf"holds {name}: pickles can run code") for name in ("pytorch_model.bin", "weights.pt", "extra.PKL")),
+    ("config.json", None, "no config.json"),
+    ("README.md", None, "no README.md"),
+    ("model.safetensors", None, "no weights"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("config.json", "no config.json"), ("README.md", "no README.md"), ("model.safetensors", "no weights")],
-)
-def test_incomplete_folders_are_refused(folder, name, words):
-    (folder / name).unlink()
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("name", "content", "told"), REFUSED)
+def test_folders_that_are_not_fit_to_be_pushed(folder, name, content, told):
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=told):
         files_to_push(folder)
+    with pytest.raises(NotADirectoryError, match="is no folder"):
+        files_to_push(folder / "nothing")
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "README.md", "figures/a.png"])
@@ -284,11 +287,6 @@ def test_a_token_in_the_clients_own_error_is_not_repeated(folder, monkeypatch):
     with pytest.raises(ConnectionError, match="https://user:hf_…@hub lost") as failure:
         push_to_hub(folder, REPOSITORY)
     assert TOKEN not in str(failure.value)
-
-
-def test_no_folder(tmp_path):
-    with pytest.raises(NotADirectoryError, match="is no folder"):
-        files_to_push(tmp_path / "nothing")
 
 
 def test_what_goes_and_what_stays(folder):

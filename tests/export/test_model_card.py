@@ -1,8 +1,6 @@
 """Model cards: a whole one against expected_card.md, and what each says of its network."""
 
 import dataclasses
-import json
-import os
 import struct
 import tomllib
 from pathlib import Path
@@ -11,27 +9,26 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from hf_lgelu import (
-    CardData,
+from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu, write_card
+from hf_lgelu.export.hub.card import (
+    TEMPLATE,
     CardFacts,
     CardScores,
-    MLPConfig,
-    MLPForClassification,
-    anneal_hardness,
-    export_relu,
-    load_card_facts,
+    card_facts_of,
+    pipeline_tag,
+    render_card,
     save_card_facts,
-    write_card,
+    shown,
 )
-from hf_lgelu.export.hub.card import TEMPLATE, render_card
-from hf_lgelu.export.hub.card_text import pipeline_tag
-from hf_lgelu.export.hub.hub_id import is_hub_id
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
+from hf_lgelu.export.hub.push import is_hub_id
+from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.comparison import OutputChange
 
 ROOT = Path(__file__).parents[2]
-SECRET = "/home/alice/private/hf_models/gpt2-ours"
 TOKEN = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
+MLP = CheckpointFacts("MLPForClassification", layers=2)
+CHANGE = OutputChange(max_change=0.00123, largest_output=4.5, unchanged_predictions=1.0, rows=64)
 
 FACTS = CardFacts(
     name="letters",
@@ -44,67 +41,53 @@ FACTS = CardFacts(
     },
     scores=CardScores(
         "accuracy", 0.85678, loss=0.31234, relu_score=0.85647, relu_loss=0.31239, relu_max_logit_change=0.00246,
-        relu_unchanged_predictions=0.99996, epoch=2, seed=3, whole_split=True,
+        relu_unchanged_predictions=0.99996, measured="Measured on 3,256 samples of someone/letters.", epoch=2,
+        split="test",
     ),
-    data=CardData("someone/letters", 3256, "test", 20000, hub_id="someone/letters", limits=("half of it was used",)),
-    recipe={"parameters": "225,796", "optimizer": "sgd", "learning rate": 0.05, "autocast": False},
-    seconds=1234.5,
-    created="2026-03-04T05:06:07+00:00",
-    versions={"python": "3.11.7", "torch": "2.15.0"},
-    hardware={
-        "cpu": "AMD EPYC", "cpu_cores": 2, "accelerators": ["NVIDIA X"], "processes": 2, "threads_per_process": 1,
-        "platform": "Linux-6.1.0-alices-laptop-x86_64-with-glibc2.36",
-    },
-    change=OutputChange(max_change=0.00123, largest_output=4.5, unchanged_predictions=1.0, rows=64),
+    dataset="someone/letters",
+    training="Trained on 20,000 samples of someone/letters.",
     input_note="Pixels are divided by 255.",
     limits=("The numbers are of one run.",),
     license="mit",
-    checkpoint=CheckpointFacts("MLPForClassification", layers=2),
 )  # fmt: skip
 
 
-def with_facts(**changes):
-    return dataclasses.replace(FACTS, **changes)
-
-
-def test_a_change_by_an_export_is_told_of_what_was_exported():
-    """A λ-GELU network's card said "On the example inputs of the export, : largest change …"."""
-    assert "On the example inputs" not in str(render_card(FACTS, export="lambda_gelu"))
-    for export, how in (("relu", "the swap to ReLU"), ("gelu", "λ was folded into the weights")):
-        assert f"On the example inputs of the export, after {how}: {FACTS.change}." in str(
-            render_card(FACTS, export=export)
-        )
+def card_of(checkpoint=MLP, *, form="relu", repo_id=None, change=CHANGE, figure=None, **changes):
+    facts = dataclasses.replace(FACTS, **changes)
+    card = render_card(facts, checkpoint, form=form, repo_id=repo_id, change=change, figure=figure)
+    return ModelCard(str(card))  # read again, as the Hub reads it
 
 
 def test_whole_card():
-    card = render_card(FACTS, figure="hardness.png", repo_id="someone/letters-relu")
+    card = render_card(FACTS, MLP, change=CHANGE, figure="hardness.png", repo_id="someone/letters-relu")
     expected = (Path(__file__).parent / "expected_card.md").read_text(encoding="utf-8")
     assert f"{card}\n" == expected
 
 
-@pytest.mark.parametrize("export", ["relu", "gelu", "lambda_gelu"])
-def test_header_survives_huggingface_hub(export):
-    card = render_card(with_facts(base_model="a/b"), export=export, repo_id="someone/letters")
-    data = ModelCard(str(card)).data
+@pytest.mark.parametrize("form", ["relu", "gelu", "lambda_gelu"])
+def test_header_survives_huggingface_hub(form):
+    data = card_of(form=form, repo_id="someone/letters", base_model="a/b").data
     assert (data.license, data.base_model, data.datasets) == ("mit", "a/b", ["someone/letters"])
     assert data.pipeline_tag == "tabular-classification"
     (result,) = data.eval_results
-    assert result.metric_value == {"relu": 0.8565, "gelu": 0.8568, "lambda_gelu": 0.8568}[export]
+    assert result.metric_value == {"relu": 0.8565, "gelu": 0.8568, "lambda_gelu": 0.8568}[form]
     assert (result.metric_type, result.dataset_split, data.model_name) == ("accuracy", "test", "letters")
-    assert ("relu" in data.tags) == (export == "relu")
+    assert ("relu" in data.tags) == (form == "relu")
 
 
 def test_each_form_says_what_it_is():
-    relu, gelu, soft = (render_card(FACTS, export=export).text for export in ("relu", "gelu", "lambda_gelu"))
+    relu, gelu, soft = (card_of(form=form).text for form in ("relu", "gelu", "lambda_gelu"))
     assert "has ReLU in the place of each gate" in relu
     assert "torch.nn.ReLU()" in relu
+    assert f"On the example inputs of the export, after the swap to ReLU: {CHANGE}." in relu
     assert "plain GELU computes the same function" in gelu
     assert "torch.nn.GELU()" in gelu
+    assert f"after λ was folded into the weights: {CHANGE}." in gelu
     assert "Without hf_lgelu" not in soft
     assert "| λ-GELU, as trained (this model) | 0.8568 |" in soft
+    assert "On the example inputs" not in soft
     assert "mlp.py" not in relu
-    carried = with_facts(checkpoint=dataclasses.replace(FACTS.checkpoint, own_code=True))
-    assert "trust_remote_code=True" in render_card(carried).text
+    assert "trust_remote_code=True" in card_of(dataclasses.replace(MLP, own_code=True)).text
 
 
 @pytest.mark.parametrize(
@@ -125,16 +108,14 @@ def test_the_card_speaks_of_the_gate_that_the_network_has(gate, kappa, formula, 
     }[gate]
     exact = (u * (1 - step)).max().item()
     assert exact == pytest.approx(kappa, abs=2e-4)
-    text = render_card(
-        with_facts(gates={"act": gate}, hardness={"act": 100.0}, earlier_hardness={}), export="gelu"
-    ).text
+    text = card_of(form="gelu", gates={"act": gate}, hardness={"act": 100.0}, earlier_hardness={}).text
     assert f"κ = {exact:.5f}." in text
     assert f"| `act` | 100 | {exact / 100:.2g} |" in text
     assert formula in text
     assert f"torch.nn.{plain}" in text
     assert ("λ-GELU" in text.partition("## Citation")[0]) == (gate != "lambda_silu")
     with pytest.raises(ValueError, match="unknown gate 'lambda_mish'"):
-        render_card(with_facts(gates={"layers.1.activation": "lambda_mish"}))
+        card_of(gates={"layers.1.activation": "lambda_mish"})
 
 
 @pytest.mark.parametrize(
@@ -166,117 +147,114 @@ def test_what_the_hub_could_not_have_or_is_named_like_a_file_is_no_id():
                                    "~bob/gpt2", "a/b/c", "bob/" + "a" * 97)))  # fmt: skip
 
 
-@pytest.mark.parametrize("path", [SECRET, "./alice/gpt2-ours", "~/alice/gpt2-ours", "C:\\alice\\gpt2-ours"])
-def test_of_a_path_only_its_last_part_is_shown(path):
-    text = str(render_card(with_facts(recipe={"started from": path}, base_model=path)))
-    assert "| started from | gpt2-ours |" in text
-    assert "alice" not in text
-    assert "base_model" not in text
-
-
-def test_an_address_is_shown_without_what_is_secret():
-    address = f"https://alice:{TOKEN}@hub.local/a/gpt2?token=x"
-    text = str(render_card(with_facts(recipe={"started from": address}, base_model=address)))
-    assert "| started from | gpt2 |" in text
-    assert "alice" not in text
-    assert "hub.local" not in text
-
-
-def test_a_local_folder_that_looks_like_a_hub_id(tmp_path, monkeypatch):
-    def card_of(model):
-        return render_card(with_facts(recipe={"started from": model}, base_model=model))
-
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("/home/alice/private/hf_models/gpt2-ours", "gpt2-ours"),
+        ("./alice/gpt2-ours", "gpt2-ours"),
+        ("C:\\alice\\gpt2-ours", "gpt2-ours"),
+        (f"https://alice:{TOKEN}@hub.local/a/gpt2?token=x", "gpt2"),
+        ("bob/gpt2", "bob/gpt2"),
+        ("there/gpt2", "gpt2"),
+        (False, "no"),
+        (0.05, "0.05"),
+    ],
+)
+def test_of_a_path_or_address_only_its_last_part_is_shown(value, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "alice" / "gpt2").mkdir(parents=True)
-    assert "alice" not in str(card_of("alice/gpt2"))
-    (tmp_path / "ours").mkdir()
-    assert card_of("ours").data.base_model is None
-    assert "| started from | bob/gpt2 |" in card_of("bob/gpt2").text
-    assert card_of("bob/gpt2").data.base_model == "bob/gpt2"
+    (tmp_path / "there" / "gpt2").mkdir(parents=True)  # a local folder that looks like a Hub id
+    assert shown(value) == told
+    if isinstance(value, str):
+        assert card_of(base_model=value).data.base_model == (value if told == "bob/gpt2" else None)
 
 
 @pytest.mark.parametrize(
-    "leaking",
-    [{"recipe": {"started from": TOKEN}}, {"input_note": f"Log in with {TOKEN}."}, {"trained_on": TOKEN}],
-    ids=lambda leaking: next(iter(leaking)),
+    ("changes", "told"),
+    [
+        ({"training": TOKEN}, "access token"),
+        ({"input_note": f"Log in with {TOKEN}."}, "access token"),
+        ({"license": "mit\nbase_model: evil/model"}, "short name"),
+        ({"license": "[mit](x)"}, "short name"),
+        ({"repo_id": 'x")\nimport os  # '}, "Repo id"),
+        ({"form": "onnx"}, "unknown form 'onnx'; accepted: relu, gelu, lambda_gelu"),
+    ],
 )
-def test_a_token_that_would_be_shown_stops_the_card(leaking):
-    with pytest.raises(ValueError, match="access token") as refusal:
-        render_card(with_facts(**leaking))
+def test_what_no_card_is_made_of(changes, told):
+    with pytest.raises(ValueError, match=told) as refusal:
+        card_of(**changes)
     assert "abcdef" not in str(refusal.value)
 
 
-HOSTILE = "x\n# Title\n- item ![a](b) <b> | `c` *d*"
-
-
 def test_texts_of_others_are_text_on_the_card():
-    facts = with_facts(
-        name=HOSTILE, trained_on=HOSTILE, input_note=HOSTILE, limits=(HOSTILE,), recipe={HOSTILE: HOSTILE},
-        data=CardData(HOSTILE, 3, HOSTILE, 4, limits=(HOSTILE,)), versions={HOSTILE: HOSTILE},
-        hardware={"cpu": HOSTILE}, created=HOSTILE, hardness={"act` ![x](y) |": 160.0}, earlier_hardness={},
-        scores=dataclasses.replace(FACTS.scores, metric=HOSTILE),
+    hostile = "x\n# Title\n- item ![a](b) <b> | `c` *d*"
+    card = card_of(
+        name=hostile, trained_on=hostile, input_note=hostile, limits=(hostile,),
+        hardness={"act` ![x](y) |": 160.0}, earlier_hardness={},
     )  # fmt: skip
-    card = ModelCard(str(render_card(facts)))
-    headings = [line for line in card.text.splitlines() if line.startswith("#")]
-    expected = [line for line in render_card(FACTS).text.splitlines() if line.startswith("#")]
+    headings, expected = (
+        [line for line in found.text.splitlines() if line.startswith("#")] for found in (card, card_of())
+    )
     assert headings[1:] == expected[1:]
     assert "\n- item" not in card.text
     assert "![a]" not in card.text
     assert "| `act' ![x](y) \\|` | 160 |" in card.text
     assert " <b>" not in card.text
-    assert len({line.count("|") - line.count("\\|") for line in card.text.splitlines() if line.startswith("| x")}) == 1
 
 
-@pytest.mark.parametrize("licence", ["mit\nbase_model: evil/model", "mit`", "", "a" * 99, "[mit](x)"])
-def test_a_licence_is_a_name(licence):
-    with pytest.raises(ValueError, match="short name"):
-        render_card(with_facts(license=licence))
-    assert "None was stated" in render_card(with_facts(license=None)).text
-    assert "license" not in str(render_card(with_facts(license=None)).data)
-
-
-def test_a_repository_is_named_as_the_hub_names_it():
-    with pytest.raises(ValueError, match="Repo id"):
-        render_card(FACTS, repo_id='x")\nimport os  # ')
+def test_without_a_licence_that_is_said():
+    assert "None was stated" in card_of(license=None).text
+    assert card_of(license=None).data.license is None
 
 
 def test_a_relu_model_that_was_not_evaluated_has_no_result():
-    facts = with_facts(scores=CardScores("accuracy", 0.85678, whole_split=True))
-    card = render_card(facts, repo_id="someone/letters-relu")
-    assert ModelCard(str(card)).data.eval_results is None
+    card = card_of(scores=CardScores("accuracy", 0.85678, split="test"), repo_id="someone/letters-relu")
+    assert card.data.eval_results is None
     assert "| λ-GELU, as trained | 0.8568 |" in card.text
     assert "(this model)" not in card.text
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"scores": dataclasses.replace(FACTS.scores, whole_split=False)},
-        {"data": dataclasses.replace(FACTS.data, hub_id=None)},
-    ],
-    ids=["a part of the split", "other data"],
-)
+@pytest.mark.parametrize("changes", [{"scores": dataclasses.replace(FACTS.scores, split=None)}, {"dataset": None}])
 def test_shortened_data_are_no_result_on_the_hubs_data_set(changes):
-    data = render_card(with_facts(**changes)).data
+    data = card_of(**changes).data
     assert data.eval_results is None
     assert "model-index" not in data.to_yaml()
 
 
-def test_folder_gets_card_and_picture(tmp_path):
+def test_of_several_hardnesses_the_smallest_bounds_the_swap():
+    card = card_of(
+        hardness={"a": 1.0, "b": 50.0}, mean_hardness={"a": 300.25}, earlier_hardness={"as learned": {"a": 1.5}}
+    )
+    assert "at most κ/λ, κ = 0.16997. Of a gate with several λ the smallest bounds that." in card.text
+    assert "| gate | mean λ as learned | mean λ | smallest λ | κ/λ |" in card.text
+    assert "| `a` | 1.5000 | 300.2 | 1 | 0.17 |" in card.text
+    assert "| `b` | – | 50 | 50 | 0.0034 |" in card.text
+    assert "Its 2 gates ended at λ from 1 to 50 (the smallest λ of each gate) after hardening." in card.text
+
+
+def test_a_card_of_two_gates_has_both_names_and_bounds():
+    text = card_of(form="lambda_gelu", hardness={"a": 100.0, "b": 100.0}, gates={"b": "lambda_silu"}).text
+    assert "Its activation is λ-GELU and λ-SiLU, a GELU or SiLU whose gates learn how hard they are." in text
+    assert "| `a` | – | – | 100 | 0.0017 |" in text
+    assert "| `b` | – | – | 100 | 0.0028 |" in text  # κ = 0.2785
+
+
+def hardened_mlp(act="lambda_gelu"):
     torch.manual_seed(0)
-    model = MLPForClassification(MLPConfig(num_features=5, hidden_size=8, num_hidden_layers=2))
+    model = MLPForClassification(MLPConfig(num_features=5, hidden_size=8, num_hidden_layers=2, hidden_act=act))
     anneal_hardness(model, 1.0)
-    report = export_relu(model, tmp_path / "relu")
-    elsewhere = tmp_path / "elsewhere.md"
-    elsewhere.write_text("mine")
-    (tmp_path / "relu" / "README.md").symlink_to(elsewhere)
-    (tmp_path / "relu" / "hardness.png").symlink_to(elsewhere)
-    path = write_card(tmp_path / "relu", CardFacts(report.hardness, change=report.change, license="mit"))
-    assert elsewhere.read_text() == "mine"
-    text = path.read_text(encoding="utf-8")
+    return model
+
+
+def test_an_export_comes_with_its_card_and_picture(tmp_path):
+    report = export_relu(hardened_mlp("lambda_silu"), tmp_path / "relu")
+    text = (tmp_path / "relu" / "README.md").read_text(encoding="utf-8")
+    ModelCard.load(tmp_path / "relu" / "README.md")
+    assert text.partition("\n# ")[2].startswith("model-relu\n")
     assert "## Training" not in text
     assert "There is no record of its training" in text
-    assert "| `layers.1.activation` | 159.6 | 0.0011 |" in text
+    assert "λ-SiLU" in text
+    assert "λ-GELU, a GELU" not in text
+    assert "| `layers.1.activation` | 277.3 | 0.001 |" in text
     assert f"largest change {report.change.max_change:.3g}" in text
     assert "![Hardness λ of each gate](hardness.png)" in text
     assert str(tmp_path) not in text
@@ -284,95 +262,56 @@ def test_folder_gets_card_and_picture(tmp_path):
     width, height = struct.unpack(">II", picture[16:24])
     assert (picture[:8], width, height) == (b"\x89PNG\r\n\x1a\n", 720, 312)
     assert facts_of_folder(tmp_path / "relu") == CheckpointFacts("MLPForClassification", 2)
-    ModelCard.load(path)
+    export_gelu(hardened_mlp(), tmp_path / "gelu")
+    assert "plain GELU computes the same function" in (tmp_path / "gelu" / "README.md").read_text(encoding="utf-8")
 
 
-def test_bad_input():
-    with pytest.raises(ValueError, match="unknown export 'onnx'; accepted: relu, gelu, lambda_gelu"):
-        render_card(FACTS, export="onnx")
-    with pytest.raises(ValueError, match="its facts need hardness"):
-        render_card(with_facts(hardness={}))
-    with pytest.raises(ValueError, match="its facts need hardness"):
-        render_card(with_facts(checkpoint=None))
-    with pytest.raises(ValueError, match="``` would end its block"):
-        render_card(with_facts(loading_code={"relu": "```\n# mine"}))
+def test_facts_are_of_the_weights_that_they_were_saved_with(tmp_path, caplog):
+    """The scores of one network were on the card of another, which was trained on into the same folder."""
+    model = hardened_mlp()
+    model.save_pretrained(tmp_path / "run")
+    save_card_facts(FACTS, model, tmp_path / "run")
+    loaded = load_checkpoint(tmp_path / "run")
+    facts = card_facts_of(loaded, tmp_path / "run")
+    assert str(render_card(facts, MLP)) == str(render_card(FACTS, MLP))
+    export_relu(loaded, tmp_path / "relu")
+    card = ModelCard.load(tmp_path / "relu" / "README.md")
+    assert (card.data.license, card.text.splitlines()[1]) == ("mit", "# letters-relu")
+    assert "| ReLU, the same weights (this model) | 0.8565 |" in card.text
+    with torch.no_grad():
+        loaded.classifier.bias[0] += 1e-4
+    export_relu(loaded, tmp_path / "other")
+    card = ModelCard.load(tmp_path / "other" / "README.md")
+    assert card.text.splitlines()[1] == "# run-relu"
+    assert "0.8565" not in card.text
+    assert "There is no record of its training" in card.text
 
 
-def test_facts_travel_as_json(tmp_path):
-    path = save_card_facts(FACTS, tmp_path)
-    # JSON knows lists alone: those of hardware come back as they can be told apart from none.
-    again = load_card_facts(path)
-    assert str(render_card(again)) == str(render_card(FACTS))
-    assert dataclasses.replace(again, hardware={}) == dataclasses.replace(FACTS, hardware={})
-    assert load_card_facts(tmp_path) == again
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]", b'{"other": 1}', b'{"scores": {"metric": "accuracy"}}'])
+def test_a_file_that_holds_no_facts_is_refused_by_its_path(content, tmp_path):
+    (tmp_path / "card_facts.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"card_facts\.json holds no facts"):
+        card_facts_of(hardened_mlp(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"hardness": {"act": "160"}}, "hardness must be"),
-        ({"hardness": None}, "hardness must be"),
-        ({"scores": {"metric": "accuracy"}}, "scores lacks score"),
-        ({"scores": {"metric": "accuracy", "score": "0.9"}}, "scores: score must be"),
-        ({"scores": {"metric": "accuracy", "score": True}}, "scores: score must be"),
-        ({"data": []}, "data must be an object"),
-        ({"seconds": "long"}, "seconds must be"),
-        ({"limits": [1]}, "limits must be"),
-        ({"other": 1}, "must be an object with the keys hardness"),
-    ],
-)
-def test_facts_that_are_none_are_refused_by_name(tmp_path, change, named):
-    (tmp_path / "card_facts.json").write_text(json.dumps({"hardness": {"act": 160.0}} | change))
-    with pytest.raises(ValueError, match=named):
-        load_card_facts(tmp_path)
+def test_the_card_of_a_checkpoint_is_written_beside_it(tmp_path):
+    model = hardened_mlp()
+    model.save_pretrained(tmp_path)
+    elsewhere = tmp_path / "elsewhere.md"
+    elsewhere.write_text("mine")
+    (tmp_path / "README.md").symlink_to(elsewhere)
+    path = write_card(model, tmp_path, license="apache-2.0", repo_id="me/soft")
+    card = ModelCard.load(path)
+    assert elsewhere.read_text() == "mine"
+    assert card.data.license == "apache-2.0"
+    assert 'from_pretrained(MLPForClassification, "me/soft")' in card.text
+    with pytest.raises(ValueError, match="no λ-GELU"):
+        write_card(MLPForClassification(MLPConfig(num_features=5, hidden_act="relu")), tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        write_card(model, tmp_path / "nothing")
 
 
-def test_a_file_that_is_no_json_is_refused_by_its_path(tmp_path):
-    for content in (b"{", b"\xff\xfe"):
-        (tmp_path / "card_facts.json").write_bytes(content)
-        with pytest.raises(ValueError, match=r"card_facts\.json holds no facts"):
-            load_card_facts(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        load_card_facts(tmp_path / os.devnull.strip("/"))
-
-
-def test_the_template_is_one_and_travels_with_the_package():
+def test_the_templates_travel_with_the_package():
     assert (ROOT / "model_cards" / "template.md").read_text(encoding="utf-8") == TEMPLATE.read_text(encoding="utf-8")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "export/hub/model_card_template.md" in settings["tool"]["setuptools"]["package-data"]["hf_lgelu"]
-    citation = TEMPLATE.read_text(encoding="utf-8").partition("```bibtex\n")[2].partition("```")[0]
-    assert citation in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_of_several_hardnesses_the_smallest_bounds_the_swap():
-    """Of λ = 1 and three of 400, by the functions themselves; the other gate has one λ."""
-    x = torch.linspace(-6, 6, 120_001, dtype=torch.float64)
-    exact = max((x * torch.special.ndtr(value * x) - x.relu()).abs().max().item() for value in (1.0, 400.0))
-    facts = with_facts(
-        hardness={"a": 1.0, "b": 50.0}, mean_hardness={"a": 300.25}, earlier_hardness={"as learned": {"a": 1.5}}
-    )
-    text = render_card(facts).text
-    assert f"at most κ/λ, κ = {exact:.5f}. Of a gate with several λ the smallest bounds that." in text
-    assert "| gate | mean λ as learned | mean λ | smallest λ | κ/λ |" in text
-    assert f"| `a` | 1.5000 | 300.2 | 1 | {exact:.2g} |" in text
-    assert f"| `b` | – | 50 | 50 | {exact / 50:.2g} |" in text
-    assert "Its 2 gates ended at λ from 1 to 50 (the smallest λ of each gate) after hardening." in text
-
-
-def test_facts_of_before_are_read(tmp_path):
-    """As 0.1.0 and early 0.2.0 wrote them: no mean_hardness, and gates that are rows of GATES."""
-    facts = {"hardness": {"a": 160.0, "b": 160.0}, "name": "letters", "gates": {"b": "lambda_silu"}, "license": "mit"}
-    (tmp_path / "card_facts.json").write_text(json.dumps(facts))
-    loaded = load_card_facts(tmp_path)
-    assert loaded == CardFacts({"a": 160.0, "b": 160.0}, "letters", gates={"b": "lambda_silu"}, license="mit")
-    text = render_card(dataclasses.replace(loaded, checkpoint=FACTS.checkpoint)).text
-    assert "| gate | λ | κ/λ |" in text
-    assert "| `b` | 160 | 0.0017 |" in text  # κ = 0.27846
-
-
-def test_a_card_of_another_gate_has_its_names_and_its_bound():
-    facts = CardFacts({"a": 100.0, "b": 100.0}, gates={"b": "lambda_silu"}, checkpoint=FACTS.checkpoint)
-    text = str(render_card(facts, export="lambda_gelu"))
-    assert "Its activation is λ-GELU and λ-SiLU, a GELU or SiLU whose gates learn how hard they are." in text
-    assert "| `a` | 100 | 0.0017 |" in text
-    assert "| `b` | 100 | 0.0028 |" in text  # κ = 0.2785

@@ -7,12 +7,7 @@ import torch
 from huggingface_hub import ModelCard
 from report_by_hand import REPORT, SMALL
 
-from hf_lgelu.export.hub.conversion_card import (
-    Provenance,
-    original_licence,
-    render_conversion_card,
-    write_conversion_card,
-)
+from hf_lgelu.export.hub.card import Provenance, render_conversion_card, stated_licence, write_conversion_card
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit.convert import convert_to_relu
@@ -167,28 +162,24 @@ def test_code_tag_and_limits_are_those_of_the_target(target, tmp_path, monkeypat
     torch.testing.assert_close(found["model"](rows), MLPForClassification.from_pretrained(tmp_path)(rows).logits)
 
 
-def licence_of(folder, header, encoding="utf-8"):
-    folder.mkdir(exist_ok=True)
-    (folder / "README.md").write_bytes(f"---\n{header}\n---\n# Card\n".encode(encoding))
-    return original_licence(folder)
+@pytest.mark.parametrize(
+    ("header", "licence"),
+    [
+        ("license: mit\ntags: [x]", "mit"),
+        ('license: "apache-2.0"', "apache-2.0"),
+        ("license: [mit, other]", None),
+        ('license: "mit\\nbase_model: evil/one"', None),
+        ("license: *anchor", None),
+        ("license: {", None),
+        ("x: " + "y" * 100_000 + "\nlicense: mit", None),
+    ],
+)
+def test_the_licence_of_the_originals_card(header, licence, tmp_path):
+    (tmp_path / "README.md").write_text(f"---\n{header}\n---\n# Card\nlicense: gpl\n")
+    assert stated_licence(tmp_path) == licence
 
 
-def test_the_licence_of_the_originals_card(tmp_path):
-    assert licence_of(tmp_path / "a", "license: mit\ntags: [x]") == "mit"
-    assert licence_of(tmp_path / "a", "license: [mit, other]") is None
-    assert licence_of(tmp_path / "a", 'license: "mit\\nbase_model: evil/one"') is None
-    assert licence_of(tmp_path / "a", "license: {") is None
-    assert licence_of(tmp_path / "a", "- mit") is None
-    assert licence_of(tmp_path / "a", "license: mit", "utf-16") is None
-    (tmp_path / "a" / "README.md").write_text("# no header")
-    assert original_licence(tmp_path / "a") is None
-    (tmp_path / "b").mkdir()
-    assert original_licence(tmp_path / "b") is None
-
-
-def test_a_header_that_grows_by_aliases_is_not_read(tmp_path):
-    """Nine lines that would be a billion words."""
-    lines = ["a0: &a0 [lol, lol]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10))]
-    assert licence_of(tmp_path / "a", "\n".join([*lines, "license: *a9"])) is None
-    assert licence_of(tmp_path / "a", "name: &n mit\nlicense: *n") is None
-    assert licence_of(tmp_path / "a", "x: " + "y" * 100_000 + "\nlicense: mit") is None
+def test_a_folder_without_a_readable_card_states_no_licence(tmp_path):
+    assert stated_licence(tmp_path) is None
+    (tmp_path / "README.md").write_bytes("---\nlicense: mit\n---\n".encode("utf-16"))
+    assert stated_licence(tmp_path) is None

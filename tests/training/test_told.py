@@ -8,14 +8,12 @@ import torch
 from torch import nn
 
 from hf_lgelu import (
-    CardFacts,
     HardeningCallback,
     LambdaGELUTrainer,
     LambdaGELUTrainingArguments,
     MLPConfig,
     MLPForClassification,
     anneal_hardness,
-    export_relu,
     from_pretrained,
     hardness_modules_to_save,
     hardness_profile,
@@ -151,26 +149,15 @@ def test_an_evaluation_with_the_substitution_says_of_the_model_what_one_without_
     assert both["eval_relu_loss"] == pytest.approx(twice.loss.item(), abs=1e-6)
 
 
-@pytest.mark.parametrize("export", ["relu", "gelu"])
-def test_no_card_says_of_a_folder_with_gates_that_they_are_gone(export, tmp_path):
+@pytest.mark.parametrize("form", ["relu", "gelu"])
+def test_no_card_says_of_a_folder_with_gates_that_they_are_gone(form, tmp_path):
     model = mlp()
     for folder, network in (("named", model), ("recorded", mixed())):
         network.save_pretrained(tmp_path / folder)
-        with pytest.raises(ValueError, match=rf"config\.json says .*a card of export='{export}' would say"):
-            write_card(tmp_path / folder, CardFacts(hardness_profile(network)), export=export)
+        with pytest.raises(ValueError, match=rf"config\.json says .*a card of form='{form}' would say"):
+            write_card(network, tmp_path / folder, form=form)
         assert not (tmp_path / folder / "README.md").exists()
-        write_card(tmp_path / folder, CardFacts(hardness_profile(network)), export="lambda_gelu")
-
-
-def test_an_exports_gates_are_on_its_card(tmp_path):
-    model = mlp(act="lambda_silu")
-    anneal_hardness(model, 1.0)
-    report = export_relu(model, tmp_path / "relu")
-    assert set(report.gates.values()) == {"lambda_silu"}
-    assert report.gates.keys() == report.hardness.keys()
-    card = write_card(tmp_path / "relu", CardFacts(report.hardness, gates=report.gates)).read_text("utf-8")
-    assert "λ-SiLU" in card
-    assert "λ-GELU, a GELU" not in card
+        write_card(network, tmp_path / folder)
 
 
 def test_one_gate_at_two_places_goes_into_no_adapter():

@@ -1,20 +1,22 @@
 """The inputs that a command's arguments name: those that something is fitted on, and those that it is judged by."""
 
-from argparse import Namespace
+import textwrap
+from pathlib import Path
 from typing import Any
 
+from hf_lgelu.cli.arguments import ConvertArguments, InputArguments
 from hf_lgelu.cli.given_checkpoint import GivenCheckpoint
 from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows
 from hf_lgelu.cli.inputs.input_set import InputSet
-from hf_lgelu.cli.inputs.splits import load_splits
 from hf_lgelu.cli.inputs.texts import context_length
-from hf_lgelu.cli.named_places import local
-from hf_lgelu.cli.near_names import did_you_mean
+from hf_lgelu.cli.named_places import local, require_there
 
 _SECOND_SPLITS = ("validation", "valid", "test")
+_SAVED_TO_DISK = ("dataset_dict.json", "state.json")
+_BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".arrow": "arrow"}
 
 
-def data_set(arguments: Namespace, given: GivenCheckpoint) -> InputSet:
+def data_set(arguments: ConvertArguments, given: GivenCheckpoint) -> InputSet:
     """What --data names, as the checkpoint's model takes it, by the tokenizer or image processor beside it.
 
     Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
@@ -26,19 +28,21 @@ def data_set(arguments: Namespace, given: GivenCheckpoint) -> InputSet:
     return _rows(arguments, name, rows, given, arguments.max_samples)
 
 
-def evaluation_set(arguments: Namespace, given: GivenCheckpoint) -> InputSet | None:
+def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSet | None:
     """What --evaluation names; left out, another split of --data, where a command has one.
 
     Raises as `data_set`, and ValueError where it would be the rows of --data once more.
     """
-    data, taken = getattr(arguments, "data", None), getattr(arguments, "data_split", None)
+    of_data = arguments if isinstance(arguments, ConvertArguments) else None
+    data, taken = (None, None) if of_data is None else (of_data.data, of_data.data_split)
+    data_config = None if of_data is None else of_data.data_config
     name, config = arguments.evaluation, arguments.evaluation_config
-    if name == "none" or (name is None and data is None):
+    if name is None and data is not None:
+        name, config = data, config or data_config
+    if name is None or name == "none":
         return None
-    if name is None:
-        name, config = data, config or arguments.data_config
     splits = _splits(arguments, name, config)
-    same = data is not None and config == arguments.data_config and _is_one_place(name, data)
+    same = data is not None and config == data_config and _is_one_place(name, data)
     split = arguments.evaluation_split or _usual_split(splits, taken if same else None)
     if split is None and arguments.evaluation is None:
         _refuse_unused(arguments, data)
@@ -59,7 +63,7 @@ def _is_one_place(name: str, other: str) -> bool:
     return name == other if here is None or there is None else here.samefile(there)
 
 
-def _refuse_unused(arguments: Namespace, data: str | None) -> None:
+def _refuse_unused(arguments: InputArguments, data: str | None) -> None:
     """Raise ValueError for an option of a second set where there is none."""
     for option in ("evaluation_config", "max_eval_samples"):
         if getattr(arguments, option) is not None:
@@ -69,7 +73,7 @@ def _refuse_unused(arguments: Namespace, data: str | None) -> None:
             )
 
 
-def _splits(arguments: Namespace, name: str, config: str | None) -> dict[str, Any]:
+def _splits(arguments: InputArguments, name: str, config: str | None) -> dict[str, Any]:
     if arguments.disable_tqdm:
         import datasets
 
@@ -77,7 +81,36 @@ def _splits(arguments: Namespace, name: str, config: str | None) -> dict[str, An
     return load_splits(name, config)
 
 
-def _rows(arguments: Namespace, name: DatasetName, rows: Any, given: GivenCheckpoint, wanted: int | None) -> InputSet:
+def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
+    """{split: datasets.Dataset} of a file, a folder (of data files, images, or what `save_to_disk` wrote) or a Hub id.
+
+    Raises ValueError if it cannot be read, and FileNotFoundError where nothing is.
+    """
+    import datasets
+
+    require_there(name, "dataset")
+    path = local(name)
+    try:
+        if path is not None and path.is_file():
+            if path.suffix.lower() not in _BUILDERS:
+                raise ValueError(f"the file ends in {path.suffix or 'nothing'}")
+            found = datasets.load_dataset(_BUILDERS[path.suffix.lower()], data_files={"train": str(path)})
+        elif path is not None and any((path / saved).is_file() for saved in _SAVED_TO_DISK):
+            found = datasets.load_from_disk(str(path))
+        else:
+            found = datasets.load_dataset(str(path or name), config)
+    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
+        raise ValueError(
+            f"{name} cannot be read as a data set ({cause}); give a folder or Hub id that datasets.load_dataset takes, "
+            f"or a file with rows that ends in {', '.join(_BUILDERS)}"
+        ) from error
+    return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+
+
+def _rows(
+    arguments: InputArguments, name: DatasetName, rows: Any, given: GivenCheckpoint, wanted: int | None
+) -> InputSet:
     length = arguments.sequence_length
     if length is None and given.longest is not None:
         length = min(given.longest, context_length(given.model, None))
@@ -94,10 +127,21 @@ def _usual_split(splits: dict[str, Any], taken: str | None) -> str | None:
 
 def _split(splits: dict[str, Any], name: str, source: str, option: str) -> Any:
     if name not in splits:
-        near = did_you_mean(name, splits)
-        raise ValueError(f"{source} has no split {name!r}{near}; give {option}, of {', '.join(splits)}")
+        raise ValueError(f"{source} has no split {name!r}; give {option}, of {', '.join(splits)}")
     return splits[name]
 
 
-def _dataset_name(arguments: Namespace, name: str, config: str | None, split: str) -> DatasetName:
+def _dataset_name(arguments: InputArguments, name: str, config: str | None, split: str) -> DatasetName:
     return DatasetName(name, config, split, arguments.column, arguments.label_column, arguments.pair_column)
+
+
+def require_outside_data(folder: Path, *names: str | None) -> None:
+    """Raise ValueError if the output folder lies in a folder of data: the next time its files would be read as data."""
+    for name in filter(None, names):
+        path = local(name)
+        if path is None or not path.is_dir() or any((path / saved).is_file() for saved in _SAVED_TO_DISK):
+            continue  # of what `save_to_disk` wrote, its own files alone are read
+        if folder.resolve().is_relative_to(path.resolve()):
+            raise ValueError(
+                f"{folder} lies in {name}, and would be read as data the next time; give an output folder elsewhere"
+            )

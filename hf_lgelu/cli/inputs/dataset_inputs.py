@@ -12,8 +12,7 @@ from torch.utils.data import Subset
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.cli.inputs.images import ProcessedImages, image_processor_of
-from hf_lgelu.cli.inputs.input_set import InputSet, TensorRows, float_rows, sample_numbers
+from hf_lgelu.cli.inputs.input_set import InputSet, ProcessedImages, TensorRows, float_rows, sample_numbers
 from hf_lgelu.cli.inputs.texts import (
     FEWEST_SEQUENCES,
     TOKENS,
@@ -25,13 +24,11 @@ from hf_lgelu.cli.inputs.texts import (
     tokenizer_of,
 )
 from hf_lgelu.cli.named_places import local
-from hf_lgelu.cli.near_names import did_you_mean
-from hf_lgelu.export.hub.hub_id import is_hub_id
+from hf_lgelu.export.hub.push import is_hub_id
 from hf_lgelu.models.outputs import is_causal
 
 logger = logging.get_logger(__name__)
 
-_NAMED = {"text": ("text", "sentence", "content"), "image": ("image", "img")}
 _LABELS = ("label", "labels")
 _FEATURE_ROWS, _IMAGES = 8192, 1024  # taken where the user names no number
 _NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types of transformers
@@ -117,16 +114,16 @@ def dataset_rows(
             "batches as the model takes them"
         )
     if name.label_column is not None and not _is_classifier(model):
-        raise ValueError(
-            f"--label_column {name.label_column}: scored are a classifier's classes, and {type(model).__name__} gives "
-            "none; leave it out"
-        )
+        raise ValueError(f"--label_column: scored are a classifier's classes, and {type(model).__name__} gives none")
     if name.pair_column is not None and (model.main_input_name != "input_ids" or is_causal(model)):
-        raise ValueError(f"--pair_column {name.pair_column}: {type(model).__name__} reads no pairs; leave it out")
+        raise ValueError(f"--pair_column: {type(model).__name__} reads no pairs; leave it out")
+    missing = [column for column in (name.column, name.pair_column, name.label_column)
+               if column is not None and column not in rows.column_names]  # fmt: skip
+    if missing:
+        raise ValueError(f"{name.description} has no column {missing[0]!r}; {_columns_in_words(rows)}")
     if not len(rows):
         raise ValueError(f"{name.description} has no rows")
-    asked = _Asked(name, rows, model, source, wanted, seed, sequence_length, prompt)
-    made = _READERS[model.main_input_name](asked)
+    made = _READERS[model.main_input_name](_Asked(name, rows, model, source, wanted, seed, sequence_length, prompt))
     whole = made.whole if isinstance(made, TensorRows) else len(made) == len(rows)
     return InputSet(made, name.description, name.hub_id, whole=whole, dtype=model.dtype)
 
@@ -137,8 +134,7 @@ def why_not_read(model: PreTrainedModel) -> str | None:
         return f"models whose main input is {model.main_input_name!r}"
     if model.config.is_encoder_decoder:
         return "encoder-decoders"
-    accepted = inspect.signature(model.forward).parameters
-    if model.main_input_name == "input_ids" and "pixel_values" in accepted:
+    if model.main_input_name == "input_ids" and "pixel_values" in inspect.signature(model.forward).parameters:
         return "models of texts and images"
     return None
 
@@ -148,17 +144,14 @@ def _token_rows(asked: _Asked) -> Any:
     longest = context_length(model, asked.sequence_length)
     if "input_ids" in rows.column_names and name.column in (None, "input_ids") and name.pair_column is None:
         return encoded_sequences(rows, model, longest, wanted, asked.seed, _labels(asked))
-    # A classifier may have been trained on pairs of texts: which are a pair, or half of one, is for the user to say.
-    column = _column(asked, "text", alone=not is_causal(model))
-    second = _second_column(asked, column)
+    texts = rows[_column(asked, "text")]
     tokenizer = tokenizer_of(asked.source)
     longest = longest if asked.sequence_length else min(longest, tokenizer.model_max_length)
     if is_causal(model):
-        wanted = wanted or max(FEWEST_SEQUENCES, TOKENS // longest)
-        return text_blocks(rows[column], tokenizer, longest, wanted, asked.seed)
-    seconds = None if second is None else rows[second]
+        return text_blocks(texts, tokenizer, longest, wanted or max(FEWEST_SEQUENCES, TOKENS // longest), asked.seed)
+    seconds = None if name.pair_column is None else rows[name.pair_column]
     return text_sequences(
-        rows[column], tokenizer, longest, wanted, asked.seed, _labels(asked), seconds=seconds, prompt=asked.prompt
+        texts, tokenizer, longest, wanted, asked.seed, _labels(asked), seconds=seconds, prompt=asked.prompt
     )
 
 
@@ -166,9 +159,8 @@ def _pixel_rows(asked: _Asked) -> Any:
     rows, model, wanted = asked.rows, asked.model, asked.wanted or _IMAGES
     if "pixel_values" in rows.column_names and asked.name.column in (None, "pixel_values"):
         return _prepared_pixels(rows, model, wanted, asked.seed, _labels(asked))
-    column = _column(asked, "image")
     mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
-    images = ProcessedImages(rows, column, image_processor_of(asked.source), mode=mode, labels=_labels(asked))
+    images = ProcessedImages(rows, _column(asked, "image"), asked.source, mode=mode, labels=_labels(asked))
     return Subset(images, sample_numbers(len(images), wanted, asked.seed).tolist())
 
 
@@ -177,32 +169,26 @@ def _prepared_pixels(rows: Any, model: PreTrainedModel, wanted: int, seed: int, 
     chosen = sample_numbers(len(rows), wanted, seed).tolist()
     found = rows[chosen]
     pixels = np.stack([np.asarray(image, dtype=np.float32) for image in found["pixel_values"]])
-    beside = {name: torch.tensor(found[name]) for name in taken_beside(model, rows.column_names)}
-    tensors = {"pixel_values": torch.from_numpy(pixels), **beside}
-    whole = len(chosen) == len(rows)
-    return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]}, whole=whole)
+    tensors = {name: torch.tensor(found[name]) for name in taken_beside(model, rows.column_names)}
+    tensors["pixel_values"] = torch.from_numpy(pixels)
+    if labels is not None:
+        tensors["labels"] = labels[chosen]
+    return TensorRows(tensors, whole=len(chosen) == len(rows))
 
 
 def _feature_rows(asked: _Asked) -> Any:
     name, rows, labels = asked.name, asked.rows, _labels(asked)
-    lists = _columns_of(rows, "list")
-    if name.column is not None:
-        if name.column not in lists:
-            raise _no_column(asked, f"a column {name.column!r} of lists of numbers", lists)
-        lists = [name.column]
     own = [column for column in _columns_of(rows, "number") if column not in (*_LABELS, name.label_column)]
     values = rows.with_format("numpy")
-    if len(lists) == 1:
-        features = float_rows(np.stack([np.asarray(row) for row in values[lists[0]][:]]))
-    elif not lists and own:
+    if name.column is None and own and not _columns_of(rows, "list"):
         features = float_rows(np.stack([values[column][:] for column in own], axis=1))
     else:
-        raise _no_column(asked, "numeric columns, or one column of lists of numbers", lists)
+        features = float_rows(np.stack([np.asarray(row) for row in values[_column(asked, "list")][:]]))
     wanted_features = getattr(asked.model.config, "num_features", features.shape[1])
     if features.shape[1] != wanted_features:
         raise ValueError(
-            f"{name.description} has {features.shape[1]} features a row ({', '.join(lists or own)[:200]}), and the "
-            f"model takes {wanted_features}; keep the columns that it was trained on, prepared as they were"
+            f"{name.description} has {features.shape[1]} features a row, and the model takes {wanted_features}; keep "
+            f"the columns that it was trained on, prepared as they were. {_columns_in_words(rows)}"
         )
     chosen = torch.from_numpy(sample_numbers(len(features), asked.wanted or _FEATURE_ROWS, asked.seed))
     tensors = {"features": features[chosen]}
@@ -210,45 +196,27 @@ def _feature_rows(asked: _Asked) -> Any:
     return TensorRows(tensors if labels is None else {**tensors, "labels": labels[chosen]}, whole=whole)
 
 
-def _column(asked: _Asked, kind: str, *, alone: bool = False) -> str:
-    """The one column of that kind, or, unless it must be `alone`, the one with a usual name."""
-    name = asked.name
-    others = (name.pair_column, *((*_LABELS, name.label_column) if alone else ()))
-    found = [column for column in _columns_of(asked.rows, kind) if column not in others]
-    if name.column is not None:
-        if name.column not in found:
-            raise _no_column(asked, f"a column {name.column!r} of {kind}", found)
-        return name.column
-    usual = [column for column in _NAMED[kind] if column in found]
-    # Beside words or messages in lists, the one column of text may be an id, or where a row is from.
-    is_beside = kind == "text" and not usual and any(map(_holds_texts, asked.rows.features.values()))
-    if (len(found) == 1 and not is_beside) or (len(usual) == 1 and not alone):
-        return (usual or found)[0]
-    pairs = " (of pairs by --column the first, by --pair_column the second)" if kind == "text" and alone else ""
-    raise _no_column(asked, f"one column of {kind}{pairs}", found)
+def _column(asked: _Asked, kind: str) -> str:
+    """The column that was named, or the only one of that kind.
 
-
-def _second_column(asked: _Asked, first: str) -> str | None:
-    """The column of the second texts of pairs, where one is named."""
-    name, found = asked.name, [column for column in _columns_of(asked.rows, "text") if column != first]
-    if name.pair_column is None or name.pair_column in found:
-        return name.pair_column
-    near = did_you_mean(name.pair_column, found)
-    raise ValueError(
-        f"{name.description} must have a column {name.pair_column!r}{near} of text beside {first!r} (--pair_column); "
-        f"it has {', '.join(found) or 'no other'}"
-    )
-
-
-def _no_column(asked: _Asked, wanted: str, found: Sequence[str]) -> ValueError:
+    Beside words or messages in lists, the only column of text may be an id, or where a row is from.
+    """
     name, rows = asked.name, asked.rows
-    near = "" if name.column is None else did_you_mean(name.column, found)
-    if found:
-        there = f"{', '.join(rows.column_names)}; candidates are {', '.join(found)}, choose one with --column{near}"
-    else:
-        kinds = {column: getattr(feature, "dtype", type(feature).__name__) for column, feature in rows.features.items()}
-        there = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
-    return ValueError(f"{name.description} must have {wanted}, and has {there}")
+    others = (name.pair_column, name.label_column, *_LABELS)
+    found = [column for column in _columns_of(rows, kind) if column not in others]
+    chosen = [name.column] if name.column in _columns_of(rows, kind) else []
+    if name.column is None and not (kind == "text" and _columns_of(rows, "nested")):
+        chosen = found
+    if len(chosen) == 1:
+        return chosen[0]
+    what = "lists of numbers" if kind == "list" else kind
+    pairs = ", and of pairs the second with --pair_column" if kind == "text" else ""
+    raise ValueError(f"{name.description}: name the column of {what} with --column{pairs}; {_columns_in_words(rows)}")
+
+
+def _columns_in_words(rows: Any) -> str:
+    kinds = {column: _kind(feature) or type(feature).__name__ for column, feature in rows.features.items()}
+    return f"its columns are {', '.join(f'{column} ({kind})' for column, kind in kinds.items())}"
 
 
 def _columns_of(rows: Any, kind: str) -> list[str]:
@@ -256,25 +224,18 @@ def _columns_of(rows: Any, kind: str) -> list[str]:
 
 
 def _kind(feature: Any) -> str | None:
-    """ "text", "image", "number", "list" (of numbers), or None."""
+    """ "text", "image", "number", "list" (of numbers), "nested" (lists or mappings of others), or None."""
     import datasets
 
     if isinstance(feature, datasets.Image):
         return "image"
-    if isinstance(feature, datasets.ClassLabel):
-        return None
     if isinstance(feature, datasets.Value):
         if feature.dtype in ("string", "large_string", "string_view"):
             return "text"
         return "number" if feature.dtype.startswith(("float", "int", "uint", "bool")) else None
-    inner = getattr(feature, "feature", None)
-    return "list" if inner is not None and _kind(inner) == "number" else None
-
-
-def _holds_texts(feature: Any) -> bool:
-    """Whether a column holds lists of texts, or of mappings."""
-    inner = feature if isinstance(feature, dict | list) else getattr(feature, "feature", None)
-    return inner is not None and (isinstance(inner, dict | list) or _kind(inner) == "text" or _holds_texts(inner))
+    if isinstance(feature, dict | list) or hasattr(feature, "feature"):
+        return "list" if _kind(getattr(feature, "feature", None)) == "number" else "nested"
+    return None
 
 
 def _is_classifier(model: PreTrainedModel) -> bool:
@@ -291,14 +252,9 @@ def _labels(asked: _Asked) -> Tensor | None:
     Raises ValueError for a column that was asked for by name and holds none.
     """
     name, rows, model = asked.name, asked.rows, asked.model
-    if not _is_classifier(model):
-        return None
     column = name.label_column or next((usual for usual in _LABELS if usual in rows.column_names), None)
-    if column is None:
+    if column is None or not _is_classifier(model):
         return None
-    if column not in rows.column_names:
-        near = did_you_mean(column, rows.column_names)
-        raise ValueError(f"{name.description} has no column {column!r}{near}; it has {', '.join(rows.column_names)}")
     values = np.asarray(rows.with_format("numpy")[column][:])
     labels = _as_model_classes(values, getattr(rows.features[column], "names", None), model)
     if labels is None:
@@ -335,9 +291,7 @@ def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: Pr
         if len(known) != len(own) or set(known) != set(own):
             return None
         values = np.array([own[name] for name in known])[values]
-    if values.max() >= model.config.num_labels:
-        return None
-    return torch.from_numpy(values.astype(np.int64))
+    return None if values.max() >= model.config.num_labels else torch.from_numpy(values.astype(np.int64))
 
 
 _READERS = {"input_ids": _token_rows, "pixel_values": _pixel_rows, "features": _feature_rows}

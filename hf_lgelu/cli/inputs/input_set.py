@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
+from transformers import AutoImageProcessor
 
 from hf_lgelu.models.example_run import in_dtype
 
@@ -45,6 +46,52 @@ class TensorRows(Dataset):
         whole, longest = mask.shape[1], int(mask.any(0).nonzero().max()) + 1
         is_sequence = {name: tensor.ndim > 1 and tensor.shape[1] == whole for name, tensor in batch.items()}
         return {name: tensor[:, :longest] if is_sequence[name] else tensor for name, tensor in batch.items()}
+
+
+class ProcessedImages(Dataset):
+    """Rows {"pixel_values": (C, H, W)}, with "labels" where they are known; decoded when they are asked for.
+
+    Args:
+        rows: a `datasets.Dataset`.
+        column: of images.
+        source: folder or Hub id of the model, whose image processor is taken; of timm's models what config.json's
+            `pretrained_cfg` says.
+        mode: PIL's name of what a pixel is: "RGB", or "L" for one channel.
+        labels: (len(rows),) int64 or None.
+
+    Raises ValueError if there is no image processor.
+    """
+
+    def __init__(self, rows: Any, column: str, source: str, *, mode: str = "RGB", labels: Tensor | None = None) -> None:
+        try:
+            self.processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+        except (OSError, ValueError, ImportError) as error:
+            raise ValueError(
+                f"images need the model's image processor, and none can be loaded from {source} ({error}). Save it "
+                "there (image_processor.save_pretrained), or call hf_lgelu.convert_to_relu with batches of your own"
+            ) from error
+        self.rows = rows.select_columns(column)
+        self.column, self.mode, self.labels = column, mode, labels
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: values[0] for name, values in self.__getitems__([index]).items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """The rows `indices` as one batch."""
+        numbers = list(indices)
+        found = self.rows[numbers][self.column]
+        empty = [number for number, image in zip(numbers, found, strict=True) if image is None]
+        if empty:
+            raise ValueError(
+                f"column {self.column!r} holds no image in row {', '.join(map(str, empty[:8]))} (counted from 0); "
+                "leave such rows out"
+            )
+        images = [image.convert(self.mode) for image in found]
+        batch = {"pixel_values": self.processor(images, return_tensors="pt")["pixel_values"]}
+        return batch if self.labels is None else {**batch, "labels": self.labels[numbers]}
 
 
 @dataclass(frozen=True)

@@ -1,171 +1,315 @@
-"""Model cards: what a checkpoint is, from the facts of its training, by huggingface_hub."""
+"""Model cards: of a network that was trained with λ-GELU, and of one that was converted to ReLU."""
 
 import dataclasses
+import json
+import math
 import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+import torch
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
 from huggingface_hub.constants import REPOCARD_NAME
+from huggingface_hub.errors import HFValidationError, HTTPError
+from huggingface_hub.utils import validate_repo_id
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modelcard import TASK_MAPPING
+from transformers.utils import logging
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, Gate, check_gate
+from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
-from hf_lgelu.export.hub.card_facts import CardData, CardFacts, CardScores
-from hf_lgelu.export.hub.card_text import (
-    code,
-    made_with,
-    pipeline_tag,
-    plain,
-    require_card_names,
-    require_no_token,
-    shown,
-)
-from hf_lgelu.export.hub.hardness_figure import draw_hardness
-from hf_lgelu.export.hub.hub_id import is_hub_id
 from hf_lgelu.export.hub.loading import CheckpointFacts
-from hf_lgelu.files import whole_file
-from hf_lgelu.formats import percent, score
+from hf_lgelu.export.hub.push import holds_token, is_hub_id
+from hf_lgelu.files import save_picture, whole_file
+from hf_lgelu.formats import percent, quoted, score
+from hf_lgelu.models.comparison import OutputChange
+from hf_lgelu.models.profile import gate_names, mean_of_several, smallest_by_site
+from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, sites_in_words
+from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network
+from hf_lgelu.refit.report import ConversionReport, evaluations
+from hf_lgelu.refit.target_gates import TARGETS
+from hf_lgelu.refit.wording import gates_in_words, how_far, what_was_done
 
+logger = logging.get_logger(__name__)
+
+CARD_FACTS_FILE = "card_facts.json"
 FIGURE_FILE = "hardness.png"
-TEMPLATE = Path(__file__).with_name("model_card_template.md")
+FORMS = ("relu", "gelu", "lambda_gelu")
+"""What a card's network is: with ReLU in the place of its λ-gates, with λ folded into the weights, or as trained."""
 
-_EXPORTS = {
-    "relu": "It was trained with {learned}, a {plain} whose gates learn how hard they are, and has ReLU in the place "
-    "of each gate, with the weights as they were.",
-    "gelu": "It was trained with {learned}, a {plain} whose gates learn how hard they are; λ is folded into the "
-    "weights, so that plain {plain} computes the same function.",
-    "lambda_gelu": "Its activation is {learned}, a {plain} whose gates learn how hard they are.",
+TEMPLATE = Path(__file__).with_name("model_card_template.md")
+_CONVERSION_TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
+_LONGEST_HEADER = 65536  # characters
+_LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
+_MARKUP = re.compile(r"([\\`*\[\]<>|])")
+
+# By the endings of classes that transformers' table does not have: those of this package and of sentence-transformers,
+# and new or rare ones of transformers.
+_OTHER_TASKS = {
+    "MLPForClassification": "tabular-classification",
+    "SentenceTransformer": "sentence-similarity",
+    "SparseEncoder": "feature-extraction",
+    "CrossEncoder": "text-ranking",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForImageClassification": "image-classification",
+    "ForSequenceClassification": "text-classification",
 }
 
 
-def render_card(
-    facts: CardFacts, *, export: str = "relu", figure: str | None = None, repo_id: str | None = None
-) -> ModelCard:
-    """The card of a network that was trained with λ-GELU.
+@dataclass(frozen=True)
+class CardScores:
+    """What an evaluation of a λ-GELU network gave, as it is and with ReLU in the place of each gate.
 
     Args:
-        facts: of the network; `hardness` and `checkpoint` must be there.
-        export: the form it is in: "relu", "gelu" (λ folded into the weights) or "lambda_gelu".
-        figure: path of the picture of λ, relative to the card.
-        repo_id: on the Hub, "user/name".
-
-    Raises:
-        ValueError: an unknown `export`, facts without hardness or checkpoint, gates that are none, a
-            licence or repository that is not named as the Hub names it, or the card would show an access token.
+        metric: as `evaluate` spells it, e.g. "accuracy".
+        score: of the network as it was trained; `loss` is its loss.
+        relu_score: with the same weights and ReLU, None where that was not measured; `relu_loss` is the loss of that.
+        relu_max_logit_change: by how much ReLU moved a logit at most.
+        relu_unchanged_predictions: fraction of the rows whose largest logit stayed where it was.
+        measured: on what and when, in Markdown.
+        epoch: after which this was measured, if after one.
+        split: of the data set `CardFacts.dataset`, if the scores are of all its rows. Only then the card's header
+            lists them as a result on that data set.
     """
-    if not isinstance(facts, CardFacts):
-        raise TypeError(f"facts must be CardFacts, got {type(facts).__name__}")
-    if export not in _EXPORTS:
-        raise ValueError(f"unknown export {export!r}; accepted: {', '.join(_EXPORTS)}")
-    if not facts.hardness or facts.checkpoint is None:
-        raise ValueError(
-            "a card describes a network that was trained with λ-GELU: its facts need hardness (the report of "
-            "export_relu, or smallest_by_site) and checkpoint (write_card reads it from the folder)"
-        )
-    if any("```" in lines for lines in facts.loading_code.values()):
-        raise ValueError("loading_code must be Python alone: ``` would end its block on the card")
-    require_card_names(repo_id, facts.license)
-    where = repo_id or "FOLDER"
-    checkpoint = facts.checkpoint
-    card = ModelCard.from_template(
-        _card_data(facts, checkpoint, export, repo_id),
-        template_path=str(TEMPLATE),
-        title=plain(_name(facts, export, repo_id)),
-        summary=_summary(facts, checkpoint, export),
-        results=_results(facts, facts.scores, facts.data, export) if facts.scores and facts.data else "",
-        substitution=_substitution(facts, export),
-        figure=figure,
-        gate_note=_gate_note(facts),
-        hardness=_hardness_table(facts),
-        recipe=_recipe(facts),
-        plain_code=_plain_code(facts, checkpoint, export, where),
-        carried_code=loading.with_carried_code(where) if checkpoint.own_code and export != "lambda_gelu" else "",
-        lgelu_code=_lgelu_code(facts, checkpoint, export, where),
-        input_note=plain(facts.input_note),
-        limits=_limits(facts, export),
-        licence=f"`{facts.license}`" if facts.license else "None was stated by who made this model: ask before use.",
-    )  # fmt: skip
-    require_no_token(card)
-    return card
+
+    metric: str
+    score: float
+    greater_is_better: bool = True
+    loss: float | None = None
+    relu_score: float | None = None
+    relu_loss: float | None = None
+    relu_max_logit_change: float | None = None
+    relu_unchanged_predictions: float | None = None
+    measured: str = ""
+    epoch: float | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card says of a network that was trained with λ-GELU; what is left out, the card leaves out.
+
+    Args:
+        name: the card's title without its last part, which is the form.
+        hardness: {gate: λ} at the end of training, of a gate with several the smallest, which bounds its swap.
+        mean_hardness: {gate: mean λ} of the gates with several λ.
+        gates: {gate: its name in a config}, such as "lambda_silu"; λ-GELU where it is left out.
+        hardened: its gates were hardened, not only learned.
+        earlier_hardness: {stage: {gate: λ}} before, in the order of time; of several λ the mean.
+        trained_on: completes the sentence "A network of class X, trained on …".
+        training: how it was trained, in Markdown.
+        scores: of its evaluation.
+        dataset: Hub id of the data set that was read.
+        input_note: how its inputs are prepared, in a sentence.
+        limits: sentences for the card's list of limits.
+        loading_code: {form: Python that loads it}, where `from_pretrained` of its class does not.
+        license: the Hub's short name of it, e.g. "mit"; None says that none was stated.
+        base_model: Hub id of the model that it was fine-tuned from.
+        weights: `weights_digest` of the network that all this is of.
+    """
+
+    name: str = "model"
+    hardness: Mapping[str, float] = field(default_factory=dict)
+    mean_hardness: Mapping[str, float] = field(default_factory=dict)
+    gates: Mapping[str, str] = field(default_factory=dict)
+    hardened: bool = False
+    earlier_hardness: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    trained_on: str = ""
+    training: str = ""
+    scores: CardScores | None = None
+    dataset: str | None = None
+    input_note: str = ""
+    limits: Sequence[str] = ()
+    loading_code: Mapping[str, str] = field(default_factory=dict)
+    license: str | None = None
+    base_model: str | None = None
+    weights: str = ""
+
+
+@torch.no_grad()
+def weights_digest(model: nn.Module) -> str:
+    """A digest of all parameters and saved buffers: facts of one network must not get onto the card of another."""
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def save_card_facts(facts: CardFacts, model: nn.Module, folder: str | os.PathLike) -> Path:
+    """Write what is known of `model` beside its checkpoint in `folder`, for the card of its export; the file's path."""
+    path = Path(folder) / CARD_FACTS_FILE
+    told = dataclasses.asdict(dataclasses.replace(facts, weights=weights_digest(model)))
+    with whole_file(path, overwrite=True) as new:
+        new.write_text(f"{json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False)}\n", encoding="utf-8")
+    return path
+
+
+def card_facts_of(model: nn.Module, folder: str | os.PathLike) -> CardFacts | None:
+    """What `save_card_facts` wrote into `folder`, of the same weights; None where nothing is, or that of others.
+
+    Raises ValueError for a file that holds something else.
+    """
+    path = Path(folder) / CARD_FACTS_FILE
+    if not path.is_file():
+        return None
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        scores = told.pop("scores", None)
+        facts = CardFacts(**told, scores=None if scores is None else CardScores(**scores))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} holds no facts of a card, or those of another version: {error}") from error
+    if facts.weights != weights_digest(model):
+        logger.warning(f"{path} is of other weights than those of this model: the card says nothing of it")
+        return None
+    return facts
 
 
 def write_card(
+    model: PreTrainedModel,
     folder: str | os.PathLike,
-    facts: CardFacts,
     *,
-    export: str = "relu",
+    form: str = "lambda_gelu",
+    change: OutputChange | None = None,
+    license: str | None = None,
     repo_id: str | None = None,
-    name: str = REPOCARD_NAME,
-    figure: str = FIGURE_FILE,
 ) -> Path:
-    """Write a model's card and its picture of λ into `folder`, and return the card's path.
+    """Write README.md and a picture of λ into a folder, and return the card's path. `export_relu` has called it.
 
-    Both are complete or not there, and a link in their place is replaced, not followed.
+    What a training left beside the checkpoint that `model` was loaded from (card_facts.json) is on the card, if it is
+    of the same weights.
 
     Args:
-        folder: of the model, with its config.json; any folder if `facts.checkpoint` is given.
-        facts: of the network. `hardness` must be there.
-        export: the form it is in: "relu", "gelu" (λ folded into the weights) or "lambda_gelu".
+        model: with λ-GELU, as it was trained.
+        folder: of `model`, or of what an export made of it.
+        form: what is in the folder: "lambda_gelu" (`model` itself), "relu" or "gelu" (λ folded into the weights).
+        change: what an export did to the outputs on example inputs.
+        license: the Hub's short name of it, such as "mit"; None takes that of the checkpoint's own card.
         repo_id: on the Hub, "user/name".
-        name: of the card's file.
-        figure: of the picture's file, relative to `folder`.
 
     Raises:
-        ValueError: see `render_card`; or config.json names no class, or λ-gates where `export` says that they are gone.
+        ValueError: `model` has no λ-GELU, config.json has λ-gates where `form` says that they are gone, or a licence or
+            repository is not named as the Hub names it.
         FileNotFoundError: no config.json.
 
     Example:
         >>> import tempfile
-        >>> from hf_lgelu import CardFacts, MLPConfig, MLPForClassification, anneal_hardness, export_relu, write_card
+        >>> from hf_lgelu import MLPConfig, MLPForClassification, write_card
         >>> model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1))
-        >>> anneal_hardness(model, 1.0)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     report = export_relu(model, f"{folder}/relu")
-        ...     facts = CardFacts(report.hardness, name="letters", change=report.change, gates=report.gates)
-        ...     write_card(f"{folder}/relu", facts).name
+        ...     model.save_pretrained(folder)
+        ...     write_card(model, folder, license="mit").name
         'README.md'
     """
-    folder = Path(folder)
-    if isinstance(facts, CardFacts) and facts.checkpoint is None:
-        facts = dataclasses.replace(facts, checkpoint=loading.facts_of_folder(folder))
+    source = str(model.name_or_path)
+    found = (card_facts_of(model, place) for place in (source, folder) if place)
+    own = Path(source).resolve().name if Path(source).exists() else source.rpartition("/")[2]
+    facts = next(filter(None, found), None) or CardFacts(name=own if source else "model")
+    facts = dataclasses.replace(
+        facts,
+        hardness=smallest_by_site(model),
+        mean_hardness=mean_of_several(model),
+        gates=gate_names(model),
+        license=license or facts.license or (stated_licence(source) if source else None),
+    )
+    others = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
+    if form == "relu" and find_sites(model, others):
+        had = f"beside its λ-gates it had {sites_in_words(model, others)}, and has them still"
+        facts = dataclasses.replace(facts, limits=(*facts.limits, f"It is no ReLU network throughout: {had}."))
+    checkpoint = loading.facts_of_folder(folder)
     gates = loading.gates_of_folder(folder)
-    if gates and export != "lambda_gelu":
+    if gates and form != "lambda_gelu":
         raise ValueError(
-            f"{folder}/config.json says {', '.join(gates)}, and a card of export={export!r} would say that these gates "
-            "are gone; give export='lambda_gelu', or the folder that export_relu or export_gelu saved"
+            f"{folder}/config.json says {', '.join(gates)}, and a card of form={form!r} would say that these gates are "
+            "gone; give form='lambda_gelu', or the folder that export_relu or export_gelu saved"
         )
-    card = render_card(facts, export=export, figure=figure, repo_id=repo_id)
-    with whole_file(folder / figure, overwrite=True) as new:
-        draw_hardness(new, facts.earlier_hardness, facts.hardness, facts.mean_hardness)
-    with whole_file(folder / name, overwrite=True) as new:
+    card = render_card(facts, checkpoint, form=form, change=change, figure=FIGURE_FILE, repo_id=repo_id)
+    return save_card(card, Path(folder) / REPOCARD_NAME, facts, FIGURE_FILE)
+
+
+def save_card(card: ModelCard, path: Path, facts: CardFacts | None = None, figure: str = "") -> Path:
+    """Write a card and, of `facts`, the picture of λ to `figure` beside it; a link in their place is replaced."""
+    if facts is not None:
+        with whole_file(path.parent / figure, overwrite=True) as new:
+            draw_hardness(new, facts.earlier_hardness, facts.hardness, facts.mean_hardness)
+    with whole_file(path, overwrite=True) as new:
         new.write_text(f"{str(card).rstrip()}\n", encoding="utf-8")
-    return folder / name
+    return path
 
 
-def _card_data(facts: CardFacts, checkpoint: CheckpointFacts, export: str, repo_id: str | None) -> ModelCardData:
+def render_card(
+    facts: CardFacts,
+    checkpoint: CheckpointFacts,
+    *,
+    form: str = "relu",
+    change: OutputChange | None = None,
+    figure: str | None = None,
+    repo_id: str | None = None,
+) -> ModelCard:
+    """The card of a network that was trained with λ-GELU, in one of FORMS; `figure` is the picture's path.
+
+    Raises ValueError for an unknown form, gates that are none, a licence or repository that is not named as the Hub
+    names it, or if the card would show an access token.
+    """
+    if form not in FORMS:
+        raise ValueError(f"unknown form {form!r}; accepted: {', '.join(FORMS)}")
+    gates = {site: facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness}
+    rows = [check_gate(gate) for gate in dict.fromkeys(gates.values())]
+    values, where, name = facts.hardness.values(), repo_id or "FOLDER", rows[0].name
+    span = [f"{value:.4g}" for value in (min(values), max(values))]
+    own_code = facts.loading_code.get(form, "").strip()
+    plain_code = own_code or loading.without_hf_lgelu(checkpoint, where, activation=form, gate=name)
+    lgelu_code = own_code if form == "lambda_gelu" else ""
+    title = repo_id.rpartition("/")[2] if repo_id else f"{facts.name}-{form.replace('_', '-')}"
+    return _rendered(
+        TEMPLATE,
+        _header(facts, checkpoint, form, title),
+        repo_id,
+        facts.license,
+        facts=facts, form=form, change=change, figure=figure, title=plain(title), model_class=checkpoint.model_class,
+        learned=" and ".join(row.label for row in rows),
+        unlearned=" or ".join(row.plain_label for row in rows),
+        formulas="; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in rows),
+        span=f"λ = {span[0]}" if span[0] == span[1] else f"λ from {span[0]} to {span[1]}",
+        bounds={site: swap_error_bound(value, gates[site]) for site, value in facts.hardness.items()},
+        largest=max(row.swap_error for row in rows),
+        stages={label: stage for label, stage in facts.earlier_hardness.items() if stage},
+        plain_code="" if form == "lambda_gelu" else plain_code,
+        carried_code=loading.with_carried_code(where) if checkpoint.own_code and form != "lambda_gelu" else "",
+        # Where it is loaded by code of its own, `from_pretrained` needs more than this package.
+        lgelu_code=lgelu_code or ("" if own_code else loading.with_hf_lgelu(checkpoint.model_class, where)),
+    )  # fmt: skip
+
+
+def _header(facts: CardFacts, checkpoint: CheckpointFacts, form: str, title: str) -> ModelCardData:
     """The YAML header: task, data set, metric and result of the network in that form."""
-    hub_id = facts.data.hub_id if facts.data and is_hub_id(facts.data.hub_id) else None
+    dataset, scores = facts.dataset if is_hub_id(facts.dataset) else None, facts.scores
     data = ModelCardData(
         license=facts.license,
         library_name=checkpoint.library,
         pipeline_tag=pipeline_tag(checkpoint.model_class),
-        tags=["lambda-gelu", *(["relu", "relufication"] if export == "relu" else [])],
+        tags=["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])],
         base_model=facts.base_model if is_hub_id(facts.base_model) else None,
-        datasets=[hub_id] if hub_id else None,
+        datasets=[dataset] if dataset else None,
     )
-    scores = facts.scores
     if scores is None:
         return data
     data.metrics = [scores.metric]
-    value = scores.relu_score if export == "relu" else scores.score
-    # A ReLU model that was not evaluated has no result, least of all the smooth one's; nor has one that was evaluated
-    # on other rows than those of the data set that the Hub has.
-    if facts.data is not None and hub_id and scores.whole_split and value is not None:
-        data.model_name = _name(facts, export, repo_id)
+    value = scores.relu_score if form == "relu" else scores.score
+    # A ReLU model that was not evaluated has no result, least of all the smooth one's.
+    if dataset and scores.split is not None and value is not None:
+        data.model_name = title
         data.eval_results = [
             EvalResult(
-                task_type=data.pipeline_tag or "other", dataset_type=hub_id, dataset_name=hub_id,
-                dataset_split=facts.data.eval_split, metric_type=scores.metric,
+                task_type=data.pipeline_tag or "other", dataset_type=dataset, dataset_name=dataset,
+                dataset_split=scores.split, metric_type=scores.metric,
                 metric_name=scores.metric if scores.epoch is None else f"{scores.metric}, last epoch",
                 metric_value=float(score(scores.metric, value)),
             )
@@ -173,157 +317,225 @@ def _card_data(facts: CardFacts, checkpoint: CheckpointFacts, export: str, repo_
     return data
 
 
-def _name(facts: CardFacts, export: str, repo_id: str | None) -> str:
-    return repo_id.rpartition("/")[2] if repo_id else f"{facts.name}-{export.replace('_', '-')}"
+@dataclass(frozen=True)
+class Provenance:
+    """How a converted network came about.
+
+    Args:
+        model: Hub id of the original, or the last part of its folder's path: a card names no local paths.
+        model_is_on_hub: whether that is a Hub id.
+        data: the data set that was fitted on, in words.
+        samples: inputs taken from it (rows, sequences, images).
+        seed: of their choice; nothing else in a conversion is random.
+        evaluation: the second set, in words; None without one.
+        evaluation_source: Hub id of its data set, if it is on the Hub.
+        created: UTC, ISO 8601.
+        versions: {package: version}.
+        hardware: of `hf_lgelu.environment.hardware`.
+        evaluation_is_whole: no row of that split was left out; only then are its scores a result on the data set.
+        equalized: names of the layers whose units were rescaled for int8 afterwards (`equalize_ranges`).
+    """
+
+    model: str
+    model_is_on_hub: bool
+    data: str
+    samples: int
+    seed: int
+    evaluation: str | None
+    evaluation_source: str | None
+    created: str
+    versions: Mapping[str, str]
+    hardware: Mapping[str, Any]
+    evaluation_is_whole: bool = False
+    equalized: Sequence[str] = ()
 
 
-def _summary(facts: CardFacts, checkpoint: CheckpointFacts, export: str) -> str:
-    softest, hardest = min(facts.hardness.values()), max(facts.hardness.values())
-    span = f"λ = {softest:.4g}" if f"{softest:.4g}" == f"{hardest:.4g}" else f"λ from {softest:.4g} to {hardest:.4g}"
-    where = f", trained on {plain(facts.trained_on)}" if facts.trained_on else ""
-    span += " (the smallest λ of each gate)" if facts.mean_hardness else ""
-    ended = f"Its {len(facts.hardness)} gates ended at {span}{' after hardening' if facts.hardened else ''}."
-    learned, unlearned = _gate_labels(facts)
-    what = _EXPORTS[export].format(learned=learned, plain=unlearned)
-    return f"A network of class {code(checkpoint.model_class)}{where}. {what} {ended}"
+def render_conversion_card(
+    report: ConversionReport,
+    provenance: Provenance,
+    checkpoint: CheckpointFacts,
+    *,
+    figure: str | None = None,
+    repo_id: str | None = None,
+    license: str | None = None,
+) -> ModelCard:
+    """The card of a converted network.
+
+    Args:
+        report: of `convert_to_relu`.
+        provenance: from what it was made.
+        checkpoint: how it is loaded (`facts_of_folder`).
+        figure: path of `draw_conversion`'s picture, relative to the card.
+        repo_id: on the Hub, "user/name".
+        license: the Hub's short name of it; that of the original holds for this model too.
+
+    Raises ValueError for a licence or repository that is not named as the Hub names it, or if the card would show an
+    access token.
+    """
+    where, task, needs_package = repo_id or "FOLDER", pipeline_tag(checkpoint.model_class), checkpoint.needs_package
+    # A report names its target by the title, with a slope of its own behind it or without.
+    target = next(target for target in TARGETS.values() if target.title == report.target.partition("(")[0])
+    tag = {"leaky_relu": "leaky-relu", "relu2": "squared-relu"}.get(target.name, target.name)
+    title = repo_id.rpartition("/")[2] if repo_id else f"{provenance.model.rpartition('/')[2]}-{tag}"
+    data = ModelCardData(
+        license=license,
+        library_name=checkpoint.library,
+        pipeline_tag=task,
+        tags=[tag, *(["relufication"] if tag == "relu" else []), "lambda-gelu"],
+        base_model=provenance.model if provenance.model_is_on_hub else None,
+    )
+    metrics = report.evaluation.refitted.metrics if report.evaluation else {}
+    if metrics:
+        data.metrics = list(metrics)
+    source = provenance.evaluation_source
+    if metrics and provenance.evaluation_is_whole and is_hub_id(source):
+        data.model_name = title
+        data.eval_results = [
+            EvalResult(
+                task_type=task or "other", dataset_type=source, dataset_name=provenance.evaluation or source,
+                metric_type=name, metric_name=f"{name}, second set", metric_value=float(score(name, value)),
+            )
+            for name, value in metrics.items()
+        ]  # fmt: skip
+    kept = next((step.effort for step in reversed(report.steps) if step.is_kept), "refit")
+    plain_code = "" if needs_package else loading.without_hf_lgelu(checkpoint, where, activation=target.name)
+    return _rendered(
+        _CONVERSION_TEMPLATE,
+        data,
+        repo_id,
+        license,
+        report=report, provenance=provenance, figure=figure, title=plain(title), model_class=checkpoint.model_class,
+        gates=gates_in_words(report), how_far=how_far(report), kept=kept, results=whole_network(report),
+        has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
+        recipe=what_was_done(report), warnings=bullets(report.warnings), layers=layer_table(report.layers),
+        layer_note=LAYER_NOTE, has_zeros=target.name.startswith("relu"),
+        smooth=re.sub("^", "  ", still_smooth(report), flags=re.MULTILINE) if report.smooth_calls else "",
+        made_with=made_with(provenance.hardware, provenance.versions),
+        plain_code=plain_code,
+        carried_code=loading.with_carried_code(where) if checkpoint.own_code and not needs_package else "",
+        lgelu_code=loading.with_hf_lgelu(checkpoint.model_class, where),
+    )  # fmt: skip
 
 
-def _results(facts: CardFacts, scores: CardScores, data: CardData, export: str) -> str:
-    """The scores as trained and with ReLU substituted, and on what they were measured."""
-    trained, swapped = ("", " (this model)") if export == "relu" else (" (this model)", "")
-    rows = [(f"{_gate_labels(facts)[0]}, as trained{trained}", score(scores.metric, scores.score), scores.loss)]
-    if scores.relu_score is not None:
-        rows.append((f"ReLU, the same weights{swapped}", score(scores.metric, scores.relu_score), scores.relu_loss))
-    when = "" if scores.epoch is None else f" after the last epoch ({scores.epoch:g}), which is the one saved,"
-    seed = "" if scores.seed is None else f" One run with seed {scores.seed}."
-    lines = [
-        f"| network | {plain(scores.metric)} ({'higher' if scores.greater_is_better else 'lower'} is better) | loss |",
-        "|---|---|---|",
-        *(f"| {name} | {value} | {'–' if loss is None else f'{loss:.4f}'} |" for name, value, loss in rows),
-        "",
-        f"Measured{when} on {data.eval_rows:,} samples of {plain(shown(data.name))}, split {plain(data.eval_split)}."
-        f"{seed}",
-    ]
-    return "\n".join(lines)
+def write_conversion_card(
+    folder: str | os.PathLike, report: ConversionReport, provenance: Provenance, **options: Any
+) -> Path:
+    """Write README.md into the folder of a converted network and return its path; see `render_conversion_card`."""
+    card = render_conversion_card(report, provenance, loading.facts_of_folder(folder), **options)
+    return save_card(card, Path(folder) / REPOCARD_NAME)
 
 
-def _substitution(facts: CardFacts, export: str) -> str:
-    """What the swap did to the logits of the evaluation, and the export to the outputs on its example inputs."""
-    parts = []
-    scores = facts.scores
-    if scores and scores.relu_max_logit_change is not None and scores.relu_unchanged_predictions is not None:
-        parts.append(
-            "On the samples of the table above, the largest change of a logit was "
-            f"{scores.relu_max_logit_change:.2g}, and {percent(scores.relu_unchanged_predictions)} of the predictions "
-            "(the largest logit) stayed the same."
+def _rendered(template: Path, data: ModelCardData, repo_id: str | None, license: str | None, **told: Any) -> ModelCard:
+    """A template filled in. Raises ValueError for names that the Hub does not have, and for a token on the card."""
+    if license is not None and not _LICENCE.fullmatch(license):
+        raise ValueError(
+            f"the licence is given by the Hub's short name of it, such as mit or apache-2.0, and not {license[:80]!r}"
         )
-    after = {"relu": "after the swap to ReLU", "gelu": "after λ was folded into the weights"}.get(export)
-    if facts.change is not None and after is not None:  # a λ-GELU network has gone through no export
-        parts.append(f"On the example inputs of the export, {after}: {facts.change}.")
-    return "\n\n".join(parts)
+    if repo_id is not None:
+        try:
+            validate_repo_id(repo_id)
+        except HFValidationError as error:
+            raise ValueError(str(error)) from error
+    tools = {"plain": plain, "code": code, "score": score, "percent": percent, "quoted": quoted}
+    card = ModelCard.from_template(data, template_path=str(template), license=license, **tools, **told)
+    if holds_token(card.content):
+        raise ValueError("the card would show what looks like an access token; take it out of what the card is told")
+    return card
 
 
-def _row(facts: CardFacts, site: str) -> Gate:
-    """Of a λ-gate. Raises ValueError for a name that no gate has."""
-    return check_gate(facts.gates.get(site, DEFAULT_GATE))
+def draw_hardness(
+    path: str | os.PathLike,
+    earlier: Mapping[str, Mapping[str, float]],
+    final: Mapping[str, float],
+    means: Mapping[str, float],
+) -> Path:
+    """Write a PNG with a bar of λ for each gate, in the order of the mapping, on a logarithmic axis.
+
+    Args:
+        path: of the file, whose folder is made if it is not there.
+        earlier: {stage: {gate: λ}}, drawn as points over the bars; a stage may be empty, or lack some gates.
+        final: {gate: λ} of the model on the card.
+        means: {gate: mean λ} of the gates with several λ, drawn in the place of those in `final`.
+    """
+    from matplotlib.figure import Figure  # not with the package: it takes half a second
+
+    figure = Figure(figsize=(6, 2.6), layout="constrained")
+    axes = figure.add_subplot()
+    places = range(1, len(final) + 1)
+    shown = [means.get(gate, value) for gate, value in final.items()]
+    axes.bar(places, shown, color="#a9c4de", label="trained")
+    for (label, stage), (marker, color) in zip(earlier.items(), (("o", "#ee6677"), ("D", "#1b4f7a")), strict=False):
+        if stage:
+            values = [stage.get(gate, math.nan) for gate in final]
+            axes.plot(places, values, marker, color=color, markersize=5, label=label)
+    height = "mean hardness λ" if means else "hardness λ"
+    axes.set(yscale="log", xlabel="gate, in the order of the network", ylabel=height)
+    axes.set_ylim(0.8, max(shown) * 1.6)
+    axes.set_xticks(list(places) if len(final) <= 20 else list(places)[:: len(final) // 10])
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return save_picture(figure, path, 120)
 
 
-def _gate_rows(facts: CardFacts) -> list[Gate]:
-    """Of its λ-gates, each once."""
-    return list({row.name: row for row in (_row(facts, site) for site in facts.hardness)}.values())
+def plain(text: Any) -> str:
+    """A text on one line, with what Markdown would take for markup escaped."""
+    return _MARKUP.sub(r"\\\1", " ".join(str(text).split()))
 
 
-def _swap_bound(facts: CardFacts, site: str) -> float:
-    """κ/λ of a gate, by its smallest λ."""
-    return swap_error_bound(facts.hardness[site], _row(facts, site).name)
+def code(text: Any) -> str:
+    """A name as inline code, which no character of it can end."""
+    return f"`{' '.join(str(text).split()).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
-def _gate_note(facts: CardFacts) -> str:
-    """What its gates are, and what their swap can change."""
-    forms = "; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in _gate_rows(facts))
-    largest = max(_row(facts, site).swap_error for site in facts.hardness)
-    note = (
-        f"A gate is {forms}. Putting ReLU in its place changes what one unit gives by at most κ/λ, κ = {largest:.5f}."
-    )
-    if facts.mean_hardness:
-        note += " Of a gate with several λ the smallest bounds that."
-    return note
+def shown(value: Any) -> str:
+    """A value of a config as a reader may see it: of a path or address the last part, of a Hub id all of it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    if ("/" not in text and "\\" not in text) or is_hub_id(text):
+        return text
+    return re.split(r"[/\\]", text.partition("?")[0].rstrip("/\\"))[-1]
 
 
-def _gate_labels(facts: CardFacts) -> tuple[str, str]:
-    """The names of its λ-gates, and of what they are at λ = 1."""
-    rows = _gate_rows(facts)
-    return " and ".join(row.label for row in rows), " or ".join(row.plain_label for row in rows)
+def made_with(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    """Hardware and versions in a few sentences; empty where nothing is known of either."""
+    parts = []
+    if hardware:
+        processes = hardware.get("processes", 1)
+        cores = f" ({hardware['cpu_cores']} cores)" if hardware.get("cpu_cores") else ""
+        accelerators = ", ".join(hardware.get("accelerators") or ()) or "no accelerator"
+        parts.append(
+            f"with {processes} process{'' if processes == 1 else 'es'} on {hardware.get('cpu', 'an unnamed CPU')}"
+            f"{cores}, {accelerators}"
+            + (f", {hardware['platform'].partition('-')[0]}" if hardware.get("platform") else "")  # no kernel's build
+        )
+    if versions:
+        parts.append("Versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()))
+    return plain(". ".join(parts) + "." if parts else "")
 
 
-def _hardness_table(facts: CardFacts) -> str:
-    """λ of every gate, at the earlier stages and at the end, and the bound of the swap."""
-    stages = {label: stage for label, stage in facts.earlier_hardness.items() if stage}
-    means = facts.mean_hardness
-    final = ("mean λ", "smallest λ") if means else ("λ",)
-    titles = ("gate", *(f"{final[0]} {plain(label)}" for label in stages), *final, "κ/λ")
-    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-    for site, value in facts.hardness.items():
-        before = [f"{stage[site]:.4f}" if site in stage else "–" for stage in stages.values()]
-        mean = [f"{means.get(site, value):.4g}"] if means else []
-        cells = (code(site or "model"), *before, *mean, f"{value:.4g}", f"{_swap_bound(facts, site):.2g}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def pipeline_tag(model_class: str) -> str | None:
+    """The Hub's name of what models of this class do; None for a class that is not known here."""
+    # Of several tasks the last, as on the cards that transformers' Trainer writes: BART is also in the one of masks.
+    for task, classes in reversed(TASK_MAPPING.items()):
+        if any(model_class in ([name] if isinstance(name, str) else name) for name in classes.values()):
+            return task
+    return next((task for ending, task in _OTHER_TASKS.items() if model_class.endswith(ending)), None)
 
 
-def _recipe(facts: CardFacts) -> str:
-    """How the network was trained, on how much of the data, on what, with which versions."""
-    rows = [f"| {plain(label)} | {plain(shown(value))} |" for label, value in facts.recipe.items()]
-    parts = ["\n".join(["| | |", "|---|---|", *rows])] if rows else []
-    if facts.data is not None and facts.data.train_rows is not None:
-        parts.append(_data_note(facts.data))
-    if facts.seconds is not None or facts.hardware or facts.versions:
-        parts.append(_provenance(facts))
-    return "\n\n".join(parts)
-
-
-def _data_note(data: CardData) -> str:
-    """How much of the data set the training and its evaluation saw."""
-    text = f"Trained on {data.train_rows:,} samples of {plain(shown(data.name))}, evaluated on {data.eval_rows:,}"
-    if data.limits:
-        text += f". This is not all of the data: {'; '.join(plain(limit) for limit in data.limits)}."
-    else:
-        text += "." if data.remarks else "; no limit was set on either."
-    return " ".join([text, *(plain(remark) for remark in data.remarks)])
-
-
-def _provenance(facts: CardFacts) -> str:
-    """When, where and with what the network was trained."""
-    parts = [] if facts.seconds is None else [f"took {facts.seconds:,.0f} s, evaluation included,"]
-    parts += [] if facts.created is None else [f"ended on {plain(facts.created[:10])}"]
-    start = f"The run {' and '.join(parts)}".rstrip(",") if parts else "Made"
-    with_what = made_with(facts.hardware, facts.versions)
-    return f"{start}{', ' if facts.hardware else '. '}{with_what}" if with_what else f"{start}."
-
-
-def _plain_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, where: str) -> str:
-    if export == "lambda_gelu":
-        return ""
-    return facts.loading_code.get(export, "").strip() or loading.without_hf_lgelu(
-        checkpoint, where, activation=export, gate=_gate_rows(facts)[0].name
-    )
-
-
-def _lgelu_code(facts: CardFacts, checkpoint: CheckpointFacts, export: str, where: str) -> str:
-    """ "" for what says how it is loaded without, as `from_pretrained` then needs more than this package."""
-    own = facts.loading_code.get(export, "").strip()
-    if own:
-        return own if export == "lambda_gelu" else ""
-    return loading.with_hf_lgelu(checkpoint.model_class, where)
-
-
-def _limits(facts: CardFacts, export: str) -> str:
-    lines = [plain(limit) for limit in facts.limits]
-    if export == "relu":
-        lines.append("Only the gates are ReLU: softmax, normalization and other parts are what they were.")
-        lines.append("Zeros of ReLU are no speed-up by themselves; none is claimed.")
-    else:
-        lines.append("The gates are smooth: what needs a piecewise linear network does not apply to this one.")
-    if facts.data is None:
-        lines.append("There is no record of its training: what it was trained on is not known here.")
-    return "\n".join(f"- {line}" for line in lines)
+def stated_licence(name_or_path: str | os.PathLike) -> str | None:
+    """The licence that the card of a folder or Hub id states; None where there is no card, or none that states one."""
+    card = Path(name_or_path) / REPOCARD_NAME
+    try:
+        if not card.is_file():
+            if Path(name_or_path).exists():
+                return None
+            card = Path(hf_hub_download(str(name_or_path), REPOCARD_NAME))
+        with card.open(encoding="utf-8") as file:
+            text = file.read(_LONGEST_HEADER)
+    except (OSError, UnicodeDecodeError, HTTPError, HFValidationError):
+        return None
+    header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*\n", text, re.DOTALL)  # one line of it: no YAML of others is run
+    found = header and re.search(r"""^license:[ \t]*(["']?)([^"'\s]+)\1[ \t]*$""", header[1], re.MULTILINE)
+    return found[2] if found and _LICENCE.fullmatch(found[2]) else None

@@ -36,15 +36,11 @@ for name in [*(f"layers.{{i}}.linear" for i in range({layers})), "classifier"]:
     modules += [linear, torch.nn.{activation}]
 model = torch.nn.Sequential(*modules[:-1]).eval()"""
 
-# What gates were exchanged for, as an export and as a conversion's report call it → the module of torch. It has no
-# squared ReLU.
-_EXCHANGED = {
-    **dict.fromkeys(("relu", "ReLU"), "ReLU()"),
-    **{"ReLU6": "ReLU6()", "LeakyReLU": "LeakyReLU()", "HardSwish": "Hardswish()"},
+# The module of torch: of a name of TARGETS (it has no squared ReLU), or of λ = 1 of a row of GATES.
+_TORCH_MODULES = {
+    **{"relu": "ReLU()", "relu6": "ReLU6()", "leaky_relu": "LeakyReLU()", "hardswish": "Hardswish()"},
+    **{"lambda_gelu": "GELU()", "lambda_gelu_tanh": 'GELU(approximate="tanh")', "lambda_silu": "SiLU()"},
 }
-
-# Row of GATES → the module of torch that λ = 1 is.
-_PLAIN = {"lambda_gelu": "GELU()", "lambda_gelu_tanh": 'GELU(approximate="tanh")', "lambda_silu": "SiLU()"}
 
 _TRANSFORMERS = """\
 from transformers import {model_class}
@@ -152,11 +148,11 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
     Args:
         checkpoint: what it is.
         where: folder or Hub id.
-        activation: "relu", or the target that a conversion's report names; "gelu" with λ folded into the weights.
+        activation: a name of TARGETS, or "gelu" with λ folded into the weights.
         gate: of the latter the row of GATES, whose plain form its gates are.
     """
     if checkpoint.model_class == _MLP_CLASS:
-        module = _PLAIN[gate] if activation == "gelu" else _EXCHANGED.get(activation)
+        module = _TORCH_MODULES.get(gate if activation == "gelu" else activation)
         return "" if module is None else _MLP.format(layers=checkpoint.layers, activation=module)
     form = _SENTENCE_TRANSFORMERS if checkpoint.model_class in SENTENCE_CLASSES else _TRANSFORMERS
     return form.format(model_class=checkpoint.model_class, where=where)

@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from hf_lgelu.export.onnx.onnx_inputs import DynamicAxes, axis_sizes, choose_axes, named_inputs, other_sizes, resize
 from hf_lgelu.export.onnx.onnx_run import (
@@ -23,11 +23,14 @@ from hf_lgelu.export.onnx.onnx_run import (
 )
 from hf_lgelu.extras import require
 from hf_lgelu.files import whole_file
-from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, evaluation_mode, keeping_buffers
+from hf_lgelu.models.checkpoint import copy_processor_files
+from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, evaluation_mode, in_dtype, keeping_buffers
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
+from hf_lgelu.models.random_inputs import random_inputs
 
+ONNX_FILE = "model.onnx"
 OPSET = 20
 """The first with Gelu."""
 
@@ -111,7 +114,7 @@ def export_onnx(
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing; the message names the extra [onnx].
-        TypeError: `model` is no module or is not float32, an input is no tensor, or `opset` is no integer.
+        TypeError: `model` is no module or is not float32, or an input is no tensor.
         ValueError: the model is too large for one file, or an argument does not fit.
         RuntimeError: onnxruntime computes something else, by more than `tolerance`; nothing is left behind.
         FileExistsError: there is a file, and `overwrite` is False.
@@ -128,7 +131,8 @@ def export_onnx(
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx")
     _check_model(model)
-    _check_numbers(opset, tolerance)
+    if not MIN_OPSET <= opset <= MAX_OPSET:
+        raise ValueError(f"opset must be {MIN_OPSET} to {MAX_OPSET}, which torch's exporter writes, got {opset}")
     model = uncompiled(model)  # whose forward names its arguments
     inputs = named_inputs(model, inputs)
     if isinstance(model, nn.Sequential) and not inputs.keys() <= inspect.signature(model.forward).parameters.keys():
@@ -159,6 +163,22 @@ def export_onnx(
         largest_output=example.largest_output,
         activations=activations,
     )
+
+
+def save_onnx(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    source: str | os.PathLike | None = None,
+    inputs: Inputs | None = None,
+) -> OnnxReport:
+    """`export_onnx` of a copy in float32 into a folder that is there, with its config and what prepares its inputs."""
+    inputs = in_dtype(random_inputs(model) if inputs is None else inputs, torch.float32)
+    report = export_onnx(independent_copy(model).float(), Path(folder) / ONNX_FILE, inputs)
+    model.config.save_pretrained(folder)
+    if source is not None:
+        copy_processor_files(source, Path(folder))
+    return report
 
 
 class _NamedOutputs(nn.Module):
@@ -264,15 +284,6 @@ def _compare(
 def _copies(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A network may work in place on what it is given."""
     return {name: tensor.clone() for name, tensor in inputs.items()}
-
-
-def _check_numbers(opset: int, tolerance: float) -> None:
-    if isinstance(opset, bool) or not isinstance(opset, int):
-        raise TypeError(f"opset must be an integer, got {opset!r}")
-    if not MIN_OPSET <= opset <= MAX_OPSET:
-        raise ValueError(f"opset must be {MIN_OPSET} to {MAX_OPSET}, which torch's exporter writes, got {opset}")
-    if not tolerance < math.inf:
-        raise ValueError(f"tolerance must be a finite number, got {tolerance}")
 
 
 def _check_model(model: nn.Module) -> None:

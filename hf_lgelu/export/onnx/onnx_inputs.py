@@ -51,8 +51,6 @@ def choose_axes(inputs: Mapping[str, Tensor], given: DynamicAxes | None) -> dict
 
     Raises ValueError for an input or axis that is not there, and for a name that stands for two sizes.
     """
-    if given is not None and not (isinstance(given, Mapping) and all(map(_names_axes, given.values()))):
-        raise TypeError(f"dynamic_axes must be a mapping such as {{'input_ids': {{0: 'batch'}}}}, got {given!r}")
     axes = _default_axes(inputs) if given is None else {name: dict(named) for name, named in given.items()}
     sizes: dict[str, tuple[str, int]] = {}
     for name, named in axes.items():
@@ -69,10 +67,6 @@ def choose_axes(inputs: Mapping[str, Tensor], given: DynamicAxes | None) -> dict
                     "pass dynamic_axes, which names the axes that may vary"
                 )
     return axes
-
-
-def _names_axes(named: object) -> bool:
-    return isinstance(named, Mapping) and all(isinstance(i, int) and isinstance(n, str) for i, n in named.items())
 
 
 def _default_axes(inputs: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:

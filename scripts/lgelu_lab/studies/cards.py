@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu import CardData, CardFacts, CardScores, write_card
+from hf_lgelu.export.hub.card import CardFacts, CardScores, made_with, plain, render_card, save_card, shown
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from lgelu_lab.report.paper import DATA_READ, data_folder
 from lgelu_lab.studies.records import RunRecord, read_record
@@ -103,26 +103,25 @@ def card_facts(
             f"the gates of {record.name} have several λ, and its record has their means, which bound no swap: give "
             "smallest_hardness (hf_lgelu.models.profile.smallest_by_site of the saved network)"
         )
+    hub_id, evaluated_on, data_note = _data(record)
     return CardFacts(
+        name=benchmark,
         hardness=smallest_hardness if several and smallest_hardness is not None else saved.hardness,
         mean_hardness=saved.hardness if several else {},
         gates=dict.fromkeys(saved.hardness, record.config["activation"]),
-        name=benchmark,
-        trained_on=f"the benchmark {benchmark} of hf_lgelu",
         hardened=bool(record.config["harden"]),
         earlier_hardness=_earlier_hardness(record),
+        trained_on=f"the benchmark {benchmark} of hf_lgelu",
+        training="\n\n".join((_recipe(record), data_note, _provenance(record))),
         scores=CardScores(
             metric=record.metric, score=saved.score, greater_is_better=record.greater_is_better, loss=loss,
             relu_score=saved.relu_score, relu_loss=relu_loss, relu_max_logit_change=saved.relu_max_logit_change,
-            relu_unchanged_predictions=saved.relu_unchanged_predictions, epoch=saved.epoch, seed=record.config["seed"],
-            whole_split=_whole_split(record),
+            relu_unchanged_predictions=saved.relu_unchanged_predictions, epoch=saved.epoch,
+            measured=f"Measured after the last epoch ({saved.epoch:g}), which is the one saved, on {evaluated_on} One "
+            f"run with seed {record.config['seed']}.",
+            split=record.data["eval_split"] if _whole_split(record) else None,
         ),
-        data=_data(record),
-        recipe=_recipe(record),
-        seconds=record.whole_seconds,
-        created=record.created,
-        versions=record.versions,
-        hardware=record.hardware,
+        dataset=hub_id,
         input_note=_input_note(record),
         limits=(
             "A network of a benchmark, made to measure activations; it was not examined for any other use.",
@@ -131,10 +130,6 @@ def card_facts(
         loading_code=_loading_code(record),
         license=license,
         base_model=record.config.get("pretrained"),
-        checkpoint=CheckpointFacts(
-            record.model["class"],
-            layers=record.model["activation_sites"] if record.model["class"] == "MLPForClassification" else None,
-        ),
     )  # fmt: skip
 
 
@@ -142,16 +137,16 @@ def write_record_card(
     record: RunRecord,
     path: str | os.PathLike,
     *,
-    export: str = "relu",
+    form: str = "relu",
     repo_id: str | None = None,
     license: str | None = None,
 ) -> Path:
     """Write a card where no model is, with its picture as figures/<name of the card>.png beside it."""
-    path = Path(path)
-    return write_card(
-        path.parent, card_facts(record, license=license), export=export, repo_id=repo_id,
-        name=path.name, figure=f"figures/{path.stem}.png",
-    )  # fmt: skip
+    path, facts, figure = Path(path), card_facts(record, license=license), f"figures/{Path(path).stem}.png"
+    model_class = record.model["class"]
+    layers = record.model["activation_sites"] if model_class == "MLPForClassification" else None
+    checkpoint = CheckpointFacts(model_class, layers=layers)
+    return save_card(render_card(facts, checkpoint, form=form, figure=figure, repo_id=repo_id), path, facts, figure)
 
 
 def write_committed_cards(source: str | os.PathLike, target: str | os.PathLike) -> list[Path]:
@@ -175,7 +170,8 @@ def _whole_split(record: RunRecord) -> bool:
     return "max_eval_samples" in config and config["max_eval_samples"] is None and not config.get("validation_fraction")
 
 
-def _data(record: RunRecord) -> CardData:
+def _data(record: RunRecord) -> tuple[str | None, str, str]:
+    """(Hub id, what was evaluated on, how much of the data set the training and its evaluation saw), in Markdown."""
     data, config = record.data, record.config
     limits = []
     if config.get("max_train_samples") is not None:
@@ -189,15 +185,21 @@ def _data(record: RunRecord) -> CardData:
     name, hub_id, remarks = _what_was_read(record)
     if "max_eval_samples" not in config:
         remarks.append("The record, an early one, does not say whether evaluation was limited.")
-    return CardData(
-        name=name,
-        eval_rows=data["eval_samples"],
-        eval_split=data["eval_split"],
-        train_rows=data["train_samples"],
-        hub_id=hub_id,
-        limits=tuple(limits),
-        remarks=tuple(remarks),
-    )
+    of = f"samples of {plain(shown(name))}"
+    note = f"Trained on {data['train_samples']:,} {of}, evaluated on {data['eval_samples']:,}"
+    if limits:
+        note += f". This is not all of the data: {'; '.join(map(plain, limits))}."
+    else:
+        note += "." if remarks else "; no limit was set on either."
+    evaluated_on = f"{data['eval_samples']:,} {of}, split {plain(data['eval_split'])}."
+    return hub_id, evaluated_on, " ".join([note, *map(plain, remarks)])
+
+
+def _provenance(record: RunRecord) -> str:
+    """When, where and with what the network was trained."""
+    seconds, ended = record.whole_seconds, f"ended on {plain(record.created[:10])}"
+    told = ended if seconds is None else f"took {seconds:,.0f} s, evaluation included, and {ended}"
+    return f"The run {told}, {made_with(record.hardware, record.versions)}"
 
 
 def _what_was_read(record: RunRecord) -> tuple[str, str | None, list[str]]:
@@ -218,7 +220,7 @@ def _what_was_read(record: RunRecord) -> tuple[str, str | None, list[str]]:
     return source, None, [early]
 
 
-def _recipe(record: RunRecord) -> dict[str, Any]:
+def _recipe(record: RunRecord) -> str:
     config = record.config
     names = dict(_RECIPE)
     if record.initial_hardness:
@@ -228,8 +230,10 @@ def _recipe(record: RunRecord) -> dict[str, Any]:
         if config["harden"]:
             names |= _HARDENING_RECIPE
     parameters = f"{record.model['parameters']:,}" + (" (the λ among them)" if record.initial_hardness else "")
-    shown = {label: config[key] for key, label in names.items() if config.get(key) is not None}
-    return {"parameters": parameters, **shown}
+    told = {"parameters": parameters}
+    told |= {label: config[key] for key, label in names.items() if config.get(key) is not None}
+    rows = [f"| {plain(label)} | {plain(shown(value))} |" for label, value in told.items()]
+    return "\n".join(["| | |", "|---|---|", *rows])
 
 
 def _loading_code(record: RunRecord) -> dict[str, str]:

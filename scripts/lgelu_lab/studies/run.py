@@ -33,12 +33,11 @@ from hf_lgelu import (
     hardness_profile,
     initialize_hardness,
     replace_activations,
-    save_card_facts,
     substitute_relu,
 )
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.environment import hardware
-from hf_lgelu.export.hub.card_facts import CARD_FACTS_FILE
+from hf_lgelu.export.hub.card import CARD_FACTS_FILE, save_card_facts
 from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import PROCESSOR_FILES, save_checkpoint
 from hf_lgelu.models.profile import smallest_by_site
@@ -235,7 +234,8 @@ def _save(
             record = replace(record, weights=weight_digests(folder))
             if record.saved.hardness:
                 facts = card_facts(record, smallest_hardness=smallest)
-                save_card_facts(replace(facts, checkpoint=None), folder)
+                # Not the trained module: under FSDP this process holds a part of it alone.
+                save_card_facts(facts, from_pretrained(model_class, folder, use_safetensors=True), folder)
         sweep(folder / RECORD_FILE)
         write_record(record, folder)
         (folder / FAILED_FILE).unlink(missing_ok=True)  # of an earlier try

@@ -12,8 +12,8 @@ from lgelu_lab.studies.records import EpochRecord, RunRecord
 from safetensors.torch import load_file
 from transformers import TimmWrapperForImageClassification
 
-from hf_lgelu import CardFacts, anneal_hardness, export_relu, hardness_profile, write_card
-from hf_lgelu.models.profile import smallest_by_site
+from hf_lgelu import anneal_hardness, export_relu, hardness_profile, write_card
+from hf_lgelu.export.hub.card import CardFacts, save_card_facts
 
 CARDS = Path(__file__).parents[3] / "model_cards"
 
@@ -80,40 +80,39 @@ def test_the_committed_cards_are_those_of_their_records(tmp_path):
         assert (tmp_path / name).read_text(encoding="utf-8") == (CARDS / name).read_text(encoding="utf-8"), name
 
 
-def test_a_record_of_means_bounds_no_swap(tmp_path):
+def test_a_record_of_means_bounds_no_swap():
     record = with_config(granularity="channel")
     with pytest.raises(ValueError, match="its record has their means, which bound no swap: give smallest_hardness"):
         card_facts(record)
     smallest = {"layers.0.activation": 2.0, "layers.1.activation": 80.0}
-    facts = dataclasses.replace(card_facts(record, smallest_hardness=smallest))
-    text = write_card(tmp_path, facts).read_text(encoding="utf-8")
-    assert "| `layers.0.activation` | 1.0067 | 159.6 | 2 | 0.085 |" in text  # 0.16997 / 2
+    facts = card_facts(record, smallest_hardness=smallest)
+    assert (facts.hardness, facts.mean_hardness) == (smallest, record.saved.hardness)
 
 
 def test_only_a_whole_split_is_a_result_on_the_hubs_data_set():
     whole = with_config(validation_fraction=0.0)
-    assert card_facts(whole).scores.whole_split
-    assert not card_facts(RECORD).scores.whole_split
-    assert not card_facts(with_config(validation_fraction=0.0, max_eval_samples=300)).scores.whole_split
+    assert card_facts(whole).scores.split == RECORD.data["eval_split"]
+    assert card_facts(RECORD).scores.split is None
+    assert card_facts(with_config(validation_fraction=0.0, max_eval_samples=300)).scores.split is None
     early = dataclasses.replace(
         whole, config={name: value for name, value in whole.config.items() if name != "max_eval_samples"}
     )
-    assert not card_facts(early).scores.whole_split
+    assert card_facts(early).scores.split is None
     digits = dataclasses.replace(whole, data={**RECORD.data, "source": "scikit-learn", "classes": 10})
-    assert card_facts(digits).data.hub_id is None
+    assert card_facts(digits).dataset is None
 
 
 def test_a_card_names_the_hubs_data_set_only_where_that_was_read(tmp_path):
     whole = with_config(validation_fraction=0.0, max_train_samples=None)
     read = {"copy_of": None, "folder": None, "files": {}, "readme": None}
     hub = dataclasses.replace(whole, data={**RECORD.data, **read})
-    assert card_facts(hub).data.hub_id == RECORD.data["source"]
+    assert card_facts(hub).dataset == RECORD.data["source"]
     assert "model-index" in card_of(hub, tmp_path)
     copy = {"source": "local folder adult_few", "copy_of": "scikit-learn/adult-census-income", "folder": "adult_few"}
     local = dataclasses.replace(
         whole, data={**RECORD.data, **read, **copy, "readme": "# few\n\nThe test split, as train."}
     )
-    assert card_facts(local).data.hub_id is None
+    assert card_facts(local).dataset is None
     text = card_of(local, tmp_path)
     assert "model-index" not in text
     assert "samples of local folder adult" in text
@@ -164,9 +163,11 @@ def test_card_of_the_small_resnet_says_how_timm_loads_it(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = new_cifar_resnet("lambda_gelu", [str(i) for i in range(7)], [0.5] * 3, [0.2] * 3).eval()
     anneal_hardness(model, 1.0)
-    report = export_relu(model, tmp_path / "relu", inputs={"pixel_values": torch.randn(2, 3, 32, 32)})
-    facts = CardFacts(report.hardness, loading_code=card_facts(OF_CIFAR).loading_code)
-    text = write_card(tmp_path / "relu", facts).read_text(encoding="utf-8")
+    (tmp_path / "run").mkdir()
+    save_card_facts(CardFacts(loading_code=card_facts(OF_CIFAR).loading_code), model, tmp_path / "run")
+    model.name_or_path = str(tmp_path / "run")
+    export_relu(model, tmp_path / "relu", inputs={"pixel_values": torch.randn(2, 3, 32, 32)})
+    text = (tmp_path / "relu" / "README.md").read_text(encoding="utf-8")
     assert "With hf_lgelu:" not in text  # which alone does not know the architecture
     code = text.partition("Without hf_lgelu:\n\n```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path / "relu")
@@ -183,8 +184,8 @@ def test_card_of_the_small_resnet_says_how_timm_loads_it(tmp_path, monkeypatch):
 def test_card_of_the_small_soft_resnet_says_where_its_architecture_is(tmp_path, monkeypatch):
     model = new_cifar_resnet("lambda_gelu", [str(i) for i in range(7)], [0.5] * 3, [0.2] * 3).eval()
     model.save_pretrained(tmp_path / "soft")
-    facts = CardFacts(smallest_by_site(model), loading_code=card_facts(OF_CIFAR).loading_code)
-    text = write_card(tmp_path / "soft", facts, export="lambda_gelu").read_text(encoding="utf-8")
+    save_card_facts(CardFacts(loading_code=card_facts(OF_CIFAR).loading_code), model, tmp_path / "soft")
+    text = write_card(model, tmp_path / "soft").read_text(encoding="utf-8")
     assert "Without hf_lgelu:" not in text
     code = text.partition("With hf_lgelu:\n\n```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path / "soft")

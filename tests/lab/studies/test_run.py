@@ -19,7 +19,9 @@ from safetensors.torch import load_file
 from timm.optim import Muon
 from transformers import AutoModel, TrainingArguments
 
-from hf_lgelu import LambdaGELUTrainer, hardness_profile, load_card_facts
+from hf_lgelu import LambdaGELUTrainer, hardness_profile
+from hf_lgelu.export.hub.card import card_facts_of
+from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPForClassification
 
 ROOT = Path(__file__).parents[3]
@@ -90,7 +92,7 @@ def test_the_facts_of_gates_with_several_hardnesses_have_the_smallest(tmp_path):
     state = load_file(tmp_path / "model.safetensors")
     raw = [state[f"layers.{number}.activation.raw_hardness"].double() for number in range(4)]
     hardness = [1 + torch.log1p(torch.exp(s / 0.1)) for s in raw]
-    facts = load_card_facts(tmp_path)
+    facts = card_facts_of(load_checkpoint(tmp_path), tmp_path)
     assert list(facts.hardness.values()) == pytest.approx([values.min().item() for values in hardness], rel=1e-5)
     assert list(facts.mean_hardness.values()) == pytest.approx([values.mean().item() for values in hardness], rel=1e-5)
     assert facts.mean_hardness == record.last.hardness

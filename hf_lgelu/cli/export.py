@@ -1,14 +1,14 @@
-"""`hf-lgelu harden`: from a trained λ-GELU checkpoint to one that needs nothing of this package."""
+"""`hf-lgelu export`: from a trained λ-GELU checkpoint to one that needs nothing of this package."""
 
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hf_lgelu.cli.arguments import ExportArguments
+from hf_lgelu.cli.command import say
 from hf_lgelu.cli.compared import compare, in_words
 from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
-    gates_in_words,
     push,
     read_checkpoint,
     repository,
@@ -16,22 +16,17 @@ from hf_lgelu.cli.given_checkpoint import (
     require_hardness,
     require_other_folder,
 )
-from hf_lgelu.cli.inputs.chosen import evaluation_set
+from hf_lgelu.cli.inputs.chosen import evaluation_set, require_outside_data
 from hf_lgelu.cli.inputs.input_set import InputSet
-from hf_lgelu.cli.inputs.splits import require_outside_data
-from hf_lgelu.cli.known_facts import known_facts, with_hardness_of
-from hf_lgelu.cli.saying import say
 from hf_lgelu.export.hub.card import write_card
-from hf_lgelu.export.hub.conversion_card import original_licence
 from hf_lgelu.export.targets import EXPORT_TARGETS, ExportTarget
 from hf_lgelu.files import whole_folder
-from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites
 
 _EXAMPLE_ROWS = 64
 _ADVICE = "Give --evaluation inputs like those that the model was trained on, or leave it out"
 
 
-def harden(arguments: Namespace) -> Any:
+def export(arguments: ExportArguments) -> Any:
     """Export, compare on --evaluation, write the card, put the folder in place, push; returns the export's report.
 
     Raises what the export raises (`EXPORT_TARGETS`), and ValueError for a checkpoint without λ-GELU where --to gives
@@ -40,7 +35,7 @@ def harden(arguments: Namespace) -> Any:
     """
     target, folder = EXPORT_TARGETS[arguments.to], Path(arguments.output_dir)
     progress = not arguments.disable_tqdm
-    require_other_folder(folder, arguments.model, arguments.evaluation, arguments.facts)
+    require_other_folder(folder, arguments.model, arguments.evaluation)
     require_outside_data(folder, arguments.evaluation)
     arguments.push_to_hub = repository(arguments.push_to_hub, folder)  # asked before the work
     # Entered first: a folder that cannot be written to must not be found out after the work.
@@ -60,45 +55,28 @@ def harden(arguments: Namespace) -> Any:
         if target.is_checkpoint:
             if evaluation is not None:
                 say(_compared(arguments, given, new, evaluation, progress))
-            _write_card(arguments, given, report, new)
+            write_card(
+                given.model, new, form=target.name, change=report.change, license=arguments.license,
+                repo_id=arguments.push_to_hub,
+            )  # fmt: skip
     say(f"Saved in {folder}" + (", with the model card README.md" if target.is_checkpoint else ""))
     push(folder, arguments.push_to_hub, private=arguments.private, tell=say)
     return report
 
 
 def _export(
-    arguments: Namespace, target: ExportTarget, given: GivenCheckpoint, evaluation: InputSet | None, folder: Path
+    arguments: ExportArguments, target: ExportTarget, given: GivenCheckpoint, evaluation: InputSet | None, folder: Path
 ) -> Any:
     """Write the checkpoint's new form and all that goes along; the report of the export."""
     inputs = None if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
     soft = {"allow_soft": arguments.allow_soft} if target.is_relu else {}
     sentences = given.sentences if target.is_checkpoint else None
     place = folder if sentences is None else folder / sentences.encoder
+    place.mkdir(exist_ok=True)
     report = target.export(given.model, place, source=given.processors, inputs=inputs, **soft)
     if sentences is not None:
         sentences.copy_rest(folder)
     return report
-
-
-def _write_card(arguments: Namespace, given: GivenCheckpoint, report: Any, folder: Path) -> None:
-    known = known_facts(given.name, arguments.facts)
-    facts = replace(
-        with_hardness_of(known, given.model),
-        limits=(*known.limits, *_left_smooth(given, EXPORT_TARGETS[arguments.to])),
-        change=report.change,
-        license=arguments.license or known.license or original_licence(given.name),
-        checkpoint=None,  # that of the new folder
-    )
-    write_card(folder, facts, export=arguments.to, repo_id=arguments.push_to_hub)
-
-
-def _left_smooth(given: GivenCheckpoint, target: ExportTarget) -> list[str]:
-    """What a card of a ReLU network has to say where gates of other kinds stand beside the λ-gates."""
-    kinds = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
-    if not target.is_relu or not find_sites(given.model, kinds):
-        return []
-    others = gates_in_words(given.model, kinds)
-    return [f"It is no ReLU network throughout: beside its λ-gates it had {others}, and has them still."]
 
 
 def _require_whole(given: GivenCheckpoint, target: ExportTarget) -> None:
@@ -117,7 +95,9 @@ def _at_home(report: Any, folder: Path) -> Any:
     return replace(report, path=folder / report.path.name)
 
 
-def _compared(arguments: Namespace, given: GivenCheckpoint, folder: Path, evaluation: InputSet, progress: bool) -> str:
+def _compared(
+    arguments: ExportArguments, given: GivenCheckpoint, folder: Path, evaluation: InputSet, progress: bool
+) -> str:
     exported = read_checkpoint(str(folder), progress=progress).network
     found = compare(given.network, exported, evaluation, batch_size=arguments.batch_size, progress=progress)
     what = f"{evaluation.description}, {found.units:,} inputs"

@@ -1,6 +1,5 @@
-"""hf-lgelu harden end to end on a small trained MLP: every target, the card, what is refused."""
+"""hf-lgelu export end to end on a small trained MLP: every target, the card, what is refused."""
 
-import dataclasses
 import json
 
 import pytest
@@ -11,9 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, ModernBertConfig, Modern
 
 from hf_lgelu import substitute_relu
 from hf_lgelu.cli.compared import in_words
-from hf_lgelu.cli.sentence_folder import find_sentence_folder
-from hf_lgelu.cli.table import COMMANDS
-from hf_lgelu.export.hub.card_facts import CardFacts, save_card_facts
+from hf_lgelu.cli.sentence_transformer import find_sentence_folder
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.targets import EXPORT_TARGETS, ExportTarget
@@ -24,10 +21,9 @@ from hf_lgelu.refit.report import NetChange
 from hf_lgelu.training.hardening import anneal_hardness
 
 
-def test_the_commands_targets_are_those_of_the_export():
-    (to,) = [option for option in COMMANDS["harden"].options if option.name == "--to"]
-    assert list(to.settings["choices"]) == list(EXPORT_TARGETS)
-    assert all(f"{name}:" in to.help for name in EXPORT_TARGETS)
+def test_the_commands_targets_are_those_of_the_export(call):
+    said = call("export", "--help")[1]
+    assert all(f"{name}: {target.description.split()[0]}" in said for name, target in EXPORT_TARGETS.items())
 
 
 def test_a_comparison_has_the_digits_of_its_metric_and_calls_nothing_all_that_is_not():
@@ -37,7 +33,7 @@ def test_a_comparison_has_the_digits_of_its_metric_and_calls_nothing_all_that_is
 
 
 def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, call):
-    words = ("harden", place / "hard", "--output_dir", tmp_path / "relu", "--evaluation", place / "test.csv")
+    words = ("export", place / "hard", "--output_dir", tmp_path / "relu", "--evaluation", place / "test.csv")
     status, said, errors = call(*words, "--disable_tqdm")
     assert (status, errors) == (0, "")
     assert {path.name for path in (tmp_path / "relu").iterdir()} == {
@@ -60,7 +56,7 @@ def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, ca
 
 
 def test_gelu_checkpoint_computes_the_same(place, test_rows, tmp_path, call):
-    status, said, _ = call("harden", place / "soft", "--output_dir", tmp_path / "gelu", "--to", "gelu")
+    status, said, _ = call("export", place / "soft", "--output_dir", tmp_path / "gelu", "--to", "gelu")
     assert status == 0
     assert "these inputs are random; --evaluation DATA takes real ones" in said
     exported = load_checkpoint(tmp_path / "gelu")
@@ -72,7 +68,7 @@ def test_gelu_checkpoint_computes_the_same(place, test_rows, tmp_path, call):
 
 def test_onnx_folder(place, test_rows, tmp_path, call):
     onnxruntime = pytest.importorskip("onnxruntime")
-    status, said, _ = call("harden", place / "soft", "--output_dir", tmp_path / "onnx", "--to", "onnx")
+    status, said, _ = call("export", place / "soft", "--output_dir", tmp_path / "onnx", "--to", "onnx")
     assert status == 0
     assert str(tmp_path / "onnx" / "model.onnx") in said
     assert {path.name for path in (tmp_path / "onnx").iterdir()} == {"config.json", "model.onnx"}
@@ -82,7 +78,6 @@ def test_onnx_folder(place, test_rows, tmp_path, call):
 
 
 def write_report(model, folder, *, source, inputs):
-    folder.mkdir(exist_ok=True)
     (folder / "told.txt").write_text(f"{type(model).__name__} {len(inputs['features'])}")
     return export_onnx(model, folder / "model.onnx", inputs)
 
@@ -91,7 +86,7 @@ def test_a_new_row_of_the_targets_needs_no_other_line(place, tmp_path, monkeypat
     pytest.importorskip("onnxruntime")
     row = ExportTarget("onnx", "told", f"{__name__}:write_report", is_checkpoint=False)
     monkeypatch.setitem(EXPORT_TARGETS, "onnx", row)
-    words = ("harden", place / "gelu", "--output_dir", tmp_path / "new", "--evaluation", place / "test.csv")
+    words = ("export", place / "gelu", "--output_dir", tmp_path / "new", "--evaluation", place / "test.csv")
     status, _, errors = call(*words, "--to", "onnx", "--disable_tqdm")
     assert status == 0, errors
     assert (tmp_path / "new" / "told.txt").read_text() == "MLPForClassification 64"
@@ -105,7 +100,7 @@ def test_a_network_without_lambda_goes_to_onnx_as_it_is(activation, place, test_
     if activation == "relu":
         substitute_relu(model, kinds=("gelu",))
     model.save_pretrained(tmp_path / "model")
-    status, _, errors = call("harden", tmp_path / "model", "--output_dir", tmp_path / "onnx", "--to", "onnx")
+    status, _, errors = call("export", tmp_path / "model", "--output_dir", tmp_path / "onnx", "--to", "onnx")
     assert status == 0, errors
     session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
     found = torch.from_numpy(session.run(None, {"features": test_rows[0].numpy()})[0])
@@ -125,7 +120,7 @@ def test_what_is_not_to_be_hardened_is_told_what_to_do(model, reason, place, tmp
     MLPForClassification(config).save_pretrained(tmp_path / "relu")
     folder = tmp_path / model if model == "relu" else place / model
     call()  # what was written to stderr until now
-    status, _, errors = call("harden", folder, "--output_dir", tmp_path / "out", "--disable_tqdm")
+    status, _, errors = call("export", folder, "--output_dir", tmp_path / "out", "--disable_tqdm")
     assert status == 1
     assert reason in errors
     assert errors.count("\n") == 1
@@ -133,7 +128,7 @@ def test_what_is_not_to_be_hardened_is_told_what_to_do(model, reason, place, tmp
 
 
 def test_soft_gates_go_through_where_that_is_asked_for(place, tmp_path, call):
-    assert call("harden", place / "soft", "--output_dir", tmp_path / "relu", "--allow_soft")[0] == 0
+    assert call("export", place / "soft", "--output_dir", tmp_path / "relu", "--allow_soft")[0] == 0
     assert load_checkpoint(tmp_path / "relu").config.hidden_act == "relu"
 
 
@@ -146,7 +141,7 @@ def test_the_card_names_the_gates_that_stay_smooth(tmp_path, call):
     model = ModernBertForSequenceClassification(config)
     anneal_hardness(model, 1.0)
     model.save_pretrained(tmp_path / "model")
-    status, _, errors = call("harden", tmp_path / "model", "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    status, _, errors = call("export", tmp_path / "model", "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 0, errors
     text = (tmp_path / "relu" / "README.md").read_text()
     assert "- It is no ReLU network throughout: beside its λ-gates it had 1 GELU, and has them still." in text
@@ -156,33 +151,26 @@ def test_the_folder_comes_with_its_card_or_not_at_all(place, tmp_path, monkeypat
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hf_lgelu.cli.harden.write_card", full)
-    status, _, errors = call("harden", place / "hard", "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    monkeypatch.setattr("hf_lgelu.cli.export.write_card", full)
+    status, _, errors = call("export", place / "hard", "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 1
     assert "No space left on device" in errors
     assert list(tmp_path.iterdir()) == []
 
 
-def test_facts_beside_the_checkpoint_or_named_are_on_the_card(place, tmp_path, call):
-    model = load_checkpoint(place / "hard")
-    model.save_pretrained(tmp_path / "run")
-    facts = CardFacts(name="letters", recipe={"learning rate": 0.125}, license="cc-by-4.0")
-    save_card_facts(facts, tmp_path / "run")
-    call("harden", tmp_path / "run", "--output_dir", tmp_path / "a")
-    (tmp_path / "other").mkdir()
-    save_card_facts(dataclasses.replace(facts, name="digits"), tmp_path / "other")
-    call("harden", tmp_path / "run", "--output_dir", tmp_path / "b", "--facts", tmp_path / "other", "--license", "mit")
-    first, second = (ModelCard.load(tmp_path / name / "README.md") for name in "ab")
-    assert "# letters-relu" in first.text
-    assert "0.125" in first.text
-    assert (first.data.license, second.data.license) == ("cc-by-4.0", "mit")
-    assert "# digits-relu" in second.text
+def test_licence_and_repository_are_on_the_card(place, tmp_path, call):
+    load_checkpoint(place / "hard").save_pretrained(tmp_path / "run")
+    (tmp_path / "run" / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n")
+    for name, words in (("a", ()), ("b", ("--license", "mit"))):
+        assert call("export", tmp_path / "run", "--output_dir", tmp_path / name, *words)[0] == 0
+    licences = [ModelCard.load(tmp_path / name / "README.md").data.license for name in "ab"]
+    assert licences == ["cc-by-4.0", "mit"]
 
 
 def test_the_checkpoint_itself_is_not_overwritten(place, call):
     before = sorted(path.name for path in (place / "hard").iterdir())
     for output, reason in ((place / "hard", "is the checkpoint itself"), (place, "has the checkpoint inside")):
-        status, _, errors = call("harden", place / "hard", "--output_dir", output, "--overwrite")
+        status, _, errors = call("export", place / "hard", "--output_dir", output, "--overwrite")
         assert status == 1
         assert reason in errors
     assert sorted(path.name for path in (place / "hard").iterdir()) == before
@@ -192,7 +180,7 @@ def test_an_output_folder_that_is_a_link_is_followed(place, tmp_path, call):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "config.json").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    words = ("harden", place / "hard", "--output_dir", tmp_path / "link", "--overwrite", "--disable_tqdm")
+    words = ("export", place / "hard", "--output_dir", tmp_path / "link", "--overwrite", "--disable_tqdm")
     assert call(*words)[0] == 0
     assert (tmp_path / "link").is_symlink()
     assert load_checkpoint(tmp_path / "real").config.hidden_act == "relu"
@@ -207,7 +195,7 @@ def test_push_sends_the_folder_with_its_card(place, tmp_path, monkeypatch, call)
         return type("Commit", (), {"commit_url": "http://hub/commit/1"})
 
     monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", push)
-    words = ("harden", place / "hard", "--output_dir", tmp_path / "relu", "--push_to_hub", "me/rows", "--private")
+    words = ("export", place / "hard", "--output_dir", tmp_path / "relu", "--push_to_hub", "me/rows", "--private")
     _, said, _ = call(*words)
     assert pushed == [(["README.md", "config.json", "hardness.png", "model.safetensors"], "me/rows", True)]
     assert said.endswith("Pushed: http://hub/commit/1\n")
@@ -230,7 +218,7 @@ def test_every_gate_of_the_family_goes_the_same_way(tmp_path, call):
     assert "LlamaForCausalLM, 2 λ-SiLU" in said
     assert "Its gates are soft." in said
     assert "vLLM refuses the config of a llama" in said
-    status, _, errors = call("harden", tmp_path / "hard", "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    status, _, errors = call("export", tmp_path / "hard", "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 0, errors
     assert load_checkpoint(tmp_path / "relu").config.hidden_act == "relu"
 
@@ -245,14 +233,14 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     anneal_hardness(encoder, 1.0)
     encoder.save_pretrained(tmp_path / "lambda")
     assert list(hardness_profile(encoder).values()) == pytest.approx([159.577] * 2, abs=1e-3)
-    words = ("harden", tmp_path / "lambda", "--output_dir", tmp_path / "relu", "--evaluation", texts)
+    words = ("export", tmp_path / "lambda", "--output_dir", tmp_path / "relu", "--evaluation", texts)
     status, said, errors = call(*words, "--disable_tqdm")
     assert status == 0, errors
     assert "inputs: relative error" in said
     hardened = sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu")
     assert hardened[1].get_config_dict()["pooling_mode"] == "cls"
     assert "from sentence_transformers import" in (tmp_path / "relu" / "README.md").read_text()
-    status, _, errors = call("harden", tmp_path / "lambda", "--output_dir", tmp_path / "onnx", "--to", "onnx")
+    status, _, errors = call("export", tmp_path / "lambda", "--output_dir", tmp_path / "onnx", "--to", "onnx")
     assert status == 1
     assert "would lack the pooling" in errors
 
@@ -272,7 +260,7 @@ def test_an_encoder_in_a_folder_of_its_own_stays_there(sentence_folder, tmp_path
     encoder = type(find_sentence_folder(str(model)).load().encoder).from_pretrained(model, hidden_act="lambda_gelu")
     anneal_hardness(encoder, 1.0)
     encoder.save_pretrained(old / "0_Transformer")
-    status, _, errors = call("harden", old, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    status, _, errors = call("export", old, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 0, errors
     assert json.loads((tmp_path / "relu" / "0_Transformer" / "config.json").read_text())["hidden_act"] == "relu"
     assert not (tmp_path / "relu" / "config.json").exists()
@@ -280,5 +268,5 @@ def test_an_encoder_in_a_folder_of_its_own_stays_there(sentence_folder, tmp_path
     assert sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu").encode("the cat").shape == (
         16,
     )
-    words = ("harden", old, "--output_dir", tmp_path / "relu", "--overwrite", "--disable_tqdm")
+    words = ("export", old, "--output_dir", tmp_path / "relu", "--overwrite", "--disable_tqdm")
     assert call(*words)[0] == 0

@@ -6,17 +6,18 @@ along byte for byte. Networks are compared by their embeddings, cross-encoders b
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.cli.named_places import local
-from hf_lgelu.cli.sentence_embedder import SentenceEmbedder, embedder_of
 from hf_lgelu.export.hub.loading import SENTENCE_CLASSES, sentence_class, sentence_settings
 from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.extras import require
@@ -29,7 +30,61 @@ _ENCODERS_OWN = (CONFIG_NAME, "model*.safetensors", "model.safetensors.index.jso
 _WRITERS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _SETTINGS = tuple(f"sentence_{writer}_config.json" for writer in _WRITERS)
 _WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "*.onnx_data", "*.onnx.data", "*.h5", "*.msgpack", "*.ot", "*.gguf")
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _OTHER_FORMS = ("onnx", "openvino", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "coreml")
+
+
+class SentenceEmbedder(nn.Module):
+    """An encoder of transformers and the modules behind it (pooling, dense layers, normalization).
+
+    Its output is {"sentence_embedding": (N, D)}. The modules are those given, not copies.
+
+    Args:
+        encoder: what sentence-transformers calls the first module's `auto_model`.
+        behind: its other modules in order; each takes a dict of features and adds to it.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, encoder: PreTrainedModel, behind: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.behind = nn.ModuleList(behind)
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The encoder's."""
+        return self.encoder.config
+
+    @property
+    def device(self) -> Any:
+        """The encoder's."""
+        return self.encoder.device
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        tensors = zip(_INPUTS, (input_ids, attention_mask, token_type_ids), strict=True)
+        given = {name: tensor for name, tensor in tensors if tensor is not None}
+        features = {**given, "token_embeddings": self.encoder(**given)[0]}
+        for module in self.behind:
+            features = module(features)
+        return {"sentence_embedding": features["sentence_embedding"]}
+
+
+def embedder_of(model: Any) -> SentenceEmbedder:
+    """The modules of a `SentenceTransformer`, not copied.
+
+    Raises ValueError if the first is no encoder of transformers.
+    """
+    first, *behind = model.children()
+    encoder = getattr(first, "auto_model", None)
+    if not isinstance(encoder, PreTrainedModel):
+        raise ValueError(
+            f"the first module of this SentenceTransformer, {type(first).__name__}, is no encoder of transformers: "
+            "there are no gates in it to exchange"
+        )
+    return SentenceEmbedder(encoder, behind)
 
 
 @dataclass(frozen=True)
