@@ -39,7 +39,7 @@ from hf_lgelu.activation.gates import GATES
 from hf_lgelu.environment import hardware
 from hf_lgelu.export.hub.card import CARD_FACTS_FILE, save_card_facts
 from hf_lgelu.extras import require
-from hf_lgelu.models.checkpoint import PROCESSOR_FILES, save_checkpoint
+from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.profile import smallest_by_site
 from hf_lgelu.models.sites import find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
@@ -47,14 +47,13 @@ from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.images import AugmentationCallback
 from lgelu_lab.benchmarks.mlp import register_learnable_swish
 from lgelu_lab.benchmarks.table import check_benchmark
-from lgelu_lab.studies.arguments import RunArguments, data_options, meant, model_options, refuse_data_parallel
+from lgelu_lab.studies.arguments import RunArguments, data_options, model_options, refuse_data_parallel
 from lgelu_lab.studies.cards import card_facts
 from lgelu_lab.studies.checkout import software_versions
 from lgelu_lab.studies.clock import RunClock
 from lgelu_lab.studies.experiments import experiment_name
 from lgelu_lab.studies.folder import sole_writer, sweep, whole_checkpoint
 from lgelu_lab.studies.records import (
-    ERROR_FILE,
     FAILED_FILE,
     RECORD_FILE,
     RELU_FOLDER,
@@ -63,7 +62,7 @@ from lgelu_lab.studies.records import (
     weight_digests,
     write_record,
 )
-from lgelu_lab.studies.settings import SETTINGS_FILE, require_same_run, write_settings
+from lgelu_lab.studies.settings import require_same_run, write_settings
 
 _HARDENING = ("hardening_switch", "hardening_rate", "target_hardness")
 
@@ -82,19 +81,17 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
 
     Raises:
         ValueError: an argument is wrong, the data are not there, or the run to resume had other settings or data.
-        FileExistsError: `output_dir` holds a run or a model, and `run.overwrite` is False.
+        FileExistsError: `output_dir` holds a run or a model.
         FolderBusyError: another process trains into `output_dir`.
         DivergedError: an evaluation gave a number that is not finite; what there was until then is in failed.json.
         RuntimeError: training ended without an evaluation, so that there is nothing to record.
     """
     training.output_dir = str(Path(training.output_dir).resolve())
     folder = Path(training.output_dir)
-    if run.overwrite and training.resume_from_checkpoint is not None:
-        raise ValueError("--overwrite removes what --resume_from_checkpoint would go on from: give one of them")
     with sole_writer(folder) if training.should_save else nullcontext():
         if training.resume_from_checkpoint is not None:
             training.resume_from_checkpoint = str(whole_checkpoint(training.resume_from_checkpoint))
-        elif not run.overwrite:
+        else:
             _refuse_finished(folder)
         return train_and_record(run, training)
 
@@ -109,8 +106,6 @@ def train_and_record(
     _keep_token_out_of_files(training)
     options = model_options(run)
     data = (load or benchmark.load)(data_options(run), options)
-    if run.overwrite and training.should_save:
-        _remove_run(Path(training.output_dir))
     _keep_settings(run, training, data)
     if training.device.type != "cpu" and training.dataloader_num_workers == 0:
         data = data.to(training.device)
@@ -201,10 +196,7 @@ def _check_timm_optimizer(run: RunArguments, training: LambdaGELUTrainingArgumen
     from timm.optim import list_optimizers
 
     if run.timm_optimizer not in list_optimizers():
-        raise ValueError(
-            f"timm has no optimizer {run.timm_optimizer!r}{meant(run.timm_optimizer, list_optimizers())}; "
-            "timm.optim.list_optimizers() names them"
-        )
+        raise ValueError(f"timm has no optimizer {run.timm_optimizer!r}; timm.optim.list_optimizers() names them")
     if training.optim_args is not None:
         raise ValueError(
             f"optim_args ({training.optim_args!r}) are options of --optim, and --timm_optimizer {run.timm_optimizer} "
@@ -342,17 +334,7 @@ def _keep_settings(run: RunArguments, training: LambdaGELUTrainingArguments, dat
 def _refuse_finished(folder: Path) -> None:
     for name, what in ((RECORD_FILE, "a finished run"), ("config.json", "a model")):
         if (folder / name).exists():
-            raise FileExistsError(
-                f"{folder} holds {what} ({name}); give another output folder, or replace it with --overwrite"
-            )
-
-
-def _remove_run(folder: Path) -> None:
-    """Everything of an earlier run, so that none of it ever lies beside the new one's files; the record goes first."""
-    _remove(folder / RECORD_FILE, folder / FAILED_FILE, folder / CARD_FACTS_FILE, folder / ERROR_FILE)
-    _remove(folder / RELU_FOLDER, *folder.glob("*.safetensors*"), *folder.glob("checkpoint-*"), folder / SETTINGS_FILE)
-    _remove(folder / "config.json", folder / "generation_config.json", folder / "training_args.bin")
-    _remove(folder / "README.md", *(path for pattern in PROCESSOR_FILES for path in folder.glob(pattern)))
+            raise FileExistsError(f"{folder} holds {what} ({name}); remove it, or give another output folder")
 
 
 def _remove(*paths: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from lgelu_lab.studies.arguments import check_argument_names, check_argument_values
+from lgelu_lab.studies.arguments import check_argument_values
 from lgelu_lab.studies.experiments import STUDIES, Experiment, Study
 from lgelu_lab.studies.folder import FolderBusyError
 from lgelu_lab.studies.records import ERROR_FILE, RECORD_FILE
@@ -96,7 +96,6 @@ def check_settings(settings: Mapping[str, Any], experiments: Sequence[Experiment
 
     With the latter, its runs would not be what their folders say.
     """
-    check_argument_names(settings)
     decided = {"output_dir", "run_name", "benchmark", "seed", "activation", "init_mode", "harden", "relufication"}
     for experiment in experiments:
         decided |= experiment.arguments.keys() - {"save_final_model"}
