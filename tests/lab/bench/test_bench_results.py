@@ -4,7 +4,7 @@ import csv
 
 import pytest
 import torch
-from bench_rows import PROVENANCE, cells_of, frame_of, measured
+from bench_rows import PROVENANCE, cells_of, measured
 from lgelu_lab.kernel_bench import results
 from torch import nn
 
@@ -46,21 +46,6 @@ def test_a_rerun_adds_what_is_missing(tmp_path):
     ]
     other = PROVENANCE | {"commit": "def"}
     assert len(measured(path, modes=("forward",), provenance=other)) == 2  # of another commit
-
-
-def test_a_row_is_held_once_it_is_written(tmp_path):
-    file = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
-    row = cells_of()
-    assert row not in file
-    file.append(row)
-    assert row in file
-    assert row | {"ratio_median": "7"} in file  # numbers are no part of what was measured
-
-
-def test_the_latest_row_of_a_case_counts(tmp_path):
-    rows = [cells_of(ratio_median="5") | {"commit": "old"}, cells_of() | {"commit": "new"}, cells_of(threads="2")]
-    found = frame_of(tmp_path / "bench.csv", rows)
-    assert found[["commit", "threads", "ratio_median"]].to_numpy().tolist() == [["new", "1", 1.0], ["", "2", 1.0]]
 
 
 def test_provenance_names_the_software():

@@ -84,21 +84,6 @@ def test_each_image_of_a_batch_has_its_own_outcome():
     assert len({picture.numpy().tobytes() for picture in together}) == 7
 
 
-def test_outcomes_are_equally_likely():
-    drawn = Augmentation(padding=4).draw(162_000, seed=0, epoch=0)
-    counts = torch.bincount(drawn, minlength=162)
-    assert len(counts) == 162
-    # 1,000 expected of each with a standard deviation of 31.5.
-    assert 840 < counts.min() < counts.max() < 1160
-
-
-def test_padding_is_black_before_normalization():
-    data = rows(count=40, side=4, augmentation=Augmentation(padding=4))
-    pixels = data.__getitems__(range(40))["pixel_values"]
-    black = torch.tensor(normalized(np.zeros((3, 1, 1)))).float()
-    assert ((pixels - black).abs() < 1e-6).all(dim=1).any()
-
-
 def test_a_rows_augmentation_depends_on_seed_epoch_and_row_alone():
     data = rows(count=40, augmentation=Augmentation(padding=3), seed=5)
     data.set_epoch(2)
