@@ -106,7 +106,10 @@ def load_splits(
         path = next((place for place in places if place.is_dir()), None)
         if path is None:
             holds = f"a copy of {hub_id}" if hub_id else off_hub
-            raise ValueError(f"there is no folder {places[0]}, which should hold {holds}")
+            raise ValueError(
+                f"there is no folder {places[0]}, which should hold {holds}. Put one there, or point data_dir or "
+                f"{DATA_DIR_VARIABLE} elsewhere"
+            )
         found, source, origin = datasets.load_dataset(str(path)), str(path), Origin.of_folder(path, hub_id)
     elif hub_id is None:
         raise ValueError(
@@ -119,7 +122,8 @@ def load_splits(
     absent = [split for split in splits if split not in found]
     absent += sorted({column for rows in wanted.values() for column in columns if column not in rows.column_names})
     if absent:
-        raise ValueError(f"{source} has no split or column {', '.join(map(repr, absent))}; it has {found}")
+        there = {split: rows.column_names for split, rows in found.items()}
+        raise ValueError(f"{source} has no split or column {', '.join(map(repr, absent))}; it has {there}")
     return Found(wanted, origin)
 
 
