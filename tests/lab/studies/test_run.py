@@ -332,8 +332,6 @@ def test_a_record_says_how_hardening_was_decided(tmp_path):
     assert record.as_learned is None
 
 
-
-
 def test_an_output_folder_behind_a_link_is_the_folder(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
