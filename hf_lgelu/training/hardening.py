@@ -231,8 +231,8 @@ def resolve_target_hardness(target_hardness: Any, tolerance: float | None, gate:
         )
     if target_hardness is None:
         return hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, gate)
-    if isinstance(target_hardness, Tensor | list):  # a list, as JSON keeps it
-        targets = torch.as_tensor(target_hardness, dtype=torch.float64)
+    if isinstance(target_hardness, Tensor):
+        targets = target_hardness.double()
         if bool(((targets > 1) & (targets <= LARGEST_HARDNESS)).all()):
             return targets
     if not is_number(target_hardness) or not 1 < target_hardness <= LARGEST_HARDNESS:

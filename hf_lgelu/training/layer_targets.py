@@ -14,9 +14,6 @@ from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.outputs import counted_rows
 from hf_lgelu.models.sites import require_lambda_gelu
 
-MEASURED = "measured"
-"""In the place of a target: what `layer_targets` measures."""
-
 DEFAULT_SWAP_TOLERANCE = 0.01
 
 _TARGETS = (1.05, 2.0**40)

@@ -4,17 +4,13 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from numbers import Real
 from typing import Any
 
 DEFAULT_SWITCH_FRACTION = 0.25
 """The paper's share of training in which λ is still learned."""
-
-DEFAULT_PLATEAU_TOLERANCE = 0.01
-"""By how much of itself the mean λ may move in an epoch and count as settled."""
 
 
 @dataclass(frozen=True)
@@ -81,20 +77,6 @@ def switch_position(total: int, switch_fraction: float) -> int:
         raise ValueError(f"switch_fraction must lie in [0, 1), got {switch_fraction}")
     # 0.29 · 100 is 28.999999999999996 in floating point and means 29. The last epoch is always at the target.
     return min(math.floor(switch_fraction * total * (1 + 1e-12)), total - 1)
-
-
-def settled_epoch(path: Sequence[float], tolerance: float) -> int | None:
-    """The first epoch after which λ has settled: in it and in the one before, λ moved by at most `tolerance` of itself.
-
-    Args:
-        path: mean λ at the start, and after each epoch.
-        tolerance: relative, per epoch.
-
-    None while it has not.
-    """
-    moved = [abs(after - before) / before for before, after in pairwise(path)]
-    calm = [drift <= tolerance for drift in moved]
-    return next((epoch for epoch in range(2, len(path)) if calm[epoch - 2] and calm[epoch - 1]), None)
 
 
 def hardening_progress(position: int, total: int, switch_fraction: float = DEFAULT_SWITCH_FRACTION) -> float | None:

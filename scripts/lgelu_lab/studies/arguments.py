@@ -48,6 +48,12 @@ class RunArguments:
         default=2.0, metadata={"help": "The high end of the init modes increasing and decreasing."}
     )
     temperature: float = field(default=PAPER_TEMPERATURE, metadata={"help": "t of λ(s) = 1 + softplus(s/t)."})
+    relufication: bool = field(
+        default=False,
+        metadata={
+            "help": "The rival of hardening: train a smooth network for the switch fraction, put ReLU in, train on."
+        },
+    )
     granularity: str = field(
         default="layer",
         metadata={"help": f"One λ per: {', '.join(GRANULARITIES)}.", "choices": list(GRANULARITIES)},

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from transformers import (
@@ -62,9 +61,8 @@ from lgelu_lab.studies.records import (
     weight_digests,
     write_record,
 )
+from lgelu_lab.studies.relufication import RelufyCallback
 from lgelu_lab.studies.settings import require_same_run, write_settings
-
-_HARDENING = ("hardening_switch", "hardening_rate", "target_hardness")
 
 Load = Callable[[DataOptions, ModelOptions], BenchmarkData]
 
@@ -158,7 +156,12 @@ def _build_trainer(
     model: PreTrainedModel,
 ) -> LambdaGELUTrainer:
     training.require_lambda_gelu = run.activation in GATES
-    augmentation = [AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else []
+    callbacks: list[TrainerCallback] = [RunClock(), _RunGuard(run)]
+    callbacks += [AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else []
+    callbacks += [RelufyCallback(training.switch_fraction)] if run.relufication else []
+    switch_fraction = training.switch_fraction
+    if run.relufication:  # which LambdaGELUTrainer does not know of, so that it would call the fraction idle
+        training.switch_fraction = LambdaGELUTrainingArguments.switch_fraction
     trainer = LambdaGELUTrainer(
         model=model,
         args=training,
@@ -166,8 +169,9 @@ def _build_trainer(
         eval_dataset=data.eval,
         **benchmark.trainer_options(data),
         optimizer_cls_and_kwargs=timm_optimizer(run, training),
-        callbacks=[RunClock(), _RunGuard(), *augmentation],
+        callbacks=callbacks,
     )
+    training.switch_fraction = switch_fraction
     if training.disable_tqdm:
         trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
     return trainer
@@ -251,6 +255,9 @@ def _save_relu(model_class: type[PreTrainedModel], processor: Any, folder: Path,
 class _RunGuard(TrainerCallback):
     """Stops a run that would not be what its record says: hard gates or ReLU from the start, scores that are none."""
 
+    def __init__(self, run: RunArguments) -> None:
+        self.run = run
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -261,16 +268,15 @@ class _RunGuard(TrainerCallback):
                 f"with an eval_delay of {args.eval_delay:g} {unit} a run of {last} is never evaluated, and has nothing "
                 "to record; give a smaller one"
             )
-        if not (args.harden or args.relufication) or args.switch_fraction == 0:
+        if not (args.harden or self.run.relufication) or args.switch_fraction == 0:
             return
-        # A plateau is looked for from epoch to epoch, however often λ moves then; relufication swaps between epochs.
-        by_step = args.harden and args.hardening_strategy == "steps" and args.hardening_switch == "fixed"
+        by_step = args.harden and args.hardening_strategy == "steps"  # relufication swaps between epochs
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
         if total >= 1 and hardening_progress(1, total, args.switch_fraction) is not None:
             happens, way_out = "ReLU would be put in at once and the smooth network never be trained", ""
             if args.harden:
                 happens = "hardening would begin at once and λ never be learned"
-                way_out = "" if by_step else ", harden with --hardening_strategy steps --hardening_switch fixed"
+                way_out = "" if by_step else ", harden with --hardening_strategy steps"
             raise ValueError(
                 f"of {total} {unit} a switch_fraction of {args.switch_fraction:g} is less than one: {happens}. Train "
                 f"at least {math.ceil(1 / args.switch_fraction)} {unit}{way_out}, or ask for it with --switch_fraction "
@@ -355,12 +361,10 @@ def _keep_token_out_of_files(training: LambdaGELUTrainingArguments) -> None:
 def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
     """A short name that tells a run from its neighbours, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0"."""
     configuration = {
-        "activation": run.activation, "harden": training.harden, "relufication": training.relufication,
+        "activation": run.activation, "harden": training.harden, "relufication": run.relufication,
     }  # fmt: skip
     if run.activation in GATES:
         configuration |= {"init_mode": run.init_mode, "granularity": run.granularity}
-    if training.harden:
-        configuration |= {name: getattr(training, name) for name in _HARDENING}
     return experiment_name(run.benchmark, configuration, training.seed)
 
 
@@ -385,11 +389,7 @@ def _record(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(clock.seconds, 3),
         timed_from_step=clock.since_step,
-        config={
-            **run_config(run, trainer.args, processes),
-            **_measured(trainer.state.log_history),
-            **_brought_back(trainer),
-        },
+        config={**run_config(run, trainer.args, processes), **_brought_back(trainer)},
         data={
             "train_samples": len(data.train),
             "eval_samples": len(data.eval),
@@ -408,16 +408,6 @@ def _record(
     )
 
 
-def _measured(log: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What hardening measured, as records say it: each gate's target, and how far λ was in each epoch."""
-    targets = [entry["hardening/targets"] for entry in log if "hardening/targets" in entry]
-    shares = [entry["hardening/progress"] for entry in log if "hardening/progress" in entry]
-    found: dict[str, Any] = {"hardening_progress": shares} if shares else {}
-    if targets:
-        found["layer_targets"] = {site: float(np.mean(target)) for site, target in targets[-1].items()}
-    return found
-
-
 def _brought_back(trainer: LambdaGELUTrainer) -> dict[str, float]:
     """Which epoch's weights load_best_model_at_end brought back; nothing where the trainer holds the last's."""
     state = trainer.state
@@ -434,13 +424,16 @@ def _evaluations(log: Iterable[dict[str, Any]], metric: str) -> list[dict[str, A
 
 def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, processes: int = 1) -> dict[str, Any]:
     """The `config` of a run's record: everything that decides what comes out, apart from the data."""
-    of_run = ("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature", "granularity")
+    of_run = (
+        *("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature", "granularity"),
+        "relufication",
+    )
     of_training = (
         *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
         *("hardening_schedule", "hardening_strategy", "seed", "optim", "optim_args", "learning_rate"),
         *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type", "lr_scheduler_kwargs"),
         *("warmup_steps", "max_grad_norm", "num_train_epochs", "max_steps", "gradient_accumulation_steps"),
-        *("relufication", "label_smoothing_factor", "load_best_model_at_end", "dataloader_drop_last"),
+        *("label_smoothing_factor", "load_best_model_at_end", "dataloader_drop_last"),
         *("data_seed", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start"),
         *("train_sampling_strategy", "neftune_noise_alpha"),
     )
@@ -459,13 +452,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
         tolerance = {} if training.tolerance is None else {"tolerance": training.tolerance}
         gate = {"gate": run.activation} if run.activation in GATES else {}
         values["target_hardness"] = training.target_hardness or hardness_for_tolerance(**tolerance, **gate)
-        values["hardening_switch"], values["hardening_rate"] = training.hardening_switch, training.hardening_rate
-        if training.hardening_switch == "plateau":
-            values["plateau_tolerance"] = training.plateau_tolerance
-        if training.hardening_rate == "tolerance":
-            values["rate_tolerance"] = training.rate_tolerance
-        if training.target_hardness == "measured":
-            values |= {"target_hardness": None, "measured_targets": True}
+        values |= {"hardening_switch": "fixed", "hardening_rate": "schedule"}  # as all runs but some of older records
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 

@@ -18,11 +18,7 @@ from lgelu_lab.studies.folder import FolderBusyError
 from lgelu_lab.studies.records import ERROR_FILE, RECORD_FILE
 from lgelu_lab.studies.resume import check_same_run, has_leftovers, train_resumably
 
-_OF_A_DIAL = {"plateau_tolerance": ("hardening_switch", "plateau"), "rate_tolerance": ("hardening_rate", "tolerance")}
-_OF_HARDENING = (
-    *("target_hardness", "tolerance", "switch_fraction", "hardening_schedule", "hardening_strategy"),
-    *("hardening_switch", "hardening_rate", *_OF_A_DIAL),
-)
+_OF_HARDENING = ("target_hardness", "tolerance", "switch_fraction", "hardening_schedule", "hardening_strategy")
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,6 @@ def _overridden(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) -> d
     idle = set() if chosen.get("harden") else {*_OF_HARDENING}
     if chosen.get("relufication"):
         idle.discard("switch_fraction")
-    idle |= {name for name, (dial, value) in _OF_A_DIAL.items() if chosen.get(dial) != value}
     return {name: value for name, value in chosen.items() if name in arguments or name not in idle}
 
 

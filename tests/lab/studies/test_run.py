@@ -318,20 +318,6 @@ def test_every_gate_of_the_library_hardens(tmp_path):
     assert MLPForClassification.from_pretrained(tmp_path / "relu").config.hidden_act == "relu"
 
 
-def test_a_record_says_how_hardening_was_decided(tmp_path):
-    options = {"harden": True, "target_hardness": "measured", "tolerance": 0.02, "num_train_epochs": 4}
-    adaptive = {"hardening_switch": "plateau", "switch_fraction": 0.5, "hardening_rate": "tolerance"}
-    record = read_record(digits(tmp_path, **options, **adaptive) and tmp_path)
-    config = record.config
-    assert [config[name] for name in ("hardening_switch", "hardening_rate")] == ["plateau", "tolerance"]
-    assert (config["plateau_tolerance"], config["rate_tolerance"], config["tolerance"]) == (0.01, 0.01, 0.02)
-    assert (config["target_hardness"], config["measured_targets"]) == (None, True)
-    assert config["layer_targets"] == pytest.approx(record.last.hardness, rel=1e-6)
-    assert config["hardening_progress"][-1] == 1.0
-    assert len(config["hardening_progress"]) == 2
-    assert record.as_learned is None
-
-
 def test_an_output_folder_behind_a_link_is_the_folder(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -362,9 +348,14 @@ def test_hardening_from_the_first_epoch_is_refused_unless_asked_for(tmp_path, sh
     assert digits(tmp_path, harden=True, **short, switch_fraction=0.0).last.hardness
 
 
-def test_a_plateau_of_three_epochs_is_refused_like_them_however_often_hardness_moves(tmp_path):
-    with pytest.raises(ValueError, match=r"of 3 epochs .* --hardening_strategy steps --hardening_switch fixed"):
-        digits(tmp_path, harden=True, num_train_epochs=3, hardening_strategy="steps", hardening_switch="plateau")
+def test_relufication_in_the_first_epoch_is_refused_unless_asked_for(tmp_path):
+    rival = {"activation": "gelu", "relufication": True, "num_train_epochs": 3}
+    with pytest.raises(ValueError, match=r"of 3 epochs .*: ReLU would be put in at once .* at least 4 epochs, or ask"):
+        digits(tmp_path, **rival)
+    assert not (tmp_path / "record.json").exists()
+    record = digits(tmp_path, **rival, switch_fraction=0.1 + 0.3)  # a fraction that is not the default's
+    assert [epoch.relu_score is None for epoch in record.epochs] == [False, True, True]
+    assert (record.config["relufication"], record.config["switch_fraction"]) == (True, 0.4)
 
 
 def test_no_file_of_a_run_holds_the_hub_token(tmp_path, monkeypatch):

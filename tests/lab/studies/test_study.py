@@ -33,7 +33,7 @@ def test_every_run_of_a_study_can_be_parsed_and_has_a_folder_of_its_own(study, t
         assert training.run_name == experiment.name
         if not study.folder:
             assert run_name(run, training) == experiment.name
-        converted_later = study.name == "gates" and run.activation in ("gelu", "silu") and not training.relufication
+        converted_later = study.name == "gates" and run.activation in ("gelu", "silu") and not run.relufication
         assert run.save_final_model == (study.name == "downstream" or converted_later)
 
 
@@ -190,11 +190,10 @@ def test_a_setting_of_hardening_goes_to_the_runs_that_read_it(record_of, tmp_pat
     kinds = {
         "plain": {},
         "hardened": {"harden": True},
-        "plateau": {"harden": True, "hardening_switch": "plateau"},
         "relufied": {"relufication": True},
     }
     got = {}
-    settings = {"switch_fraction": 0.5, "hardening_schedule": "cosine", "plateau_tolerance": 0.1, "max_steps": 3}
+    settings = {"switch_fraction": 0.5, "hardening_schedule": "cosine", "max_steps": 3}
     experiments = [Experiment(name, arguments) for name, arguments in kinds.items()]
 
     def run(arguments):
@@ -204,8 +203,7 @@ def test_a_setting_of_hardening_goes_to_the_runs_that_read_it(record_of, tmp_pat
     assert run_study(experiments, tmp_path, overrides=settings, run=run) == []
     assert got == {
         "plain": {"max_steps"},
-        "hardened": settings.keys() - {"plateau_tolerance"},
-        "plateau": settings.keys(),
+        "hardened": settings.keys(),
         "relufied": {"max_steps", "switch_fraction"},
     }
 
