@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate.utils import DistributedType
 from closed_forms import SCHEDULE_FORMS, hardness
 from hardening_runs import TARGET, check_path, epochs, run
 from tiny_training import (
@@ -13,7 +12,6 @@ from tiny_training import (
     raw_values,
     rows,
     tiny_model,
-    tiny_trainer,
 )
 
 from hf_lgelu import HardeningCallback, hardness_parameter_groups, release_hardness, replace_activations
@@ -94,47 +92,6 @@ def test_a_callback_of_ones_own_takes_the_place_of_the_arguments(tmp_path):
 # What is refused
 
 
-def test_target_and_tolerance_together_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"give target_hardness or tolerance, not both \(got 100 and 0.005\)"):
-        HardeningCallback(target_hardness=100, tolerance=0.005)
-    with pytest.raises(ValueError, match="give target_hardness or tolerance, not both"):
-        tiny_trainer(tmp_path, harden=True, target_hardness=100.0, tolerance=0.005)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"strategy": "batch"}, "unknown strategy 'batch' of hardening; accepted: epoch, steps"),
-        ({"schedule": "steep"}, "unknown schedule 'steep'; accepted: linear"),
-        ({"switch_fraction": 1.0}, r"switch_fraction must lie in \[0, 1\), got 1.0"),
-        ({"target_hardness": 1.0}, "target_hardness must be a finite number > 1 within float32's range, got 1.0"),
-        ({"tolerance": 0.0}, "tolerance must lie in"),
-    ],
-)
-def test_wrong_options_are_refused_before_training(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        HardeningCallback(**options)
-    of_arguments = {"strategy": "hardening_strategy", "schedule": "hardening_schedule"}
-    with pytest.raises(ValueError, match=message):
-        tiny_trainer(tmp_path, harden=True, **{of_arguments.get(name, name): value for name, value in options.items()})
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_model_without_lambda_gelu_is_refused(tmp_path, plain):
-    options = {} if plain else {"require_lambda_gelu": False}
-    with pytest.raises(ValueError, match="TinyClassifier has no λ-GELU activation"):
-        run(tmp_path, model=tiny_model("gelu"), plain=plain, **options)
-
-
-def test_deepspeed_is_refused_with_the_reason(tmp_path):
-    trainer = tiny_trainer(tmp_path, plain=True)
-    trainer.args.distributed_state = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED)
-    with pytest.raises(ValueError, match="DeepSpeed: its engine makes the optimizer step inside backward"):
-        HardeningCallback().on_train_begin(
-            trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=None
-        )
-
-
 def test_an_s_that_somebody_froze_is_not_hardened_without_a_word(tmp_path):
     model = tiny_model()
     model.activations[1].raw_hardness.requires_grad_(False)
@@ -153,12 +110,6 @@ def test_an_optimizer_from_before_the_surgery_is_refused(tmp_path, plain):
     optimizer = torch.optim.SGD(follows.parameters(), lr=0.1)
     replace_activations(follows, rewrite_config=False, optimizer=optimizer)
     run(tmp_path, model=follows, plain=plain, optimizers=(optimizer, None))
-
-
-def test_default_target_and_options():
-    callback = HardeningCallback()
-    assert callback.targets["lambda_gelu"] == pytest.approx(TARGET, rel=1e-15)
-    assert (callback.switch_fraction, callback.schedule, callback.strategy) == (0.25, "linear", "epoch")
 
 
 def test_progress_is_the_position_of_the_trainer():
