@@ -41,8 +41,7 @@ def distilled(way: str, state: PartialState | None) -> dict:
 
 def shares(way: str, state: PartialState | None) -> list[tuple[int, ...]]:
     """Which units of each batch a process runs."""
-    process = 0 if state is None else state.process_index
-    batches = [batch.share(process) for batch in planned(way, state).together]
+    batches = [batch.share() for batch in planned(way, state).together]
     return [() if batch is None else batch.numbers for batch in batches]
 
 
