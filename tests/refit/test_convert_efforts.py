@@ -17,7 +17,7 @@ from transformers import (
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, gate_costs
 from hf_lgelu.refit.batches import read_batches
-from hf_lgelu.refit.dials import EFFORTS, Dials
+from hf_lgelu.refit.dials import EFFORTS
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import USUAL_TIME, Metric, OutOfTimeError, climb, next_rung
 from hf_lgelu.refit.program import Program
@@ -109,12 +109,8 @@ def test_any_target_is_solved_for_with_its_own_features_and_reloads(target, tmp_
         torch.testing.assert_close(again(**tokens(3)).logits, new(**tokens(3)).logits)
 
 
-def test_what_is_no_target_or_cannot_be_placed():
+def test_another_target_is_not_placed():
     model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(200, 6)
-    with pytest.raises(ValueError, match="target must be one of relu, relu6"):
-        convert_to_relu(model, rows, target="tanh")
-    with pytest.raises(ValueError, match="for ReLU only"):
-        convert_to_relu(model, rows, target="hardswish", width_budget=1.5)
     _, report = convert_to_relu(model, rows, target="hardswish", effort="distill", distill_steps=2)
     assert [step.effort for step in report.steps] == ["refit", "distill"]
 
@@ -136,29 +132,11 @@ def test_gates_are_ranked_and_kept():
         assert [type(module).__name__ for module in converted] == ["Linear", "SiLU", "Linear", "ReLU", "Linear"]
         assert list(report.gates) == ["3"]
         assert torch.equal(converted[0].weight, model[0].weight)
-    with pytest.raises(ValueError, match="no gate is named 7"):
-        convert_to_relu(model, rows, keep=["7"])
-    for count in (["1", "3"], 2, -1):
-        with pytest.raises(ValueError, match="of 2 gates 0 to 1 can stay"):
-            convert_to_relu(model, rows, keep=count)
     network = gpt2()
     first = "transformer.h.0.mlp.act"
     converted, report = convert_to_relu(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
     assert type(converted.get_submodule(first)) is type(network.get_submodule(first))
     assert "names the gates from before" in report.warnings[-1]  # a reload would build another network
-    with pytest.raises(TypeError, match="sequence of names"):  # "1" and "3" are gates, but nobody has named these
-        convert_to_relu(model, rows, keep="13")
-
-
-def test_what_is_no_effort():
-    with pytest.raises(ValueError, match="must be one of refit, place, distill, got 'fast'"):
-        Dials(effort="fast")
-    model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4))
-    for width_budget in (0.5, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="width_budget"):
-            convert_to_relu(model, torch.randn(100, 6), width_budget=width_budget)
-    with pytest.raises(ValueError, match="held out"):
-        convert_to_relu(model, torch.randn(40, 6), effort="place")
 
 
 def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
@@ -197,7 +175,7 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
     for build in (llama, bert):
         model = build(layers=1)
         before = copy.deepcopy(model.state_dict())
-        options = {"effort": "distill", "distill_steps": 20} if build is llama else {"effort": "place"}
+        options = {"effort": "distill", "distill_steps": 8} if build is llama else {"effort": "place"}
         converted, report = convert_to_relu(model, inputs, width_budget=1.25, max_kl=None, **options)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert report.width_share == 1.25
@@ -228,13 +206,6 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
     (tmp_path / "elsewhere.py").write_text(program)
     result = run_fresh(tmp_path / "elsewhere.py", *saved)
     assert result.returncode == 0, result.stderr[-3000:]
-
-
-@pytest.mark.parametrize("value", [0, -1.0, float("nan")])
-@pytest.mark.parametrize("name", ["tolerance", "max_seconds", "max_kl"])
-def test_a_bound_that_is_none_is_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be a number above 0, or None, got"):
-        convert_to_relu(nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)), torch.zeros(20, 2), **{name: value})
 
 
 def test_a_metric_of_the_caller_says_how_much_may_be_lost():
