@@ -24,21 +24,14 @@ if TYPE_CHECKING:
     from hf_lgelu.activation.module import LambdaGELUTanh as LambdaGELUTanh
     from hf_lgelu.activation.module import LambdaSiLU as LambdaSiLU
     from hf_lgelu.activation.report import kernel_report as kernel_report
-    from hf_lgelu.analysis.int8.compare import compare_onnx as compare_onnx
-    from hf_lgelu.analysis.int8.equalize import equalize_ranges as equalize_ranges
-    from hf_lgelu.analysis.int8.quantize import quantize_onnx as quantize_onnx
-    from hf_lgelu.analysis.piecewise.certificate import certify_substitution as certify_substitution
-    from hf_lgelu.analysis.piecewise.linear_pieces import local_linear_model as local_linear_model
-    from hf_lgelu.analysis.pruning.units import prune_units as prune_units
-    from hf_lgelu.analysis.pruning.units import remove_dead_units as remove_dead_units
-    from hf_lgelu.analysis.pruning.zeros import measure_zeros as measure_zeros
-    from hf_lgelu.analysis.verification.marabou import UnreadableNetworkError as UnreadableNetworkError
-    from hf_lgelu.analysis.verification.robustness import verify_robustness as verify_robustness
     from hf_lgelu.export.folding.fold import fold_hardness as fold_hardness
     from hf_lgelu.export.gelu import export_gelu as export_gelu
     from hf_lgelu.export.hub.card import write_card as write_card
     from hf_lgelu.export.hub.loading import attach_model_code as attach_model_code
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
+    from hf_lgelu.export.int8.compare import compare_onnx as compare_onnx
+    from hf_lgelu.export.int8.equalize import equalize_ranges as equalize_ranges
+    from hf_lgelu.export.int8.quantize import quantize_onnx as quantize_onnx
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
     from hf_lgelu.export.relu import export_relu as export_relu
     from hf_lgelu.models.config_keys import UnsupportedConfigError as UnsupportedConfigError
@@ -66,11 +59,11 @@ if TYPE_CHECKING:
     from hf_lgelu.registry import register_activation as register_activation
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
-    from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
     from hf_lgelu.training.hardening import anneal_hardness as anneal_hardness
     from hf_lgelu.training.hardening import freeze_hardness as freeze_hardness
     from hf_lgelu.training.hardening import is_hardened as is_hardened
     from hf_lgelu.training.hardening import release_hardness as release_hardness
+    from hf_lgelu.training.hardness_log import HardnessLogCallback as HardnessLogCallback
     from hf_lgelu.training.layer_targets import layer_targets as layer_targets
     from hf_lgelu.training.optim import hardness_parameter_groups as hardness_parameter_groups
     from hf_lgelu.training.optim import separate_hardness_group as separate_hardness_group
@@ -85,7 +78,7 @@ _HOME = {
     "ConversionReport": "refit.report",
     "Evaluation": "refit.report",
     "HardeningCallback": "training.callbacks",
-    "HardnessLogCallback": "training.callbacks",
+    "HardnessLogCallback": "training.hardness_log",
     "LambdaGELU": "activation.module",
     "LambdaGELUTanh": "activation.module",
     "LambdaGELUTrainer": "training.trainer",
@@ -97,15 +90,13 @@ _HOME = {
     "NetChange": "refit.report",
     "RUNTIMES": "models.runtimes",
     "SurgeryReport": "models.exchange",
-    "UnreadableNetworkError": "analysis.verification.marabou",
     "UnsupportedConfigError": "models.config_keys",
     "__version__": "version",
     "anneal_hardness": "training.hardening",
     "attach_model_code": "export.hub.loading",
-    "certify_substitution": "analysis.piecewise.certificate",
-    "compare_onnx": "analysis.int8.compare",
+    "compare_onnx": "export.int8.compare",
     "convert_to_relu": "refit.convert",
-    "equalize_ranges": "analysis.int8.equalize",
+    "equalize_ranges": "export.int8.equalize",
     "export_gelu": "export.gelu",
     "export_onnx": "export.onnx.onnx_export",
     "export_relu": "export.relu",
@@ -126,14 +117,10 @@ _HOME = {
     "lambda_gelu_tanh": "activation.functional",
     "lambda_silu": "activation.functional",
     "layer_targets": "training.layer_targets",
-    "local_linear_model": "analysis.piecewise.linear_pieces",
-    "measure_zeros": "analysis.pruning.zeros",
-    "prune_units": "analysis.pruning.units",
     "push_to_hub": "export.hub.push",
-    "quantize_onnx": "analysis.int8.quantize",
+    "quantize_onnx": "export.int8.quantize",
     "register_activation": "registry",
     "release_hardness": "training.hardening",
-    "remove_dead_units": "analysis.pruning.units",
     "replace_activations": "models.surgery",
     "runtime_warnings": "models.runtimes",
     "separate_hardness_group": "training.optim",
@@ -141,7 +128,6 @@ _HOME = {
     "swap_error_bound": "activation.hardness",
     "temporary_relu": "models.substitution",
     "use_kernel": "activation.kernels",
-    "verify_robustness": "analysis.verification.robustness",
     "write_card": "export.hub.card",
 }
 
@@ -163,12 +149,10 @@ __all__ = [
     "MLPForClassification",
     "NetChange",
     "SurgeryReport",
-    "UnreadableNetworkError",
     "UnsupportedConfigError",
     "__version__",
     "anneal_hardness",
     "attach_model_code",
-    "certify_substitution",
     "compare_onnx",
     "convert_to_relu",
     "equalize_ranges",
@@ -192,14 +176,10 @@ __all__ = [
     "lambda_gelu_tanh",
     "lambda_silu",
     "layer_targets",
-    "local_linear_model",
-    "measure_zeros",
-    "prune_units",
     "push_to_hub",
     "quantize_onnx",
     "register_activation",
     "release_hardness",
-    "remove_dead_units",
     "replace_activations",
     "runtime_warnings",
     "separate_hardness_group",
@@ -207,7 +187,6 @@ __all__ = [
     "swap_error_bound",
     "temporary_relu",
     "use_kernel",
-    "verify_robustness",
     "write_card",
 ]
 

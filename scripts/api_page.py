@@ -26,8 +26,8 @@ Every other one leaves its model as it is, and what it returns is new. After an 
 **Words.** `inputs` is one batch (a tensor, a mapping of keyword arguments, a sequence of positional ones); `data` is \
 many. `kinds` are kinds of activations, `granularity` how many λ a layer has, `strategy` how often something happens. \
 `tolerance` is in `hardness_for_tolerance` and in hardening to one target ε, how far a gate is from a step in L¹; in \
-`layer_targets` a relative error; in `convert_to_relu` nats of KL, or with a \
-`metric` a share of the score; in `export_onnx` rounding.
+`layer_targets` and in hardening to measured targets a relative error; in `convert_to_relu` nats of KL, or with a \
+`metric` a share of the score; in `export_onnx` rounding. `rate_tolerance` is nats of KL.
 """
 
 # Each public name stands in one section; a name in none makes the script fail.
@@ -56,11 +56,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "runtime_warnings", "RUNTIMES",
     ),
     "Checking and analysing": (
-        "find_smooth_calls", "certify_substitution", "local_linear_model", "verify_robustness", "measure_zeros",
-        "remove_dead_units", "prune_units", "equalize_ranges", "quantize_onnx", "compare_onnx",
+        "find_smooth_calls", "equalize_ranges", "quantize_onnx", "compare_onnx",
     ),
     "Errors": (
-        "ConversionRefusedError", "UnreadableNetworkError", "UnsupportedConfigError",
+        "ConversionRefusedError", "UnsupportedConfigError",
     ),
     "The package": ("__version__",),
 }  # fmt: skip

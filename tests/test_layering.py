@@ -17,8 +17,7 @@ ALLOWED = {
     "training": {"activation", "models"},
     "refit": {"activation", "models"},
     "export": {"activation", "models", "refit.page", "refit.report", "refit.target_gates", "refit.wording"},
-    "analysis": {"activation", "models", "export"},
-    "cli": {"activation", "models", "training", "refit", "export", "analysis"},
+    "cli": {"activation", "models", "training", "refit", "export"},
 }
 ANYWHERE = {"version", "extras", "environment", "files", "formats", "host_imports", "registry"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
@@ -90,8 +89,7 @@ LABORATORY = PACKAGE.parent / "scripts"
 LISTED = {
     "activation.gates",  # which activation names harden
     "activation.kernels",  # kernel_bench times each backend by itself
-    "analysis.int8.quantize",  # the graph that onnxruntime runs, of a float file too
-    "analysis.verification",  # what the solver says of a network before it is asked
+    "export.int8.quantize",  # the graph that onnxruntime runs, of a float file too
     "environment",  # the hardware and the versions of a record
     "export.hub",  # the facts of a checkpoint that a card is written without; the name of the file of facts
     "export.onnx.onnx_run",
@@ -105,10 +103,7 @@ LISTED = {
     "models.outputs",  # the label that is not counted
     "refit.dials",  # the efforts that a conversion can be asked for
 }
-OF_ONE_FILE = {
-    "bias_fold.py": {"refit", "models.example_run"},  # a refit with one choice alone
-    "relufication.py": {"models.substitution"},  # refuses before the first step what could not be swapped later
-}
+OF_ONE_FILE = {"bias_fold.py": {"refit", "models.example_run"}}  # a refit with one choice alone
 
 
 @pytest.mark.parametrize(

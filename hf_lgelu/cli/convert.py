@@ -13,7 +13,6 @@ from typing import Any
 from accelerate import PartialState
 from torch import nn
 
-from hf_lgelu.analysis.int8.equalize import EqualizedLayer, equalize_ranges
 from hf_lgelu.cli.arguments import ConvertArguments, named
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.given_checkpoint import (
@@ -30,6 +29,7 @@ from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card import Provenance, shown, stated_licence, write_conversion_card
 from hf_lgelu.export.hub.push import is_hub_id
+from hf_lgelu.export.int8.equalize import EqualizedLayer, equalize_ranges
 from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.comparison import require_same_model

@@ -147,10 +147,6 @@ def equalized(model):
     return model
 
 
-def pruned(model):
-    return hf_lgelu.prune_units(model, INPUTS, fraction=0.25, criterion="magnitude").model
-
-
 def changed(model, operate, **options):
     operate(model, **options)
     return model
@@ -164,9 +160,8 @@ def changed(model, operate, **options):
         ("lambda_gelu", partial(changed, operate=substitute_relu)),
         ("lambda_gelu", partial(changed, operate=hf_lgelu.fold_hardness, inputs=INPUTS)),
         ("relu", equalized),
-        ("relu", pruned),
     ],
-    ids=["gates", "swap", "substituted", "folded", "equalized", "pruned"],
+    ids=["gates", "swap", "substituted", "folded", "equalized"],
 )
 def test_an_adapter_on_a_changed_network_does_not_name_the_original_as_its_base(activation, operate, tmp_path):
     """Loaded by that name it would sit on another network, and nothing would say so."""

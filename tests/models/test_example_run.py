@@ -121,9 +121,6 @@ class Largest(nn.Module):
 
 LOOKED_AT = {
     "gate_costs": (nn.GELU, lambda net, x, folder: hf_lgelu.gate_costs(net, x)),
-    "measure_zeros": (nn.ReLU, lambda net, x, folder: hf_lgelu.measure_zeros(net, x)),
-    "remove_dead_units": (nn.ReLU, lambda net, x, folder: hf_lgelu.remove_dead_units(net, x)),
-    "prune_units": (nn.ReLU, lambda net, x, folder: hf_lgelu.prune_units(net, x, fraction=0.5)),
     "export_onnx": (nn.ReLU, lambda net, x, folder: hf_lgelu.export_onnx(net, folder / "net.onnx", x[:4])),
 }
 

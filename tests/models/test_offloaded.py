@@ -11,7 +11,6 @@ from hf_lgelu import (
     MLPConfig,
     MLPForClassification,
     anneal_hardness,
-    certify_substitution,
     export_gelu,
     export_relu,
     find_smooth_calls,
@@ -81,7 +80,6 @@ def test_what_was_hardened_before_it_was_put_there_is_swapped_without_a_word(tmp
 CHANGES = {
     "export_relu": lambda model, folder: export_relu(model, folder / "out", inputs=ROWS),
     "export_gelu": lambda model, folder: export_gelu(model, folder / "out", inputs=ROWS),
-    "certify_substitution": lambda model, folder: certify_substitution(model, ROWS["features"]),
     "fold_hardness": lambda model, folder: fold_hardness(model, ROWS),
     "anneal_hardness": lambda model, folder: anneal_hardness(model, 0.5),
     "initialize_hardness": lambda model, folder: initialize_hardness(model, "increasing"),

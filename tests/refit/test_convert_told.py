@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.analysis.int8.compare import compare_files
 from hf_lgelu.models.comparison import are_probabilities
 from hf_lgelu.refit.compare import compared_outputs
 
@@ -278,12 +277,6 @@ def test_weights_that_share_memory_count_as_tied():
     net[4].weight.data = net[2].weight.data.t()
     with pytest.raises(RuntimeError, match=r"2\.weight is tied: several modules hold it or its memory"):
         convert_to_relu(net, torch.randn(400, 8))
-
-
-def test_the_kl_of_onnx_files_is_not_taken_of_probabilities(monkeypatch):
-    monkeypatch.setattr("hf_lgelu.analysis.int8.compare.without_padding", lambda output, batch: output)
-    given = torch.randn(6, 4).softmax(-1).numpy()
-    assert compare_files(lambda batch: [given], lambda batch: [given[::-1].copy()], [{}]).kl is None
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Measuring what ReLU networks allow: the library's analysis on the networks that the benchmarks train."""
+"""Measurements of what ReLU networks allow, on the networks that the benchmarks train and on others."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import EvalPrediction
 
 from hf_lgelu import export_onnx, quantize_onnx
-from hf_lgelu.analysis.int8.quantize import QUANTIZED_OPERATIONS, count_optimized
+from hf_lgelu.export.int8.quantize import QUANTIZED_OPERATIONS, count_optimized
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, Rows
@@ -142,7 +142,7 @@ def _variants(
     made = []
     for precision in settings.precisions:
         if precision == FLOAT32:
-            path, rows, counts = file, None, count_optimized(file)
+            path, rows, counts = file, None, count_optimized(file)[0]
             in_float, vanished = exported.activations, 0
         else:
             path = folder / f"{name}-{precision}.onnx"

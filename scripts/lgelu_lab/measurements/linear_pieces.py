@@ -1,4 +1,8 @@
-"""Exact linear pieces of the benchmarks' ReLU MLPs, beside the first-order models of smooth ones."""
+"""Exact linear pieces of the benchmarks' ReLU MLPs, beside the first-order models of smooth ones.
+
+Inputs on which the same ReLUs are on share one affine function W·x + b (OpenBox: Chu et al., "Exact and Consistent
+Interpretation for Piecewise Linear Neural Networks", KDD 2018, arXiv:1802.06259). A smooth network has no such pieces.
+"""
 
 import copy
 import time
@@ -10,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from hf_lgelu import local_linear_model
+from hf_lgelu import MLPForClassification, find_smooth_calls
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
@@ -21,7 +25,7 @@ LINEAR_PIECES_COLUMNS: dict[str, str] = {
     "refusal": "why the network has no linear pieces; null where it has",
     "points": "test rows, the first in the order of the test split",
     "distinct_regions": "different activation patterns among them; null where refused",
-    "seconds": "time for all W and b with their checks, s; null where refused",
+    "seconds": "time for all W and b and the patterns, s; null where refused (until 0.2.0 with checks of them)",
     "seconds_per_point": "the same for one row, s",
     "perturbation": "length of the random steps away from the rows, L2, in standardized features",
     "inside": "share of the perturbed rows in the region of the row; null where there are no regions",
@@ -61,19 +65,49 @@ def measure_linear_pieces(
     rows = []
     for name, trained in models.items():
         network = trained.load()
-        pieces, facts = _pieces(network, inputs)
-        weight, bias = (pieces.weight, pieces.bias) if pieces else first_order_models(network, inputs)
+        wide = copy.deepcopy(network).double()
+        facts: dict[str, Any] = dict.fromkeys(("distinct_regions", "seconds", "seconds_per_point"))
+        refusal, pattern = _refusal(network, inputs), None
+        start = time.perf_counter()
+        weight, bias = first_order_models(wide, inputs)
+        if refusal is None:
+            pattern = activation_pattern(wide, inputs)
+            seconds = time.perf_counter() - start
+            regions = len(torch.unique(pattern, dim=0))
+            facts = {
+                "distinct_regions": regions,
+                "seconds": round(seconds, 4),
+                "seconds_per_point": seconds / len(inputs),
+            }
+        facts |= {"refusal": refusal, "points": len(inputs)}
         for length in settings.perturbations:
             # Rounded to float32, so that both precisions see the same points.
             points = (inputs + length * directions).float()
-            errors = _errors(network, points, weight, bias, pieces)
+            inside = None if pattern is None else (activation_pattern(wide, points) == pattern).all(1)
+            errors = _errors(network, wide, points, weight, bias, inside)
             rows.append({"model": name, **facts, "perturbation": length, **errors})
     return rows
 
 
-def first_order_models(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """W (N, outputs, F) and b (N, outputs) of f(z) ≈ f(x) + J(x)·(z − x), float64: exact nowhere but at x if smooth."""
-    wide = copy.deepcopy(network).double().eval()
+def _refusal(network: nn.Module, inputs: Tensor) -> str | None:
+    """Why an MLP has no linear pieces; None where it has. TypeError for another network."""
+    if not isinstance(network, MLPForClassification):
+        raise TypeError(f"linear pieces are those of an MLPForClassification, got {type(network).__name__}")
+    calls = find_smooth_calls(network, inputs[:1])
+    if not calls:
+        return None
+    more = f"; and {len(calls) - 3} more" if len(calls) > 3 else ""
+    return (
+        f"the network is smooth and has no linear pieces: {'; '.join(str(call) for call in calls[:3])}{more}. "
+        "Harden λ-GELU and call hf_lgelu.substitute_relu(model) first"
+    )
+
+
+def first_order_models(wide: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """W (N, outputs, F) and b (N, outputs) of f(z) ≈ W·z + b around each input, of a network in float64.
+
+    For a ReLU network it is f itself on the region of the input; of a smooth one it holds at the input alone.
+    """
     inputs = inputs.double()
 
     def scores(x: Tensor) -> Tensor:
@@ -84,35 +118,34 @@ def first_order_models(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tens
         return weight, wide(inputs).logits - torch.einsum("nki,ni->nk", weight, inputs)
 
 
-def _pieces(network: nn.Module, inputs: Tensor) -> tuple[Any | None, dict[str, Any]]:
-    start = time.perf_counter()
+@torch.no_grad()
+def activation_pattern(wide: nn.Module, inputs: Tensor) -> Tensor:
+    """(N, units) bool: which ReLU of a network in float64 is on; at an input of exactly 0 it is off, as in torch."""
+    seen: list[Tensor] = []
+    relus = [module for module in wide.modules() if isinstance(module, nn.ReLU)]
+    handles = [relu.register_forward_pre_hook(lambda _, args: seen.append(args[0] > 0)) for relu in relus]
     try:
-        pieces = local_linear_model(network, inputs)
-    except ValueError as error:
-        facts = dict.fromkeys(("distinct_regions", "seconds", "seconds_per_point"))
-        return None, {"refusal": str(error), "points": len(inputs), **facts}
-    seconds = time.perf_counter() - start
-    return pieces, {
-        "refusal": None,
-        "points": len(inputs),
-        "distinct_regions": pieces.distinct_regions,
-        "seconds": round(seconds, 4),
-        "seconds_per_point": seconds / len(inputs),
-    }
+        wide(inputs.double())
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.cat(seen, 1)
 
 
 @torch.no_grad()
-def _errors(network: nn.Module, points: Tensor, weight: Tensor, bias: Tensor, pieces: Any | None) -> dict[str, Any]:
+def _errors(
+    network: nn.Module, wide: nn.Module, points: Tensor, weight: Tensor, bias: Tensor, inside: Tensor | None
+) -> dict[str, Any]:
     expected = torch.einsum("nki,ni->nk", weight, points.double()) + bias
-    narrow = (network(points).logits.double() - expected).abs().amax(1)
-    wide = (copy.deepcopy(network).double()(points.double()).logits - expected).abs().amax(1)
-    inside = torch.ones(len(points), dtype=torch.bool) if pieces is None else pieces.same_region(points)
-    some = bool(inside.any())
+    in_float32 = (network(points).logits.double() - expected).abs().amax(1)
+    in_float64 = (wide(points.double()).logits - expected).abs().amax(1)
+    counted = torch.ones(len(points), dtype=torch.bool) if inside is None else inside
+    some = bool(counted.any())
     return {
-        "inside": None if pieces is None else inside.double().mean().item(),
-        "max_error_float64": wide[inside].max().item() if some else None,
-        "max_error_float32": narrow[inside].max().item() if some else None,
-        "max_error_everywhere": wide.max().item(),
+        "inside": None if inside is None else inside.double().mean().item(),
+        "max_error_float64": in_float64[counted].max().item() if some else None,
+        "max_error_float32": in_float32[counted].max().item() if some else None,
+        "max_error_everywhere": in_float64.max().item(),
     }
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from hf_lgelu.environment import hardware
 from lgelu_lab.benchmarks.table import check_benchmark
-from lgelu_lab.measurements.certificate import CERTIFICATE
 from lgelu_lab.measurements.conversion import CONVERSION
 from lgelu_lab.measurements.conversion_finetuning import FINETUNING
 from lgelu_lab.measurements.gates import GATE_OPTIONS
@@ -40,7 +39,6 @@ MEASUREMENTS: dict[str, Measurement] = {
         ZEROS,
         PRUNING,
         LINEAR_PIECES,
-        CERTIFICATE,
         CONVERSION,
         FINETUNING,
         GATE_OPTIONS,

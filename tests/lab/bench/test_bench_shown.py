@@ -58,3 +58,41 @@ def colours_drawn(path):
     halves = (pixels[:, : pixels.shape[1] // 2], pixels[:, pixels.shape[1] // 2 :])
     rgb = {name: [int(colour[i : i + 2], 16) for i in (1, 3, 5)] for name, (colour, _) in shown.LOOKS.items()}
     return [{name for name, value in rgb.items() if (half == value).all(axis=-1).any()} for half in halves]
+
+
+def test_figure_shows_the_rows(tmp_path):
+    path, rows = tmp_path / "bench.png", list(swept_rows())
+    frame = frame_of(tmp_path / "bench.csv", rows)
+    shown.draw_figure(frame, path, **SELECTION)
+    for drawn in colours_drawn(path):
+        assert {"lambda_gelu", "copy"} <= drawn
+    for absent in ({"dtype": "bfloat16"}, {"hardness": 3.0}):
+        # A picture of GELU alone would be titled by the λ.
+        with pytest.raises(ValueError, match=r"no row of λ-GELU \((bfloat16|float32), λ = [23]"):
+            shown.draw_figure(frame, path, **SELECTION | absent)
+    other = frame_of(tmp_path / "bench.csv", [*rows, cells_of(provider="gelu", device="other")])
+    with pytest.raises(ValueError, match="several devices"):
+        shown.draw_figure(other, path, **SELECTION)
+
+
+def test_table_keeps_allocators_and_threads_apart(tmp_path):
+    rows = [
+        cells_of(provider="relu", allocator=allocator, threads=threads, ratio_median=ratio)
+        for allocator, threads, ratio in (("keep", "1", "0.1"), ("stock", "1", "0.2"), ("keep", "2", "0.3"))
+    ]
+    lines = shown.markdown_tables(frame_of(tmp_path / "bench.csv", rows), ["both"], ["float32"], [2.0]).splitlines()
+    assert [line for line in lines if line.startswith(("**", "| ReLU"))] == [
+        *("**Forward and backward, float32, 1 thread, allocator keep**", "| ReLU | 0.10 |  |"),
+        *("**Forward and backward, float32, 1 thread, allocator stock**", "| ReLU | 0.20 |  |"),
+        *("**Forward and backward, float32, 2 threads, allocator keep**", "| ReLU | 0.30 |  |"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "other"),
+    [("dtype", "bfloat16"), ("hardness", "20"), ("threads", "2"), ("allocator", "stock"), ("mode", "forward")],
+)
+def test_figure_shows_no_row_of_another_kind(tmp_path, column, other):
+    rows = [cells_of(provider="lambda_gelu", hardness="2") | {column: other}, cells_of()]
+    with pytest.raises(ValueError, match="no row of λ-GELU"):
+        shown.draw_figure(frame_of(tmp_path / "bench.csv", rows), tmp_path / "bench.png", **SELECTION)

@@ -2,22 +2,27 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements import verification
 from lgelu_lab.measurements.verification import (
     VERIFICATION,
     VERIFICATION_COLUMNS,
+    Answer,
+    MarabouNetwork,
+    UnreadableNetworkError,
     VerificationSettings,
+    Verifier,
+    box_around,
+    find_adversarial,
     first_correct,
     measure_verification,
     pixel_units,
 )
 from torch import nn
 
-from hf_lgelu.analysis.verification.robustness import RobustnessReport, RobustnessResult
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 MEAN, DEVIATION = [4.0, 8.0, 5.0], [2.0, 4.0, 0.0]
@@ -77,30 +82,86 @@ def test_counts_follow_from_the_distances_in_shares_of_the_pixels_range(measured
 
 
 def test_every_setting_is_asked_for_and_every_answer_counted(data, monkeypatch):
-    asked = {}
-    answers = [
-        ("proved", "bounds", 1.0),
-        ("proved", "search", 2.0),
-        ("refuted", "attack", 9.0),
-        ("refuted", "search", 3.0),
-    ]
+    asked = []
+    answers = iter([Answer("proved", "bounds"), Answer("refuted", "attack"), Answer("refuted", "search")])
 
-    def answer(network, inputs, labels, **options):
-        asked.update(options)
-        results = [RobustnessResult(i, 0.1, *found) for i, found in enumerate(answers)]
-        return RobustnessReport(tuple(results), options["margin"])
+    def answer(verifier, features, label, lower, upper):
+        asked.append((verifier.settings, lower.tolist(), upper.tolist()))
+        return next(answers)
 
-    monkeypatch.setattr(verification, "verify_robustness", answer)
-    monkeypatch.setattr(verification, "marabou_refusal", lambda network, example: None)
+    monkeypatch.setattr(Verifier, "settle", answer)
     settings = VerificationSettings(epsilons=(0.1,), points=3, timeout_seconds=7.0, margin=0.25, seed=5)
     models = {"relu": InMemory(threshold_network("relu"))}
     (row,) = measure_verification(models, BENCHMARKS["mlp-digits"], data, settings)
-    lowest, highest = asked.pop("input_range")
-    assert (lowest.tolist(), highest.tolist()) == ([-2.0, -2.0, 0.0], [6.0, 2.0, 0.0])
-    assert asked.pop("scale").tolist() == [8.0, 4.0, 0.0]
-    assert asked == {"epsilons": (0.1,), "timeout_seconds": 7.0, "margin": 0.25, "seed": 5}
-    assert (row["proved"], row["proved_by_bounds"], row["refuted"], row["refuted_by_attack"]) == (2, 1, 2, 1)
-    assert (row["median_seconds"], row["max_seconds"]) == (2.5, 9.0)
+    given, lower, upper = asked[1]  # the pixels 7.6 and 16, of which 1.6 either way, within 0 and 16
+    assert given is settings
+    assert lower == pytest.approx([(6.0 - 4.0) / 2, (14.4 - 8.0) / 4, 0.0])
+    assert upper == pytest.approx([(9.2 - 4.0) / 2, (16.0 - 8.0) / 4, 0.0])
+    assert (row["proved"], row["proved_by_bounds"], row["refuted"], row["refuted_by_attack"]) == (1, 1, 2, 1)
+
+
+def diamond():
+    """Class 1 where |x0| + |x1| > 1, else class 0."""
+    network = MLPForClassification(MLPConfig(num_features=2, hidden_size=4, num_hidden_layers=1, hidden_act="relu"))
+    hidden, classifier = network.layers[0].linear, network.classifier
+    hidden.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    classifier.weight.data = torch.tensor([[0.0] * 4, [1.0] * 4])
+    hidden.bias.data, classifier.bias.data = torch.zeros(4), torch.tensor([1.0, 0.0])
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    return Verifier(diamond(), torch.zeros(1, 2), VerificationSettings())
+
+
+def asked_about(verifier, point, radius, attack):
+    """The answer about the ball, and the point as a tensor."""
+    features, ends = torch.tensor(point), torch.tensor([9.0, 9.0]).double()
+    label = verifier.model(features[None]).logits.argmax().item()
+    lower, upper = box_around(features, torch.tensor(radius, dtype=torch.float64), -ends, ends)
+    if attack:
+        return verifier.settle(features, label, lower, upper), features
+    inner = torch.from_numpy(lower).float(), torch.from_numpy(upper).float()
+    return verifier.ask_solver(features, label, lower, upper, inner), features
+
+
+# (0.2, 0.1) leaves the diamond at (1 − 0.3)/2. (2, 0.5) enters it at 1: the second |x| is 0 from 0.5 on.
+@pytest.mark.parametrize(("point", "radius"), [([0.2, 0.1], 0.35), ([2.0, 0.5], 1.0), ([-0.75, -1.5], 0.625)])
+@pytest.mark.parametrize("attack", [False, True])
+def test_proved_just_below_the_exact_radius_and_refuted_just_above(verifier, point, radius, attack):
+    below, _ = asked_about(verifier, point, 0.999 * radius, attack)
+    above, features = asked_about(verifier, point, 1.001 * radius, attack)
+    assert (below.status, above.status) == ("proved", "refuted")
+    assert above.by in (("attack", "search") if attack else ("search",))
+    found = above.counterexample
+    assert (found - features).abs().max() <= 1.002 * radius
+    predicted = [verifier.model(each[None]).logits.argmax().item() for each in (features, found)]
+    assert predicted[0] != predicted[1]
+
+
+@pytest.mark.parametrize(("said", "status"), [("TIMEOUT", "timeout"), ("ERROR", "unknown"), ("sat", "unconfirmed")])
+def test_what_is_not_settled_counts_as_neither(verifier, monkeypatch, said, status):
+    point = np.zeros(2) if said == "sat" else None  # of the same class in torch
+    monkeypatch.setattr(MarabouNetwork, "find_lead", lambda *args: (said, point))
+    assert asked_about(verifier, [0.2, 0.1], 0.5, attack=False)[0].status == status
+
+
+def test_the_attack_begins_at_the_input_and_stays_in_the_box():
+    network, start = diamond(), torch.tensor([0.2, 0.1])
+    found = find_adversarial(network, start - 0.4, start + 0.4, start, 0, seed=0)
+    assert found.abs().sum() > 1
+    assert (found - start).abs().max() <= 0.4
+    assert find_adversarial(network, start - 0.3, start + 0.3, start, 0, seed=0) is None
+    assert torch.equal(find_adversarial(network, start, start, start, 1, seed=0), start)
+
+
+def test_a_network_that_is_read_as_another_is_refused(monkeypatch):
+    monkeypatch.setattr(MarabouNetwork, "_calculated_bounds", lambda network, seconds: {})
+    with pytest.raises(UnreadableNetworkError, match="Marabou reads another network than torch runs"):
+        Verifier(diamond(), torch.zeros(1, 2), VerificationSettings())
+    with pytest.raises(TypeError, match="an MLPForClassification is verified, got Linear"):
+        Verifier(nn.Linear(2, 2), torch.zeros(1, 2), VerificationSettings())
 
 
 def test_a_smooth_network_is_a_row_with_marabous_words(measured):

@@ -2,16 +2,20 @@
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from hf_lgelu.analysis.int8.batches import OnnxInputs, read_onnx_batches
-from hf_lgelu.export.onnx.onnx_run import OnnxModel, finite_alike, without_padding
+from hf_lgelu.export.onnx.onnx_run import OnnxModel, as_arrays, finite_alike, without_padding
 from hf_lgelu.models.comparison import OutputChange, are_probabilities, classes_last, has_classes, kl_terms
+
+Array: TypeAlias = np.ndarray | Tensor
+OnnxInputs: TypeAlias = Array | Mapping[str, Array] | Sequence[Array]
+"""One batch: the graph's only input, its inputs by name, or in the graph's order."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,13 @@ def compare_onnx(
             f"{path} takes {', '.join(model.input_names)} and {other_path} takes {', '.join(other.input_names)}: they "
             "cannot be compared on the same rows"
         )
-    order = _order(model.output_names, other.output_names)
+    names, others = model.output_names, other.output_names
+    if len(names) != len(others):
+        raise ValueError(
+            f"one file gives {', '.join(names)} and the other {', '.join(others)}: these cannot be compared one by one"
+        )
+    # By name; where the files name them otherwise, in order.
+    order = [others.index(name) for name in names] if set(names) == set(others) else None
     return compare_files(model, other, read_onnx_batches(data, model.input_names), order)
 
 
@@ -102,15 +112,6 @@ def compare_files(
         raise ValueError("the graph gives no floating-point output on the calibration rows")
     error = float(np.max([_relative_error(*values) for values in sums.values()]))
     return OnnxComparison(first.change, error, first.kl)
-
-
-def _order(names: Sequence[str], others: Sequence[str]) -> list[int]:
-    """For each output of a file the other's of that name; where the files name them otherwise, in order."""
-    if len(names) != len(others):
-        raise ValueError(
-            f"one file gives {', '.join(names)} and the other {', '.join(others)}: these cannot be compared one by one"
-        )
-    return [others.index(name) for name in names] if set(names) == set(others) else list(range(len(names)))
 
 
 class _FirstOutput:
@@ -152,3 +153,40 @@ def _relative_error(squared_error: float, rows: int, total: np.ndarray, squares:
     if not scale:
         return 0.0 if not squared_error else math.inf
     return math.sqrt(squared_error / scale)
+
+
+def read_onnx_batches(data: OnnxInputs | Iterable[OnnxInputs], names: tuple[str, ...]) -> list[dict[str, np.ndarray]]:
+    """Every batch as finite arrays by the `names` of a graph's inputs; `data` is one batch or several.
+
+    Raises ValueError for no rows, a missing input, NaN or infinity; TypeError for what is no batch.
+    """
+    one = isinstance(data, np.ndarray | Tensor | Mapping)
+    if isinstance(data, list | tuple) and len(names) > 1:
+        # Several tensors in a row for several inputs are the positional arguments of one call, as for export_onnx.
+        one = all(isinstance(item, np.ndarray | Tensor) for item in data)
+    batches = [_named_rows(batch, names) for batch in (cast(Iterable[OnnxInputs], [data] if one else data))]
+    if not any(len(rows) for batch in batches for rows in batch.values()):
+        raise ValueError("data holds no rows; give at least one batch of training rows")
+    return [batch for batch in batches if all(len(rows) for rows in batch.values())]
+
+
+def _named_rows(batch: OnnxInputs, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """One batch as finite arrays by the names of the graph's inputs."""
+    values = [batch] if isinstance(batch, np.ndarray | Tensor) else batch
+    if isinstance(values, list | tuple) and len(values) == len(names):
+        values = dict(zip(names, values, strict=True))
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            f"a batch must hold {', '.join(names)}: as a mapping, or tensors in this order; got "
+            f"{type(batch).__name__}. Of batches with labels, give the inputs alone: (x for x, y in loader)"
+        )
+    missing = [name for name in names if values.get(name) is None]
+    if missing:
+        raise ValueError(f"a batch must hold {', '.join(names)}; it lacks {', '.join(missing)}")
+    arrays = as_arrays({name: values[name] for name in names})
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"{name} must hold numbers, got {array.dtype}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"calibration rows must be finite; {name} holds NaN or infinity")
+    return arrays

@@ -303,7 +303,7 @@ def test_weights_that_are_not_finite_are_named(name, said, number):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     model.get_parameter(name).data[0] = number
     weights = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=f"{said}.*look at the model's weights"):
+    with pytest.raises(ValueError, match=f"{said}.*look at .*weights"):
         equalize_ranges(model, torch.rand(64, 4))
     assert all(torch.equal(value.nan_to_num(), weights[key].nan_to_num()) for key, value in model.state_dict().items())
 

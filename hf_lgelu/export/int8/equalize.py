@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.analysis.pruning.zeros import checked_batches
 from hf_lgelu.export.folding.checked_change import change_keeping_outputs
 from hf_lgelu.export.folding.plan import plan_scaling
 from hf_lgelu.models.channels import site_input_shapes
@@ -91,7 +90,7 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
             they will give them to `quantize_onnx`; some hundred rows do.
 
     Raises:
-        TypeError: no module, or `data` holds no batches.
+        TypeError: no module, or a batch is of no kind that a model is called with.
         ValueError: no ReLU in the model, none whose units can be rescaled, weights in float16, whose range is too
             small for it, or that share memory without being one parameter; no rows, NaN or infinity, in the weights
             either; or a model that torch.export cannot trace. The model is then as it was.
@@ -116,14 +115,20 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
         )
     if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
         raise ValueError("weights in float16 may leave its range when they are rescaled; give the model in float32")
-    batches = iter(checked_batches(data))
-    first = next(batches)
+    batches = iter([data] if isinstance(data, Tensor | Mapping) else data)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("data is empty; give at least one batch of rows")
     flow = trace_sites(model, sites, first)
     found, left = _rescalable(model, sites, flow, first)
     if not found:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left.items())
         raise ValueError(f"no units of {type(model).__name__} can be rescaled:{reasons}")
-    _watch_inputs(model, found, itertools.chain([first], batches))
+    with ExitStack() as hooks:
+        for site in found:
+            hooks.enter_context(forward_pre_hooks([model.get_submodule(site.layer)], site.see))
+        for batch in itertools.chain([first], batches):
+            run_example(model, batch)
     for site in [site for site in found if not site.seen]:
         left[site.gate] = f"{site.layer} does not run as a module of its own"
     for site in found:
@@ -211,6 +216,8 @@ class _Units:
         if not arguments:
             return
         inputs: Tensor = arguments[0]
+        if not inputs.numel():
+            raise ValueError("a batch of data has no rows")
         axis = _channel_axis(layer, inputs)
         rows = inputs.detach().movedim(axis, -1).reshape(-1, inputs.shape[axis])
         least, most = rows.amin(0), rows.amax(0)
@@ -225,7 +232,7 @@ class _Units:
     def require_finite(self, model: nn.Module) -> None:
         """Raise ValueError for NaN or infinity in what the layer takes or in its weight: no scale could be chosen."""
         if self.seen and not (self.least.isfinite().all() and self.most.isfinite().all()):
-            raise ValueError(f"{self.gate} gives NaN or infinity on these data; look at the model's weights")
+            raise ValueError(f"{self.gate} gives NaN or infinity on these data; look at them and at the weights")
         if not model.get_parameter(f"{self.layer}.weight").isfinite().all():
             raise ValueError(f"{self.layer}.weight holds NaN or infinity; look at the model's weights")
 
@@ -280,14 +287,6 @@ class _Units:
         loudness = [float(sizes.max() / sizes[sizes > 0].median()) if sizes.any() else 1.0 for sizes in ranges]
         errors = [self.error(model, flow, each) for each in (self.ones, scale)]
         return EqualizedLayer(self.layer, self.gate, (loudness[0], loudness[1]), (errors[0], errors[1]))
-
-
-def _watch_inputs(model: nn.Module, found: Sequence[_Units], batches: Iterable[Inputs]) -> None:
-    with ExitStack() as hooks:
-        for units in found:
-            hooks.enter_context(forward_pre_hooks([model.get_submodule(units.layer)], units.see))
-        for batch in batches:
-            run_example(model, batch)
 
 
 def _bounded(sizes: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.activations import ACT2FN
 
-from hf_lgelu.analysis.int8.compare import compare_files, compare_onnx
-from hf_lgelu.analysis.int8.quantize import count_optimized, quantize_onnx
-from hf_lgelu.export.onnx.onnx_export import export_onnx
+from hf_lgelu import compare_onnx, export_onnx, quantize_onnx
+from hf_lgelu.export.int8.compare import compare_files
+from hf_lgelu.export.int8.quantize import count_optimized
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, find_activations, read_onnx, strip_metadata
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.refit.target_gates import TARGETS
@@ -28,23 +28,21 @@ INPUTS = GENERATOR.uniform(-1, 3, size=(64, 6)).astype(np.float32)
 INPUTS[-1, -1] = 3.0  # the largest is in the last of the calibration's batches
 
 
-def write_network(path, activation, layers=2):
-    nodes, constants, name = [], [], "x"
-    for i, weights in enumerate(WEIGHTS[:layers]):
-        constants += [numpy_helper.from_array(weights.astype(np.float32), f"w{i}")]
-        out = "logits" if i == layers - 1 else f"h{i}"
-        nodes.append(helper.make_node("Gemm", [name, f"w{i}"], [out], name=f"gemm{i}"))
-        name = out
-        if i < layers - 1:
-            nodes.append(helper.make_node(activation, [name], [f"a{i}"], name=f"act{i}"))
-            name = f"a{i}"
-    ends = [
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", w])
-        for n, w in (("x", 6), ("logits", (8, 4)[layers - 1]))
-    ]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+def save_graph(path, nodes, inputs, output, constants=()):
+    """The path, with the graph of (operation, inputs, output, attributes or nothing), {name: shape}, {name: array}."""
+    made = [helper.make_node(kind, given, [out], **dict(*options)) for kind, given, out, *options in nodes]
+    ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in e.items()] for e in (inputs, output)]
+    arrays = [numpy_helper.from_array(np.asarray(array, np.float32), name) for name, array in dict(constants).items()]
+    graph = helper.make_graph(made, "g", *ends, arrays)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return path
+
+
+def write_network(path, activation, layers=2):
+    nodes = [("Gemm", ["x", "w0"], "h"), (activation, ["h"], "a"), ("Gemm", ["a", "w1"], "logits")]
+    nodes = nodes if layers == 2 else [("Gemm", ["x", "w0"], "logits")]
+    output = {"logits": ["batch", (8, 4)[layers - 1]]}
+    return save_graph(path, nodes, {"x": ["batch", 6]}, output, zip(("w0", "w1"), WEIGHTS[:layers], strict=False))
 
 
 @pytest.fixture(scope="module")
@@ -132,18 +130,15 @@ def test_every_gate_is_counted_once_and_where_it_is_computed(tmp_path, name):
 
 def test_a_relu_that_ends_a_network_is_computed_in_float(tmp_path):
     nodes = [("Gemm", ["x", "w"], "h"), ("Relu", ["h"], "a"), ("Gemm", ["a", "v"], "k"), ("Relu", ["k"], "logits")]
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", w]) for n, w in (("x", 6), ("logits", 4))]
-    constants = [numpy_helper.from_array(w.astype(np.float32), n) for w, n in zip(WEIGHTS, "wv", strict=True)]
-    made = [helper.make_node(operation, inputs, [output]) for operation, inputs, output in nodes]
-    graph = helper.make_graph(made, "g", ends[:1], ends[1:], constants)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "f.onnx")
+    ends = {"x": ["batch", 6]}, {"logits": ["batch", 4]}
+    save_graph(tmp_path / "f.onnx", nodes, *ends, zip("wv", WEIGHTS, strict=True))
     report = quantize_onnx(tmp_path / "f.onnx", tmp_path / "int8.onnx", INPUTS, operations="layers")
     assert (report.float_activations, report.integer_activations, report.vanished_activations) == (1, 0, 1)
 
 
 def test_a_relu_fused_into_a_float_layer_is_an_activation(files, tmp_path):
     path = files["Relu"][0]
-    assert count_optimized(path).operations == {"FusedGemm": 1, "Gemm": 1}
+    assert count_optimized(path)[0].operations == {"FusedGemm": 1, "Gemm": 1}
     OnnxModel(path, optimized_path=tmp_path / "fused.onnx")
     assert [len(find_activations(read_onnx(file))) for file in (path, tmp_path / "fused.onnx")] == [1, 1]
 
@@ -174,15 +169,9 @@ def test_two_layers_stay_within_the_steps_of_their_scales(files, activation):
     assert not np.array_equal(found, wanted)
 
 
-def test_layers_alone_are_quantized_if_asked(files, tmp_path):
-    nodes = [
-        helper.make_node("Gemm", ["x", "w"], ["h"], name="g"),
-        helper.make_node("Add", ["h", "h"], ["logits"], name="a"),
-    ]
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", w]) for n, w in (("x", 6), ("logits", 8))]
-    constant = numpy_helper.from_array(WEIGHTS[0].astype(np.float32), "w")
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [constant])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "f.onnx")
+def test_layers_alone_are_quantized_if_asked(tmp_path):
+    nodes = [("Gemm", ["x", "w"], "h"), ("Add", ["h", "h"], "logits")]
+    save_graph(tmp_path / "f.onnx", nodes, {"x": ["batch", 6]}, {"logits": ["batch", 8]}, {"w": WEIGHTS[0]})
     found = {
         operations: quantize_onnx(tmp_path / "f.onnx", tmp_path / operations, [{"x": INPUTS}], operations=operations)
         for operations in ("all", "layers")
@@ -233,15 +222,9 @@ def test_a_file_too_far_from_float_is_not_kept(files, tmp_path):
 
 def test_files_of_a_single_score_have_no_predictions_that_stay(tmp_path):
     """It said 100 % where the sign of most rows turned round."""
-    paths = []
-    for name, bias in (("a", 0.0), ("b", 0.5)):
-        constants = [numpy_helper.from_array(np.full(1, bias, np.float32), "bias")]
-        ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 1]) for n in ("x", "score")]
-        graph = helper.make_graph(
-            [helper.make_node("Add", ["x", "bias"], ["score"])], "g", ends[:1], ends[1:], constants
-        )
-        paths.append(tmp_path / f"{name}.onnx")
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), paths[-1])
+    ends = {"x": ["batch", 1]}, {"score": ["batch", 1]}
+    nodes = [("Add", ["x", "bias"], "score")]
+    paths = [save_graph(tmp_path / name, nodes, *ends, {"bias": [bias]}) for name, bias in (("a", 0.0), ("b", 0.5))]
     rows = np.random.default_rng(1).uniform(-0.4, 0, size=(50, 1)).astype(np.float32)
     found = compare_onnx(*paths, rows)
     assert (found.change.unchanged_predictions, found.change.rows, found.kl) == (None, 50, None)
@@ -251,18 +234,10 @@ def test_files_of_a_single_score_have_no_predictions_that_stay(tmp_path):
 def test_files_of_maps_have_their_classes_on_axis_1(tmp_path):
     """Against float64 by hand: a class at each place, a relative error within each class."""
     generator = np.random.default_rng(3)
-    paths = []
-    for name in ("a", "b"):
-        constants = [numpy_helper.from_array(generator.normal(size=(3, 2, 1, 1)).astype(np.float32), "w")]
-        ends = [
-            helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", c, 4, 5])
-            for n, c in (("x", 2), ("logits", 3))
-        ]
-        graph = helper.make_graph(
-            [helper.make_node("Conv", ["x", "w"], ["logits"])], "g", ends[:1], ends[1:], constants
-        )
-        paths.append(tmp_path / f"{name}.onnx")
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), paths[-1])
+    ends = {"x": ["batch", 2, 4, 5]}, {"logits": ["batch", 3, 4, 5]}
+    nodes = [("Conv", ["x", "w"], "logits")]
+    weights = {name: generator.normal(size=(3, 2, 1, 1)) for name in "ab"}
+    paths = [save_graph(tmp_path / name, nodes, *ends, {"w": weight}) for name, weight in weights.items()]
     images = generator.normal(size=(6, 2, 4, 5)).astype(np.float32)
     found = compare_onnx(*paths, [images[:4], images[4:]])
     wanted, other = (OnnxModel(path)({"x": images})[0].astype(np.float64) for path in paths)
@@ -293,22 +268,8 @@ def test_smooth_float_and_relu_int8_are_compared_on_other_rows(files):
     assert (same.relative_error, same.kl, same.change.max_change) == (0, 0, 0)
 
 
-def test_files_that_cannot_be_compared_are_refused(files, tmp_path):
-    write_network(tmp_path / "one.onnx", "Relu", layers=1)
-    with pytest.raises(ValueError, match=r"shapes \(64, 4\) and \(64, 8\)"):
-        compare_onnx(files["Relu"][0], tmp_path / "one.onnx", INPUTS)
-    attention(tmp_path / "two.onnx", "where")
-    with pytest.raises(ValueError, match=r"takes x and .* takes x, m"):
-        compare_onnx(files["Relu"][0], tmp_path / "two.onnx", INPUTS)
-    with pytest.raises(ValueError, match="data holds no rows"):
-        compare_onnx(files["Relu"][0], files["Relu"][1], INPUTS[:0])
-
-
 def attention(path, mask):
     """softmax(x·W·xᵀ + mask)·x: the mask as an input "m" of 0 and 1 that becomes −3.4e38, or as given."""
-    far = numpy_helper.from_array(np.array(-3.4028235e38, np.float32), "far")
-    zero, one = (numpy_helper.from_array(np.array(v, np.float32), n) for n, v in (("zero", 0), ("one", 1)))
-    weight = numpy_helper.from_array(GENERATOR.normal(size=(6, 6)).astype(np.float32), "w")
     before = {
         "product": [("Sub", ["one", "m"], "off"), ("Mul", ["off", "far"], "mask")],
         "where": [("Equal", ["m", "zero"], "off"), ("Where", ["off", "far", "zero"], "mask")],
@@ -316,16 +277,13 @@ def attention(path, mask):
         "none": [("Mul", ["m", "zero"], "mask")],
     }[mask]
     steps = [
-        ("MatMul", ["x", "w"], "q"), ("Transpose", ["x"], "k"), ("MatMul", ["q", "k"], "scores"), *before,
-        ("Add", ["scores", "mask"], "masked"), ("Softmax", ["masked"], "probabilities"),
+        ("MatMul", ["x", "w"], "q"), ("Transpose", ["x"], "k", {"perm": [0, 2, 1]}), ("MatMul", ["q", "k"], "scores"),
+        *before, ("Add", ["scores", "mask"], "masked"), ("Softmax", ["masked"], "probabilities"),
         ("MatMul", ["probabilities", "x"], "context"),
     ]  # fmt: skip
-    nodes = [helper.make_node(op, inputs, [out]) for op, inputs, out in steps]
-    nodes[1].attribute.append(helper.make_attribute("perm", [0, 2, 1]))
-    shapes = {"x": ["batch", 5, 6], "m": ["batch", 1, 5], "context": ["batch", 5, 6]}
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in shapes.items()]
-    graph = helper.make_graph(nodes, "g", ends[:2], ends[2:], [far, zero, one, weight])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    constants = {"far": -3.4028235e38, "zero": 0, "one": 1, "w": GENERATOR.normal(size=(6, 6))}
+    ends = {"x": ["batch", 5, 6], "m": ["batch", 1, 5]}, {"context": ["batch", 5, 6]}
+    save_graph(path, steps, *ends, constants)
 
 
 @pytest.mark.parametrize(("mask", "left"), [("product", 3), ("where", 3), ("given", 2), ("none", 0)])
@@ -416,47 +374,53 @@ def test_data_are_what_export_takes(files, tmp_path):
     assert quantize_onnx(tmp_path / "two.onnx", tmp_path / "b.onnx", [(x, m)], overwrite=True).change == expected
 
 
-def test_bad_calls_are_refused_and_leave_nothing(files, tmp_path, monkeypatch):
+BAD = INPUTS.copy()
+BAD[3, 2] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "said"),
+    [
+        (INPUTS, {"operations": "some"}, ValueError, "operations must be one of all, layers, got 'some'"),
+        (INPUTS, {"max_relative_error": float("nan")}, ValueError, "max_relative_error must be a number above 0"),
+        ([], {}, ValueError, "data holds no rows"),
+        ([{"x": INPUTS[:0]}], {}, ValueError, "data holds no rows"),
+        ([{"y": INPUTS}], {}, ValueError, "must hold x; it lacks x"),
+        ([{"x": None}], {}, ValueError, "must hold x; it lacks x"),
+        ([{"x": BAD}], {}, ValueError, "x holds NaN or infinity"),
+        ([{"x": INPUTS.astype(np.float64)}], {}, RuntimeError, "onnxruntime cannot quantize|refuses the inputs"),
+        ([{"x": INPUTS[:, :3]}], {}, RuntimeError, "onnxruntime cannot quantize|refuses the inputs"),
+        ("rows.csv", {}, TypeError, "a batch must hold x"),
+        ([[INPUTS, INPUTS]], {}, TypeError, "a batch must hold x"),
+        ({"x": np.array(["a"])}, {}, TypeError, "x must hold numbers"),
+    ],
+)
+def test_bad_calls_are_refused_and_leave_nothing(files, tmp_path, data, options, error, said):
+    with pytest.raises(error, match=said):
+        quantize_onnx(files["Relu"][0], tmp_path / "a.onnx", data, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_will_not_do_are_refused_as_they_were(files, tmp_path, monkeypatch):
     path, there, _ = files["Relu"]
-    out = tmp_path / "a.onnx"
-    bad = INPUTS.copy()
-    bad[3, 2] = np.nan
-    cases = [
-        (INPUTS, {"operations": "some"}, "operations must be one of all, layers, got 'some'"),
-        (INPUTS, {"max_relative_error": float("nan")}, "max_relative_error must be a number above 0"),
-        ([], {}, "data holds no rows"),
-        ([{"x": INPUTS[:0]}], {}, "data holds no rows"),
-        (INPUTS[:0], {}, "data holds no rows"),
-        ([{"y": INPUTS}], {}, "must hold x; it lacks x"),
-        ([{"x": None}], {}, "must hold x; it lacks x"),
-        ([{"x": bad}], {}, "x holds NaN or infinity"),
-        ([{"x": np.float32(3)}], {}, "onnxruntime cannot quantize"),
-        ([{"x": INPUTS.astype(np.float64)}], {}, "onnxruntime cannot quantize|refuses the inputs"),
-        ([{"x": INPUTS[:, :3]}], {}, "onnxruntime cannot quantize|refuses the inputs"),
-    ]
-    for data, options, error in cases:
-        with pytest.raises((ValueError, RuntimeError), match=error):
-            quantize_onnx(path, out, data, **options)
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        quantize_onnx(path, there, INPUTS)
-    with pytest.raises(FileNotFoundError, match="is no file"):
-        quantize_onnx(tmp_path / "none.onnx", out, INPUTS)
-    for data in ("rows.csv", [INPUTS, "rows.csv"], [3], [[INPUTS, INPUTS]], {"x": np.array(["a"])}):
-        with pytest.raises(TypeError, match=r"a batch must hold x|x must hold numbers"):
-            quantize_onnx(path, out, data)
-    with pytest.raises(ValueError, match="is quantized already"):
-        quantize_onnx(there, out, INPUTS)
-    float_file = path.read_bytes()
-    with pytest.raises(ValueError, match="is the float file itself"):
-        quantize_onnx(path, path.parent / "." / path.name, INPUTS, overwrite=True)
-    assert path.read_bytes() == float_file
+    float_file, one, two = path.read_bytes(), tmp_path / "one.onnx", tmp_path / "two.onnx"
+    write_network(one, "Relu", layers=1)
+    attention(two, "where")
+    for call, error, said in (
+        (lambda: quantize_onnx(path, there, INPUTS), FileExistsError, "overwrite=True"),
+        (lambda: quantize_onnx(tmp_path / "none.onnx", tmp_path / "a", INPUTS), FileNotFoundError, "is no file"),
+        (lambda: quantize_onnx(there, tmp_path / "a", INPUTS), ValueError, "is quantized already"),
+        (lambda: quantize_onnx(path, path.parent / "." / path.name, INPUTS, overwrite=True), ValueError, "float file"),
+        (lambda: compare_onnx(path, one, INPUTS), ValueError, r"shapes \(64, 4\) and \(64, 8\)"),
+        (lambda: compare_onnx(path, two, INPUTS), ValueError, "takes x and .* takes x, m"),
+    ):
+        with pytest.raises(error, match=said):
+            call()
     monkeypatch.setitem(sys.modules, "onnxruntime.quantization", None)
     with pytest.raises(ImportError, match=r"hf-lgelu\[onnx\]"):
-        quantize_onnx(path, out, INPUTS)
-    assert list(tmp_path.iterdir()) == []
-    assert sorted(entry.name for entry in path.parent.iterdir()) == [
-        "Gelu-int8.onnx", "Gelu.onnx", "Relu-int8.onnx", "Relu.onnx",
-    ]  # fmt: skip
+        quantize_onnx(path, tmp_path / "a", INPUTS)
+    assert path.read_bytes() == float_file
+    assert not (tmp_path / "a").exists()
 
 
 def test_metadata_is_removed_at_every_depth():
@@ -472,6 +436,12 @@ def test_metadata_is_removed_at_every_depth():
     assert not any(word in raw for word in (b"inner\x32", b"/home/me", b"stack", b"\x12\x01v"))
     assert model.graph.node[0].attribute[0].g.node[0].doc_string == ""
     assert model.graph.node[0].attribute[0].g.node[0].op_type == "Relu"
+
+
+def test_no_kl_is_taken_of_probabilities(monkeypatch):
+    monkeypatch.setattr("hf_lgelu.export.int8.compare.without_padding", lambda output, batch: output)
+    given = torch.randn(6, 4).softmax(-1).numpy()
+    assert compare_files(lambda batch: [given], lambda batch: [given[::-1].copy()], [{}]).kl is None
 
 
 @pytest.mark.parametrize("broken", [0, 1])

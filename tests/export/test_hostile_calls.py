@@ -9,16 +9,10 @@ from hf_lgelu import (
     MLPConfig,
     MLPForClassification,
     anneal_hardness,
-    certify_substitution,
     export_gelu,
     export_onnx,
     export_relu,
     fold_hardness,
-    local_linear_model,
-    measure_zeros,
-    prune_units,
-    remove_dead_units,
-    verify_robustness,
 )
 
 ROWS = torch.randn(8, 3)
@@ -27,14 +21,8 @@ TAKING = {
     "export_gelu": lambda model, inputs, folder: export_gelu(model, folder, inputs=inputs),
     "fold_hardness": lambda model, inputs, folder: fold_hardness(model, inputs),
     "export_onnx": lambda model, inputs, folder: export_onnx(model, folder, inputs),
-    "certify_substitution": lambda model, inputs, folder: certify_substitution(model, inputs),
-    "local_linear_model": lambda model, inputs, folder: local_linear_model(model, inputs),
-    "measure_zeros": lambda model, inputs, folder: measure_zeros(model, inputs),
-    "prune_units": lambda model, inputs, folder: prune_units(model, inputs, fraction=0.5),
-    "remove_dead_units": lambda model, inputs, folder: remove_dead_units(model, inputs),
-    "verify_robustness": lambda model, inputs, folder: verify_robustness(model, inputs, [0] * 8, epsilons=0.1),
 }
-NEEDS_LAMBDA = ("export_relu", "export_gelu", "fold_hardness", "certify_substitution")
+NEEDS_LAMBDA = ("export_relu", "export_gelu", "fold_hardness")
 
 
 def model_for(name):
@@ -62,12 +50,12 @@ def test_tensors_without_numbers_in_rows(name, kind, tmp_path):
         "sparse": lambda: ROWS.to_sparse(),
         "quantized": lambda: torch.quantize_per_tensor(ROWS, 0.1, 0, torch.qint8),
     }[kind]()
-    with pytest.raises(TypeError, match=r"dense tensors of numbers|floating-point tensor|float32"):
+    with pytest.raises(TypeError, match="dense tensors of numbers"):
         TAKING[name](model_for(name), inputs, tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["export_relu", "export_gelu", "export_onnx", "certify_substitution"])
+@pytest.mark.parametrize("name", ["export_relu", "export_gelu", "export_onnx"])
 @pytest.mark.parametrize(
     ("rows", "message"),
     [(ROWS[:0], "at least one row|at least 1|N ≥ 1"), (ROWS * math.nan, "NaN|by nan")],

@@ -7,6 +7,10 @@ activation is computed in float between a dequantization and a quantization.
 Of "layers" alone, what a matrix product gives stays in float: nothing behind it reads integers, and where sums and
 normalizations follow, one range for all of it costs more than all else. A convolution computes in integers only where
 its output is one.
+
+A range holds 256 values. An attention mask adds numbers of the size of −3.4e38 to scores of the size of 10: in one
+range with it all scores are the same. So are ages in one range with incomes, where a network scales raw features
+itself. What such numbers flow through, up to and with the softmax behind them, stays in float.
 """
 
 import math
@@ -19,9 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_lgelu.analysis.int8.batches import OnnxInputs, read_onnx_batches
-from hf_lgelu.analysis.int8.compare import compare_files
-from hf_lgelu.analysis.int8.large_numbers import LARGE, large_number_operations
+from hf_lgelu.export.int8.compare import OnnxInputs, compare_files, read_onnx_batches
 from hf_lgelu.export.onnx.onnx_run import (
     CLIPS,
     INTEGER_ACTIVATIONS,
@@ -46,7 +48,18 @@ MAX_RELATIVE_ERROR = 0.5
 """How far an int8 file may be from its float twin (`Int8Report.relative_error`). Networks that still do their task stay
 below 0.2; at 1 the outputs say no more of an input than their mean does."""
 
-_FLOAT_OUTPUTS = ["MatMul", "Gemm"]
+LARGE = 1e4
+"""No trained scale is as large; masks are −1e4 (for float16), −1e9 or the lowest float32."""
+
+_ENDS = frozenset({"Softmax", "LogSoftmax"})
+# Sums of products have a range of their own; and what is compared is no number any more.
+_NOT_LARGE_BEHIND = frozenset(
+    {
+        *("MatMul", "Gemm", "Conv", "ConvTranspose", "LayerNormalization", "BatchNormalization", "Shape"),
+        *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "IsNaN", "IsInf"),
+        *("Sin", "Cos", "Tanh", "Sigmoid", "Erf", "ArgMax", "Pow", "Reciprocal"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -192,34 +205,25 @@ def _count_running(activations: list[Any], file: Path) -> tuple[GraphCounts, tup
 
     Each is looked for there: of one in the float file several operations may run, and of another none.
     """
-    running = _optimized(file)
-    counts = _counted(running)
+    counts, running = count_optimized(file)
     in_float = {name for node in all_nodes(running) if node.op_type != "DequantizeLinear" for name in node.output}
     clipped = sum(node.op_type in CLIPS and in_float.isdisjoint(node.output) for node in activations)
     integer = sum(counts.operations.get(operation, 0) for operation in INTEGER_ACTIVATIONS)
     return counts, (len(activations) - integer - clipped, integer, clipped)
 
 
-def count_optimized(path: str | os.PathLike) -> GraphCounts:
-    """Count the nodes of the graph that onnxruntime, with all its optimizations, makes of a file on this CPU."""
-    return _counted(_optimized(path))
-
-
-def _optimized(path: str | os.PathLike) -> Any:
+def count_optimized(path: str | os.PathLike) -> tuple[GraphCounts, Any]:
+    """The counts of the graph that onnxruntime, with all its optimizations, makes of a file on this CPU; and it."""
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "optimized.onnx"
         OnnxModel(path, optimized_path=graph)
-        return read_onnx(graph)
-
-
-def _counted(model: Any) -> GraphCounts:
-    counted = count_operations(model)
-    return GraphCounts(
-        operations=dict(sorted(counted.items())),
-        integer_layers=sum(count for operation, count in counted.items() if operation in INTEGER_LAYERS),
-        quantize=counted["QuantizeLinear"],
-        dequantize=counted["DequantizeLinear"],
+        running = read_onnx(graph)
+    counted = count_operations(running)
+    integer_layers = sum(count for operation, count in counted.items() if operation in INTEGER_LAYERS)
+    counts = GraphCounts(
+        dict(sorted(counted.items())), integer_layers, counted["QuantizeLinear"], counted["DequantizeLinear"]
     )
+    return counts, running
 
 
 def _quantize(
@@ -231,17 +235,23 @@ def _quantize(
     # It has no error class of its own, and looks operations and tensors up in dictionaries.
     known: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
     known += runtime_errors()
+    left = iter(batches)
+
+    class Reader(quantization.CalibrationDataReader):
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(left, None)
+
     try:
         with silence_python():  # the quantizer gives advice on the root logger
             # Its symbolic shapes need one more package and stop at operations of transformers; ONNX's own suffice.
             require("onnxruntime.quantization.shape_inference", "onnx").quant_pre_process(
                 os.fspath(path), os.fspath(prepared), skip_symbolic_shape=True
             )
-            large = large_number_operations(prepared, batches)
+            large = _large_number_operations(prepared, batches)
             quantization.quantize_static(
                 os.fspath(prepared),
                 os.fspath(raw),
-                _reader(quantization, batches),
+                Reader(),
                 quant_format=quantization.QuantFormat.QDQ,
                 op_types_to_quantize=None if chosen is None else list(chosen),
                 nodes_to_exclude=large,
@@ -249,7 +259,7 @@ def _quantize(
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
                 calibrate_method=quantization.CalibrationMethod.MinMax,
-                extra_options={} if chosen is None else {"OpTypesToExcludeOutputQuantization": _FLOAT_OUTPUTS},
+                extra_options={} if chosen is None else {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
             )
     except known as error:
         raise RuntimeError(f"onnxruntime cannot quantize {path}: {type(error).__name__}: {error}") from error
@@ -260,11 +270,30 @@ def _quantize(
     return len(large)
 
 
-def _reader(quantization: Any, batches: list[dict[str, np.ndarray]]) -> Any:
-    left = iter(batches)
+def _large_number_operations(path: Path, batches: list[dict[str, np.ndarray]]) -> list[str]:
+    """Names of the nodes that large numbers flow through, up to and with a softmax; nodes without one are named.
 
-    class Reader(quantization.CalibrationDataReader):
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            return next(left, None)
+    Large is a constant of the graph, or an input's value, of at least `LARGE`.
+    """
+    onnx = require("onnx", "onnx")
+    model = read_onnx(path)
+    graph, large = model.graph, {name for batch in batches for name, rows in batch.items() if _is_large(rows)}
+    large |= {tensor.name for tensor in graph.initializer if _is_large(onnx.numpy_helper.to_array(tensor))}
+    found = []
+    for number, node in enumerate(graph.node):  # a graph lists its nodes in an order in which they can run
+        node.name = node.name or f"{node.op_type}_{number}_unnamed"
+        constants = [onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value" and a.HasField("t")]
+        if any(_is_large(constant) for constant in constants):
+            large |= set(node.output)
+        numbers = node.input[1:] if node.op_type == "Where" else node.input  # not the condition
+        if large.isdisjoint(numbers) or node.op_type in _NOT_LARGE_BEHIND:
+            continue
+        found.append(node.name)
+        if node.op_type not in _ENDS:
+            large |= set(node.output)
+    onnx.save(model, os.fspath(path))
+    return found
 
-    return Reader()
+
+def _is_large(values: np.ndarray) -> bool:
+    return values.dtype.kind == "f" and bool((np.abs(values) >= LARGE).any())

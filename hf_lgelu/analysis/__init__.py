@@ -1,1 +1,0 @@
-"""What can be said of a network: how far a swap takes it, its linear pieces, zeros, proofs, int8."""

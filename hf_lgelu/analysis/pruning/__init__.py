@@ -1,1 +1,0 @@
-"""Zeros of activations, and hidden units taken out."""

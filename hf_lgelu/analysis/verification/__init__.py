@@ -1,1 +1,0 @@
-"""Local robustness: attack, bounds and search."""
