@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     from hf_lgelu.registry import register_activation as register_activation
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
+    from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
     from hf_lgelu.training.hardening import anneal_hardness as anneal_hardness
     from hf_lgelu.training.hardening import freeze_hardness as freeze_hardness
     from hf_lgelu.training.hardening import is_hardened as is_hardened
     from hf_lgelu.training.hardening import release_hardness as release_hardness
-    from hf_lgelu.training.hardness_log import HardnessLogCallback as HardnessLogCallback
     from hf_lgelu.training.layer_targets import layer_targets as layer_targets
     from hf_lgelu.training.optim import hardness_parameter_groups as hardness_parameter_groups
     from hf_lgelu.training.optim import separate_hardness_group as separate_hardness_group
@@ -78,7 +78,7 @@ _HOME = {
     "ConversionReport": "refit.report",
     "Evaluation": "refit.report",
     "HardeningCallback": "training.callbacks",
-    "HardnessLogCallback": "training.hardness_log",
+    "HardnessLogCallback": "training.callbacks",
     "LambdaGELU": "activation.module",
     "LambdaGELUTanh": "activation.module",
     "LambdaGELUTrainer": "training.trainer",

@@ -26,8 +26,8 @@ Every other one leaves its model as it is, and what it returns is new. After an 
 **Words.** `inputs` is one batch (a tensor, a mapping of keyword arguments, a sequence of positional ones); `data` is \
 many. `kinds` are kinds of activations, `granularity` how many λ a layer has, `strategy` how often something happens. \
 `tolerance` is in `hardness_for_tolerance` and in hardening to one target ε, how far a gate is from a step in L¹; in \
-`layer_targets` and in hardening to measured targets a relative error; in `convert_to_relu` nats of KL, or with a \
-`metric` a share of the score; in `export_onnx` rounding. `rate_tolerance` is nats of KL.
+`layer_targets` a relative error; in `convert_to_relu` nats of KL, or with a \
+`metric` a share of the score; in `export_onnx` rounding.
 """
 
 # Each public name stands in one section; a name in none makes the script fail.

@@ -9,14 +9,11 @@ is not there.
     python scripts/bench_convert.py --csv bench.csv --figure bench.png
     python scripts/bench_convert.py --csv docs/convert/gated.csv --gated silu --max_eval_samples 300
                                                                  trained networks with gated units, and how good
-    python scripts/bench_convert.py --csv docs/convert/detector.csv --detector --seeds 0
-                                                                 a trained detector, in float and int8, and how good
 """
 
 import json
 import sys
 from dataclasses import dataclass, field
-from itertools import product
 
 from lgelu_lab.conversion_bench import (
     CASES,
@@ -43,10 +40,7 @@ class BenchArguments:
     table: bool = field(default=False, metadata={"help": "Print a Markdown table of the rows, and measure nothing."})
     figure: str | None = field(default=None, metadata={"help": "Draw the sweep into this PNG, and measure nothing."})
     gated: list[str] = field(default_factory=list, metadata={"help": "silu (SwiGLU), gelu (GEGLU): train and convert."})
-    detector: bool = field(default=False, metadata={"help": "Train and convert a detector (needs pycocotools)."})
-    seeds: list[int] = field(
-        default_factory=lambda: [0, 1, 2], metadata={"help": "Of --gated and --detector, one network each."}
-    )
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Of --gated, one network each."})
     data_dir: str | None = field(default=None, metadata={"help": "Of --gated: local copies of the data sets."})
     max_eval_samples: int | None = field(
         default=None, metadata={"help": "Of --gated: judge on at most so many validation sequences; default all."}
@@ -66,8 +60,6 @@ def main() -> int:
             draw_figure(_times(arguments).frame(), arguments.figure)
         elif arguments.gated:
             _measure_gated(arguments)
-        elif arguments.detector:
-            _measure_detector(arguments)
         else:
             _measure(arguments)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -105,19 +97,6 @@ def _measure_gated(arguments: BenchArguments) -> None:
                 row = gated_conversion.measure_gated(activation, seed, benchmark, data)
                 rows.append(row)
                 print(row, flush=True)
-
-
-def _measure_detector(arguments: BenchArguments) -> None:
-    from lgelu_lab import detector_conversion  # which needs pycocotools
-    from lgelu_lab.measurements.int8 import PRECISIONS
-
-    rows = RowsFile(arguments.csv, detector_conversion.COLUMNS, detector_conversion.KEY)
-    for seed in arguments.seeds:
-        pairs = product(detector_conversion.methods(), PRECISIONS)
-        there = [pair for pair in pairs if {"method": pair[0], "precision": pair[1], "seed": seed} in rows]
-        for row in detector_conversion.measure_detector(seed, there=there):
-            rows.append(row)
-            print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,10 @@ LISTED = {
     "models.outputs",  # the label that is not counted
     "refit.dials",  # the efforts that a conversion can be asked for
 }
-OF_ONE_FILE = {"bias_fold.py": {"refit", "models.example_run"}}  # a refit with one choice alone
+OF_ONE_FILE = {
+    "bias_fold.py": {"refit", "models.example_run"},  # a refit with one choice alone
+    "relufication.py": {"models.substitution"},  # refuses before the first step what could not be swapped later
+}
 
 
 @pytest.mark.parametrize(

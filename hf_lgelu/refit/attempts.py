@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
+from tqdm.auto import tqdm
 
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.dataflow.trace import OutputsOf
@@ -20,7 +21,7 @@ from hf_lgelu.refit.dials import EFFORTS, Dials, Effort
 from hf_lgelu.refit.distill import can_be_distilled, distill
 from hf_lgelu.refit.exchange import Exchange
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, Folds
-from hf_lgelu.refit.ladder import CHOSEN_ON_THEM, Climb, Metric, Progress, climb, is_nearer
+from hf_lgelu.refit.ladder import CHOSEN_ON_THEM, Climb, Metric, climb, is_nearer
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.layerwise import refit_layers
 from hf_lgelu.refit.placement import find_gate_units
@@ -55,7 +56,7 @@ class Attempts:
 
     def __init__(
         self, model: nn.Module, folds: Folds, exchange: Exchange, dials: Dials, *, outputs: Sequence[str] | None,
-        allow_unrefitted: bool, progress: Progress, work: Work,
+        allow_unrefitted: bool, progress: bool, work: Work,
     ) -> None:  # fmt: skip
         """As for `convert_to_relu`; `work` is what is done by now of each rung."""
         self._model, self._folds, self._exchange, self._dials = model, folds, exchange, dials
@@ -86,7 +87,6 @@ class Attempts:
             )
         if self._dials.width_budget > 1:
             _ = self._room  # what cannot be widened is known before the work
-        self._progress.plan(efforts)
         return climb(
             efforts,
             self.make,
@@ -118,7 +118,7 @@ class Attempts:
             carrier,
             converted,
             self._allow_unrefitted,
-            self._progress.bar(effort, len(found.layers) * carrier.steps_per_layer),
+            tqdm(total=len(found.layers) * carrier.steps_per_layer, desc=effort, disable=not self._progress),
             preparation,
             self._work.rung(effort),
             math.inf if best is None else self._ends,

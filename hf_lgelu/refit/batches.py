@@ -113,12 +113,6 @@ def read_batches(
 def _read(data: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterator[Batch]:
     if isinstance(data, Tensor | np.ndarray | Mapping):
         _reject_collate(collate, data)
-        splits = _splits_of(data)
-        if splits:
-            raise TypeError(
-                f"{type(data).__name__} holds the splits {', '.join(splits)}, each a dataset of its own: pass one, "
-                f"data[{splits[0]!r}]"
-            )
         whole = _batch(data)
         numbers = _evenly_spaced(len(whole), max_units)
         yield whole if len(numbers) == len(whole) else whole[torch.tensor(numbers)]
@@ -135,10 +129,7 @@ def _read(data: Any, batch_size: int | None, collate: Callable | None, max_units
 def _raw_batches(data: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterable:
     """Batches as the user's objects give them."""
     if hasattr(data, "iloc"):  # of pandas: its items are columns
-        raise TypeError(
-            f"{type(data).__name__} is a table, whose items are columns: pass its numbers as a tensor, e.g. "
-            "torch.tensor(frame.values, dtype=torch.float32), or what the model takes by name as a mapping of such"
-        )
+        raise TypeError(f"{type(data).__name__} is a table: pass its numbers as a tensor, torch.tensor(frame.values)")
     size = batch_size or _DATASET_BATCH
     # A generator of its own keeps the DataLoader from drawing from torch's global one.
     options = {"batch_size": size, "collate_fn": collate or _collate, "generator": torch.Generator()}
@@ -152,13 +143,6 @@ def _raw_batches(data: Any, batch_size: int | None, collate: Callable | None, ma
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise TypeError(f"{type(data).__name__} cannot be read as data. {_WHAT_TO_PASS}")
     return data
-
-
-def _splits_of(data: Any) -> list[str]:
-    """Names of the datasets that a mapping holds, as a DatasetDict does."""
-    if not isinstance(data, Mapping):
-        return []
-    return [str(name) for name, value in data.items() if hasattr(value, "column_names")]
 
 
 def _reject_collate(collate: Callable | None, data: Any) -> None:

@@ -26,7 +26,7 @@ from hf_lgelu.refit.distill import can_be_distilled
 from hf_lgelu.refit.exchange import plan_exchange
 from hf_lgelu.refit.folds import deal_folds, second_set
 from hf_lgelu.refit.gate_costs import check_keep
-from hf_lgelu.refit.ladder import Metric, Progress, next_rung
+from hf_lgelu.refit.ladder import Metric, next_rung
 from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import Mark, work_in
@@ -195,7 +195,7 @@ def convert_to_relu(
         with work_in(checkpoint_dir, mark) as work:
             attempts = Attempts(
                 model, folds, exchange, dials, outputs=outputs, allow_unrefitted=allow_unrefitted,
-                progress=Progress(progress and state.is_main_process), work=work,
+                progress=progress and state.is_main_process, work=work,
             )  # fmt: skip
             best, steps = attempts.climb(None if metric is None else Metric(metric, model))
         beside = () if outputs else uncounted_warnings(model, exchange.sites(model), folds.first.load(), best.layers)

@@ -17,7 +17,6 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
-from accelerate import PartialState
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -121,7 +120,7 @@ class _Together(NamedTuple):
     def of(cls, batch: FoldBatch, folds: Folds) -> "_Together":
         # Nothing is traced here: each batch is padded to its own longest.
         padded = replace(batch, lengths=batch.units.longest(batch.numbers))
-        own = padded.share(PartialState().process_index)
+        own = padded.share()
         return cls(folds.some_unit, 0.0, len(batch)) if own is None else cls(own, 1.0, len(batch))
 
     def load(self) -> Batch:

@@ -50,13 +50,6 @@ class Geometry:
         """
         if self.kind == "linear":
             return x.reshape(-1, 1, x.shape[-1])
-        if x.dim() != len(self.kernel) + 2:
-            raise ValueError(
-                f"an input of shape {tuple(x.shape)} has no windows under {self}; accepted: "
-                "(batch, channels, *spatial), as many spatial axes as the kernel has"
-            )
-        if x.shape[1] % self.groups:
-            raise ValueError(f"{x.shape[1]} channels do not divide into {self.groups} groups")
         width = x.shape[1] // self.groups * math.prod(self.kernel)
         return _chosen(self._windows(x), len(self.kernel), positions).reshape(-1, self.groups, width)
 
@@ -64,11 +57,6 @@ class Geometry:
         """The map's outputs, (..., m) or (B, M, *S), as (n, groups, M/groups), row for row those of `feature_rows`."""
         if self.kind == "linear":
             return y.reshape(-1, 1, y.shape[-1])
-        if y.dim() != len(self.kernel) + 2 or y.shape[1] % self.groups:
-            raise ValueError(
-                f"outputs of shape {tuple(y.shape)} are none of a convolution of {self.groups} groups; accepted: "
-                "(batch, channels, *spatial), channels a multiple of the groups"
-            )
         rows = _chosen(y.movedim(1, -1), len(self.kernel), positions)
         return rows.reshape(-1, self.groups, y.shape[1] // self.groups)
 
@@ -78,8 +66,6 @@ class Geometry:
         x = F.pad(x, padding) if any(padding) else x  # no copy without a need
         for axis, (kernel, stride, dilation) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True), 2):
             reach = dilation * (kernel - 1) + 1
-            if x.shape[axis] < reach:
-                raise ValueError(f"an input of shape {tuple(x.shape)} (padded) is smaller than one window of {self}")
             x = x.unfold(axis, reach, stride)[..., ::dilation]
         return x.movedim(1, 1 + len(self.kernel))
 
@@ -126,8 +112,6 @@ def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tenso
     Returns:
         (B, wanted) in ascending order, on the CPU; None, which means all, where no more than `wanted` are available.
     """
-    if wanted < 1:
-        raise ValueError(f"{wanted} positions wanted; accepted: 1 or more")
     if wanted >= available:
         return None
     generator = torch.Generator()
@@ -139,10 +123,6 @@ def _chosen(x: Tensor, spatial: int, positions: Tensor | None) -> Tensor:
     """x (B, *S, ...) at the flat positions (B, p) of its `spatial` axes S: (B, p, ...); None leaves it as it is."""
     if positions is None:
         return x
-    if positions.dim() != 2 or positions.shape[0] != x.shape[0]:
-        raise ValueError(
-            f"positions of shape {tuple(positions.shape)} do not fit {x.shape[0]} images; accepted: (B, p)"
-        )
     images = torch.arange(x.shape[0], device=x.device)[:, None]
     return x[images, *torch.unravel_index(positions.to(x.device), x.shape[1 : 1 + spatial])]
 

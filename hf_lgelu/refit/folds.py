@@ -6,7 +6,7 @@ they contain.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,14 +64,9 @@ class FoldBatch:
         for start in range(0, len(self), size):
             yield FoldBatch(self.units, self.numbers[start : start + size], self.lengths)
 
-    def share(self, process: int) -> "FoldBatch | None":
-        """What one process has of a batch that all run together, padded as the whole; None where it has nothing of it.
-
-        Of the units that several processes have each takes some.
-        """
-        holders = (self.units.holders[number] for number in self.numbers)
-        owners = [held[position % len(held)] for position, held in enumerate(holders)]
-        own = tuple(number for number, owner in zip(self.numbers, owners, strict=True) if owner == process)
+    def share(self) -> "FoldBatch | None":
+        """This process's part of a batch that all run together, padded as the whole; None where it has none of it."""
+        own = tuple(number for number in self.numbers if number in self.units.own)
         return FoldBatch(self.units, own, self.lengths) if own else None
 
 
@@ -169,16 +164,15 @@ def deal_folds(
         )
     units = units if model is None else settle_padding(units, model, outputs, state)
     held_out, folds, size = _deal(units.rows, batch_size or units.at_once)
-    process = 0 if state is None else state.process_index
     parts, apart = list(_halves(units, folds, size)), [(units.short_first(held_out), None)]
     return Folds(
         units,
-        folds=tuple(tuple(_own_batches(units, halves, size, process)) for halves in parts),
-        held_out=tuple(_own_batches(units, apart, size, process)),
+        folds=tuple(tuple(_batches(units, halves, size, units.own)) for halves in parts),
+        held_out=tuple(_batches(units, apart, size, units.own)),
         held_out_units=len(held_out),
         held_out_rows=sum(units.rows[number] for number in held_out),
-        together=tuple(batch for halves in parts for batch in _own_batches(units, halves, size)),
-        held_out_together=tuple(_own_batches(units, apart, size)),
+        together=tuple(batch for halves in parts for batch in _batches(units, halves, size)),
+        held_out_together=tuple(_batches(units, apart, size)),
     )
 
 
@@ -229,19 +223,14 @@ def _halves(units: Units, folds: Sequence[Sequence[int]], size: int) -> Iterator
             yield [(fold, long)]
 
 
-def _own_batches(units: Units, parts: Sequence[_Padded], size: int, process: int | None = None) -> Iterator[FoldBatch]:
-    """The batches of a fold that one process runs: the very ones of a single process where all hold all.
-
-    Without `process` those of all.
-    """
+def _batches(
+    units: Units, parts: Sequence[_Padded], size: int, some: Collection[int] | None = None
+) -> Iterator[FoldBatch]:
+    """A fold in batches: of all of its units, or of `some`."""
     for part, lengths in parts:
-        own = []
-        for position, number in enumerate(part):
-            holders = units.holders[number]
-            if process is None or holders[position // size % len(holders)] == process:
-                own.append(number)
-        for start in range(0, len(own), size):
-            numbers = tuple(own[start : start + size])
+        taken = [number for number in part if some is None or number in some]
+        for start in range(0, len(taken), size):
+            numbers = tuple(taken[start : start + size])
             yield FoldBatch(units, numbers, units.longest(numbers) if lengths is None else lengths)
 
 

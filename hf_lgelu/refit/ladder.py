@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from hf_lgelu.refit.dials import EFFORTS, Effort
 from hf_lgelu.refit.processes import main_decides
@@ -59,7 +58,7 @@ class Metric:
     """The caller's measure of a model, as a share of the original's score that is lost."""
 
     def __init__(self, measure: Callable[[nn.Module], float], original: nn.Module) -> None:
-        """Higher is better. Raises TypeError or ValueError where the original's score is no finite number."""
+        """Higher is better. Raises ValueError where the original's score is no finite number."""
         self._measure = measure
         self._original = self._score(original)
         if not math.isfinite(self._original):
@@ -74,12 +73,7 @@ class Metric:
         return (self._original - score) / (abs(self._original) or 1.0)
 
     def _score(self, model: nn.Module) -> float:
-        found = self._measure(model)
-        try:
-            score = float(found)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"metric(model) must give a number, higher is better, got {found!r}") from error
-        return main_decides(score)
+        return main_decides(float(self._measure(model)))
 
 
 class OutOfTimeError(Exception):
@@ -171,49 +165,3 @@ def is_nearer(gaps: Sequence[float], than: Sequence[float], standard_errors: flo
     changes = torch.tensor(gaps, dtype=torch.float64) - torch.tensor(than, dtype=torch.float64)
     margin = standard_errors * changes.std().item() / len(changes) ** 0.5 if standard_errors else 0.0
     return bool(changes.mean() < -margin)
-
-
-class Progress:
-    """One bar a rung, each with the time that all rungs together may still take."""
-
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-        self._efforts: Sequence[Effort] = ()
-        self._seconds: dict[Effort, float] = {}
-
-    def plan(self, efforts: Sequence[Effort]) -> None:
-        """The rungs that there may be, in order."""
-        self._efforts = efforts
-
-    def bar(self, effort: Effort, total: int) -> tqdm:
-        """For `total` steps of a rung; its postfix names what is done, and says what is left of all rungs."""
-        return _RungBar(self, effort, total=total, desc=effort, unit="batch", disable=not self._shown)
-
-    def took(self, effort: Effort, seconds: float) -> None:
-        """A rung has ended."""
-        self._seconds[effort] = seconds
-
-    def left(self, effort: Effort, elapsed: float, share: float) -> float:
-        """Seconds left of the rung under way, of which a share is done, and of all behind it."""
-        whole = elapsed / share
-        refit = [seconds / USUAL_TIME[name] for name, seconds in (self._seconds | {effort: whole}).items()]
-        behind = self._efforts[self._efforts.index(effort) + 1 :] if effort in self._efforts else ()
-        return whole - elapsed + sum(USUAL_TIME[name] for name in behind) * sum(refit) / len(refit)
-
-
-class _RungBar(tqdm):
-    def __init__(self, progress: Progress, effort: Effort, **options: Any) -> None:
-        self._progress, self._effort = progress, effort
-        super().__init__(**options)
-
-    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        if not self.disable and self.total and self.n:
-            elapsed = self.format_dict["elapsed"]
-            left = self._progress.left(self._effort, elapsed, self.n / self.total)
-            s = f"{s}, about {self.format_interval(left)} left in all"
-        super().set_postfix_str(s, refresh)
-
-    def close(self) -> None:
-        if not self.disable:
-            self._progress.took(self._effort, self.format_dict["elapsed"])
-        super().close()

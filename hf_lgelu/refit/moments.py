@@ -62,7 +62,6 @@ class Moments:
 
         Products are taken in the features' dtype, half precision as float32, and never with TF32 or under autocast.
         """
-        self._check(features, residuals, targets, weights)
         if weights is not None:
             features, residuals, targets = (rows[weights] for rows in (features, residuals, targets))
         if not len(features):
@@ -97,19 +96,6 @@ class Moments:
         rows = rows - shift
         shift, left = (mean.to(self.gram.device, torch.float64) for mean in (shift, rows.mean(0)))
         return rows, torch.stack((shift + left, left), dim=1)
-
-    def _check(self, features: Tensor, residuals: Tensor, targets: Tensor, weights: Tensor | None) -> None:
-        groups, width, outputs = self.cross.shape
-        rows = features.shape[0] if features.dim() else 0
-        expected = {"features": (rows, groups, width), "residuals": (rows, groups, outputs)}
-        expected["targets"] = expected["residuals"]
-        for (name, shape), given in zip(expected.items(), (features, residuals, targets), strict=True):
-            if tuple(given.shape) != shape or not given.is_floating_point():
-                raise ValueError(f"{name} are {given.dtype} of shape {tuple(given.shape)}; accepted: floats of {shape}")
-        if weights is not None and (weights.dtype != torch.bool or tuple(weights.shape) != (rows,)):
-            raise ValueError(
-                f"weights are {weights.dtype} of shape {tuple(weights.shape)}; accepted: bool of shape ({rows},)"
-            )
 
     def __add__(self, other: "Moments") -> "Moments":
         """Sums over the rows of both."""

@@ -30,11 +30,6 @@ def summed(value: Tensor) -> Tensor:
     return value if PartialState().num_processes == 1 else _together(reduce, value, reduction="sum")
 
 
-def summed_numbers(value: float) -> float:
-    """Of a number of each process, wherever its tensors are."""
-    return sum(each_has(value))
-
-
 def mean_of_rows(total: Tensor, count: float) -> Tensor:
     """Over the rows of all processes, of which each gives its sum and how many they are; 0 where there is none."""
     return summed(total) / summed(total.new_tensor(count)).clamp(min=1)

@@ -124,8 +124,6 @@ def solve_ridge(moments: Moments, strength: float, *, intercept: bool) -> tuple[
     Returns:
         (Δ (g, m, d), δb (g, m)), float64.
     """
-    if not 0 < strength < float("inf"):
-        raise ValueError(f"strength is {strength}; accepted: a finite number above 0")
     _check([moments])
     change, bias_change = _Deviations.of(moments, intercept).solve(strength)
     return change.mT.contiguous(), bias_change
@@ -200,11 +198,6 @@ def _relative(squared_error: float, targets: Moments) -> float | None:
 
 
 def _check(folds: Sequence[Moments]) -> None:
-    if not folds:
-        raise ValueError("no fold of moments; accepted: one or more")
-    shapes = {tuple(fold.cross.shape) for fold in folds}
-    if len(shapes) > 1:
-        raise ValueError(f"folds of different groups, features and outputs: {sorted(shapes)}")
     if not all(fold.count for fold in folds):
         raise ValueError(f"folds of {[fold.count for fold in folds]} rows; accepted: at least one row in each")
     if not all(fold.is_finite() for fold in folds):

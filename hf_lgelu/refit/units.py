@@ -1,9 +1,9 @@
-"""The units of the data (rows, sequences, images), each counted once, whichever process was given it.
+"""The units of the data (rows, sequences, images), each counted once, whichever processes were given it.
 
 Units are known by what they contain, and come in the order of their digests, which is as good as a random one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple
@@ -36,8 +36,8 @@ class Units:
         keys: blake2b digests of the units' inputs. Labels do not count, nor does padding where there is an attention
             mask.
         rows: how many rows each unit gives: tokens of a sequence, else 1.
-        holders: the processes that have each unit.
-        places: {key: (batch, row in it)} of the units that this process has.
+        places: {key: (batch, row in it)} of the units that this process was given.
+        own: numbers of the units that this process runs: of those that several were given, each runs some.
         given: units given, duplicates among them.
         lengths: {name: length} of each unit's tensors that may be of different lengths, as they were given.
         own_lengths: the same without the padding that was given, where that can be told.
@@ -50,8 +50,8 @@ class Units:
     batches: Sequence[Batch]
     keys: Sequence[bytes]
     rows: Sequence[int]
-    holders: Sequence[Sequence[int]]
     places: Mapping[bytes, tuple[int, int]]
+    own: Set[int]
     given: int
     lengths: Sequence[Mapping[str, int]]
     own_lengths: Sequence[Mapping[str, int]]
@@ -176,7 +176,7 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None, *, m
         own_at_once=min((_units_at_once(batch, is_cropped=True) for batch in batches), default=_ROWS_AT_ONCE),
         left=frozenset().union(*map(_padded_in_front, batches)),
     )
-    parts = [own] if state is None else each_has(own)
+    parts, process = ([own], 0) if state is None else (each_has(own), state.process_index)
     _require_alike(parts)
     everything: dict[bytes, _Size] = {}
     for part in parts:
@@ -187,8 +187,8 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None, *, m
         batches=batches,
         keys=keys,
         rows=[everything[key].rows for key in keys],
-        holders=[[process for process, part in enumerate(parts) if key in part.units] for key in keys],
         places=places,
+        own=frozenset(number for number, key in enumerate(keys) if _owner(number, key, parts) == process),
         given=sum(part.given for part in parts),
         lengths=[everything[key].given for key in keys],
         own_lengths=[everything[key].own for key in keys],
@@ -197,6 +197,12 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None, *, m
         fill={_LABELS: IGNORED_LABEL} | ({} if model is None else pad_tokens(model)),
         left=frozenset().union(*(part.left for part in parts)),
     )
+
+
+def _owner(number: int, key: bytes, parts: Sequence[_Own]) -> int:
+    """The process that runs a unit: those that were given it take turns."""
+    holders = [process for process, part in enumerate(parts) if key in part.units]
+    return holders[number % len(holders)]
 
 
 def _require_alike(parts: Sequence[_Own]) -> None:

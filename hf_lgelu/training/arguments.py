@@ -1,13 +1,13 @@
-"""TrainingArguments with the options of λ-GELU."""
+"""TrainingArguments with the options of λ-GELU, and the HardeningCallback that they ask for."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainingArguments
 
-from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER
-from hf_lgelu.training.adaptive import DEFAULT_RATE_TOLERANCE
-from hf_lgelu.training.layer_targets import MEASURED
-from hf_lgelu.training.schedules import DEFAULT_PLATEAU_TOLERANCE, DEFAULT_SWITCH_FRACTION, SCHEDULES
+from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, check_rate
+from hf_lgelu.training.callbacks import HardeningCallback
+from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, SCHEDULES
 
 
 @dataclass
@@ -30,19 +30,13 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         default=False,
         metadata={"help": "Harden the gates: learn λ, then freeze s and move every λ to the target (Algorithm 1)."},
     )
-    target_hardness: float | str | None = field(
+    target_hardness: float | None = field(
         default=None,
-        metadata={
-            "help": "λ at the end of hardening, or 'measured': for each layer what fits its pre-activations. Default: "
-            "from the tolerance, 159.577."
-        },
+        metadata={"help": "λ at the end of hardening. Default: from the tolerance, 159.577."},
     )
     tolerance: float | None = field(
         default=None,
-        metadata={
-            "help": "ε of the target 2/(ε√(2π)); 5e-3 if neither this nor target_hardness is given. Of a measured "
-            "target, the share of a layer's root mean square by which ReLU may move it; 0.01 if not given."
-        },
+        metadata={"help": "ε of the target 2/(ε√(2π)); 5e-3 if neither this nor target_hardness is given."},
     )
     switch_fraction: float = field(
         default=DEFAULT_SWITCH_FRACTION,
@@ -55,34 +49,6 @@ class LambdaGELUTrainingArguments(TrainingArguments):
     hardening_strategy: str = field(
         default="epoch",
         metadata={"help": "Move λ once per epoch ('epoch', the paper) or per optimizer step ('steps')."},
-    )
-    hardening_switch: str = field(
-        default="fixed",
-        metadata={
-            "help": "Begin to harden after the switch fraction ('fixed', the paper), or as soon as λ has settled and "
-            "after the switch fraction at the latest ('plateau')."
-        },
-    )
-    plateau_tolerance: float = field(
-        default=DEFAULT_PLATEAU_TOLERANCE,
-        metadata={"help": "λ has settled when its mean moves by at most this share of itself in two epochs running."},
-    )
-    hardening_rate: str = field(
-        default="schedule",
-        metadata={
-            "help": "In each epoch λ goes as far as the schedule says ('schedule', the paper), or as far as the "
-            "predictions on the evaluation data move by no more than rate_tolerance ('tolerance')."
-        },
-    )
-    rate_tolerance: float = field(
-        default=DEFAULT_RATE_TOLERANCE,
-        metadata={"help": "Mean KL of a prediction before and after λ moves, in nats."},
-    )
-    relufication: bool = field(
-        default=False,
-        metadata={
-            "help": "The rival of hardening: train a smooth network for the switch fraction, put ReLU in, train on."
-        },
     )
     log_hardness: bool = field(
         default=True,
@@ -97,12 +63,58 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         metadata={"help": "Refuse a model without λ-GELU. Turn off to train a baseline with the same trainer."},
     )
 
-    def __post_init__(self) -> None:
-        if isinstance(self.target_hardness, str) and self.target_hardness != MEASURED:  # from a command line
-            try:
-                self.target_hardness = float(self.target_hardness)
-            except ValueError as error:
-                raise ValueError(
-                    f"target_hardness must be a number or {MEASURED!r}, got {self.target_hardness!r}"
-                ) from error
-        super().__post_init__()
+
+_OPTIONS = {
+    "target_hardness": "target_hardness",
+    "tolerance": "tolerance",
+    "switch_fraction": "switch_fraction",
+    "schedule": "hardening_schedule",
+    "strategy": "hardening_strategy",
+}
+"""{parameter of HardeningCallback: the argument of training that says it}."""
+
+
+def check_arguments(args: Any) -> None:
+    """Raise where the arguments are of another class, or what they ask for cannot be done."""
+    if not isinstance(args, LambdaGELUTrainingArguments):
+        raise TypeError(f"args must be LambdaGELUTrainingArguments, got {type(args).__name__}")
+    check_rate("hardness_lr_multiplier", args.hardness_lr_multiplier)
+    if args.harden:
+        _hardening_callback(args)  # raises on wrong options now, not at the first epoch
+
+
+def refuse_idle_options(args: LambdaGELUTrainingArguments) -> None:
+    """Raise where an option of hardening is given and harden is off. Of arguments as a user gives them."""
+    if not args.harden and (given := _given(args)):
+        raise ValueError(
+            f"{', '.join(given)} would do nothing, since harden is off: give harden=True, or leave them out (a "
+            "HardeningCallback of your own has its own options)"
+        )
+
+
+def hardening_asked_for(
+    args: LambdaGELUTrainingArguments, passed: HardeningCallback | None
+) -> HardeningCallback | None:
+    """The callback that the arguments ask for; None where they do not, or where a user has `passed` one.
+
+    Raises ValueError where a passed callback has options of its own and the arguments say others.
+    """
+    if not args.harden:
+        return None
+    if passed is None:
+        return _hardening_callback(args)
+    if given := _given(args):
+        raise ValueError(
+            f"{', '.join(given)} would do nothing, since a HardeningCallback was passed that has options of its own: "
+            "give them to it, or leave the callback out"
+        )
+    return None
+
+
+def _hardening_callback(args: LambdaGELUTrainingArguments) -> HardeningCallback:
+    return HardeningCallback(**{option: getattr(args, name) for option, name in _OPTIONS.items()})
+
+
+def _given(args: LambdaGELUTrainingArguments) -> list[str]:
+    defaults = {name: field.default for name, field in type(args).__dataclass_fields__.items()}
+    return [name for name in _OPTIONS.values() if getattr(args, name) != defaults[name]]

@@ -1,32 +1,22 @@
-"""The Trainer callback that hardens.
+"""The Trainer callbacks that harden and that log λ.
 
-What it does follows from the trainer's position, the model, and what it has left in the trainer's log history
-(`adaptive`), so a run resumed from any checkpoint goes on as if it had never stopped.
+What HardeningCallback does follows from the trainer's position and the model alone, so a run that is resumed from any
+checkpoint goes on as if it had never stopped.
 """
 
-from collections.abc import Iterable, Mapping
-from functools import partial
-from statistics import fmean
+import sys
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
-from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.optimizer_groups import check_rate
-from hf_lgelu.models.profile import hardness_profile, smallest_by_site
-from hf_lgelu.models.sites import lambda_gelu_modules
-from hf_lgelu.training.adaptive import (
-    DEFAULT_RATE_TOLERANCE,
-    decided_once,
-    largest_move,
-    mean_divergence,
-    measured_targets,
-    noted,
-    require_measurable,
-)
-from hf_lgelu.training.epoch_count import EpochCount, require_epochs
+from hf_lgelu.models.operable import require_unflattened
+from hf_lgelu.models.profile import hardness_profile
+from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.hardening import (
     HARDENED_FRACTION,
     Target,
@@ -37,8 +27,7 @@ from hf_lgelu.training.hardening import (
     smallest_soft_hardness,
     target_hardnesses,
 )
-from hf_lgelu.training.layer_targets import DEFAULT_SWAP_TOLERANCE, MEASURED, check_tolerance
-from hf_lgelu.training.optim import check_hardness_learns, hold_averaged_hardness
+from hf_lgelu.training.optim import check_hardness_learns, hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.training.refusals import (
     largest_override,
     refuse_best_checkpoints,
@@ -47,31 +36,14 @@ from hf_lgelu.training.refusals import (
     tell_released,
     tell_softer,
     tell_ungrouped,
+    tell_unreached,
 )
-from hf_lgelu.training.resume import forget_best
-from hf_lgelu.training.schedules import (
-    DEFAULT_PLATEAU_TOLERANCE,
-    DEFAULT_SWITCH_FRACTION,
-    check_schedule,
-    hardening_progress,
-    settled_epoch,
-    switch_position,
-)
+from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, check_schedule, hardening_progress, switch_position
 
 logger = logging.get_logger(__name__)
 
 STRATEGIES = ("epoch", "steps")
 """How often λ moves while it hardens, in the words of TrainingArguments."""
-
-SWITCHES = ("fixed", "plateau")
-"""When λ is learned no longer and hardens."""
-
-RATES = ("schedule", "tolerance")
-"""What says how far λ goes in an epoch."""
-
-_MEAN = "hardening/mean_hardness"  # with which an epoch begins
-_TARGETS = "hardening/targets"
-_PROGRESS = "hardening/progress"  # of an epoch
 
 
 class HardeningCallback(TrainerCallback):
@@ -81,27 +53,12 @@ class HardeningCallback(TrainerCallback):
     λ(e) = λ(e_s) + (e − e_s)/(T − e_s)·(target − λ(e_s)), so the whole last epoch has the target.
 
     Args:
-        target_hardness: λ at the end: one for all, or as for `anneal_hardness` one by name; or "measured", for what
-            `layer_targets` measures when s freezes, and where λ is beyond that, λ as it is.
+        target_hardness: λ at the end: one for all, or as for `anneal_hardness` one by name (`layer_targets`).
         tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
-            given. With "measured" that of `layer_targets`, 0.01 by default.
+            given.
         switch_fraction: share of training in which λ is learned, in [0, 1).
         schedule: a row of SCHEDULES; "linear" is the paper's.
         strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
-        switch: "fixed" (the paper's), or "plateau": hardening begins after the first epoch in which, as in the one
-            before it, the mean λ has moved by at most `plateau_tolerance` of itself, and after ⌊switch_fraction·T⌋
-            epochs at the latest. The means stand in the trainer's `state.log_history`, so that a resumed run decides
-            as the uninterrupted one does.
-        plateau_tolerance: relative, per epoch; at least 0. With switch="plateau" alone.
-        rate: "schedule" (the paper's), or "tolerance": the progress of an epoch is the largest, between that of the
-            epoch before and 1, with which the predictions are at most `rate_tolerance` from those before the move (mean
-            KL on `data`, to 1/1024 of the way that is left); in the last epoch it is 1 in any case. Needs
-            strategy="epoch". At progress 1 a move ends κ/target from ReLU: where it costs no more, hardening is over.
-        rate_tolerance: nats of a prediction; at least 0. With rate="tolerance" alone.
-        data: for "measured" and "tolerance", one batch or an iterable of batches, held out of training. Each process
-            gets the same; the first decides. LambdaGELUTrainer takes 8 batches of its evaluation data if None.
-
-    What was measured stands in the trainer's `state.log_history` too, with the epoch.
 
     Use it with `LambdaGELUTrainer`, which gives s its learning rate and selects best checkpoints among hardened epochs
     only. In a plain Trainer it works as well, with an optimizer of `hardness_parameter_groups` (without one s learns as
@@ -131,55 +88,22 @@ class HardeningCallback(TrainerCallback):
 
     def __init__(
         self,
-        target_hardness: float | Mapping[str, Target] | str | None = None,
+        target_hardness: float | Mapping[str, Target] | None = None,
         tolerance: float | None = None,
         switch_fraction: float = DEFAULT_SWITCH_FRACTION,
         schedule: str = "linear",
         strategy: str = "epoch",
-        switch: str = "fixed",
-        plateau_tolerance: float = DEFAULT_PLATEAU_TOLERANCE,
-        rate: str = "schedule",
-        rate_tolerance: float = DEFAULT_RATE_TOLERANCE,
-        data: Inputs | Iterable[Inputs] | None = None,
     ) -> None:
-        for what, given, accepted in (
-            ("strategy", strategy, STRATEGIES), ("switch", switch, SWITCHES), ("rate", rate, RATES),
-        ):  # fmt: skip
-            if given not in accepted:
-                raise ValueError(f"unknown {what} {given!r} of hardening; accepted: {', '.join(accepted)}")
-        check_rate("plateau_tolerance", plateau_tolerance)
-        check_rate("rate_tolerance", rate_tolerance)
-        if switch != "plateau" and plateau_tolerance != DEFAULT_PLATEAU_TOLERANCE:
-            raise ValueError("plateau_tolerance counts with switch='plateau' alone: give that too, or leave it out")
-        if rate != "tolerance" and rate_tolerance != DEFAULT_RATE_TOLERANCE:
-            raise ValueError("rate_tolerance counts with rate='tolerance' alone: give that too, or leave it out")
-        if rate == "tolerance" and strategy == "steps":
-            raise ValueError("rate='tolerance' measures once an epoch: harden with strategy='epoch'")
+        if strategy not in STRATEGIES:
+            raise ValueError(f"unknown strategy {strategy!r} of hardening; accepted: {', '.join(STRATEGIES)}")
         switch_position(1, switch_fraction)  # raises on a fraction out of range
-        self.targets: Mapping[str, Target] | None = None
-        if isinstance(target_hardness, str):
-            if target_hardness != MEASURED:
-                raise ValueError(
-                    f"target_hardness must be a number, or one by name, or 'measured', got {target_hardness!r}"
-                )
-            self.swap_tolerance = check_tolerance(DEFAULT_SWAP_TOLERANCE if tolerance is None else tolerance)
-        else:
-            self.targets = target_hardnesses(target_hardness, tolerance)
-        self._read: tuple[Any, Mapping[str, Target] | None] = (None, None)
-        self._epochs = EpochCount()
-        self._has_learned = False  # that gradients reach s was seen
-        self._resumed_hardness = 0.0  # until it is compared with what the run goes on with
-        self.rate = rate
-        self.rate_tolerance = rate_tolerance
-        self.data: list[Inputs] | None = None
-        """What it measures on."""
-        if data is not None:
-            self.data = [data] if isinstance(data, Tensor | Mapping) else list(data)
+        self.targets = target_hardnesses(target_hardness, tolerance)
         self.switch_fraction = switch_fraction
         self.schedule = check_schedule(schedule).name
         self.strategy = strategy
-        self.switch = switch
-        self.plateau_tolerance = plateau_tolerance
+        self._epochs = _EpochCount()
+        self._has_learned = False  # that gradients reach s was seen
+        self._resumed_hardness = 0.0  # until it is compared with what the run goes on with
 
     def on_train_begin(
         self,
@@ -197,32 +121,22 @@ class HardeningCallback(TrainerCallback):
         if state.global_step == 0:
             tell_released(model, self.switch_fraction)
         self._resumed_hardness = largest_override(model) if state.global_step else 0.0
-        if self.strategy == "epoch":
-            require_epochs(state, "so epochs cannot be counted; harden with strategy='steps'")
-        if self.switch == "plateau":
-            require_epochs(state, "and a plateau is looked for from epoch to epoch; harden with switch='fixed'")
-        if self.needs_data:
+        by_step = self.strategy == "steps"
+        if not by_step and state.num_train_epochs >= sys.maxsize:
             raise ValueError(
-                "target_hardness='measured' and rate='tolerance' measure the network on data that it is not trained "
-                "on: give HardeningCallback(data=...), or LambdaGELUTrainer an eval_dataset"
+                "the training data has no length, so epochs cannot be counted; harden with strategy='steps'"
             )
-        if self.rate == "tolerance" or self.targets is None:
-            require_measurable(model, (self.data or [])[0], classes=self.rate == "tolerance")
         if not self.selects_hardened_checkpoints:
             refuse_best_checkpoints(args)
             if self.switch_fraction > 0:
                 tell_ungrouped(optimizer, model)
-        elif state.best_metric is not None:
-            targets = self.targets_at(state)
-            if targets is None or not is_hardened(model, targets):
-                forget_best(state, "its gates were soft, and hardening looks for the best among hardened ones")
-        by_step = self.strategy == "steps" and self.switch == "fixed"  # a plateau is one of epochs
+        elif state.best_metric is not None and not is_hardened(model, self.targets):
+            _forget_best(state)
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
         if self.switch_fraction > 0 and switch_position(total, self.switch_fraction) == 0:
             logger.warning(
                 f"With {total} {unit}, ⌊{self.switch_fraction}·{total}⌋ = 0: hardening begins at once and "
-                "λ is never learned. Train longer, or harden with strategy='steps' and switch='fixed' (of the training "
-                "arguments hardening_strategy and hardening_switch)"
+                "λ is never learned. Train longer, or harden with strategy='steps' (hardening_strategy='steps')"
             )
 
     def on_epoch_begin(
@@ -235,8 +149,6 @@ class HardeningCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         self._epochs.begin(args, state, kwargs.get("train_dataloader"))
-        if self.switch == "plateau":
-            decided_once(state, _MEAN, self._epochs.number(state), lambda: fmean(hardness_profile(model).values()))
         if self.strategy == "epoch":
             self._set_hardness(model, optimizer, state)
 
@@ -265,16 +177,10 @@ class HardeningCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
         self._epochs.forget()
-        self._tell_soft(state, model)
-
-    def _tell_soft(self, state: TrainerState, model: nn.Module) -> None:
-        """Say it where training has ended before the gates were hard: ReLU in their place would be another network."""
-        targets = self.targets_at(state)
-        if lambda_gelu_modules(model) and (targets is None or not is_hardened(model, targets)):
-            soft = None if targets is None else smallest_soft_hardness(model, targets)
-            hardness = min(smallest_by_site(model).values()) if soft is None else soft
+        if lambda_gelu_modules(model) and not is_hardened(model, self.targets):
+            soft = smallest_soft_hardness(model, self.targets)
             logger.warning(
-                f"Training has ended and the gates are still soft (down to λ = {hardness:.4g}, less than "
+                f"Training has ended and the gates are still soft (down to λ = {soft:.4g}, less than "
                 f"{HARDENED_FRACTION:.0%} of its target): ReLU in their place would be another network. Was it "
                 "stopped early, or resumed with another number of steps in an epoch? Train on to the last epoch, or "
                 "keep the λ-gates"
@@ -286,70 +192,154 @@ class HardeningCallback(TrainerCallback):
             position, total = self._epochs.number(state), int(state.num_train_epochs)
         else:
             position, total = min(state.global_step + 1, state.max_steps), state.max_steps
-        if self.switch == "fixed":
-            return hardening_progress(position, total, self.switch_fraction)
-        switch = self._settled(state)
-        return None if switch is None or position <= switch else (position - switch) / (total - switch)
-
-    def targets_at(self, state: TrainerState) -> Mapping[str, Target] | None:
-        """The target of each gate, by its name or its row of GATES; None if it has not been measured yet."""
-        found = noted(state, _TARGETS) if self.targets is None else []
-        if found and self._read[0] is not found[-1]:  # each step asks
-            self._read = found[-1], target_hardnesses(found[-1][_TARGETS])
-        return self._read[1] if found else self.targets
-
-    @property
-    def needs_data(self) -> bool:
-        """Whether it measures on data that nobody has given it yet."""
-        return not self.data and (self.targets is None or self.rate == "tolerance")
-
-    def _settled(self, state: TrainerState) -> int | None:
-        """The last epoch (or step) in which λ is learned; None if it is not known yet."""
-        notes = noted(state, _MEAN)
-        epochs = int(state.num_train_epochs)
-        latest = switch_position(epochs, self.switch_fraction)
-        found = settled_epoch([note[_MEAN] for note in notes], self.plateau_tolerance)
-        settled = None if found is None else int(notes[found]["epoch"])  # of a resumed run they may begin later
-        epoch = latest if settled is None else min(settled, latest)
-        behind = next((note for note in notes if note["epoch"] >= epoch), None)  # a resumed run may have left some out
-        if behind is None:  # it has not ended
-            return None
-        return epoch if self.strategy == "epoch" else int(behind["step"])
+        return hardening_progress(position, total, self.switch_fraction)
 
     def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
-        self._move_hardness(model, optimizer, state)
-        if self._resumed_hardness >= 1:
-            tell_softer(self._resumed_hardness, largest_override(model))
-        self._resumed_hardness = 0.0
-
-    def _move_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
         progress = self.progress(state)
         if progress is None:
             release_hardness(model)
         else:
             hold_averaged_hardness(optimizer, model)
-            if self.targets is None and not noted(state, _TARGETS):
-                release_hardness(model)
-                measure = partial(measured_targets, model, self.data or [], self.swap_tolerance)
-                decided_once(state, _TARGETS, self._epochs.number(state), measure)
-            if self.rate == "tolerance":
-                progress = self._bounded_progress(model, state, progress)
-            self._anneal(model, state, progress)
+            anneal_hardness(model, progress, target_hardness=self.targets, schedule=self.schedule)
+        if self._resumed_hardness >= 1:
+            tell_softer(self._resumed_hardness, largest_override(model))
+        self._resumed_hardness = 0.0
 
-    def _anneal(self, model: nn.Module, state: TrainerState, progress: float) -> None:
-        anneal_hardness(model, progress, target_hardness=self.targets_at(state), schedule=self.schedule)
 
-    def _bounded_progress(self, model: nn.Module, state: TrainerState, by_schedule: float) -> float:
-        """The progress of this epoch under rate="tolerance", measured when the epoch first begins."""
-        before = next((note[_PROGRESS] for note in reversed(noted(state, _PROGRESS))), 0.0)
+class _EpochCount:
+    """The number of the epoch that a trainer is in, or is about to begin: from 1 to T.
 
-        def gap(progress: float) -> float:
-            return mean_divergence(model, self.data or [], lambda: move(before), lambda: move(progress))
+    Counted, since `state.epoch` is a share of the steps that an epoch was to have. One that ends early (a loader with
+    fewer batches than its length says, `control.should_epoch_stop`) leaves a fraction there, and the next epoch would
+    pass for the same. A run that is resumed with fewer steps in an epoch goes on further along, as Trainer counts.
+    """
 
-        def measure() -> float:
-            if by_schedule == 1 or before == 1:
-                return 1.0
-            return largest_move(gap, before, self.rate_tolerance)
+    def __init__(self) -> None:
+        self._begun: int | None = None
 
-        move = partial(self._anneal, model, state)
-        return decided_once(state, _PROGRESS, self._epochs.number(state), measure)
+    def forget(self) -> None:
+        """Before a training and after it: the state says where it is."""
+        self._begun = None
+
+    def begin(self, args: TrainingArguments, state: TrainerState, train_dataloader: Any = None) -> None:
+        """An epoch begins; the first may be one that a resumed run goes on with."""
+        if self._begun is not None:
+            self._begun = max(self._begun + 1, _epoch_in(state))
+            return
+        self._begun = _epoch_in(state)
+        if has_length(train_dataloader):
+            steps = -(-len(train_dataloader) // args.gradient_accumulation_steps)
+            self._begun = max(self._begun, state.global_step // max(steps, 1) + 1)
+
+    def number(self, state: TrainerState) -> int:
+        """The epoch's, from 1 on."""
+        return min(_epoch_in(state) if self._begun is None else self._begun, int(state.num_train_epochs))
+
+
+def _epoch_in(state: TrainerState) -> int:
+    return int(state.epoch or 0) + 1  # in the middle of an epoch, as after a resume, it has a fraction
+
+
+def _forget_best(state: TrainerState) -> None:
+    """Let no checkpoint count as the best so far: the run that wrote it did not harden."""
+    step = "" if state.best_global_step is None else f", of step {state.best_global_step}"
+    logger.warning(
+        f"The best checkpoint so far{step}, counts no longer: its gates were soft, and hardening looks for the best "
+        "among hardened ones"
+    )
+    state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+
+
+class HardnessLogCallback(TrainerCallback):
+    """Adds to every training log: each site's λ, their mean, and the learning rate of s.
+
+    Evaluations get the same in the trainer's `state.log_history`. Keys: `hardness/<module name>`,
+    `hardness/mean`, `hardness_learning_rate`. A warning names the gates
+    that the first step has no gradient for. LambdaGELUTrainer has it by default. It must run before
+    the reporters (tensorboard, trackio, wandb), and callbacks that are passed to a plain Trainer run
+    after them: add it there with `HardnessLogCallback.add_to(trainer)`.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
+    >>> from transformers import Trainer, TrainingArguments
+    >>> args = TrainingArguments(
+    ...     output_dir="run", max_steps=1, logging_steps=1, use_cpu=True, report_to=[], save_strategy="no",
+    ...     disable_tqdm=True,
+    ... )
+    >>> trainer = Trainer(model, args, train_dataset=rows)
+    >>> _ = hf_lgelu.HardnessLogCallback.add_to(trainer)
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {...}
+    >>> [name for name in trainer.state.log_history[0] if name.startswith("hardness/")]
+    ['hardness/layers.0.activation', 'hardness/layers.1.activation', 'hardness/mean']
+    """
+
+    def __init__(self) -> None:
+        self._learning_rate: float | torch.Tensor | None = None
+        self._runs_first = False
+        self._has_looked = False  # for gates that no gradient reaches
+
+    @classmethod
+    def add_to(cls, trainer: Trainer) -> "HardnessLogCallback":
+        """Put the trainer's HardnessLogCallback, or a new one, in front of its reporters."""
+        callback = trainer.pop_callback(cls) or cls()
+        trainer.callback_handler.callbacks.insert(0, callback)
+        callback._runs_first = True
+        return callback
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        if not lambda_gelu_modules(model) and not getattr(args, "require_lambda_gelu", True):
+            return  # ReLU has been substituted since the trainer was made, and is trained on
+        require_unflattened(require_lambda_gelu(model))
+        self._has_looked = False
+        if not self._runs_first:
+            raise RuntimeError(
+                "this HardnessLogCallback runs after the reporters, which would never see what it adds. Do not pass it "
+                "in callbacks=[...] of a plain Trainer; call HardnessLogCallback.add_to(trainer), or use "
+                "LambdaGELUTrainer"
+            )
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        if not self._has_looked:  # in front of the callback that takes gradients away
+            tell_unreached(model)
+        self._has_looked = True
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any, **kwargs: Any
+    ) -> None:
+        # Trainer logs the learning rate of the step just made, and the scheduler moves on before the log.
+        self._learning_rate = hardness_learning_rate(optimizer)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        evaluated = logs is not None and any(name.startswith("eval_") for name in logs)
+        if logs is None or not ("loss" in logs or evaluated):
+            return
+        if not lambda_gelu_modules(model):  # ReLU has been substituted since the trainer was made
+            return
+        profile = hardness_profile(model)
+        added = {f"hardness/{name}": value for name, value in profile.items()}
+        added["hardness/mean"] = sum(profile.values()) / len(profile)
+        if self._learning_rate is not None:
+            added["hardness_learning_rate"] = float(self._learning_rate)
+        if state.log_history:
+            state.log_history[-1].update(added)
+        if not evaluated:  # the reporters have this step's λ from its training log already
+            logs.update(added)
+
+
+def without_hardness(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A trainer's log without what this callback adds to its entries."""
+    return [{name: value for name, value in entry.items() if not name.startswith("hardness")} for entry in log_history]

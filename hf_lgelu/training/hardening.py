@@ -12,7 +12,6 @@ from hf_lgelu.activation.hardness import (
     LARGEST_HARDNESS,
     hardness_for_tolerance,
     hardness_from_raw,
-    is_number,
 )
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.operable import require_unflattened, require_values_here
@@ -165,7 +164,7 @@ def is_hardened(
     (True, False)
     """
     targets = target_hardnesses(target_hardness)
-    if not is_number(fraction) or not 0 < fraction <= 1:
+    if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
     by_device: dict[torch.device, list[Tensor]] = {}
     for hardness, reached in _reached(model, targets, float(fraction)):
@@ -231,13 +230,10 @@ def resolve_target_hardness(target_hardness: Any, tolerance: float | None, gate:
         )
     if target_hardness is None:
         return hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, gate)
-    if isinstance(target_hardness, Tensor | list):  # a list, as JSON keeps it
-        targets = torch.as_tensor(target_hardness, dtype=torch.float64)
-        if bool(((targets > 1) & (targets <= LARGEST_HARDNESS)).all()):
-            return targets
-    if not is_number(target_hardness) or not 1 < target_hardness <= LARGEST_HARDNESS:
+    ends = target_hardness.aminmax() if isinstance(target_hardness, Tensor) else (target_hardness, target_hardness)
+    if not 1 < ends[0] <= ends[1] <= LARGEST_HARDNESS:
         raise ValueError(
             f"target_hardness must be a finite number > 1 within float32's range, got {target_hardness!r}; "
             "hardness_for_tolerance(tolerance) gives it"
         )
-    return float(target_hardness)
+    return target_hardness.double() if isinstance(target_hardness, Tensor) else float(target_hardness)

@@ -8,14 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.activation.gates import GATES, Gate
-from hf_lgelu.activation.hardness import is_number
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.outputs import counted_rows
 from hf_lgelu.models.sites import require_lambda_gelu
-
-MEASURED = "measured"
-"""In the place of a target: what `layer_targets` measures."""
 
 DEFAULT_SWAP_TOLERANCE = 0.01
 
@@ -88,7 +84,8 @@ def layer_targets(
         >>> {name: round(target) for name, target in layer_targets(model, z).items()}
         {'1': 8}
     """
-    tolerance = check_tolerance(tolerance)
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must be a number in (0, 1), got {tolerance!r}")
     owners = require_lambda_gelu(model)
     seen: dict[int, dict[str, _Seen]] = {id(module): {} for _, module in owners}
 
@@ -107,13 +104,6 @@ def layer_targets(
             named = batch if isinstance(batch, Mapping) else {}
             run_example(model, batch)
     return {name: _largest_target(name, list(seen[id(module)].values()), tolerance) for name, module in owners}
-
-
-def check_tolerance(tolerance: float) -> float:
-    """Return the relative tolerance, or raise a ValueError unless it is a number in (0, 1)."""
-    if not is_number(tolerance) or not 0 < tolerance < 1:
-        raise ValueError(f"tolerance must be a number in (0, 1), got {tolerance!r}")
-    return float(tolerance)
 
 
 def _largest_target(name: str, seen: Sequence[_Seen], tolerance: float) -> float | Tensor:

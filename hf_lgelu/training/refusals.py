@@ -13,7 +13,6 @@ from transformers.utils import logging
 
 from hf_lgelu.models.optimizer_groups import hardness_group
 from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters
-from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
 
 logger = logging.get_logger(__name__)
@@ -63,7 +62,7 @@ def refuse_efficient_loading(accelerator: Accelerator) -> None:
         )
 
 
-def check_ratio_of_rates(args: LambdaGELUTrainingArguments) -> None:
+def check_ratio_of_rates(args: TrainingArguments) -> None:
     """Refuse schedulers under which s does not learn c times as fast as the weights."""
     if args.lr_scheduler_type == "greedy":
         raise ValueError(

@@ -1,24 +1,31 @@
-"""What a training takes over from the checkpoint that it goes on from: one of its model, and its best epoch so far."""
+"""The checkpoint that a training goes on from, or that it puts back: of the same network, and loaded whole."""
 
 import json
 import os
 from typing import Any
 
+import torch
+from accelerate.utils import extract_model_from_parallel
+from safetensors import safe_open
 from torch import nn
-from transformers import PreTrainedModel, TrainerState
-from transformers.utils import CONFIG_NAME, logging
+from transformers import PreTrainedModel
+from transformers.utils import (
+    CONFIG_NAME,
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+)
 
 from hf_lgelu.models.config_keys import gate_names
+from hf_lgelu.models.rebuild import from_pretrained
 from hf_lgelu.models.site_record import RECORD_KEY
 from hf_lgelu.models.sites import lambda_gelu_modules, uncompiled_name
-from hf_lgelu.training.checkpoint_tensors import checkpoint_keys
-
-logger = logging.get_logger(__name__)
 
 
 def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
     """Refuse to resume a model from a checkpoint with other activations: transformers would load it silently."""
-    keys = {uncompiled_name(name) for name in checkpoint_keys(folder)}
+    keys = {uncompiled_name(name) for name in _checkpoint_keys(folder)}
     if not keys:  # a folder of FSDP, or adapters only
         return
     saved = {name for name in keys if name.endswith("raw_hardness")}
@@ -63,10 +70,62 @@ def _records(config: Any) -> list[dict[str, Any]]:
     return [*own, *inner]  # hf_lgelu 0.2.0 wrote the granularity too, which the shape says
 
 
-def forget_best(state: TrainerState, why: str) -> None:
-    """Let no checkpoint count as the best so far: the run that it is of chose by other rules."""
-    if state.best_metric is None:
-        return
-    step = "" if state.best_global_step is None else f", of step {state.best_global_step}"
-    logger.warning(f"The best checkpoint so far{step}, counts no longer: {why}")
-    state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+def load_renamed(folder: str, model: nn.Module) -> bool:
+    """Load a checkpoint whose tensors have other names than the model's; False, and nothing done, where they are its.
+
+    transformers 5 saves many families (ViT, DeiT, every mixture of experts) under the names that the Hub knows, some
+    of them cut or joined, and only `from_pretrained` takes them back. Trainer loads by the model's own names and no
+    more than warns, so a run would go on from random weights, and the best epoch would not be put back.
+
+    Raises ValueError if the checkpoint lacks a tensor of the model, or holds another: what is missing would be random.
+    """
+    keys, state = _checkpoint_keys(folder), model.state_dict()
+    if not keys:  # a folder of FSDP, or adapters only
+        return False
+    if keys <= state.keys():
+        held = {state[name].data_ptr() for name in keys}
+        ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+        missing = [name for name in state if state[name].data_ptr() not in held and name not in ignored]
+        if missing:
+            raise ValueError(_of_other_tensors(folder, missing))
+        return False
+    own = extract_model_from_parallel(model, keep_torch_compile=False)
+    if not isinstance(own, PreTrainedModel):
+        raise ValueError(_of_other_tensors(folder, sorted(keys - state.keys())))
+    # Exact: in the widest of the model's dtypes, from which each tensor is copied into its own.
+    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in state.values()) else torch.float32
+    try:
+        loaded, found = from_pretrained(type(own), folder, dtype=dtype, output_loading_info=True)
+        if lost := sorted([*found["missing_keys"], *found["unexpected_keys"]]):
+            raise ValueError(_of_other_tensors(folder, lost))
+        own.load_state_dict(loaded.state_dict())
+    except (RuntimeError, TypeError) as error:  # the model was changed since it was built, or is of a class of its own
+        raise ValueError(
+            f"the checkpoint {folder} has other names than the model, and from_pretrained builds another network from "
+            f"it than this one: {error}. Begin a new run from from_pretrained(...) of that folder"
+        ) from error
+    return True
+
+
+def _of_other_tensors(folder: str, lost: list[str]) -> str:
+    return (
+        f"the checkpoint {folder} and the model do not hold the same tensors ({len(lost)} differ: "
+        f"{', '.join(lost[:4])}{', ...' if len(lost) > 4 else ''}), and what is missing would be random. Resume with "
+        "the model as it was when the checkpoint was written, or begin a new run from from_pretrained(...) of that "
+        "folder"
+    )
+
+
+def _checkpoint_keys(folder: str) -> set[str]:
+    """The names of a checkpoint's tensors; none where it has no weights of a whole model (FSDP's, adapters)."""
+    for whole, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
+        file = os.path.join(folder, whole)
+        if os.path.isfile(file):
+            if whole == WEIGHTS_NAME:
+                return set(torch.load(file, map_location="meta", weights_only=True))
+            with safe_open(file, framework="pt") as tensors:
+                return set(tensors.keys())
+        if os.path.isfile(os.path.join(folder, index)):
+            with open(os.path.join(folder, index), encoding="utf-8") as opened:
+                return set(json.load(opened)["weight_map"])
+    return set()

@@ -4,17 +4,12 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
-from numbers import Real
 from typing import Any
 
 DEFAULT_SWITCH_FRACTION = 0.25
 """The paper's share of training in which λ is still learned."""
-
-DEFAULT_PLATEAU_TOLERANCE = 0.01
-"""By how much of itself the mean λ may move in an epoch and count as settled."""
 
 
 @dataclass(frozen=True)
@@ -63,45 +58,26 @@ def check_schedule(schedule: str) -> Schedule:
 def scheduled_hardness(schedule: str, start: Any, target: float, progress: float) -> Any:
     """λ at `progress` ∈ [0, 1] of the way from `start` to `target`; at 1 it is `target` exactly."""
     row = check_schedule(schedule)
-    if isinstance(progress, bool) or not isinstance(progress, Real):
-        raise TypeError(f"progress must be a number in [0, 1], got {progress!r}")
-    progress = float(progress)
     if not 0 <= progress <= 1:
         raise ValueError(f"progress must lie in [0, 1], got {progress}")
     if progress == 1:
         return start * 0 + target
-    return row.interpolate(start, target, progress)
+    return row.interpolate(start, target, float(progress))
 
 
 def switch_position(total: int, switch_fraction: float) -> int:
     """e_s = ⌊switch_fraction·T⌋: the last epoch (or step) in which λ is learned."""
-    if isinstance(switch_fraction, bool) or not isinstance(switch_fraction, Real):
-        raise TypeError(f"switch_fraction must be a number in [0, 1), got {switch_fraction!r}")
     if not 0 <= switch_fraction < 1:
         raise ValueError(f"switch_fraction must lie in [0, 1), got {switch_fraction}")
     # 0.29 · 100 is 28.999999999999996 in floating point and means 29. The last epoch is always at the target.
     return min(math.floor(switch_fraction * total * (1 + 1e-12)), total - 1)
 
 
-def settled_epoch(path: Sequence[float], tolerance: float) -> int | None:
-    """The first epoch after which λ has settled: in it and in the one before, λ moved by at most `tolerance` of itself.
-
-    Args:
-        path: mean λ at the start, and after each epoch.
-        tolerance: relative, per epoch.
-
-    None while it has not.
-    """
-    moved = [abs(after - before) / before for before, after in pairwise(path)]
-    calm = [drift <= tolerance for drift in moved]
-    return next((epoch for epoch in range(2, len(path)) if calm[epoch - 2] and calm[epoch - 1]), None)
-
-
 def hardening_progress(position: int, total: int, switch_fraction: float = DEFAULT_SWITCH_FRACTION) -> float | None:
     """(e − e_s)/(T − e_s) for the epoch (or step) number e = `position`, counted from 1 to T = `total`.
 
     None up to e_s, while λ is learned; 1 at e = T. The paper's Algorithm 1.
-    Raises ValueError or TypeError for a position outside training or a fraction outside [0, 1).
+    Raises ValueError for a position outside training or a fraction outside [0, 1).
 
     >>> import hf_lgelu
     >>> [hf_lgelu.hardening_progress(epoch, 8) for epoch in range(1, 9)]

@@ -1,18 +1,17 @@
 """A Trainer that learns, hardens and reports λ-GELU."""
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import logging
 
-from hf_lgelu.models.example_run import buffers_kept, same_randomness
+from hf_lgelu.models.example_run import buffers_kept
 from hf_lgelu.models.optimizer_groups import hardness_group
 from hf_lgelu.models.outputs import labels_of_predictions
 from hf_lgelu.models.sites import (
@@ -24,10 +23,13 @@ from hf_lgelu.models.sites import (
     require_lambda_gelu,
 )
 from hf_lgelu.models.substitution import TemporaryRelu, temporary_relu
-from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
-from hf_lgelu.training.asked import asked_for, callbacks_asked_for, check_arguments, refuse_idle_options
-from hf_lgelu.training.callbacks import HardeningCallback
-from hf_lgelu.training.checkpoint_tensors import load_renamed
+from hf_lgelu.training.arguments import (
+    LambdaGELUTrainingArguments,
+    check_arguments,
+    hardening_asked_for,
+    refuse_idle_options,
+)
+from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback, without_hardness
 from hf_lgelu.training.evaluation import (
     collected_kept,
     compare_outputs,
@@ -40,8 +42,7 @@ from hf_lgelu.training.evaluation import (
     random_state_kept,
     with_relu_metrics,
 )
-from hf_lgelu.training.hardening import HARDENED_FRACTION, Target, is_hardened
-from hf_lgelu.training.hardness_log import HardnessLogCallback, without_hardness
+from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
 from hf_lgelu.training.refusals import (
     check_ratio_of_rates,
@@ -52,12 +53,9 @@ from hf_lgelu.training.refusals import (
     tell_held,
     tell_ungrouped,
 )
-from hf_lgelu.training.relufication import RELUFIED_KINDS
-from hf_lgelu.training.resume import check_checkpoint_activations
+from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed
 
 logger = logging.get_logger(__name__)
-
-_MEASURED_BATCHES = 8
 
 
 class LambdaGELUTrainer(Trainer):
@@ -126,9 +124,8 @@ class LambdaGELUTrainer(Trainer):
         self._substitution: TemporaryRelu | None = None
         self._keeps_logits = True
         self._told_soft = self._resumes = False
-        self._asked: list[Any] | None = None
-        self._of_arguments: list[TrainerCallback] = []
-        if self.args.require_lambda_gelu and not self.args.relufication:
+        self._of_arguments: HardeningCallback | None = None
+        if self.args.require_lambda_gelu:
             require_lambda_gelu(self.model)
         self._refuse_what_loses_the_ratio()
         self._follow_arguments()
@@ -148,14 +145,12 @@ class LambdaGELUTrainer(Trainer):
         self._resumes = bool(args[0] if args else options.get("resume_from_checkpoint"))
         if self.model_init is None:  # else there is no model yet, or that of the run before
             self._look_at_model()
-        hardening = self._hardening_callback()
-        given = None if hardening is None else hardening.data
-        self._prepare_hardening()
+        hardening = self._prepare_hardening()
         try:
             return super().train(*args, **options)
         finally:
             if hardening is not None:  # another trainer may use the callback after this one
-                hardening.selects_hardened_checkpoints, hardening.data = False, given
+                hardening.selects_hardened_checkpoints = False
 
     def hyperparameter_search(
         self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any
@@ -286,19 +281,15 @@ class LambdaGELUTrainer(Trainer):
         return output._replace(metrics=with_relu_metrics(output.metrics, relu_metrics, prefix))
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        if self.args.relufication and find_sites(self.model, RELUFIED_KINDS):
-            return False  # ReLU is not in yet
         hardening = self._hardening_callback()
-        targets = None if hardening is None else hardening.targets_at(self.state)
-        if hardening is None or (targets is not None and is_hardened(self.model, targets)):
+        if hardening is None or is_hardened(self.model, hardening.targets):
             return super()._determine_best_metric(metrics, trial)
         selects = self.args.load_best_model_at_end or self.args.save_strategy == "best"
         if selects and not self._told_soft:
             self._told_soft = True
             logger.warning(
                 "The gates are still soft: no epoch counts as the best before every λ has reached "
-                f"{HARDENED_FRACTION:.0%} of the target{self._target_text(targets)}, since substituting ReLU in an "
-                "earlier one would destroy it"
+                f"{HARDENED_FRACTION:.0%} of its target, since substituting ReLU in an earlier one would destroy it"
             )
         return False
 
@@ -334,44 +325,15 @@ class LambdaGELUTrainer(Trainer):
     def _substituted_kinds(self) -> tuple[str, ...]:
         return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS
 
-    def _target_text(self, targets: Mapping[str, Target] | None) -> str:
-        """ " 159.577"; nothing where each gate has a target of its own."""
-        sites = lambda_gelu_modules(self.model)
-        if targets is None or any(name in targets for name, _ in sites):
-            return ""
-        return " " + " or ".join(f"{target:.6g}" for target in sorted({targets[module.gate] for _, module in sites}))
-
-    def _batches_to_measure_on(self) -> list[Any] | None:
-        """The first batches of the evaluation data, the same on every process."""
-        dataset = self.eval_dataset
-        if isinstance(dataset, dict):
-            dataset = next(iter(dataset.values()), None)
-        if dataset is None:
-            return None
-        # With persistent workers Trainer takes a loader that it keeps for that of any other set without a name.
-        kept = self.__dict__.pop("_eval_dataloaders", None)
-        prepared = self.get_eval_dataloader(dataset)
-        self.__dict__.pop("_eval_dataloaders", None)
-        if kept is not None:
-            self._eval_dataloaders = kept
-        # accelerate gives each process a share of an iterable set; of others it shares out the indices.
-        read = dataset if isinstance(prepared.dataset, IterableDataset) else prepared.dataset
-        loader = DataLoader(read, batch_size=self.args.eval_batch_size, collate_fn=prepared.collate_fn)
-        with same_randomness():
-            return list(islice(loader, _MEASURED_BATCHES))
-
     def _follow_arguments(self) -> None:
-        """The callbacks that `args` ask for, as they are now: a search, or a hand, may have changed them since."""
+        """Take the HardeningCallback that `args` ask for now: a search, or a hand, may have changed them."""
         check_arguments(self.args)
-        asked = asked_for(self.args)
-        if asked == self._asked:
-            return
         callbacks, old = self.callback_handler.callbacks, self._of_arguments
-        place = min((callbacks.index(callback) for callback in old if callback in callbacks), default=len(callbacks))
-        kept = [callback for callback in callbacks if callback not in old]
-        self._of_arguments = callbacks_asked_for(self.args, beside=_hardening_among(kept))
-        self._asked, callbacks[:] = asked, kept
-        callbacks[place:place] = self._of_arguments
+        place = callbacks.index(old) if old in callbacks else len(callbacks)
+        found = _hardening_among(callbacks)
+        kept = [callback for callback in callbacks if callback is not old]
+        self._of_arguments = hardening_asked_for(self.args, None if found is old else found)
+        callbacks[:] = [*kept[:place], *filter(None, [self._of_arguments]), *kept[place:]]
 
     def _look_at_model(self) -> None:
         """Before a training begins: what is refused with λ-gates, and what is told of theirs."""
@@ -387,12 +349,11 @@ class LambdaGELUTrainer(Trainer):
             refuse_liger(self.args)
             refuse_efficient_loading(self.accelerator)
 
-    def _prepare_hardening(self) -> None:
+    def _prepare_hardening(self) -> HardeningCallback | None:
         hardening = self._hardening_callback()
         if hardening is not None:
-            if hardening.needs_data:
-                hardening.data = self._batches_to_measure_on()
             hardening.selects_hardened_checkpoints = True
+        return hardening
 
     def _hardening_callback(self) -> HardeningCallback | None:
         return _hardening_among(self.callback_handler.callbacks)

@@ -31,18 +31,17 @@ def planned(way: str, state: PartialState | None) -> Folds:
 
 
 def distilled(way: str, state: PartialState | None) -> dict:
-    """The weights after 40 steps."""
+    """The weights after 16 steps."""
     original, converted = networks()
     distill(
-        original, converted, planned(way, state), names=[name for name, _ in converted.named_parameters()], steps=40
+        original, converted, planned(way, state), names=[name for name, _ in converted.named_parameters()], steps=16
     )
     return converted.state_dict()
 
 
 def shares(way: str, state: PartialState | None) -> list[tuple[int, ...]]:
     """Which units of each batch a process runs."""
-    process = 0 if state is None else state.process_index
-    batches = [batch.share(process) for batch in planned(way, state).together]
+    batches = [batch.share() for batch in planned(way, state).together]
     return [() if batch is None else batch.numbers for batch in batches]
 
 
@@ -79,7 +78,7 @@ def converted(state: PartialState | None) -> tuple[dict, dict]:
     processes = (0, 1) if state is None else (state.process_index,)
     inputs = [part for process in processes for part in given("mlp", "each has a share", process)]
     model, report = convert_to_relu(
-        BY_NAME["mlp"].model(), inputs, batch_size=5, effort="distill", distill_steps=40, max_kl=None
+        BY_NAME["mlp"].model(), inputs, batch_size=5, effort="distill", distill_steps=16, max_kl=None
     )
     return model.state_dict(), without_times(report.as_dict())
 

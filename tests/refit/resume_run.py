@@ -46,7 +46,7 @@ def images():
 # negative, of `os.replace`, or in the midst of what `distill` does)
 CASES = {
     "while-writing": (mlp, rows, {}, (-3,)),
-    "ladder": (mlp, rows, {"effort": "distill", "distill_steps": 40}, (5, "distill")),
+    "ladder": (mlp, rows, {"effort": "distill", "distill_steps": 8}, (5, "distill")),
     "convolutions": (convolutions, images, {}, (3,)),
 }
 
@@ -83,7 +83,7 @@ def forked(function, *given):
 
 def killed(folder, at, network, data, options, _):
     if at == "distill":
-        counted(distill, "output_loss", 50)
+        counted(distill, "output_loss", 20)
     else:
         counted(*((layerwise, "fit_ridge") if at > 0 else (resume.os, "replace")), abs(at))
     convert_to_relu(network(), data(), checkpoint_dir=folder, **options)

@@ -17,9 +17,9 @@ from transformers import (
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, gate_costs
 from hf_lgelu.refit.batches import read_batches
-from hf_lgelu.refit.dials import EFFORTS, Dials
+from hf_lgelu.refit.dials import EFFORTS
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.ladder import USUAL_TIME, Metric, OutOfTimeError, Progress, climb, next_rung
+from hf_lgelu.refit.ladder import USUAL_TIME, Metric, OutOfTimeError, climb, next_rung
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.report import StepTaken
 from hf_lgelu.refit.target_gates import TARGETS
@@ -109,12 +109,8 @@ def test_any_target_is_solved_for_with_its_own_features_and_reloads(target, tmp_
         torch.testing.assert_close(again(**tokens(3)).logits, new(**tokens(3)).logits)
 
 
-def test_what_is_no_target_or_cannot_be_placed():
+def test_another_target_is_not_placed():
     model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(200, 6)
-    with pytest.raises(ValueError, match="target must be one of relu, relu6"):
-        convert_to_relu(model, rows, target="tanh")
-    with pytest.raises(ValueError, match="for ReLU only"):
-        convert_to_relu(model, rows, target="hardswish", width_budget=1.5)
     _, report = convert_to_relu(model, rows, target="hardswish", effort="distill", distill_steps=2)
     assert [step.effort for step in report.steps] == ["refit", "distill"]
 
@@ -136,29 +132,11 @@ def test_gates_are_ranked_and_kept():
         assert [type(module).__name__ for module in converted] == ["Linear", "SiLU", "Linear", "ReLU", "Linear"]
         assert list(report.gates) == ["3"]
         assert torch.equal(converted[0].weight, model[0].weight)
-    with pytest.raises(ValueError, match="no gate is named 7"):
-        convert_to_relu(model, rows, keep=["7"])
-    for count in (["1", "3"], 2, -1):
-        with pytest.raises(ValueError, match="of 2 gates 0 to 1 can stay"):
-            convert_to_relu(model, rows, keep=count)
     network = gpt2()
     first = "transformer.h.0.mlp.act"
     converted, report = convert_to_relu(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
     assert type(converted.get_submodule(first)) is type(network.get_submodule(first))
     assert "names the gates from before" in report.warnings[-1]  # a reload would build another network
-    with pytest.raises(TypeError, match="sequence of names"):  # "1" and "3" are gates, but nobody has named these
-        convert_to_relu(model, rows, keep="13")
-
-
-def test_what_is_no_effort():
-    with pytest.raises(ValueError, match="must be one of refit, place, distill, got 'fast'"):
-        Dials(effort="fast")
-    model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4))
-    for width_budget in (0.5, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="width_budget"):
-            convert_to_relu(model, torch.randn(100, 6), width_budget=width_budget)
-    with pytest.raises(ValueError, match="held out"):
-        convert_to_relu(model, torch.randn(40, 6), effort="place")
 
 
 def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
@@ -197,7 +175,7 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
     for build in (llama, bert):
         model = build(layers=1)
         before = copy.deepcopy(model.state_dict())
-        options = {"effort": "distill", "distill_steps": 20} if build is llama else {"effort": "place"}
+        options = {"effort": "distill", "distill_steps": 8} if build is llama else {"effort": "place"}
         converted, report = convert_to_relu(model, inputs, width_budget=1.25, max_kl=None, **options)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert report.width_share == 1.25
@@ -230,13 +208,6 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
     assert result.returncode == 0, result.stderr[-3000:]
 
 
-@pytest.mark.parametrize("value", [0, -1.0, float("nan")])
-@pytest.mark.parametrize("name", ["tolerance", "max_seconds", "max_kl"])
-def test_a_bound_that_is_none_is_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be a number above 0, or None, got"):
-        convert_to_relu(nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)), torch.zeros(20, 2), **{name: value})
-
-
 def test_a_metric_of_the_caller_says_how_much_may_be_lost():
     torch.manual_seed(7)
     model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(400, 6)
@@ -261,10 +232,8 @@ def test_a_metric_of_the_caller_says_how_much_may_be_lost():
     with pytest.raises(ConversionRefusedError, match="lose at most 1e-09 of the original's score") as caught:
         convert_to_relu(model, rows, metric=score, tolerance=1e-9, effort="place")
     assert isinstance(caught.value.model, nn.Module)
-    metrics = {(lambda network: "good"): TypeError, (lambda network: float("nan")): ValueError}
-    for metric, error in metrics.items():
-        with pytest.raises(error, match="metric"):
-            convert_to_relu(model, rows, metric=metric, tolerance=0.1)
+    with pytest.raises(ValueError, match="metric"):
+        convert_to_relu(model, rows, metric=lambda network: float("nan"), tolerance=0.1)
     for broken in (float("nan"), float("inf")):  # of a network that gives NaN, say
         assert Metric(lambda network, broken=broken: 1.0 if network is model else broken, model).lost(rows) == math.inf
     assert Metric(lambda network: 0.8 if network is model else 0.84, model).lost(rows) == pytest.approx(-0.05)
@@ -319,26 +288,8 @@ def test_a_block_of_own_parameters_is_refitted_and_not_placed(width):
     assert not torch.equal(converted[1].down, model[1].down)
 
 
-def test_the_time_left_is_that_of_the_rung_and_of_all_behind_it():
-    progress = Progress(shown=False)
-    progress.plan(("refit", "place", "distill"))
+def test_the_next_rung_may_take_what_the_rungs_before_say():
     place, distilled = USUAL_TIME["place"], USUAL_TIME["distill"]
-    assert progress.left("refit", 3.0, 0.25) == pytest.approx(9 + 12 * (place + distilled))
-    progress.took("refit", 10.0)
-    refit = (10 + 26 / place) / 2  # by what both took
-    assert progress.left("place", 13.0, 0.5) == pytest.approx(13 + refit * distilled)
-    assert progress.left("distill", 5.0, 0.5) == pytest.approx(5.0)
     steps = [StepTaken("refit", 0.1, True, 10.0), StepTaken("place", 0.1, True, 20 * place)]
     assert next_rung(steps, ("refit", "place", "distill")) == ("distill", pytest.approx(15 * distilled))
     assert next_rung(steps, ("refit", "place")) is None
-    said = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tqdm.std.tqdm.set_postfix_str", lambda bar, text, refresh: said.append(text))
-        bar = Progress(shown=True).bar("refit", 4)
-        bar.set_postfix_str("h.0")
-        bar.update(2)
-        bar.set_postfix_str("h.1")
-        bar.close()
-    assert said[0] == "h.0"
-    assert said[1].startswith("h.1, about 00:0")
-    assert said[1].endswith(" left in all")

@@ -151,16 +151,19 @@ def compiled(model):
     return nullcontext()
 
 
+EFFORTS = {"refit": {}, "distill": {"effort": "distill", "distill_steps": 4}}
+
+
 @pytest.fixture(scope="module")
 def two_blocks():
-    """A way to make the same small network again, and what becomes of it by two efforts."""
+    """A way to make the same small network again, and what becomes of it by each of EFFORTS."""
 
     def make():
         torch.manual_seed(0)
         layers = (nn.Linear(6, 12), nn.SiLU(), nn.Linear(12, 8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 3))
         return drawn(nn.Sequential(*layers)).float()
 
-    return make, {effort: convert_to_relu(make(), inputs_of_six(), effort=effort) for effort in ("refit", "distill")}
+    return make, {effort: convert_to_relu(make(), inputs_of_six(), **options) for effort, options in EFFORTS.items()}
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,7 @@ def test_what_the_caller_is_in_changes_nothing(enter, effort, two_blocks):
     plain, expected = conversions[effort]
     model = make()
     with enter(model):
-        converted, report = convert_to_relu(model, inputs_of_six(), effort=effort)
+        converted, report = convert_to_relu(model, inputs_of_six(), **EFFORTS[effort])
     assert report.layers == expected.layers
     values = converted.state_dict()
     assert all(torch.equal(value, values[name]) for name, value in plain.state_dict().items())

@@ -74,15 +74,9 @@ def test_two_processes_share_the_plan_of_one(plans, case):
         assert len(together) > 0
 
 
-def test_processes_that_hold_everything_take_the_batches_of_one_in_turn(plans):
-    expected = [batch for part in alone("all hold all")["parts"] for batch in part]
-    for process, report in enumerate(plans):
-        assert [batch for part in report["all hold all"]["parts"] for batch in part] == expected[process::2]
-
-
-def test_processes_that_share_some_units_both_work(plans):
-    """80 and 80 are held by one process alone; the 40 that both hold are shared out."""
-    counts = [sum(len(batch["seeds"]) for part in report["overlapping"]["parts"] for batch in part) for report in plans]
+@pytest.mark.parametrize("case", ["all hold all", "overlapping"])
+def test_units_that_both_processes_were_given_are_shared_out(plans, case):
+    counts = [sum(len(batch["seeds"]) for part in report[case]["parts"] for batch in part) for report in plans]
     assert sum(counts) == 200
     assert all(85 <= count <= 115 for count in counts)
 

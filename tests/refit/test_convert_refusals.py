@@ -1,5 +1,7 @@
 """What convert_to_relu refuses, in which words, and that the given model is as it was."""
 
+import copy
+
 import pytest
 import torch
 from refit_nets import BY_NAME, drawn
@@ -178,21 +180,41 @@ def test_a_second_set_that_is_not_finite_is_not_taken_for_one_from_elsewhere():
     assert warning.startswith("on the second set the outputs are not finite: look for NaN or infinities in the data")
 
 
-def test_fewer_than_16_distinct_rows():
-    with pytest.raises(ValueError, match=r"at least 16 distinct rows .* got 15 in 15 distinct units of 150 given"):
-        convert_to_relu(BY_NAME["mlp"].model(), rows(15).repeat(10, 1))
+PLAIN = BY_NAME["mlp"].model()  # its gates are "1" and "3"
+TO_DISTILL = {"effort": "distill"}
+REFUSED = {  # what is converted, on what, how: the error, and what it names
+    "no module": ("gpt2", rows(), {}, TypeError, r"torch.nn.Module, got str"),
+    "no gate": (nn.Sequential(nn.Linear(6, 3), nn.ReLU()), rows(), {}, ValueError, "no smooth activation module"),
+    "15 rows": (PLAIN, rows(15).repeat(10, 1), {}, ValueError, "got 15 in 15 distinct units of 150 given"),
+    "a batch of none": (PLAIN, rows(), {"batch_size": 0}, ValueError, "batch_size"),
+    "no effort": (PLAIN, rows(), {"effort": "fast"}, ValueError, "refit, place, distill, got 'fast'"),
+    "no target": (PLAIN, rows(), {"target": "tanh"}, ValueError, "relu, relu6"),
+    "wider for another": (PLAIN, rows(), {"target": "hardswish", "width_budget": 1.5}, ValueError, "for ReLU only"),
+    "nothing to hold out": (PLAIN, rows(40), {"effort": "place"}, ValueError, "held out"),
+    "narrower": (PLAIN, rows(), {"width_budget": 0.5}, ValueError, "width_budget"),
+    "endless": (PLAIN, rows(), {"width_budget": float("inf")}, ValueError, "width_budget"),
+    "unknown gate": (PLAIN, rows(), {"keep": ["7"]}, ValueError, "no gate is named 7"),
+    "letters of gates": (PLAIN, rows(), {"keep": "13"}, TypeError, "sequence of names"),
+    "all gates": (PLAIN, rows(), {"keep": ["1", "3"]}, ValueError, "of 2 gates 0 to 1 can stay"),
+    "two gates": (PLAIN, rows(), {"keep": 2}, ValueError, "of 2 gates 0 to 1 can stay"),
+    "less than no gate": (PLAIN, rows(), {"keep": -1}, ValueError, "of 2 gates 0 to 1 can stay"),
+    "bf16 of place": (PLAIN, rows(), {"effort": "place", "bf16": True}, ValueError, "bf16=True is for"),
+    "steps of place": (PLAIN, rows(), {"effort": "place", "distill_steps": 9}, ValueError, "distill_steps=9 is for"),
+    "no steps": (PLAIN, rows(), TO_DISTILL | {"distill_steps": 0}, ValueError, "distill_steps"),
+    "steps in float16": (copy.deepcopy(PLAIN).half(), rows().half(), TO_DISTILL, ValueError, r"model\.float\(\)"),
+} | {
+    f"{name} of {value}": (PLAIN, rows(), {name: value}, ValueError, f"{name} must be a number above 0, or None")
+    for name in ("tolerance", "max_seconds", "max_kl")
+    for value in (0, -1.0, float("nan"))
+}
 
 
-def test_arguments_of_another_kind():
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got str; load a checkpoint first"):
-        convert_to_relu("gpt2", rows())
-    with pytest.raises(ValueError, match="batch_size must be a whole number, at least 1, got 0"):
-        convert_to_relu(BY_NAME["mlp"].model(), rows(), batch_size=0)
-
-
-def test_no_gate():
-    with pytest.raises(ValueError, match="no smooth activation module at all"):
-        convert_to_relu(nn.Sequential(nn.Linear(6, 3), nn.ReLU()), rows())
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_before_the_work(name, monkeypatch):
+    model, data, options, error, named = REFUSED[name]
+    monkeypatch.setattr("hf_lgelu.refit.layerwise.write_refit", None)
+    with pytest.raises(error, match=named):
+        convert_to_relu(model, data, **options)
 
 
 def test_a_refit_that_is_worse_than_the_direct_swap(monkeypatch):

@@ -171,26 +171,6 @@ def test_more_steps_are_taken_where_the_first_ones_bring_much(monkeypatch, name,
     assert len(taken) == 3 * 16 + expected
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bf16": True}, r"bf16=True is for effort='distill', and the last rung asked for is 'place'"),
-        ({"distill_steps": 9}, r"distill_steps=9 is for effort='distill', and the last rung asked for is 'place'"),
-        ({"effort": "distill", "distill_steps": 0}, "distill_steps must be a whole number from 1 on, got 0"),
-    ],
-)
-def test_what_distillation_does_not_take(options, message):
-    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
-    with pytest.raises(ValueError, match=message):
-        convert_to_relu(model, torch.randn(100, 4), **{"effort": "place"} | options)
-
-
-def test_steps_in_float16_are_refused_before_the_work():
-    model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)).half().eval()
-    with pytest.raises(ValueError, match=r"in float16 they are not finite: convert model\.float\(\)"):
-        convert_to_relu(model, torch.randn(200, 6).half(), effort="distill")
-
-
 def test_steps_in_float16_are_not_named_as_what_comes_next():
     model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 4)).eval()
     data = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))

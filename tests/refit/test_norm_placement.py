@@ -127,7 +127,7 @@ def test_what_is_behind_a_changed_norm_is_carried_with_the_change():
 def test_a_detectors_wiring_is_converted_and_its_state_is_that_of_the_same_network_with_relu():
     torch.manual_seed(0)
     model = random_norms(Detector())
-    converted, report = convert_to_relu(Counted(model), pictures(64, 3, 64), batch_size=16, max_kl=None)
+    converted, report = convert_to_relu(Counted(model), pictures(64, 3, 32), batch_size=16, max_kl=None)
     assert len(report.gates) == sum(isinstance(module, nn.SiLU) for module in model.modules())
     assert report.outputs == ("boxes", "scores")
     assert {layer.choice for layer in report.layers} <= {"refit", "bias only"}
@@ -138,5 +138,5 @@ def test_a_detectors_wiring_is_converted_and_its_state_is_that_of_the_same_netwo
             plain.set_submodule(name, nn.ReLU())
     plain.load_state_dict(converted.detector.state_dict(), strict=True)
     with torch.no_grad():
-        for one, other in zip(plain(pictures(2, 3, 64)), converted.detector(pictures(2, 3, 64)), strict=True):
+        for one, other in zip(plain(pictures(2, 3, 32)), converted.detector(pictures(2, 3, 32)), strict=True):
             assert torch.equal(one, other)

@@ -134,24 +134,3 @@ def test_as_many_as_there_are_means_all():
     assert choose_positions([1, 2], 9, 9) is None
     assert choose_positions([1, 2], 9, 100) is None
     assert choose_positions([1, 2], 9, 8).shape == (2, 8)
-
-
-def test_what_does_not_fit_is_refused():
-    geometry = Geometry("convolution", 2, (3, 3), (1, 1), (0, 0), (1, 1))
-    x = torch.randn(2, 4, 5, 5)
-    with pytest.raises(ValueError, match="as many spatial axes"):
-        geometry.feature_rows(x[0])
-    with pytest.raises(ValueError, match="as many spatial axes"):
-        geometry.feature_rows(x[..., None])
-    with pytest.raises(ValueError, match="3 channels do not divide into 2 groups"):
-        geometry.feature_rows(x[:, :3])
-    with pytest.raises(ValueError, match="smaller than one window"):
-        geometry.feature_rows(x[..., :2])
-    with pytest.raises(ValueError, match="do not fit 2 images"):
-        geometry.feature_rows(x, torch.zeros(3, 4, dtype=torch.long))
-    with pytest.raises(ValueError, match="multiple of the groups"):
-        Geometry("convolution", 3, (3, 3)).output_rows(x)
-    with pytest.raises(ValueError, match="channels, \\*spatial"):
-        geometry.output_rows(x[0, 0])
-    with pytest.raises(ValueError, match="1 or more"):
-        choose_positions([1], 9, 0)

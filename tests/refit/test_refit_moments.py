@@ -210,24 +210,6 @@ def test_what_is_not_finite_is_noticed():
     assert not of(*overflow).is_finite()
 
 
-def test_rows_that_do_not_fit_are_refused():
-    x, r, t = drawn(6)
-    moments = Moments.zeros(GROUPS, WIDTH, OUTPUTS)
-    with pytest.raises(ValueError, match=r"features are torch.float64 of shape \(6, 2, 4\); accepted: .*\(6, 2, 5\)"):
-        moments.add(x[..., :4], r, t)
-    with pytest.raises(ValueError, match="residuals are"):
-        moments.add(x, r[:5], t)
-    with pytest.raises(ValueError, match="targets are"):
-        moments.add(x, r, t[:, :1])
-    with pytest.raises(ValueError, match=r"torch\.int64"):
-        moments.add(x.long(), r, t)
-    with pytest.raises(ValueError, match=r"weights are torch\.float32"):
-        moments.add(x, r, t, torch.ones(6))
-    with pytest.raises(ValueError, match=r"weights are torch\.bool"):
-        moments.add(x, r, t, torch.ones(5, dtype=torch.bool))
-    assert moments.count == 0
-
-
 def test_one_process_needs_no_reduction():
     moments = of(*drawn(5))
     assert moments.reduce_over_processes() is moments

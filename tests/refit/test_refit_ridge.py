@@ -330,13 +330,6 @@ def test_folds_are_not_changed():
 def test_what_cannot_be_solved_is_refused():
     x, r, t = drawn(40)
     moments = moments_of(x, r, t)
-    for strength in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="a finite number above 0"):
-            solve_ridge(moments, strength, intercept=True)
-    with pytest.raises(ValueError, match="no fold"):
-        fit_ridge([], intercept=True)
-    with pytest.raises(ValueError, match="different groups, features and outputs"):
-        fit_ridge([moments, moments_of(x[..., :5], r, t)], intercept=True)
     with pytest.raises(ValueError, match="at least one row in each"):
         fit_ridge([moments, Moments.zeros(1, 6, 3)], intercept=True)
     x[3, 0, 1] = float("nan")

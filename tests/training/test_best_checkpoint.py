@@ -15,7 +15,7 @@ RUN = {
     "eval_dataset": rows(6, seed=1),
     "metric_for_best_model": "score",
 }
-SOFT = "no epoch counts as the best before every λ has reached 50% of the target 159.577"
+SOFT = "no epoch counts as the best before every λ has reached 50% of its target"
 
 
 class Epochs(TrainerCallback):
@@ -160,24 +160,6 @@ def test_the_best_of_a_run_that_did_not_harden_counts_no_longer(tmp_path, caplog
     assert min(hardness_values(resumed.model)) > 0.5 * TARGET
     assert step_of(resumed) == 15  # the metric falls, and from epoch 5 on the gates are hard
     assert_same_state(state_of(resumed.model), states[2])
-
-
-def test_the_best_of_a_gelu_run_is_none_of_one_that_puts_relu_in(tmp_path, caplog):
-    """That went on for longer than half of the run that puts ReLU in, and had its best at its end."""
-    options = {"save_strategy": "epoch", "load_best_model_at_end": True, "activation": "gelu"}
-    train(tmp_path, rising=True, require_lambda_gelu=False, **(options | {"num_train_epochs": 4}))
-    resumed, states = train(tmp_path, **options, relufication=True, resume=True)
-    assert "step 12, counts no longer" in caplog.text
-    assert step_of(resumed) == 15
-    assert_same_state(state_of(resumed.model), states[0])
-
-
-def test_a_relu_network_that_was_the_best_still_is_behind_a_resume(tmp_path, caplog):
-    options = {"save_strategy": "epoch", "load_best_model_at_end": True, "relufication": True}
-    train(tmp_path, **options, activation="gelu")
-    resumed, _ = train(tmp_path, **options, activation="gelu", resume=str(tmp_path / "checkpoint-18"))
-    assert "counts no longer" not in caplog.text
-    assert step_of(resumed) == 9
 
 
 def test_a_plain_trainer_keeps_its_best_behind_a_resume(tmp_path, caplog):

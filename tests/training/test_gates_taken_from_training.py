@@ -144,7 +144,7 @@ def test_the_soft_gates_are_told_by_their_smallest_hardness(tmp_path, said):
     model.layers[0].activation.hardness_override.copy_(torch.tensor([3.0, *[400.0] * 7]))
     model.layers[1].activation.hardness_override.fill_(300.0)
     assert smallest_soft_hardness(model) == 3.0
-    HardeningCallback()._tell_soft(TrainerState(), model)
+    HardeningCallback().on_train_end(None, TrainerState(), None, model)
     (told,) = {text for text in said() if "the gates are still soft" in text}
     assert "down to λ = 3, less than 50% of its target" in told
     model.layers[0].activation.hardness_override.fill_(400.0)

@@ -20,7 +20,6 @@ from hf_lgelu import (
     replace_activations,
 )
 from hf_lgelu.models.profile import smallest_by_site
-from hf_lgelu.training.adaptive import measured_targets
 from hf_lgelu.training.optim import check_hardness_learns
 
 
@@ -96,7 +95,6 @@ OF_HARDNESS = {
     "is_hardened": is_hardened,
     "anneal_hardness": lambda model: anneal_hardness(model, 0.5),
     "initialize_hardness": initialize_hardness,
-    "measured_targets": lambda model: measured_targets(model, [], 0.01),
     "HardeningCallback": lambda model: check_hardness_learns(model, torch.optim.SGD(model.parameters(), lr=0.1)),
     "HardnessLogCallback": logged,
 }

@@ -21,7 +21,7 @@ from tiny_training import (
     tiny_trainer,
     watched,
 )
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers import HfArgumentParser, Trainer
 from transformers.trainer_utils import HPSearchBackend, default_compute_objective
 
 from hf_lgelu import (
@@ -164,8 +164,7 @@ def test_arguments_from_the_command_line(tmp_path):
     given = (
         f"--output_dir {tmp_path} --use_cpu --hardness_lr_multiplier 3 --harden --tolerance 0.01 --switch_fraction 0.5 "
         "--hardening_schedule geometric --hardening_strategy steps --log_hardness false --report_substitution false "
-        "--require_lambda_gelu false --relufication --hardening_switch plateau --plateau_tolerance 0.02 "
-        "--hardening_rate tolerance --rate_tolerance 0.5"
+        "--require_lambda_gelu false"
     )
     (args,) = parser.parse_args_into_dataclasses(given.split())
     read = {field.name: getattr(args, field.name) for field in OURS}
@@ -177,26 +176,11 @@ def test_arguments_from_the_command_line(tmp_path):
         "switch_fraction": 0.5,
         "hardening_schedule": "geometric",
         "hardening_strategy": "steps",
-        "hardening_switch": "plateau",
-        "plateau_tolerance": 0.02,
-        "hardening_rate": "tolerance",
-        "rate_tolerance": 0.5,
-        "relufication": True,
         "log_hardness": False,
         "report_substitution": False,
         "require_lambda_gelu": False,
     }
     assert all(field.metadata["help"] for field in OURS)
-
-
-@pytest.mark.parametrize(("given", "read"), [("77", 77.0), ("1.5e2", 150.0), ("measured", "measured")])
-def test_a_target_from_the_command_line_is_a_number_or_a_word(tmp_path, given, read):
-    parser = HfArgumentParser(LambdaGELUTrainingArguments)
-    common = ["--output_dir", str(tmp_path), "--use_cpu", "--target_hardness"]
-    (args,) = parser.parse_args_into_dataclasses([*common, given])
-    assert args.target_hardness == read
-    with pytest.raises(ValueError, match="target_hardness must be a number or 'measured', got 'hard'"):
-        parser.parse_args_into_dataclasses([*common, "hard"])
 
 
 def test_default_arguments_are_the_papers():
@@ -207,7 +191,6 @@ def test_default_arguments_are_the_papers():
     callback = HardeningCallback()
     assert (callback.switch_fraction, callback.schedule, callback.strategy) == (0.25, "linear", "epoch")
     assert callback.targets["lambda_gelu"] == pytest.approx(159.577, abs=5e-4)
-    assert callback.switch == args.hardening_switch == "fixed"
 
 
 def test_arguments_reach_the_callback(tmp_path):
@@ -235,37 +218,13 @@ def test_arguments_that_change_later_reach_the_callback_too(tmp_path):
     assert not any(isinstance(callback, HardeningCallback) for callback in trainer.callback_handler.callbacks)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target_hardness": 50.0}, "target_hardness would do nothing, since harden is off: give harden=True"),
-        (
-            {"hardening_schedule": "cosine", "switch_fraction": 0.5},
-            "switch_fraction, hardening_schedule would do nothing, since harden is off",
-        ),
-        ({"harden": True, "plateau_tolerance": 0.5}, "plateau_tolerance counts with hardening_switch='plateau' alone"),
-        ({"harden": True, "rate_tolerance": 0.5}, "rate_tolerance counts with hardening_rate='tolerance' alone"),
-        ({"relufication": True, "tolerance": 0.01}, "tolerance would do nothing, since harden is off"),
-    ],
-)
-def test_an_option_that_nothing_would_read_is_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        tiny_trainer(tmp_path, **options)
-
-
-def test_an_option_that_counts_is_taken(tmp_path):
-    tiny_trainer(tmp_path, harden=True, hardening_switch="plateau", plateau_tolerance=0.5)
-    tiny_trainer(tmp_path, tiny_model("gelu"), relufication=True, switch_fraction=0.5)
-
-
 def test_a_trial_of_a_search_hardens_as_it_says(tmp_path, monkeypatch):
     # It knows the trials of installed searches only.
     monkeypatch.setattr(transformers.integrations, "hp_params", lambda trial: trial)
-    trainer = tiny_trainer(tmp_path, harden=True, num_train_epochs=4, target_hardness="measured", eval_dataset=SAMPLES)
+    trainer = tiny_trainer(tmp_path, harden=True, num_train_epochs=4)
     trainer.hp_search_backend, trainer.hp_space = HPSearchBackend.OPTUNA, lambda trial: trial.params
     with watched(trainer.model) as seen:
-        trainer.train(trial=SimpleNamespace(number=0, params={"switch_fraction": 0.75, "plateau_tolerance": 0.5}))
-    assert trainer.args.plateau_tolerance == 0.5
+        trainer.train(trial=SimpleNamespace(number=0, params={"switch_fraction": 0.75}))
     assert seen.trained_raw[8] != seen.trained_raw[6]  # in its third epoch λ is learned
     with pytest.raises(ValueError, match="switch_fraction must lie in"):
         trainer.train(trial=SimpleNamespace(number=1, params={"switch_fraction": 1.5}))
@@ -304,17 +263,6 @@ def test_what_was_substituted_is_trained_on_where_no_gate_is_required(tmp_path):
     before = state_of(model)
     trainer.train()
     assert any(not torch.equal(before[name], value) for name, value in state_of(model).items())
-
-
-def test_what_is_measured_on_does_not_become_what_is_evaluated(tmp_path):
-    """Persistent workers' loaders are kept by Trainer under one name for all sets without one."""
-    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-    options = {"harden": True, "num_train_epochs": 4, "target_hardness": "measured", "eval_dataset": SAMPLES}
-    trainer = tiny_trainer(tmp_path, report_substitution=False, **options, **workers)
-    trainer.train()
-    others = rows(6, seed=5)
-    expected = tiny_trainer(tmp_path, trainer.model, report_substitution=False).evaluate(others)["eval_loss"]
-    assert trainer.evaluate(others)["eval_loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_search_without_an_objective_compares_what_trainer_would(tmp_path, monkeypatch):
@@ -365,29 +313,11 @@ def test_arguments_survive_the_checkpoint(tmp_path):
 # Refusals
 
 
-@pytest.mark.parametrize("activation", ["gelu", "relu"])
-def test_a_model_without_lambda_gelu_is_refused_unless_told(tmp_path, activation):
-    with pytest.raises(ValueError, match="TinyClassifier has no λ-GELU activation"):
-        tiny_trainer(tmp_path, tiny_model(activation))
-    tiny_trainer(tmp_path, tiny_model(activation), require_lambda_gelu=False).train()
-
-
 def test_without_arguments_there_are_defaults_as_in_trainer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer = LambdaGELUTrainer(tiny_model(), train_dataset=rows(4))
     assert type(trainer.args) is LambdaGELUTrainingArguments
     assert (trainer.args.output_dir, trainer.args.hardness_lr_multiplier) == ("tmp_trainer", 9.0)
-
-
-def test_other_arguments_are_refused(tmp_path):
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    with pytest.raises(TypeError, match="args must be LambdaGELUTrainingArguments, got TrainingArguments"):
-        LambdaGELUTrainer(tiny_model(), args)
-
-
-def test_a_wrong_multiplier_is_refused_before_training(tmp_path):
-    with pytest.raises(ValueError, match="hardness_lr_multiplier must be a finite number >= 0, got -1"):
-        tiny_trainer(tmp_path, hardness_lr_multiplier=-1.0)
 
 
 # Other ways to set it up

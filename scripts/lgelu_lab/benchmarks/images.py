@@ -25,15 +25,9 @@ class Augmentation:
 
     The padding is 0 before normalization, as in torchvision's `RandomCrop(padding=...)` on an image. Each of the
     (2·padding + 1)² places and each of the two orientations is equally likely.
-
-    Raises ValueError for a negative padding.
     """
 
     padding: int
-
-    def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise ValueError(f"padding must be at least 0 pixels, got {self.padding}")
 
     @property
     def num_outcomes(self) -> int:
@@ -86,10 +80,6 @@ class ImageRows(Dataset):
             antialiasing, after augmentation.
         augmentation: None for rows that are evaluated on.
         seed: of the augmentation; a run gives its own to `set_epoch`.
-
-    Raises:
-        TypeError: a tensor has another dtype.
-        ValueError: the shapes do not fit, or a deviation is not positive.
     """
 
     def __init__(
@@ -103,18 +93,6 @@ class ImageRows(Dataset):
         augmentation: Augmentation | None = None,
         seed: int = 0,
     ) -> None:
-        if images.dtype != torch.uint8 or labels.dtype != torch.int64:
-            raise TypeError(f"images must be uint8 and labels int64, got {images.dtype} and {labels.dtype}")
-        if images.ndim != 4 or labels.shape != images.shape[:1]:
-            raise ValueError(
-                f"images must have shape (N, C, H, W) and labels (N,), got {tuple(images.shape)} and "
-                f"{tuple(labels.shape)}"
-            )
-        if len(mean) != images.shape[1] or len(deviation) != images.shape[1] or min(deviation) <= 0:
-            raise ValueError(
-                f"mean and deviation must have one number for each of {images.shape[1]} channels, and a deviation "
-                f"must be positive, got {list(mean)} and {list(deviation)}"
-            )
         self.images, self.labels = images, labels
         self.mean, self.deviation = tuple(mean), tuple(deviation)
         self.image_size = image_size

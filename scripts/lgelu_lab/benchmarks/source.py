@@ -1,10 +1,9 @@
 """Where a benchmark's data comes from: a folder the user names, or the Hugging Face Hub."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 DATA_DIR_VARIABLE = "LGELU_DATA_DIR"
@@ -95,39 +94,36 @@ def load_splits(
         hub_config: which of the data sets under `hub_id`, where there are several.
         off_hub: of a data set that the Hub lacks, what its folder holds and where that is from: ends an error.
 
-    Raises:
-        ValueError: the folder, a split or a column is missing, a split has no rows, or the files cannot be read; or
-            there is no data directory for a data set that the Hub lacks.
-        RuntimeError: the Hub has no such data set or cannot be reached.
+    Raises ValueError where the folder, a split or a column is missing, or where there is no data directory for a data
+    set that the Hub lacks; and what `datasets.load_dataset` raises.
     """
     import datasets  # takes a second, and many who import this file read no data
 
     directory = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE) or None
     names = (folder,) if isinstance(folder, str) else folder
-    if directory is None and hub_id is None:
+    if directory is not None:
+        places = [Path(directory).expanduser() / name for name in names]
+        path = next((place for place in places if place.is_dir()), None)
+        if path is None:
+            holds = f"a copy of {hub_id}" if hub_id else off_hub
+            raise ValueError(
+                f"there is no folder {places[0]}, which should hold {holds}. Put one there, or point data_dir or "
+                f"{DATA_DIR_VARIABLE} elsewhere"
+            )
+        found, source, origin = datasets.load_dataset(str(path)), str(path), Origin.of_folder(path, hub_id)
+    elif hub_id is None:
         raise ValueError(
             f"the Hub has no data set {names[0]}: point data_dir or {DATA_DIR_VARIABLE} to a directory with a folder "
             f"{names[0]}, which holds {off_hub}"
         )
-    if directory is None:
-        found, source, origin = _load_from_hub(datasets, hub_id, hub_config), f"{hub_id} on the Hub", Origin(hub_id)
     else:
-        path = _first_folder(Path(directory).expanduser(), names)
-        holds = off_hub if hub_id is None else f"a copy of {hub_id}"
-        found, source = _load_from_folder(datasets, path, holds, hub_id is not None), str(path)
-        origin = Origin.of_folder(path, hub_id)
-    absent = [split for split in splits if split not in found]
-    if absent:
-        raise ValueError(f"{source} has no split {_listed(absent)}; it has {_listed(found)}")
+        found, source, origin = datasets.load_dataset(hub_id, hub_config), f"{hub_id} on the Hub", Origin(hub_id)
     wanted = {split: found[split] for split in (*splits, *optional_splits) if split in found}
-    for split, rows in wanted.items():
-        missing = [column for column in columns if column not in rows.column_names]
-        if missing:
-            raise ValueError(
-                f"split {split!r} of {source} has no column {_listed(missing)}; it has {_listed(rows.column_names)}"
-            )
-        if not len(rows):
-            raise ValueError(f"split {split!r} of {source} has no rows")
+    absent = [split for split in splits if split not in found]
+    absent += sorted({column for rows in wanted.values() for column in columns if column not in rows.column_names})
+    if absent:
+        there = {split: rows.column_names for split, rows in found.items()}
+        raise ValueError(f"{source} has no split or column {', '.join(map(repr, absent))}; it has {there}")
     return Found(wanted, origin)
 
 
@@ -165,35 +161,3 @@ def _read_readme(path: Path) -> str | None:
         text = text[3:].partition("\n---")[2]
     text = text.strip()
     return text if len(text) <= _README_CHARACTERS else text[:_README_CHARACTERS] + " …"
-
-
-def _first_folder(directory: Path, names: Sequence[str]) -> Path:
-    """The first of the folders that is there; the first of all if none is, for the message to name."""
-    return next((directory / name for name in names if (directory / name).is_dir()), directory / names[0])
-
-
-def _load_from_folder(datasets: ModuleType, path: Path, holds: str, on_hub: bool) -> Any:
-    if not path.is_dir():
-        elsewhere = f"point data_dir or {DATA_DIR_VARIABLE} elsewhere"
-        others = f", {elsewhere}, or set neither to load it from the Hub" if on_hub else f", or {elsewhere}"
-        raise ValueError(f"there is no folder {path}, which should hold {holds}. Put one there{others}")
-    try:
-        return datasets.load_dataset(str(path))
-    except FileNotFoundError as error:  # datasets' own "no data files" errors are of this kind
-        raise ValueError(f"{path} holds no data files that datasets can load: {error}") from error
-    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:  # a split is empty; columns differ
-        raise ValueError(f"{path} cannot be read by datasets: {error.__cause__ or error}") from error
-
-
-def _load_from_hub(datasets: ModuleType, hub_id: str, config: str | None) -> Any:
-    try:
-        return datasets.load_dataset(hub_id, *((config,) if config else ()))
-    except (ConnectionError, FileNotFoundError) as error:
-        raise RuntimeError(
-            f"{hub_id} could not be loaded from the Hub ({error}). Without network, set data_dir or "
-            f"{DATA_DIR_VARIABLE} to a folder that holds a local copy"
-        ) from error
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))

@@ -24,17 +24,9 @@ class TokenBlocks(Dataset):
 
     Args:
         tokens: (N, T), int64, T at least 2.
-
-    Raises:
-        TypeError: another dtype.
-        ValueError: the shape is not (N, T), or T is below 2.
     """
 
     def __init__(self, tokens: Tensor) -> None:
-        if tokens.dtype != torch.int64:
-            raise TypeError(f"tokens must be int64, got {tokens.dtype}")
-        if tokens.ndim != 2 or tokens.shape[1] < 2:
-            raise ValueError(f"tokens must have shape (N, T) with T at least 2, got {tuple(tokens.shape)}")
         self.tokens = tokens
 
     @classmethod

@@ -22,13 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lgelu_lab.studies.folder import write_whole
-from lgelu_lab.studies.records import COUNT, LIST, MAPPING, NUMBER, SCHEMA_VERSION, TEXT, TEXTS, Kind, read_fields
-
-_FIELDS: dict[str, Kind] = {
-    **dict.fromkeys(("measurement", "benchmark", "created"), TEXT),
-    **dict.fromkeys(("settings", "models", "hardware", "data"), MAPPING),
-    **{"seed": COUNT, "seconds": NUMBER, "rows": LIST, "versions": TEXTS},
-}
+from lgelu_lab.studies.records import SCHEMA_VERSION, read_fields
 
 
 @dataclass(frozen=True)
@@ -69,15 +63,11 @@ def write_measurement(record: MeasurementRecord, folder: str | os.PathLike) -> P
 def read_measurement(path: str | os.PathLike) -> MeasurementRecord:
     """Read one record.
 
-    Raises FileNotFoundError, or ValueError that names the file, and the field where one is wrong, for a file that is
-    no measurement's record.
+    Raises FileNotFoundError, or ValueError that names the file where it is no measurement's record.
     """
     path = Path(path)
-    raw = read_fields(path, MeasurementRecord, _FIELDS, "measurement's record")
+    raw = read_fields(path, MeasurementRecord, "measurement's record")
     rows = raw.pop("rows")
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict) or row.keys() != rows[0].keys():
-            raise ValueError(f"{path} is not a measurement's record: rows[{index}] must have the keys of rows[0]")
     return MeasurementRecord(rows=tuple(rows), **raw)
 
 

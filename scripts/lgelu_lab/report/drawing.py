@@ -4,7 +4,7 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,14 +45,12 @@ class Drawing:
         title: what it shows of what.
         caption: how to read it, in plain sentences; also the text for those who do not see it.
         figure: of matplotlib.
-        note: what holds for this figure alone, such as what is missing in it.
     """
 
     key: str
     title: str
     caption: str
     figure: "Figure"
-    note: str = ""
 
     def save(self, folder: str | os.PathLike) -> Path:
         """Write `folder`/key.png, the same bytes from the same records, and return its path.
@@ -83,12 +81,12 @@ class FigureSpec:
 
     Args:
         title: what it shows; "{}" is the benchmark of one that is drawn for each.
-        draw: (data, benchmark) → (figure, caption, note), or None where there is nothing to draw; data alone for one
+        draw: (data, benchmark) → (figure, caption), or None where there is nothing to draw; data alone for one
             figure of all benchmarks.
     """
 
     title: str
-    draw: Callable[..., "tuple[Figure, str, str] | None"]
+    draw: Callable[..., "tuple[Figure, str] | None"]
 
 
 def draw_all(key: str, spec: FigureSpec, data: ReportData) -> list[Drawing]:
@@ -98,7 +96,7 @@ def draw_all(key: str, spec: FigureSpec, data: ReportData) -> list[Drawing]:
     else:
         names = dict.fromkeys(data.runs["benchmark"])
         made = {f"{key}-{_file_name(name)}": (spec.title.format(name), spec.draw(data, name)) for name in names}
-    return [Drawing(name, title, parts[1], parts[0], parts[2]) for name, (title, parts) in made.items() if parts]
+    return [Drawing(name, title, parts[1], parts[0]) for name, (title, parts) in made.items() if parts]
 
 
 def _file_name(benchmark: str) -> str:
@@ -135,13 +133,3 @@ def style(axis: "Axes", *, title: str = "", x: str = "", y: str = "") -> None:
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def seeds_in_words(configurations: Sequence[Sequence[int]]) -> str:
-    """ "3 seeds", "1 to 3 seeds" or "1 seed (0 or 42)", of the seeds of each configuration."""
-    low, high = min(map(len, configurations)), max(map(len, configurations))
-    if low != high:
-        return f"{low} to {high} seeds"
-    different = dict.fromkeys(", ".join(map(str, sorted(seeds))) for seeds in configurations)
-    named = f" ({' or '.join(different)})" if len(different) > 1 else ""
-    return ("1 seed" if high == 1 else f"{high} seeds") + named

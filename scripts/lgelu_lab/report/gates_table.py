@@ -19,7 +19,7 @@ from lgelu_lab.report.numbers import (
 )
 from lgelu_lab.report.paper import DATA_READ, PAPER_RECIPES, Notes, data_folder, trained_on
 from lgelu_lab.report.run_tables import ONE_SEED, seeds_text
-from lgelu_lab.studies.experiments import STUDIES, experiment_name
+from lgelu_lab.studies.experiments import REMOVED_OPTIONS, STUDIES, experiment_name
 
 _STUDY = STUDIES["gates"]
 _PAPER = 3  # which of the study's configurations is the paper's hardening
@@ -54,11 +54,11 @@ def _rows(data: ReportData) -> Iterator[Group]:
             continue
         paper = there[there["key"] == _key(benchmark, _PAPER)].set_index("seed")["relu"]
         there = there.assign(paper=there["seed"].map(paper), steps=_steps(data, there))
-        for place in range(len(_STUDY.configurations(benchmark))):
+        for place, configuration in enumerate(_STUDY.configurations(benchmark)):
             seeds = there[there["key"] == _key(benchmark, place)]
             if len(seeds):
                 yield (benchmark, seeds["label"].iloc[0]), seeds
-            else:
+            elif REMOVED_OPTIONS.isdisjoint(configuration.items()):
                 yield (benchmark, _key(benchmark, place)), None
             if place == 0 and len(seeds) and len(converted := _converted(data, seeds)):
                 yield (benchmark, CONVERTED), converted

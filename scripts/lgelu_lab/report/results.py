@@ -338,7 +338,7 @@ _HERO_WAYS = {
 }
 
 
-def draw_path(data: ReportData) -> "tuple[Figure, str, str] | None":
+def draw_path(data: ReportData) -> "tuple[Figure, str] | None":
     """A panel for each of the first two of HERO that are there: a bar per way, from the smooth network's line on."""
     results = ((panel, results_of(data, panel.benchmark)) for panel in HERO)
     found = [(panel, ways) for panel, ways in results if len(ways[SMOOTH])][:_HERO_PANELS]
@@ -358,7 +358,7 @@ def draw_path(data: ReportData) -> "tuple[Figure, str, str] | None":
         "is not told from none. Converted: the linear maps behind the gates are refitted on unlabelled rows. Hardened: "
         "trained with λ-GELU while every λ grows to about 160. Swapped early: ReLU after a quarter of the epochs."
     )
-    return figure, caption, ""
+    return figure, caption
 
 
 def _draw_hero(axis: "Axes", panel: HeroPanel, ways: dict[str, pd.DataFrame]) -> None:

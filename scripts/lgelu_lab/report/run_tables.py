@@ -366,7 +366,9 @@ def _coverage(data: ReportData) -> Iterator[Group]:
         named = {run.name for run in study.build(study.benchmarks)}
         if (of_paper and set(study.benchmarks) <= PAPER_RECIPES.keys()) or there & named:
             for benchmark in study.benchmarks:
-                names = [run.name for run in study.build((benchmark,))]
+                planned = {run.name for run in study.build((benchmark,))}
+                names = [run.name for run in study.build((benchmark,), removed=True)]
+                names = [name for name in names if name in planned | there]
                 yield (study.name, benchmark), {"names": names, "missing": [n for n in names if n not in there]}
 
 
@@ -385,7 +387,7 @@ def _coverage_missing(runs: dict[str, Any], notes: Notes) -> str:
 
 def _coverage_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     there = set(data.runs["name"])
-    planned = {run.name for study in STUDIES.values() for run in study.build(study.benchmarks)}
+    planned = {run.name for study in STUDIES.values() for run in study.build(study.benchmarks, removed=True)}
     if data.left_out:
         why = "shortened runs where the benchmark has longer ones, or measurements of networks trained anew since"
         yield f"Left out, as {why}: {_first_of(data.left_out)}."

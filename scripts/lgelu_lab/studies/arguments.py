@@ -1,8 +1,7 @@
 """The command line of one run: what is trained, beside how (TrainingArguments)."""
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -49,6 +48,12 @@ class RunArguments:
         default=2.0, metadata={"help": "The high end of the init modes increasing and decreasing."}
     )
     temperature: float = field(default=PAPER_TEMPERATURE, metadata={"help": "t of λ(s) = 1 + softplus(s/t)."})
+    relufication: bool = field(
+        default=False,
+        metadata={
+            "help": "The rival of hardening: train a smooth network for the switch fraction, put ReLU in, train on."
+        },
+    )
     granularity: str = field(
         default="layer",
         metadata={"help": f"One λ per: {', '.join(GRANULARITIES)}.", "choices": list(GRANULARITIES)},
@@ -97,13 +102,10 @@ class RunArguments:
             "help": "Save the trained model in output_dir and, if hardened, its ReLU network in output_dir/relu."
         },
     )
-    overwrite: bool = field(
-        default=False, metadata={"help": "Remove the run that output_dir holds, and train into its place."}
-    )
 
 
 class OneLineParser(HfArgumentParser):
-    """HfArgumentParser that answers a wrong call with one line and status 2, and knows what was meant."""
+    """HfArgumentParser that answers a wrong call with one line and status 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
@@ -111,13 +113,9 @@ class OneLineParser(HfArgumentParser):
     def parse(self, arguments: Sequence[str] | None = None) -> tuple[Any, ...]:
         """The dataclasses of a command line."""
         try:
-            *parsed, foreign = self.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
-        except (ValueError, TypeError) as error:  # of a dataclass that checks its values
+            return self.parse_args_into_dataclasses(arguments)
+        except (ValueError, TypeError) as error:  # of a dataclass that checks its values, or an unknown option
             self.error(str(error))
-        if foreign:
-            known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
-            self.error(f"there is no option {foreign[0]}{meant(foreign[0].lstrip('-').partition('=')[0], known)}")
-        return tuple(parsed)
 
 
 def parse_command_line(arguments: Sequence[str] | None = None) -> tuple[RunArguments, LambdaGELUTrainingArguments]:
@@ -146,20 +144,17 @@ def parse_mapping(arguments: Mapping[str, Any]) -> tuple[RunArguments, LambdaGEL
     return _completed(run), training
 
 
-def check_argument_names(names: Iterable[str]) -> None:
-    """Raise ValueError if one of `names` is no argument of scripts/train.py, with the one that it resembles."""
-    known = [entry.name for kind in (RunArguments, LambdaGELUTrainingArguments) for entry in fields(kind) if entry.init]
-    for name in names:
-        if name not in known:
-            remark = meant(name, known) or "; scripts/train.py --help lists them"
-            raise ValueError(f"scripts/train.py has no argument {name!r}{remark}")
-
-
 def check_argument_values(values: Mapping[str, Any]) -> None:
-    """Raise ValueError where text stands for a number or a switch: transformers takes any text for true."""
+    """Raise ValueError for what is no argument of scripts/train.py, and where text stands for a number or a switch.
+
+    transformers takes any text for true.
+    """
     kinds = {
         name: kind for of in (RunArguments, LambdaGELUTrainingArguments) for name, kind in get_type_hints(of).items()
     }
+    unknown = sorted(values.keys() - kinds.keys())
+    if unknown:
+        raise ValueError(f"scripts/train.py has no argument {', '.join(unknown)}; its --help lists them")
     for name, value in values.items():
         accepted = get_args(kinds[name]) or (kinds[name],)
         plain = tuple(kind for kind in accepted if isinstance(kind, type))
@@ -240,12 +235,6 @@ class _Recipe:
     recipe: str = "paper"
     pretrained: str | None = None
     optim: str | None = None
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    """A question after the names of `known` that are like `name`, to end an error with; empty where none is."""
-    close = difflib.get_close_matches(name, list(known), n=3)
-    return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def _completed(run: RunArguments) -> RunArguments:

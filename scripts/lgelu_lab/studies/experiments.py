@@ -44,13 +44,19 @@ class Study:
     folder: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def build(self, benchmarks: Sequence[str], seeds: Sequence[int] = SEEDS) -> list[Experiment]:
-        """Every run on these benchmarks. One seed of all comes before the next, so that what is there compares."""
+    def build(
+        self, benchmarks: Sequence[str], seeds: Sequence[int] = SEEDS, *, removed: bool = False
+    ) -> list[Experiment]:
+        """Every run on these benchmarks. One seed of all comes before the next, so that what is there compares.
+
+        With `removed` also the runs of which there are records alone: their options are no longer in the library.
+        """
         return [
             self._experiment(benchmark, configuration, seed)
             for benchmark in benchmarks
             for seed in seeds
             for configuration in self.configurations(benchmark)
+            if removed or REMOVED_OPTIONS.isdisjoint(configuration.items())
         ]
 
     def _experiment(self, benchmark: str, configuration: Configuration, seed: int) -> Experiment:
@@ -62,11 +68,22 @@ class Study:
 
 GATE_OPTIONS: dict[tuple[str, str], str] = {
     ("granularity", "channel"): "channel",
+    ("granularity", "neuron"): "neuron",
+    ("granularity", "network"): "network",
     ("hardening_switch", "plateau"): "plateau",
     ("hardening_rate", "tolerance"): "tolerance",
     ("target_hardness", "measured"): "measured",
 }
 """{(argument, value that is not the paper's): its word in the names of runs}."""
+
+REMOVED_OPTIONS = frozenset(
+    {
+        *(("hardening_switch", "plateau"), ("hardening_rate", "tolerance"), ("target_hardness", "measured")),
+        *(("granularity", "neuron"), ("granularity", "network")),
+        *(("activation", "lambda_gelu_relu"), ("activation", "lambda_silu_relu")),
+    }
+)
+"""What the library no longer has. Their records stay, and the report reads them."""
 
 
 def experiment_name(benchmark: str, configuration: Configuration, seed: int) -> str:
@@ -112,7 +129,7 @@ def _gates(benchmark: str) -> list[Configuration]:
     hardened = {**_HARDENED, "activation": gate}
     options: tuple[Configuration, ...] = (
         _PLATEAU,
-        *({option: value} for option, value in GATE_OPTIONS if value != "plateau"),
+        *({option: value} for option, value in GATE_OPTIONS if value not in ("plateau", "neuron")),
     )
     others = [_OTHER_GATES[benchmark]] if benchmark in _OTHER_GATES else []
     return [
@@ -121,6 +138,7 @@ def _gates(benchmark: str) -> list[Configuration]:
         {"activation": smooth, "relufication": True},
         hardened,
         *({**hardened, **option} for option in options),
+        *({**hardened, "activation": f"{gate}_relu", "harden": annealed} for annealed in (True, False)),
         *({**hardened, "activation": other} for other in others),
     ]
 

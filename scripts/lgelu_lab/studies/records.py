@@ -37,7 +37,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -165,21 +165,13 @@ def write_record(record: RunRecord, folder: str | os.PathLike) -> Path:
 def read_record(path: str | os.PathLike) -> RunRecord:
     """Read a record file, or the one in a folder.
 
-    Raises FileNotFoundError, or ValueError that names the file, and the field where one is wrong, for a file of
-    another schema or one that is no record.
+    Raises FileNotFoundError, or ValueError that names the file where it is of another schema or no record.
     """
     path = Path(path)
     path = path / RECORD_FILE if path.is_dir() else path
-    raw = read_fields(path, RunRecord, _FIELDS, "run record")
-    for name, kinds in (("config", _CONFIG), ("data", _DATA), ("hardware", {}), ("model", {})):
-        _check(raw[name], kinds, f"{path} is not a run record: {name}.")
-    for name in _HARDENING if raw["config"].get("harden") else ():
-        if name not in raw["config"]:
-            raise ValueError(f"{path} is not a run record: config.{name} of a hardened run is missing")
+    raw = read_fields(path, RunRecord, "run record")
     _rename_old_keys(raw["config"])
-    epochs = tuple(_read_epoch(epoch, index, raw, path) for index, epoch in enumerate(raw.pop("epochs")))
-    if not epochs and raw.get("failure") is None:
-        raise ValueError(f"{path} is not a run record: epochs must hold an evaluation, got none")
+    epochs = tuple(EpochRecord(**epoch) for epoch in raw.pop("epochs"))
     return RunRecord(epochs=epochs, **raw)
 
 
@@ -217,65 +209,13 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-# --- What a field may hold. Each kind: in words, and whether a value is one.
-Kind = tuple[str, Callable[[Any], bool]]
+def read_fields(path: Path, kind: type, what: str) -> dict[str, Any]:
+    """The object in a JSON file, which must have the fields of the dataclass `kind`; `what` is its name in words.
 
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(map(test, value.values()))
-
-
-TEXT: Kind = ("a text", lambda value: isinstance(value, str))
-NUMBER: Kind = ("a number", _is_number)
-COUNT: Kind = ("an integer", lambda value: _is_number(value) and isinstance(value, int))
-FLAG: Kind = ("true or false", lambda value: isinstance(value, bool))
-MAPPING: Kind = ("an object", lambda value: isinstance(value, dict))
-LIST: Kind = ("a list", lambda value: isinstance(value, list))
-TEXTS: Kind = ("an object of texts", _of(lambda value: isinstance(value, str)))
-NUMBERS: Kind = ("an object of numbers", _of(_is_number))
-
-
-def optional(kind: Kind) -> Kind:
-    """That kind, or null."""
-    return f"{kind[0]} or null", lambda value: value is None or kind[1](value)
-
-
-_FIELDS: dict[str, Kind] = {
-    **dict.fromkeys(("name", "created", "metric"), TEXT),
-    **{"seconds": NUMBER, "greater_is_better": FLAG, "epochs": LIST, "initial_hardness": NUMBERS},
-    **dict.fromkeys(("config", "data", "model", "hardware"), MAPPING),
-    **{"versions": TEXTS, "weights": TEXTS, "failure": optional(TEXT), "timed_from_step": optional(COUNT)},
-}
-_HARDENING = ("num_train_epochs", "switch_fraction")
-_CONFIG: dict[str, Kind] = {
-    **dict.fromkeys(("benchmark", "activation", "init_mode", "hardening_switch", "hardening_rate"), TEXT),
-    **dict.fromkeys(("plateau_tolerance", "rate_tolerance"), NUMBER),
-    **{"measured_targets": FLAG, "layer_targets": NUMBERS, "hardening_progress": LIST},
-    **{"seed": COUNT, "harden": FLAG, "target_hardness": optional(NUMBER)},
-    **dict.fromkeys(_HARDENING, NUMBER),
-}
-_DATA: dict[str, Kind] = {
-    **dict.fromkeys(("train_samples", "eval_samples"), COUNT),
-    **{"eval_split": TEXT, "source": TEXT, "classes": optional(COUNT), "files": NUMBERS},
-    **dict.fromkeys(("copy_of", "folder", "readme"), optional(TEXT)),
-}
-_EPOCH: dict[str, Kind] = {
-    **{entry.name: optional(NUMBER) for entry in fields(EpochRecord)},
-    **{"epoch": NUMBER, "score": NUMBER, "hardness": NUMBERS},
-}
-
-
-def read_fields(path: Path, kind: type, kinds: Mapping[str, Kind], what: str) -> dict[str, Any]:
-    """The JSON object in a file, which must have the fields of the dataclass `kind`; `what` is its name in words.
-
-    Fields with a default may be absent. Raises ValueError that names the file, and the field.
+    Fields with a default may be absent. Raises ValueError that names the file.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are of this kind
         raise ValueError(f"{path} is not a {what}: {error}") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
@@ -289,31 +229,7 @@ def read_fields(path: Path, kind: type, kinds: Mapping[str, Kind], what: str) ->
     missing, unknown = sorted(needed - raw.keys()), sorted(raw.keys() - {entry.name for entry in known})
     if missing or unknown:
         raise ValueError(f"{path} is not a {what}: missing {missing}, unknown {unknown}")
-    _check(raw, kinds, f"{path} is not a {what}: ")
     return raw
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _check(raw: Mapping[str, Any], kinds: Mapping[str, Kind], where: str) -> None:
-    for name, (words, holds) in kinds.items():
-        if name in raw and not holds(raw[name]):
-            raise ValueError(f"{where}{name} must be {words}, got {repr(raw[name])[:80]}")
-
-
-def _read_epoch(epoch: Any, index: int, raw: Mapping[str, Any], path: Path) -> EpochRecord:
-    where = f"{path} is not a run record: epochs[{index}]"
-    known = {entry.name for entry in fields(EpochRecord)}
-    if not isinstance(epoch, dict) or not {"epoch", "score"} <= epoch.keys() <= known:
-        raise ValueError(f"{where} must be an object of {', '.join(sorted(known))}, got {repr(epoch)[:80]}")
-    _check(epoch, _EPOCH, f"{where}.")
-    sites = epoch.get("hardness", {}).keys()
-    if sites and sites != raw["initial_hardness"].keys():
-        differing = sorted(sites ^ raw["initial_hardness"].keys())
-        raise ValueError(f"{where}.hardness has other sites than initial_hardness: {', '.join(differing)[:200]}")
-    return EpochRecord(**epoch)
 
 
 def _rename_old_keys(config: dict[str, Any]) -> None:

@@ -1,11 +1,9 @@
 """scripts/bench_activation.py as a command."""
 
-import subprocess
 import sys
 
 import bench_activation
 import pytest
-from lgelu_lab.kernel_bench import results
 
 import hf_lgelu
 
@@ -67,21 +65,3 @@ def test_the_command_measures_then_prints_a_table(tmp_path, monkeypatch, capsys)
     ]
     command(monkeypatch, *words, "--table")
     assert "| λ-GELU, kernel eager, λ = 2 |" in capsys.readouterr().out
-
-
-def test_the_command_ends_with_one_line_for_what_it_cannot_do(tmp_path, monkeypatch):
-    with pytest.raises(SystemExit, match=r"^a size is positive numbers"):
-        command(monkeypatch, "--sizes", "wide")
-    with pytest.raises(SystemExit, match=r"No such file"):
-        command(monkeypatch, "--csv", str(tmp_path / "none.csv"), "--table")
-    with pytest.raises(SystemExit, match=r"Is a directory"):
-        command(monkeypatch, "--csv", str(tmp_path), *SMALL)
-
-
-@pytest.mark.slow
-def test_the_command_runs_with_both_allocators_in_one_file(tmp_path):
-    path = tmp_path / "bench.csv"
-    words = [sys.executable, bench_activation.__file__, "--csv", str(path), *SMALL, "--rounds", "1"]
-    for allocator in bench_activation.ALLOCATORS:
-        subprocess.run([*words, "--providers", "gelu", "--allocator", allocator], check=True, capture_output=True)
-    assert results.read_rows(path)["allocator"].to_list() == list(bench_activation.ALLOCATORS)

@@ -4,8 +4,8 @@ import csv
 
 import pytest
 import torch
-from bench_rows import PROVENANCE, cells_of, frame_of, measured
-from lgelu_lab.kernel_bench import providers, results
+from bench_rows import PROVENANCE, cells_of, measured
+from lgelu_lab.kernel_bench import results
 from torch import nn
 
 
@@ -48,59 +48,10 @@ def test_a_rerun_adds_what_is_missing(tmp_path):
     assert len(measured(path, modes=("forward",), provenance=other)) == 2  # of another commit
 
 
-def test_what_cannot_run_is_left_out_with_a_line_that_says_why(tmp_path, monkeypatch, capsys):
-    def unavailable(x, hardness):
-        raise RuntimeError("no such package\nand more")
-
-    broken = providers.Provider("relu", "ReLU", unavailable)
-    monkeypatch.setitem(providers.PROVIDERS, "relu", broken)
-    rows = measured(tmp_path / "bench.csv")
-    assert [row["provider"] for row in rows] == ["gelu", "gelu"]
-    assert capsys.readouterr().out == "relu is left out: no such package\n"
-
-
-def test_a_row_is_held_once_it_is_written(tmp_path):
-    file = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
-    row = cells_of()
-    assert row not in file
-    file.append(row)
-    assert row in file
-    assert row | {"ratio_median": "7"} in file  # numbers are no part of what was measured
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path):
-    path = tmp_path / "bench.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="other columns"):
-        results.ResultsFile(path, PROVENANCE)
-    path.write_text(",".join(results.COLUMNS) + "\nrelu,torch\n")
-    with pytest.raises(ValueError, match="cut off"):
-        results.ResultsFile(path, PROVENANCE)
-
-
-def test_the_latest_row_of_a_case_counts(tmp_path):
-    rows = [cells_of(ratio_median="5") | {"commit": "old"}, cells_of() | {"commit": "new"}, cells_of(threads="2")]
-    found = frame_of(tmp_path / "bench.csv", rows)
-    assert found[["commit", "threads", "ratio_median"]].to_numpy().tolist() == [["new", "1", 1.0], ["", "2", 1.0]]
-
-
 def test_provenance_names_the_software():
     found = results.find_provenance("cpu")
     assert found["torch"] == torch.__version__.partition("+")[0]
     assert all(found[name] for name in ("device", "commit", "hf_lgelu"))
-
-
-def test_a_file_whose_last_line_has_no_end_is_refused_and_left_as_it_is(tmp_path):
-    path = tmp_path / "bench.csv"
-    measured(path)
-    whole = path.read_text(encoding="utf-8")
-    for missing in (1, 2, 40):  # the line's end, a letter of the commit, some cells
-        path.write_text(whole[:-missing], encoding="utf-8")
-        with pytest.raises(ValueError, match="cut off"):
-            measured(path, names=("silu",))
-        assert path.read_text(encoding="utf-8") == whole[:-missing]
-    path.write_text("", encoding="utf-8")
-    assert len(measured(path)) == 4  # an empty file is a new one
 
 
 @pytest.mark.parametrize("column", ["kernel", "size", "memory_format", "dtype", "threads", "allocator", "clock"])
@@ -131,11 +82,6 @@ def test_a_row_of_another_machine_or_software_is_measured_again(file_of_two, mon
     assert [row in other for row in rows] == [False, False]
 
 
-def test_the_latest_rows_hold_each_allocator_and_device(tmp_path):
-    rows = [cells_of(), cells_of(allocator="stock"), cells_of(device="slide rule"), cells_of(hardness="2")]
-    assert len(frame_of(tmp_path / "bench.csv", rows)) == 4
-
-
 class Spy(nn.Module):
     """Notes with how many threads it is called."""
 
@@ -146,13 +92,3 @@ class Spy(nn.Module):
     def forward(self, x):
         self.threads.add(torch.get_num_threads())
         return x.relu()
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_activation_is_timed_with_the_threads_of_its_row(tmp_path, monkeypatch, threads):
-    torch.set_num_threads(3 - threads)
-    spy = Spy()
-    monkeypatch.setitem(providers.PROVIDERS, "relu", providers.Provider("relu", "ReLU", lambda x, hardness: spy))
-    rows = measured(tmp_path / "bench.csv", modes=("both",), threads=threads)
-    assert spy.threads == {threads}
-    assert {row["threads"] for row in rows} == {str(threads)}

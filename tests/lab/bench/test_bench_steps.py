@@ -1,6 +1,5 @@
 """Training steps: what they move, and what is recorded of them."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -48,15 +47,6 @@ def test_a_step_moves_weights_and_only_a_learning_hardness(small_model, provider
     assert {name for name, value in model.named_parameters() if id(value) in held} == moved
 
 
-def test_models_for_a_device_and_by_name():
-    assert [row.name for row in training_steps.check_step_models([], "cpu")] == [
-        *("mlp-4x256", "gpt2-4x256", "resnet18-cifar")
-    ]
-    assert [row.name for row in training_steps.check_step_models(["gpt2-small"], "cpu")] == ["gpt2-small"]
-    with pytest.raises(ValueError, match=r"unknown models: bert; accepted: mlp-4x256"):
-        training_steps.check_step_models(["bert"], "cpu")
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_narrow_steps_run_under_autocast_with_float32_weights(small_model, dtype):
     model, _, step = training_steps.new_training(small_model, "gelu", small_model.new_batch("cpu"), dtype, "cpu")
@@ -67,16 +57,3 @@ def test_narrow_steps_run_under_autocast_with_float32_weights(small_model, dtype
     step()
     assert seen == {getattr(torch, dtype)}
     assert {linear.weight.dtype for linear in linears} == {torch.float32}
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_steps_have_the_threads_of_their_row_before_a_model_is_built(small_model, tmp_path, threads):
-    torch.set_num_threads(3 - threads)
-
-    def build(activation):
-        raise RuntimeError(f"built with {torch.get_num_threads()} threads")
-
-    bench = bench_into(tmp_path / "bench.csv", threads=threads)
-    rows = training_steps.measure_steps(replace(small_model, build=build), "float32", bench)
-    with pytest.raises(RuntimeError, match=f"built with {threads} threads"):
-        next(rows)

@@ -25,27 +25,6 @@ def test_each_round_begins_with_another_call_and_warms_each_just_before_its_time
     assert seconds.shape == (4, 3)
 
 
-def test_a_long_call_gets_no_warm_up_of_its_own():
-    counts = {"long": 0, "short": 0}
-    durations = {"long": timing.LONG_SECONDS, "short": timing.LONG_SECONDS / 2}
-
-    def clock(call, repetitions):
-        return durations[call()]
-
-    def call_of(name):
-        def call():
-            counts[name] += 1
-            return name
-
-        return call
-
-    calls = {name: call_of(name) for name in counts}
-    timing.interleave(calls, clock, rounds=0, budget_seconds=0.0)
-    before = dict(counts)
-    timing.interleave(calls, clock, rounds=7, budget_seconds=60.0)
-    assert {name: counts[name] - 2 * before[name] for name in counts} == {"long": 7, "short": 14}
-
-
 def test_a_short_call_is_repeated_until_the_stretch_is_long_enough():
     _, repetitions = timing.interleave({"a": lambda: None}, lambda call, n: 1e-5, rounds=1, budget_seconds=1.0)
     assert repetitions["a"] == 200  # 2 ms of 10 µs each
@@ -71,16 +50,6 @@ def test_ratios_are_taken_within_a_round():
     assert {summary.loc["gelu", f"ratio_{name}"] for name in timing.QUANTILES} == {1.0}
 
 
-def test_a_clock_gives_seconds_of_one_call():
-    """A mean over 3 calls of 4 s, not their sum, on a clock that only the calls move."""
-    now = [100.0]
-
-    def call():
-        now[0] += 4.0
-
-    assert timing._clock_of(lambda: now[0])(call, 3) == 4.0
-
-
 @pytest.mark.parametrize("name", ["thread_time", "perf_counter"])
 def test_each_clock_is_the_one_it_is_named_after(name):
     """Whatever else runs: 3 calls take at least what they see go by within them, and at most what goes by outside."""
@@ -98,8 +67,3 @@ def test_each_clock_is_the_one_it_is_named_after(name):
     outside = now() - begun
     assert sum(within) <= 3 * seconds * (1 + 1e-9)
     assert 3 * seconds <= outside * (1 + 1e-9)
-
-
-def test_clock_for_one_thread_several_and_a_gpu():
-    kinds = [timing.clock_name(*what) for what in (("cpu", 1), ("cpu", 2), ("cuda", 1))]
-    assert kinds == ["thread_time", "perf_counter", "cuda_event"]

@@ -1,4 +1,4 @@
-"""scripts/bench_trainer.py: the network and the optimizer that it times, and the rows that it counts."""
+"""scripts/bench_trainer.py: the network and the optimizer that it times."""
 
 import bench_trainer
 import pytest
@@ -31,29 +31,6 @@ def trainer_of(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("parts", [1, 4])
-def test_a_step_counts_the_rows_of_all_its_parts_in_both_loops(trainer_of, parts):
-    settings = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": parts}
-    for timed in (bench_trainer.trainer_steps, bench_trainer.bare_steps):
-        steps = timed(trainer_of(**settings))
-        assert steps.rows == [32 * parts]
-        assert len(steps.seconds) == 1
-        assert steps.rows_per_second == pytest.approx(32 * parts / steps.seconds[0])
-
-
-def test_the_bare_loop_runs_the_network_once_for_each_part(trainer_of):
-    calls = []
-    trainer = trainer_of(gradient_accumulation_steps=4)
-    trainer.model.register_forward_pre_hook(lambda *_: calls.append(1))
-    bench_trainer.bare_steps(trainer)
-    assert len(calls) == 4 * 3
-
-
-def test_the_last_step_of_an_epoch_counts_the_rows_that_it_has(trainer_of):
-    trainer = trainer_of(per_device_train_batch_size=32, max_train_samples=80)  # 32, 32, 16
-    assert bench_trainer.trainer_steps(trainer).rows == [16]
-
-
 def test_network_and_optimizer_are_those_of_the_run(trainer_of):
     pytest.importorskip("timm")
     settings = {"granularity": "channel", "timm_optimizer": "nmuon", "learning_rate": 0.02, "init_hardness": 1.5}
@@ -69,9 +46,11 @@ def test_network_and_optimizer_are_those_of_the_run(trainer_of):
     assert not [module for module in smooth.modules() if isinstance(module, LambdaGELU)]
 
 
-def test_a_line_says_how_many_rows_a_step_takes(monkeypatch, capsys):
+def test_a_line_for_each_way_to_train(monkeypatch, capsys):
     command = ["--benchmarks", "mlp-digits", "--steps", "1", "--rounds", "1", "--settings"]
-    settings = ["gradient_accumulation_steps=2", "per_device_train_batch_size=32", "use_cpu=true", "activation=gelu"]
+    settings = ["gradient_accumulation_steps=2", "per_device_train_batch_size=32", "use_cpu=true"]
     monkeypatch.setattr("sys.argv", ["bench_trainer.py", *command, *settings])
     bench_trainer.main()
-    assert "mlp-digits: batch 64, " in capsys.readouterr().out
+    _, head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "mlp-digits: batch 64"
+    assert [line.strip().startswith(name) for line, name in zip(lines, bench_trainer.MODES, strict=True)] == [True] * 6

@@ -66,36 +66,6 @@ def test_only_training_rows_are_augmented_with_four_pixels(write_splits):
     assert [black[:, :, edge].all(dim=1).any().item() for edge in (0, 3, 28, 31)] == [True] * 4
 
 
-def test_a_validation_part_is_held_out_of_training_and_of_the_statistics(write_splits):
-    train = pictures(12, seed=0)
-    data_dir = write_splits("cifar10", {"train": split(train), "test": split(pictures(5, seed=1))})
-    data = CIFAR10.load(DataOptions(data_dir, validation_fraction=0.25, max_train_samples=6, max_eval_samples=4))
-    assert [len(rows) for rows in (data.train, data.eval, data.test)] == [6, 3, 4]
-    assert (data.eval_split, data.eval.augmentation) == ("validation (25 % of train)", None)
-    numbers = {image.transpose(2, 0, 1).tobytes(): number for number, image in enumerate(train)}
-    kept, held_out = ([numbers[image.numpy().tobytes()] for image in rows.images] for rows in (data.train, data.eval))
-    assert len({*kept, *held_out}) == 9
-    assert [number % 3 for number in kept] == data.train.labels.tolist()
-    assert sorted(number % 3 for number in held_out) == [0, 1, 2]
-    expected = train[kept].reshape(-1, 3).astype(np.float64) / 255
-    assert data.preprocessing["mean"] == pytest.approx(expected.mean(axis=0).tolist(), rel=1e-12)
-    assert data.preprocessing["deviation"] == pytest.approx(expected.std(axis=0).tolist(), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (split(pictures(2, 0, side=28)), "cifar10 must hold 32x32 RGB or grey images .*, got 28x28"),
-        (split(pictures(2, 0), label=datasets.Value("int64")), "'label' of cifar10 must be a ClassLabel"),
-        (split(pictures(2, 0)).remove_columns("img"), "has no column 'img'; it has 'label'"),
-    ],
-)
-def test_other_data_are_refused(write_splits, rows, message):
-    data_dir = write_splits("cifar10", {"train": rows, "test": rows})
-    with pytest.raises(ValueError, match=message):
-        CIFAR10.load(DataOptions(data_dir))
-
-
 def test_the_network_has_the_papers_size_and_knows_classes_and_normalization(write_splits):
     rows = split(pictures(3, 0))
     data = CIFAR100.load(DataOptions(write_splits("cifar100", {"train": rows, "test": rows})))

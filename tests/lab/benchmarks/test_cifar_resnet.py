@@ -1,19 +1,15 @@
 """ResNet-18 for CIFAR: size, sites, saving and loading, and what timm and transformers make of it."""
 
 import json
-import warnings
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 from fresh_process import run_fresh
-from lgelu_lab.benchmarks import cifar_resnet
 from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, new_cifar_resnet, register_cifar_resnet
-from PIL import Image
 from torch import nn
-from transformers import AutoModelForImageClassification, pipeline
-from transformers.activations import ACT2FN
+from transformers import AutoModelForImageClassification
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.loading import extend_from_pretrained
@@ -134,40 +130,7 @@ def test_a_relu_network_is_read_by_transformers_and_without_hf_lgelu(tmp_path):
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_docstring_holds_the_lines_that_are_tested():
-    def statements(text):
-        return [line.strip() for line in text.splitlines() if line.strip().startswith(("model", "weights"))]
-
-    documented = statements(cifar_resnet.__doc__)
-    tested = statements(Path(__file__).with_name("plain_resnet18.py").read_text())
-    assert len(documented) == 5
-    assert [line.replace('f"{folder}/model', '"model') for line in tested] == documented
-
-
-def test_a_saved_folder_is_a_pipeline(tmp_path):
-    model = trained(build())
-    model.save_pretrained(tmp_path)
-    picture = Image.effect_noise((32, 32), 80).convert("RGB")
-    answers = pipeline("image-classification", model=str(tmp_path), device="cpu")(picture, top_k=10)
-    pixels = torch.tensor([[picture.getpixel((x, y)) for x in range(32)] for y in range(32)]).double() / 255
-    pixels = (pixels - torch.tensor(MEAN).double()) / torch.tensor(DEVIATION).double()
-    chances = logits(model, pixels.permute(2, 0, 1)[None].float()).softmax(dim=1)[0].tolist()
-    found = {answer["label"]: answer["score"] for answer in answers}
-    assert found == pytest.approx(dict(zip(NAMES, chances, strict=True)), abs=1e-5)
-
-
 # PReLU has a weight of its own at every site.
-@pytest.mark.parametrize(
-    ("activation", "more"), [("gelu", 0), ("relu", 0), ("lambda_gelu", 17), ("silu", 0), ("mish", 0), ("prelu", 17)]
-)
-def test_every_activation_of_the_studies_is_built(activation, more):
-    model = build(activation)
-    assert model.num_parameters() == 11_173_962 + more
-    sites = dict(model.timm_model.named_modules())
-    x = torch.linspace(-3, 3, 101)
-    for name in SITES:
-        torch.testing.assert_close(sites[name](x.clone()), ACT2FN[activation](x.clone()), rtol=1e-5, atol=1e-6)
-    assert logits(model, images()).isfinite().all()
 
 
 def test_timm_builds_it_by_name_quietly_and_as_a_backbone(caplog):
@@ -178,28 +141,3 @@ def test_timm_builds_it_by_name_quietly_and_as_a_backbone(caplog):
     backbone = timm.create_model(ARCHITECTURE, features_only=True)
     sizes = [32 // feature.shape[-1] for feature in backbone(images())]
     assert sizes == backbone.feature_info.reduction() == [1, 1, 2, 4, 8]
-
-
-def test_there_are_no_published_weights():
-    with pytest.raises(ValueError, match="lgelu_resnet18_cifar has no published weights"):
-        timm.create_model(ARCHITECTURE, pretrained=True)
-
-
-def test_registering_again_changes_nothing():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        register_cifar_resnet()
-    assert timm.models.model_entrypoint(ARCHITECTURE) is cifar_resnet.lgelu_resnet18_cifar
-
-
-def test_a_taken_name_is_refused(monkeypatch):
-    monkeypatch.setitem(timm.models._registry._model_entrypoints, ARCHITECTURE, build)
-    with pytest.raises(RuntimeError, match="another model is registered with timm as 'lgelu_resnet18_cifar'"):
-        register_cifar_resnet()
-
-
-def test_timm_is_optional(monkeypatch):
-    monkeypatch.setattr(cifar_resnet.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.delitem(timm.models._registry._model_entrypoints, ARCHITECTURE)
-    register_cifar_resnet()
-    assert not timm.models.is_model(ARCHITECTURE)

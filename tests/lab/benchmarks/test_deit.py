@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import ModelOptions
-from lgelu_lab.benchmarks.tiny_imagenet import build_deit, image_processor, resize_position_embeddings
+from lgelu_lab.benchmarks.tiny_imagenet import build_deit, image_processor
 from PIL import Image
 from torch.nn import functional as F
 from transformers import (
@@ -137,15 +137,3 @@ def test_other_checkpoints_and_sizes_are_refused(checkpoint, tmp_path):
     GPT2Config().save_pretrained(tmp_path / "gpt2")
     with pytest.raises(ValueError, match="is a gpt2; a vision transformer such as facebook/deit-tiny"):
         build_deit("gelu", DATA, ModelOptions(pretrained=str(tmp_path / "gpt2")))
-
-
-def test_a_checkpoint_that_cannot_be_read_says_what_to_do(tmp_path):
-    with pytest.raises(RuntimeError, match=r"no checkpoint '.*nothing' could be read .*where the Hub can be reached"):
-        build_deit("gelu", DATA, ModelOptions(pretrained=str(tmp_path / "nothing")))
-
-
-def test_embeddings_of_another_kind_are_not_resized():
-    model = ViTForImageClassification(ViTConfig(**TINY))
-    del model.vit.embeddings.position_embeddings
-    with pytest.raises(ValueError, match="position embeddings of ViTForImageClassification cannot be resized to 48"):
-        resize_position_embeddings(model, 48)

@@ -43,26 +43,6 @@ def test_pixels_equal_a_loop(write_splits):
     assert data.eval_split == "test"
 
 
-def test_a_validation_part_leaves_the_statistics_alone(write_splits):
-    train = pictures(12, seed=0)
-    data_dir = write_splits("fashion_mnist", {"train": split(train), "test": split(pictures(3, seed=1))})
-    data = load_fashion_mnist(DataOptions(data_dir, validation_fraction=0.25, max_train_samples=6))
-    assert [len(rows) for rows in (data.train, data.eval, data.test)] == [6, 3, 3]
-    assert sorted(data.eval.labels.tolist()) == [0, 1, 2]
-    assert data.eval_split == "validation (25 % of train)"
-    mean, deviation = (data.preprocessing[name] for name in ("mean", "deviation"))
-    images = {image.tobytes(): number for number, image in enumerate(train.reshape(12, -1))}
-
-    def numbers(rows):
-        pixels = np.rint(rows.features.numpy() * deviation + mean).astype(np.uint8)
-        return [images[image.tobytes()] for image in pixels]
-
-    kept, held_out = numbers(data.train), numbers(data.eval)
-    assert len({*kept, *held_out}) == 9
-    assert [number % 3 for number in kept] == data.train.labels.tolist()
-    assert (mean, deviation) == pytest.approx(loop_statistics(train[kept]), rel=1e-12)
-
-
 def test_a_folder_of_image_files_is_read_too(tmp_path):
     """Such a copy names its images by path, without their bytes."""
     pixels = pictures(4, seed=3)
@@ -74,29 +54,3 @@ def test_a_folder_of_image_files_is_read_too(tmp_path):
     mean, deviation = loop_statistics(pixels[:2])
     np.testing.assert_allclose(data.test.features, (pixels[2:].reshape(2, 784) - mean) / deviation, atol=1e-5)
     assert data.label_names == ("class0", "class1")
-
-
-@pytest.mark.parametrize(
-    ("pixels", "message"),
-    [
-        (pictures(2, 0, (28, 32)), "28x28 grey images .*, got 32x28 of mode 'L'"),
-        (pictures(2, 0, (28, 28, 3)), "28x28 grey images .*, got 28x28 of mode 'RGB'"),
-    ],
-)
-def test_other_images_are_refused(write_splits, pixels, message):
-    data_dir = write_splits("fashion_mnist", {"train": split(pixels), "test": split(pictures(2, 0))})
-    with pytest.raises(ValueError, match=message):
-        load_fashion_mnist(DataOptions(data_dir))
-
-
-def test_labels_without_names_are_refused(write_splits):
-    rows = split(pictures(2, 0), label=datasets.Value("int64"))
-    data_dir = write_splits("fashion_mnist", {"train": rows, "test": rows})
-    with pytest.raises(ValueError, match="'label' of fashion_mnist must be a ClassLabel"):
-        load_fashion_mnist(DataOptions(data_dir))
-
-
-def test_a_missing_test_split_is_named(write_splits):
-    data_dir = write_splits("fashion_mnist", {"train": split(pictures(2, 0))})
-    with pytest.raises(ValueError, match="fashion_mnist has no split 'test'; it has 'train'"):
-        load_fashion_mnist(DataOptions(data_dir))

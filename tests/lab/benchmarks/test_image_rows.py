@@ -84,27 +84,6 @@ def test_each_image_of_a_batch_has_its_own_outcome():
     assert len({picture.numpy().tobytes() for picture in together}) == 7
 
 
-def test_without_padding_only_the_flip_is_left():
-    image = bytes_of(1, 3)
-    found = Augmentation(padding=0).apply(image.expand(2, -1, -1, -1), torch.arange(2))
-    assert torch.equal(found, torch.cat([image, image.flip(3)]))
-
-
-def test_outcomes_are_equally_likely():
-    drawn = Augmentation(padding=4).draw(162_000, seed=0, epoch=0)
-    counts = torch.bincount(drawn, minlength=162)
-    assert len(counts) == 162
-    # 1,000 expected of each with a standard deviation of 31.5.
-    assert 840 < counts.min() < counts.max() < 1160
-
-
-def test_padding_is_black_before_normalization():
-    data = rows(count=40, side=4, augmentation=Augmentation(padding=4))
-    pixels = data.__getitems__(range(40))["pixel_values"]
-    black = torch.tensor(normalized(np.zeros((3, 1, 1)))).float()
-    assert ((pixels - black).abs() < 1e-6).all(dim=1).any()
-
-
 def test_a_rows_augmentation_depends_on_seed_epoch_and_row_alone():
     data = rows(count=40, augmentation=Augmentation(padding=3), seed=5)
     data.set_epoch(2)
@@ -121,28 +100,6 @@ def test_a_rows_augmentation_depends_on_seed_epoch_and_row_alone():
     for change in ({"epoch": 3}, {"epoch": 2, "seed": 6}):
         again.set_epoch(**change)
         assert not torch.equal(again.__getitems__(range(40))["pixel_values"], whole)
-
-
-def test_drawing_leaves_torchs_generator_alone():
-    before = torch.get_rng_state()
-    rows(augmentation=Augmentation(padding=1)).__getitems__([0, 1])
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_an_epoch_without_a_seed_keeps_the_seed():
-    """accelerate's data loader calls `set_epoch(epoch)` after the run has given its seed."""
-    data, other = (rows(count=40, augmentation=Augmentation(padding=3)) for _ in range(2))
-    data.set_epoch(0, seed=8)
-    data.set_epoch(1)
-    other.set_epoch(1, seed=8)
-    assert torch.equal(data.__getitems__(range(40))["pixel_values"], other.__getitems__(range(40))["pixel_values"])
-
-
-def test_rows_to_evaluate_on_are_the_same_in_every_epoch():
-    data = rows()
-    before = data.__getitems__(range(6))["pixel_values"]
-    data.set_epoch(4, seed=2)
-    assert torch.equal(data.__getitems__(range(6))["pixel_values"], before)
 
 
 def test_moved_rows_keep_epoch_seed_and_augmentation():
@@ -172,28 +129,3 @@ def test_a_loader_takes_a_batch_at_once_in_any_process(workers):
     assert [len(batch["labels"]) for batch in batches] == [4, 4, 2]
     pixels = torch.cat([batch["pixel_values"] for batch in batches])
     assert torch.equal(pixels, data.__getitems__(range(10))["pixel_values"])
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"images": torch.zeros(2, 3, 4, 4)}, TypeError, "images must be uint8 .* got torch.float32"),
-        ({"labels": torch.zeros(2)}, TypeError, "labels int64, got torch.uint8 and torch.float32"),
-        ({"labels": torch.zeros(3, dtype=torch.int64)}, ValueError, r"\(2, 3, 4, 4\) and \(3,\)"),
-        ({"mean": (0.5,)}, ValueError, "one number for each of 3 channels"),
-        ({"deviation": (1.0, 0.0, 1.0)}, ValueError, "must be positive"),
-    ],
-)
-def test_bad_rows_are_refused(change, error, message):
-    accepted = {
-        "images": torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "labels": torch.zeros(2, dtype=torch.int64),
-        "mean": MEAN, "deviation": DEVIATION, "image_size": 4,
-    }  # fmt: skip
-    assert len(ImageRows(**accepted)) == 2
-    with pytest.raises(error, match=message):
-        ImageRows(**{**accepted, **change})
-
-
-def test_a_negative_padding_is_refused():
-    with pytest.raises(ValueError, match="padding must be at least 0 pixels, got -1"):
-        Augmentation(padding=-1)

@@ -52,13 +52,6 @@ def test_grey_images_among_coloured_ones_have_three_equal_channels():
         decode(rows, [0, 1], mode="L")
 
 
-def test_an_image_named_by_path_is_read(tmp_path):
-    pixels = pixels_of(1)
-    Image.fromarray(pixels[0]).save(tmp_path / "cat.png")
-    rows = split([{"bytes": None, "path": str(tmp_path / "cat.png")}])
-    np.testing.assert_array_equal(decode(rows, [0]), pixels)
-
-
 @pytest.mark.parametrize(
     ("picture", "message"),
     [

@@ -34,8 +34,3 @@ def test_hardened_and_swapped_it_is_a_reglu():
     unit, x = model.model.layers[0].mlp, torch.randn(3, 16)
     by_hand = (F.relu(x @ unit.gate_proj.weight.T) * (x @ unit.up_proj.weight.T)) @ unit.down_proj.weight.T
     torch.testing.assert_close(unit(x), by_hand)
-
-
-def test_heads_that_rotary_positions_cannot_divide_are_refused():
-    with pytest.raises(ValueError, match="must divide width into even parts, got 4 heads of a width of 12"):
-        build_llama("silu", DATA, ModelOptions(num_layers=1, width=12, num_heads=4))

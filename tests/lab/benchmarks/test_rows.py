@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -43,25 +43,6 @@ def test_a_loader_never_takes_single_rows(monkeypatch):
     assert len(list(DataLoader(numbered_rows(), batch_size=3, collate_fn=collate_rows))) == 4
 
 
-@pytest.mark.parametrize(
-    ("rows", "numbers"),
-    [
-        (Subset(numbered_rows(), [9, 2, 5]), [9, 2, 5]),
-        (ConcatDataset([numbered_rows(2), numbered_rows(2, start=6)]), [0, 1, 6, 7]),
-    ],
-    ids=["Subset", "ConcatDataset"],
-)
-def test_views_of_rows_give_the_same_batches(rows, numbers):
-    (batch,) = DataLoader(rows, batch_size=len(numbers), collate_fn=collate_rows)
-    check_batch(batch, numbers)
-
-
-@pytest.mark.parametrize("rows", [[], ["features", "labels"]])
-def test_collating_anything_else_is_refused(rows):
-    with pytest.raises(TypeError, match="remove_unused_columns=False"):
-        collate_rows(rows)
-
-
 class BatchLog(Trainer):
     """Keeps the features and labels of every training batch."""
 
@@ -96,17 +77,3 @@ def test_trainer_sees_every_row_once_an_epoch_in_a_new_order(tmp_path):
     assert sorted(first) == sorted(second) == list(range(10))
     assert len({tuple(first), tuple(second), tuple(range(10))}) == 3
     assert trainer.predict(rows).label_ids.tolist() == [i % 3 for i in range(10)]
-
-
-@pytest.mark.parametrize(
-    ("features", "labels", "error", "message"),
-    [
-        (torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.int64), TypeError, "float32"),
-        (torch.zeros(3, 2), torch.zeros(3), TypeError, "int64"),
-        (torch.zeros(3), torch.zeros(3, dtype=torch.int64), ValueError, r"\(N, F\)"),
-        (torch.zeros(3, 2), torch.zeros(4, dtype=torch.int64), ValueError, r"got \(3, 2\) and \(4,\)"),
-    ],
-)
-def test_wrong_tensors_are_refused(features, labels, error, message):
-    with pytest.raises(error, match=message):
-        FeatureRows(features, labels)

@@ -19,23 +19,10 @@ def test_a_split_stays_what_it_was():
     assert stratified_holdout(np.array([0, 1] * 10), 0.3, seed=0)[1].tolist() == [3, 4, 7, 8, 11, 16]
 
 
-def test_the_seed_decides():
-    first, again, other = (stratified_holdout(LABELS, 0.2, seed)[1].tolist() for seed in (0, 0, 1))
-    assert first == again
-    assert first != other
-
-
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
 def test_an_empty_part_is_refused(fraction):
     with pytest.raises(ValueError, match=f"holding out a fraction of {fraction} of each class leaves an empty part"):
         stratified_holdout(LABELS, fraction, seed=0)
-
-
-def test_without_options_every_row_is_used_in_order():
-    chosen = choose_rows(LABELS, 7, DataOptions())
-    assert chosen.train.tolist() == list(range(100))
-    assert chosen.test.tolist() == list(range(7))
-    assert chosen.validation is None
 
 
 def test_limits_apply_to_each_part_and_start_from_one_permutation():
@@ -49,9 +36,3 @@ def test_limits_apply_to_each_part_and_start_from_one_permutation():
     assert not set(more.train) & set(more.validation)
     assert len(set(more.test)) == 20
     assert max(more.test) < 50
-
-
-def test_a_limit_above_the_number_of_rows_changes_nothing():
-    chosen = choose_rows(LABELS, 7, DataOptions(max_train_samples=1000, max_eval_samples=7))
-    assert chosen.train.tolist() == list(range(100))
-    assert chosen.test.tolist() == list(range(7))

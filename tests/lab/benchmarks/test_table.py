@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
-from lgelu_lab.benchmarks.mlp import build_mlp
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from PIL import Image
 
@@ -114,15 +113,6 @@ def test_a_row_trains_from_load_to_score(name, tiny_copies, tmp_path):
     assert f"eval_relu_{benchmark.metric}" in metrics
 
 
-@pytest.mark.parametrize("name", ["mlp-digits", "mlp-adult", "mlp-fmnist"])
-def test_an_mlp_knows_its_classes(name, tiny_copies):
-    data = BENCHMARKS[name].load(DataOptions(tiny_copies, max_train_samples=12, max_eval_samples=12), None)
-    config = BENCHMARKS[name].build_model("gelu", data, None).config
-    assert (config.num_features, config.num_labels) == (data.train.num_features, data.num_labels)
-    assert config.id2label == dict(enumerate(data.label_names))
-    assert config.label2id == {label: index for index, label in enumerate(data.label_names)}
-
-
 MLP_PAPER = {"optim": "sgd", "learning_rate": 5e-2, "weight_decay": 1e-4}
 RESNET_PAPER = {"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 1e-4}
 PAPER = {
@@ -169,14 +159,6 @@ def test_a_checkpoint_is_fine_tuned_with_the_papers_rate_and_brings_its_own_arch
         benchmark.model_options({"pretrained": "somewhere", "width": 8, "num_layers": 2})
     with pytest.raises(ValueError, match="gpt2-wikitext2 takes no image_size; of the model it takes"):
         benchmark.model_options({"image_size": 8})
-
-
-@pytest.mark.parametrize(("hidden_act", "hardnesses"), [("gelu", 0), ("lambda_gelu", 4)])
-def test_the_digits_network_has_the_papers_size(hidden_act, hardnesses):
-    data = BENCHMARKS["mlp-digits"].load(DataOptions(max_train_samples=20))
-    weights = 64 * 256 + 3 * 256 * 256 + 256 * 10
-    biases = 4 * 256 + 10
-    assert build_mlp(hidden_act, data).num_parameters() == weights + biases + hardnesses
 
 
 @pytest.mark.slow

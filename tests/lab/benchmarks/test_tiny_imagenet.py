@@ -4,7 +4,7 @@ import datasets
 import numpy as np
 import pytest
 from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
-from lgelu_lab.benchmarks.tiny_imagenet import image_processor, load_tiny_imagenet
+from lgelu_lab.benchmarks.tiny_imagenet import load_tiny_imagenet
 from PIL import Image
 
 
@@ -46,22 +46,3 @@ def test_a_copy_of_all_classes_goes_before_one_of_some(write_splits):
     whole = split(4, names=("a", "b", "c"))
     write_splits("tiny_imagenet", {"train": whole, "valid": whole})
     assert load_tiny_imagenet(DataOptions(data_dir)).label_names == ("a", "b", "c")
-
-
-def test_a_missing_folder_is_named_by_the_whole_copys_name(tmp_path):
-    with pytest.raises(ValueError, match=r"there is no folder .*tiny_imagenet, which should hold a copy of zh-plus"):
-        load_tiny_imagenet(DataOptions(tmp_path))
-
-
-def test_images_of_another_size_are_refused(write_splits):
-    data_dir = write_splits("tiny_imagenet", {"train": split(2, side=32), "valid": split(2)})
-    with pytest.raises(ValueError, match=r"must hold 64x64 RGB or grey images .*, got 32x32"):
-        load_tiny_imagenet(DataOptions(data_dir))
-
-
-def test_the_processor_takes_imagenets_mean_and_deviation():
-    processor = image_processor(48)
-    pixels = processor(Image.new("RGB", (10, 20), (255, 0, 51)), return_tensors="pt")["pixel_values"]
-    assert pixels.shape == (1, 3, 48, 48)
-    expected = [(1 - 0.485) / 0.229, (0 - 0.456) / 0.224, (0.2 - 0.406) / 0.225]
-    assert pixels[0].flatten(1).mean(dim=1).tolist() == pytest.approx(expected, abs=1e-5)

@@ -29,20 +29,3 @@ def test_a_loader_takes_a_batch_with_one_indexing(monkeypatch):
     assert first["input_ids"].tolist() == [[12, 13, 14, 15], [0, 1, 2, 3]]
     assert first["labels"].tolist() == [[-100, 13, 14, 15], [-100, 1, 2, 3]]
     assert last["labels"].tolist() == [[-100, 9, 10, 11]]
-
-
-def test_some_blocks_in_an_order_and_on_a_device():
-    blocks = TokenBlocks.cut(torch.arange(20), 4).take([2, 0])
-    assert blocks.tokens.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
-    moved = blocks.to(torch.device("meta"))
-    assert moved.__getitems__([1])["labels"].device.type == "meta"
-
-
-def test_what_is_no_text_is_refused():
-    with pytest.raises(TypeError, match=r"int64, got torch\.int32"):
-        TokenBlocks(torch.zeros(2, 4, dtype=torch.int32))
-    for shape in ((4,), (2, 1)):
-        with pytest.raises(ValueError, match=rf"\(N, T\) with T at least 2, got \({shape[0]},"):
-            TokenBlocks(torch.zeros(shape, dtype=torch.int64))
-    with pytest.raises(ValueError, match="a text of 5 tokens has no block of context_length 6"):
-        TokenBlocks.cut(torch.arange(5), 6)

@@ -1,6 +1,5 @@
 """Tokenizers trained on a corpus, and those of checkpoints."""
 
-import pytest
 from lgelu_lab.benchmarks.wikitext import load_tokenizer, train_tokenizer
 from transformers import AutoTokenizer
 
@@ -31,14 +30,3 @@ def test_it_comes_back_from_a_folder(tmp_path):
         assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
         assert again.get_vocab() == tokenizer.get_vocab()
         assert (again.eos_token, again.model_max_length) == ("<|endoftext|>", 16)
-
-
-def test_a_text_with_few_pairs_has_fewer_tokens():
-    assert 257 < len(train_tokenizer(["ab ab ab"], 5000, 8)) < 270
-
-
-def test_bad_sizes_and_checkpoints_are_told(tmp_path):
-    with pytest.raises(ValueError, match=r"at least 257 \(the 256 bytes and <\|endoftext\|>\), got 256"):
-        train_tokenizer(LINES, 256, 8)
-    with pytest.raises(RuntimeError, match=r"the tokenizer of .* could not be loaded .* or leave it out to train from"):
-        load_tokenizer(str(tmp_path / "nowhere"))

@@ -67,24 +67,6 @@ def test_foreign_files_are_named(tmp_path):
         read_measurement(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"seconds": "1.5"}, "seconds must be a number, got '1.5'"),
-        ({"seed": 0.5}, "seed must be an integer, got 0.5"),
-        ({"models": None}, "models must be an object, got None"),
-        ({"rows": {"model": "a"}}, "rows must be a list"),
-        ({"rows": [{"model": "a"}, {"model": "b", "zeros": 1}]}, r"rows\[1\] must have the keys of rows\[0\]"),
-        ({"rows": [3]}, r"rows\[0\] must have the keys"),
-    ],
-)
-def test_a_measurement_that_is_wrong_in_depth_is_told_with_file_and_field(tmp_path, change, message):
-    path = write_measurement(record_of(), tmp_path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ValueError, match=rf"{path.name} is not a measurement's record: {message}"):
-        read_measurement(path)
-
-
 def test_what_a_killed_writer_left_is_no_record(tmp_path):
     path = write_measurement(record_of(), tmp_path)
     (path.parent / f".{path.name}-abc.tmp").write_text("{")

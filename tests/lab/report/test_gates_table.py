@@ -47,15 +47,6 @@ def test_a_way_stands_beside_the_papers_hardening_seed_by_seed(table_of, run_of)
     assert (found["relu"]["As is"], found["relu"]["ReLU"]) == ("missing", "–")
 
 
-def test_networks_of_relu_are_scored_as_they_are(table_of, run_of):
-    runs = [run_of(1, 0, 0.75, None), run_of(2, 0, 0.625, None), run_of(3, 0, 0.5, 0.5, hardness=HARD)]
-    found = ways(table_of("gates", runs))
-    assert found["ReLU"]["ReLU"].startswith("0.7500")
-    assert found["ReLU"]["Against the paper's"].startswith("+0.2500 (")
-    assert found["ReLU"]["Largest logit change"] == "–"
-    assert found["GELU → ReLU at 25%, trained on"]["ReLU"].startswith("0.6250")
-
-
 def test_the_conversion_and_the_steps_come_from_the_measurement(table_of, run_of, measurement_of):
     smooth = run_of(0, 0, 0.75, 0.25)
     models = {"smooth": {"run": smooth.name, "metric": "accuracy", "score": 0.75, "relu_score": 0.25}}
@@ -75,10 +66,3 @@ def test_the_conversion_and_the_steps_come_from_the_measurement(table_of, run_of
     assert [found[way]["Step"] for way in ("GELU", CONVERTED, "λ-GELU uniform, hardened")] == ["1.00", "–", "0.88"]
     refused = dataclasses.replace(record, rows=({**rows[0], "score": None, "refusal": "no"}, *rows[1:]))
     assert ways(table_of("gates", runs, [refused]))[CONVERTED]["ReLU"] == "–"
-
-
-def test_what_was_not_run_is_missing(table_of, run_of, record_of):
-    table = table_of("gates", [run_of(0, 0, 0.75, 0.25)])
-    assert [row[:3] for row in table.rows if row[0] == "llama-wikitext2"] == [["llama-wikitext2", "all", "missing"]]
-    assert len(ways(table)) == len(STUDY.configurations("mlp-adult"))
-    assert table_of("gates", [record_of()]).rows == []

@@ -1,14 +1,11 @@
 """The tables of what was measured, from records small enough to count by hand."""
 
-from dataclasses import replace
-
 import pytest
 from lgelu_lab.measurements.conversion import CONVERSION_COLUMNS
 from lgelu_lab.measurements.conversion_finetuning import FINETUNING_COLUMNS
 from lgelu_lab.measurements.int8 import INT8_COLUMNS
 from lgelu_lab.measurements.linear_pieces import LINEAR_PIECES_COLUMNS
 from lgelu_lab.measurements.pruning import PRUNING_COLUMNS
-from lgelu_lab.measurements.zeros import ZEROS_COLUMNS
 
 
 def cells(table):
@@ -54,16 +51,6 @@ def test_measurements_of_networks_trained_anew_do_not_mix(measurement_of, summar
         table_of("networks", measurements=records)
 
 
-def test_settings_seconds_and_machines_by_hand(measurement_of, table_of):
-    records = [measurement_of("int8", [{}]), measurement_of("int8", [{}], seed=2, seconds=99.6)]
-    assert table_of("measured-with", measurements=records).rows == [
-        ["int8", "mlp-digits", "0, 2", "points 4; epsilons 0.01, 0.5", "12.4, 99.6", "abacus, 1 thread"],
-    ]
-    assert table_of("measured-with", measurements=records).notes == ("Versions: torch 1.",)
-    left_open = replace(records[0], settings={"learning_rates": [], "rows": 8})
-    assert table_of("measured-with", measurements=[left_open]).rows[0][3] == "learning rates of the benchmark; rows 8"
-
-
 def test_proofs_by_hand(measurement_of, table_of):
     first = [refused("gelu", "no Gelu"), verified("hardened_relu", 0.01, proved=20, proved_by_bounds=18)]
     second = [
@@ -93,11 +80,6 @@ def timed(model, precision, batch_size, median, **fields):
     row = dict.fromkeys(INT8_COLUMNS, 0) | {"file_bytes": 1_250_000, "score": 0.5, "max_logit_difference": 0.00025}
     row |= {"quartile1_ms": median - 0.1, "quartile3_ms": median + 0.1, "min_ms": median - 0.2, "metric": "accuracy"}
     return row | {"model": model, "precision": precision, "batch_size": batch_size, "median_ms": median} | fields
-
-
-def zeros(model, layer, **fields):
-    row = dict.fromkeys(ZEROS_COLUMNS, 0) | {"gate": "relu", "units": 256, "values": 10_000, "mean_absolute": 0.5}
-    return row | {"model": model, "layer": layer} | fields
 
 
 def pruned(model, criterion, fraction=None, **fields):
@@ -144,14 +126,6 @@ def test_int8_has_a_column_per_batch_size(measurement_of, table_of):
         ]
     ]
     assert table.header[4:6] == ("Median ms, batch 1", "Median ms, batch 64")
-
-
-def test_zeros_by_hand(measurement_of, table_of):
-    rows = [zeros("relu", "layers.0", apoz=0.25, off_fraction=0.25, near_zero_fraction=0.5, dead_units=3)]
-    found = only(
-        table_of("zeros", measurements=[measurement_of("zeros", rows)]), "mlp-digits", "ReLU from the start", "layers.0"
-    )
-    assert list(found.values())[3:] == ["256", "25.0", "25.0", "50.0", "0.500", "0", "3", "10,000", "1 of 3"]
 
 
 def test_pruning_by_hand_with_what_was_refused(measurement_of, table_of):
@@ -232,43 +206,6 @@ def test_ways_stand_beside_the_original_seed_by_seed(conversions, table_of):
     assert only(table, "mlp-digits", "GELU", "original", "–")["Against the original"] == "–"
     hardened = only(table, "mlp-digits", "hardened, swapped", "hardened in training", "–")
     assert hardened["Score"] == "0.8125 ± 0.0000"
-
-
-def test_a_refusal_is_a_dash_of_its_seed_and_a_note(conversions, table_of):
-    few = only(table_of("conversion", measurements=conversions), "mlp-digits", "GELU", "refit", "8")
-    assert few["Score"] == "0.6250 (1 of 2 seeds)"
-    assert few["Against the original"] == "−0.1250 (1 of 2 seeds)"
-    assert table_of("conversion", measurements=conversions).notes == ("Refused, GELU: “too few”.",)
-    alone = only(table_of("conversion", measurements=conversions[:1]), "mlp-digits", "GELU", "refit", "8")
-    assert alone["Score"] == alone["Against the original"] == "–"
-
-
-def test_rungs_above_the_refit_have_lines_and_a_note_of_their_own(conversions, measurement_of, summaries, table_of):
-    plain = table_of("conversion", measurements=conversions[1:])
-    rungs = [
-        converted("place", 0.75, 1438, kept="refit"),
-        converted("place-wider", None, 1438, refusal="no room"),
-        converted("blocks", 0.75, 1438, kept="blocks"),
-        converted("distill", 0.8125, 1438, kept="blocks"),
-    ]
-    old = conversions[1]
-    record = measurement_of("conversion", [*old.rows[:-1], *rungs, old.rows[-1]], seed=1, models=old.models)
-    table = table_of("conversion", measurements=[record])
-    added = [row for row in table.rows if row not in plain.rows]
-    assert [row[2:5] for row in added] == [
-        ["place", "1,438", "0.7500"],
-        ["place, wider", "1,438", "–"],
-        ["blocks", "1,438", "0.7500"],
-        ["distill", "1,438", "0.8125"],
-    ]
-    assert [row for row in table.rows if row not in added] == plain.rows
-    assert plain.notes == ()
-    assert table.notes[0].startswith("Above the refit: ")
-    assert table.notes[1:] == (
-        "mlp-digits, place, seed 1: kept was what refit had reached.",
-        "mlp-digits, distill, seed 1: kept was what blocks had reached.",
-        "Refused, GELU: “no room”.",
-    )
 
 
 def test_perplexity_is_compared_in_per_cent_and_a_change_that_rounds_to_nothing_has_no_sign(

@@ -58,19 +58,6 @@ def test_each_setting_that_differs_is_named(faithful, changes, words):
     assert differences(faithful(**changes)) == (words,)
 
 
-def test_what_the_paper_leaves_open_is_no_difference(faithful):
-    ours = {"train_batch_size": 7, "lr_scheduler_type": "cosine", "bf16": True, "init_hardness": 1.05}
-    assert differences(faithful(**ours)) == ()
-    assert differences(faithful(temperature=0.9)) == (), "a GELU run has no temperature"
-    assert differences(faithful(epochs=60)) == ()
-
-
-def test_a_run_of_the_grid_differs_in_t_and_c_on_purpose(record_of):
-    run = record_of(activation="lambda_gelu", name="grid/mlp-adult/x")
-    run.config.update(temperature=0.9, hardness_lr_multiplier=1.0)
-    assert not [text for text in differences(run) if text.startswith(("t ", "c "))]
-
-
 def test_a_small_model_in_gpt2s_place_is_named_with_its_size(record_of):
     run = record_of(benchmark="gpt2-wikitext2", scores=(1.0,) * 10, relu_scores=(1.0,) * 10)
     run.data["copy_of"] = None
@@ -84,10 +71,6 @@ def test_a_small_model_in_gpt2s_place_is_named_with_its_size(record_of):
     del run.config["max_eval_samples"]  # a record of before 0.2.0
     assert differences(run) == ("50 evaluation samples only",)
     assert model_size({"image_size": 64, "patch_size": 8}) == "images 64 × 64, patches 8 × 8"
-
-
-def test_a_benchmark_of_our_own_differs_from_nothing(record_of):
-    assert differences(record_of(benchmark="mlp-digits")) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,9 @@
 """The main results, the sentences on them, and what holds of the paper's claims, by hand."""
 
-import dataclasses
-
 import pytest
-from lgelu_lab.measurements.real import REAL_COLUMNS
 from lgelu_lab.report.claims import CLAIMS
 from lgelu_lab.report.paper import PaperValues, read_paper_values
-from lgelu_lab.report.results import conclusions, results_of
+from lgelu_lab.report.results import conclusions
 
 HARD = [{"a": 160.0, "b": 160.0}] * 3
 
@@ -64,36 +61,10 @@ def test_networks_of_a_row_that_are_not_alike_are_marked_and_told_apart(record_o
     )
 
 
-@pytest.mark.parametrize("same", [False, True])
-def test_a_column_in_other_arithmetic_says_what_to_compare_it_with(record_of, measurement_of, table_of, same):
-    run, record = record_of(), converted(measurement_of, 0.8125, 0.85)
-    run.config["bf16"] = True
-    row = dict.fromkeys(record.rows[0]) | {"model": "gelu"}
-    others = [row | {"method": method, "score": score} for method, score in (("original", 0.85), ("direct", 0.6))]
-    record = dataclasses.replace(
-        record, rows=(*others, *record.rows), settings=record.settings | ({"bf16": True} if same else {})
-    )
-    found = [note for note in table_of("results", [run], [record]).notes if "float32" in note]
-    told = (
-        "mlp-adult: “Converted, no training” is judged in float32, where the smooth network has 0.8500, its plain swap "
-        "0.6000; the other columns under bfloat16."
-    )
-    assert found == ([] if same else [told])
-
-
 def test_a_sentence_on_points_is_of_the_seed_that_changed_most(record_of, data_of):
     runs = [hardened(record_of, relu=score, seed=seed) for seed, score in enumerate((0.852, 0.847, 0.85))]
     (sentence,) = conclusions(data_of(runs))
     assert sentence.endswith("with the same weights, changes accuracy by up to 0.30 points (mlp-adult).")
-
-
-@pytest.mark.parametrize(("seed", "original"), [(1, 0.85), (0, 0.83)])
-def test_converted_networks_that_are_not_those_of_the_row_are_marked(
-    record_of, measurement_of, table_of, seed, original
-):
-    table = table_of("results", [record_of()], [converted(measurement_of, 0.8125, original, seed=seed)])
-    assert table.rows[0][3].endswith("‡")
-    assert f"that score, smooth: mlp-adult {original:.4f}." in table.notes[0]
 
 
 def test_three_sentences_say_what_each_way_changes(record_of, measurement_of, data_of):
@@ -112,52 +83,6 @@ def test_three_sentences_say_what_each_way_changes(record_of, measurement_of, da
         "(mlp-adult).",
     ]
     assert conclusions(data_of([record_of(activation="relu", relu_scores=(None,) * 3)])) == []
-
-
-def real(score, method, units=None, metric="same_neighbour", **fields):
-    given = {"model": "encoder", "method": method, "units": units, "metric": metric, "score": score, "steps": 0}
-    given["judged"] = 32
-    return dict.fromkeys(REAL_COLUMNS) | given | {"precision": "float32"} | fields
-
-
-def test_networks_from_elsewhere_have_a_table_of_their_own(record_of, measurement_of, table_of, data_of):
-    rows = [
-        real(1.0, "original"),
-        real(0.25, "direct"),
-        real(0.5, "converted", 64, cosine=0.98, effort="refit"),
-        real(0.625, "converted", 256, effort="refit"),
-        real(0.75, "converted", 256, effort="place", width=1.25),
-        real(0.6875, "converted", 256, effort="place", precision="int8", call_ms=2.0),
-    ]
-    rows.append(real(None, "converted", 1024, refusal="too few"))
-    models = {"encoder": {"run": "pkg==1", "licence": "mit", "metric": "same_neighbour", "score": 1.0}}
-    records = [measurement_of("real", rows, benchmark="encoder", models=models)]
-    (own,) = table_of("results", [record_of()], records).rows
-    assert own[0] == "mlp-adult [a]"
-    (other,) = table_of("elsewhere", [record_of()], records).rows
-    assert other[:3] == ["encoder", "share with the same nearest neighbour", "1, by definition"]
-    assert [text.partition(" (")[0] for text in other[3:5]] == ["0.2500", "0.6250"]
-    assert other[5] == "0.7500 (0.579 to 0.867), 1.25 times", "Wilson's interval of 24 units of 32"
-    told = (
-        "encoder: pkg==1 (mit); judged on 32 inputs; converted, own shape: fitted on 256 inputs, effort refit; "
-        "converted, more hidden units: fitted on 256 inputs, effort place."
-    )
-    assert table_of("elsewhere", [record_of()], records).notes == (told,)
-    assert results_of(data_of([record_of()], records), "encoder")["Converted, no training"]["value"].tolist() == [0.75]
-    early = [row | {"judged": None} for row in rows]
-    asked = dataclasses.replace(records[0], rows=tuple(early), settings={"evaluation_units": 64}, data={"source": "s"})
-    assert table_of("elsewhere", [record_of()], [asked]).notes == (told.replace("32 inputs", "64 inputs of s"),)
-    table = table_of("real", [record_of()], records)
-    assert [row[:3] for row in table.rows] == [
-        ["encoder", "original", "–"],
-        ["encoder", "direct swap", "–"],
-        *(["encoder", "converted, refit", units] for units in ("64", "256")),
-        *(["encoder", "converted, place", "256"],) * 2,
-        ["encoder", "converted", "1,024"],
-    ]
-    by_heading = dict(zip(table.header, table.rows[2], strict=True))
-    assert by_heading["Mean cosine"] == "0.9800"
-    assert table.notes == ("Refused, encoder: “too few”.",)
 
 
 def judged(table_of, claim, *arguments, **options):
@@ -225,14 +150,6 @@ def test_one_seeds_samples_may_leave_it_open(record_of, table_of, score, said):
     assert judged(table_of, "at-least-gelu", few)[0] == f"{said} on 1, not measured on 5"
 
 
-def test_one_seed_of_a_perplexity_leaves_it_open(record_of, table_of):
-    fields = {"metric": "perplexity", "greater_is_better": False}
-    pair = [record_of(**fields), learned(record_of, "uniform", (1, 2, 3), scores=(0.5, 0.1, 0.8), **fields)]
-    for run in pair:
-        run.data["eval_samples"] = 100_000
-    assert judged(table_of, "at-least-gelu", pair)[0] == "too close to say on 1, not measured on 5"
-
-
 def test_a_swap_is_free_up_to_a_thousandth_or_one_sample(record_of, table_of):
     def verdict(*runs):
         text, _, missing = judged(table_of, "swap", runs)[0].partition(" on 1, ")
@@ -249,12 +166,6 @@ def test_a_swap_is_free_up_to_a_thousandth_or_one_sample(record_of, table_of):
     many = hardened(record_of, relu=0.848)
     many.data["eval_samples"] = 10_000
     assert verdict(many) == "does not hold"
-
-
-def test_a_swap_that_costs_gelu_nothing_either_is_not_saved(record_of, table_of):
-    free = record_of(scores=(0.5, 0.9, 0.85), relu_scores=(0.1, 0.2, 0.8505))
-    assert judged(table_of, "swap", [free, hardened(record_of, relu=0.8495)])[0].startswith("too close to say on 1")
-    assert judged(table_of, "swap", [free, hardened(record_of, relu=0.82)])[0].startswith("does not hold on 1")
 
 
 def test_a_benchmark_of_our_own_is_no_judge_of_the_paper(record_of, table_of):

@@ -3,8 +3,7 @@
 import dataclasses
 
 import pytest
-from lgelu_lab.report.paper import PaperValues
-from lgelu_lab.report.run_tables import EXPECTED_RUNS, grid_cells
+from lgelu_lab.report.run_tables import grid_cells
 from lgelu_lab.studies.experiments import STUDIES
 
 # Over the two sites: |2 − 1| + |4 − 2| = 3 and 0, so V = 1.5; mean λ in the last epoch 2.5.
@@ -40,18 +39,6 @@ def test_table_one_has_a_row_for_every_run_of_the_study_and_calls_it_missing(tab
     assert list(rows(table_of("profiles", [record_of(benchmark="mlp-digits")]))) == [("mlp-digits", "GELU")]
 
 
-def test_table_one_beside_the_paper(table_of, record_of):
-    values = {"best_validation_score": (0.5, 0.25), "mean_hardness": (3.0, None)}
-    paper = PaperValues({"mlp-adult": {"lambda_gelu-uniform": values}})
-    table = table_of("profiles", [record_of(), record_of(activation="lambda_gelu", hardness=PATH)], paper=paper)
-    found = rows(table)
-    assert found["mlp-adult", "λ-GELU uniform"]["Best validation score, paper"] == "0.5 ± 0.25"
-    assert found["mlp-adult", "λ-GELU uniform"]["Mean λ, last epoch, paper"] == "3"
-    assert found["mlp-adult", "GELU"]["Best validation score, paper"] == "–"
-    assert "Drift V_λ, paper" not in table.header
-    assert not [name for name in table_of("profiles", [record_of()]).header if "paper" in name]
-
-
 def test_related_activations_are_compared_by_seed(table_of, record_of):
     runs = [
         record_of(seed=0, scores=(0.5, 0.5, 0.80)),
@@ -84,17 +71,6 @@ def test_the_basis_names_seeds_epochs_samples_recipe_machine_and_differences(tab
     assert profile["Machine"] == "abacus, 1 thread"
     assert "3 of 50 epochs; 100 of 32,561 training samples" in profile["Unlike the paper"]
     assert "torch 1, transformers 2" in table.notes[0]
-
-
-def test_the_correlation_table_says_undefined_never_nan_or_zero(table_of, record_of):
-    runs = [
-        record_of(activation="lambda_gelu", init_mode="uniform", hardness=PATH),
-        record_of(activation="lambda_gelu", init_mode="increasing", hardness=[{"a": 1.0, "b": 2.0}] * 3),
-    ]
-    ((benchmark, modes, seeds, start, half, last),) = table_of("correlation", runs).rows
-    assert (benchmark, modes, seeds) == ("mlp-adult", "uniform and increasing", "1")
-    assert (start, half, last) == ("undefined", "undefined, epoch 1", "−1.00, epoch 3")
-    assert table_of("correlation", [record_of()]).rows == []
 
 
 # Substitution
@@ -163,20 +139,6 @@ def test_missing_runs_are_rows_without_a_number(record_of, table_of):
     assert list(rows(digits)) == [("mlp-digits", "GELU")], "no row for what no one asked"
 
 
-def test_neither_grid_nor_other_activations_nor_learned_gates_are_among_the_papers_rows(record_of, table_of):
-    soft = [{"a": 1.5}] * 3
-    runs = [
-        record_of(),
-        record_of(seed=1, name="grid/mlp-adult/gelu-seed1"),
-        record_of(activation="silu"),
-        record_of(activation="lambda_gelu", hardness=soft),
-    ]
-    found = rows(table_of("substitution-last", runs))
-    assert found["mlp-adult", "GELU"]["Seeds"] == "1 of 3"
-    assert not {"SiLU", "λ-GELU uniform"} & {label for _, label in found}
-    assert list(rows(table_of("substitution-learned-last", runs))) == [("mlp-adult", "λ-GELU uniform")]
-
-
 # The grid of t and c
 
 # Drift: |3 − 1| over one site between the two epochs.
@@ -237,14 +199,3 @@ def test_no_baseline_of_the_seed_or_of_another_recipe_is_no_gain(grid_run, basel
     cell = grid_cells(data, "mlp-fmnist")[0.1, 1.0]
     assert cell["gain"].isna().all()
     assert list(cell["drift"]) == [2.0]
-
-
-def test_the_table_counts_runs_and_calls_missing_cells_missing(grid_run, baseline, table_of):
-    table = table_of("grid", [grid_run(0.1, 1.0), grid_run(0.1, 3.0, seed=1), baseline()])
-    found = {(t, c): rest for _, t, c, *rest in table.rows}
-    assert found["0.1", "1"][:2] == [f"1 of {EXPECTED_RUNS}", "2.00"]
-    assert found["0.1", "1"][2].startswith("+0.1000 (")
-    assert found["0.1", "1"][3:] == ["–", "–"], "other starts have no run"
-    assert found["0.1", "3"] == [f"1 of {EXPECTED_RUNS}", "2.00", "baseline missing", "–", "–"]
-    assert found["0.9", "9"] == ["missing", *["–"] * 4]
-    assert len(found) == 16

@@ -22,8 +22,3 @@ def test_the_commit_is_the_last_that_changed_the_paths(tmp_path):
     (tmp_path / "a" / "file").write_text("changed")
     assert last_commit("a", inside=tmp_path) == commits["a"] + "-dirty"
     assert last_commit("b", inside=tmp_path) == commits["b"]
-
-
-def test_outside_a_checkout_there_is_none(tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert last_commit("a", inside=tmp_path) is None

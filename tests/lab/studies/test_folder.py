@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lgelu_lab.studies.folder import FolderBusyError, sole_writer, sweep, write_whole
+from lgelu_lab.studies.folder import FolderBusyError, sole_writer, sweep
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 
@@ -47,19 +47,6 @@ def test_a_signal_ends_a_script_by_an_exception(tmp_path, number):
     other.send_signal(number)
     assert other.wait(timeout=30) == 128 + number
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_is_told_with_the_file_and_leaves_what_was_there(tmp_path, monkeypatch):
-    target = write_whole(tmp_path / "record.json", "old")
-
-    def full(handle):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device; the file was not written: .*record\.json"):
-        write_whole(target, "new")
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_sweeping_takes_what_a_killed_writer_left_and_nothing_else(tmp_path):

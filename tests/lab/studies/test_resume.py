@@ -10,9 +10,8 @@ from lgelu_lab.studies import resume
 from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.experiments import STUDIES, Experiment
 from lgelu_lab.studies.folder import FolderBusyError, checkpoints, last_whole_checkpoint, sole_writer, whole_checkpoint
-from lgelu_lab.studies.records import read_record, read_records, write_record
+from lgelu_lab.studies.records import read_record, write_record
 from lgelu_lab.studies.run import run_config
-from lgelu_lab.studies.settings import refuse_differing
 from lgelu_lab.studies.study import run_study
 from transformers import TrainerCallback
 
@@ -89,23 +88,6 @@ def test_checkpoints_of_an_unknown_run_are_not_gone_on_from(cut_off, settings):
         resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
 
 
-def test_rows_are_loaded_once_for_runs_on_the_same_data(tmp_path, monkeypatch):
-    resume._kept_rows.cache_clear()
-    for seed in (0, 1):
-        resume.train_resumably(
-            {**ARGUMENTS, "harden": False, "num_train_epochs": 1, "seed": seed, "output_dir": str(tmp_path / str(seed))}
-        )
-    assert (resume._kept_rows.cache_info().misses, resume._kept_rows.cache_info().hits) == (1, 1)
-    other = {
-        **ARGUMENTS,
-        "harden": False,
-        "num_train_epochs": 1,
-        "max_train_samples": 64,
-        "output_dir": str(tmp_path / "less"),
-    }
-    assert resume.train_resumably(other).data["train_samples"] == 64
-
-
 @pytest.mark.parametrize("state", ["", "{", "[]", '{"epoch": 3}', None])
 def test_a_checkpoint_cut_off_at_its_state_gives_way_to_the_one_before(cut_off, state, capsys):
     broken = cut_off / "checkpoint-6"
@@ -143,15 +125,6 @@ def test_two_studies_never_train_one_run_at_once(tmp_path, capsys):
     assert run_study([experiment], tmp_path) == []
 
 
-def test_a_record_made_while_this_process_waited_is_taken_and_not_made_again(tmp_path, monkeypatch):
-    arguments = {**ARGUMENTS, "output_dir": str(tmp_path / "run")}
-    record = resume.train_resumably(arguments)
-    monkeypatch.setattr(resume, "train_and_record", lambda *args, **options: pytest.fail("trained again"))
-    assert resume.train_resumably(arguments) == record
-    with pytest.raises(ValueError, match="the record of another run: seed was 1 and is now 2"):
-        resume.train_resumably({**arguments, "seed": 2})
-
-
 GATES = {
     **{"num_train_epochs": 16.0, "eval_strategy": "steps", "eval_steps": 0.25, "max_train_samples": 8192},
     "per_device_train_batch_size": 64,
@@ -172,14 +145,6 @@ def test_committed_records_are_those_of_their_study(study, benchmark, given, tmp
         resume.check_same_run(RECORDS / experiment.name, arguments)
         with pytest.raises(ValueError, match="data_seed was None and is now 3"):
             resume.check_same_run(RECORDS / experiment.name, {**arguments, "data_seed": 3})
-
-
-def test_no_committed_record_differs_from_itself_with_the_options_that_it_is_older_than():
-    records = read_records(RECORDS) + read_records(RECORDS.parent / "downstream" / "runs")
-    assert len(records) > 400
-    later = {"data_seed": None, "eval_strategy": "steps", "eval_steps": 0.25, "eval_delay": 0}
-    for record in records:
-        refuse_differing(Path(record.name), "a run", later | record.config, record.config)
 
 
 def test_a_finished_run_on_another_copy_of_the_data_is_not_taken(record_of, tmp_path):

@@ -1,0 +1,57 @@
+"""Relufication, the rival of hardening: put ReLU in first, then train on."""
+
+import math
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_lgelu import hardening_progress, substitute_relu
+from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.substitution import require_substitutable
+
+_KINDS = ("gelu", "silu", "mish")
+
+
+class RelufyCallback(TrainerCallback):
+    """Train e_s = ⌊switch_fraction·T⌋ epochs with a smooth gate, then with ReLU in its place, weights kept.
+
+    The switch falls where hardening (Algorithm 1) begins, so the ReLU network trains for as many steps
+    as a hardened one takes to the target. A resumed run continues, as with HardeningCallback. What could not be
+    swapped then is refused when training begins. The best checkpoint is one of the ReLU network.
+
+    Args:
+        switch_fraction: share of training with the smooth gate, in [0, 1).
+    """
+
+    def __init__(self, switch_fraction: float) -> None:
+        self.switch_fraction = switch_fraction
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        if not find_sites(model, _KINDS):
+            raise ValueError(f"{type(model).__name__} has no activation of kind {', '.join(_KINDS)} to relufy")
+        require_substitutable(model, kinds=_KINDS)
+        # A run resumed from behind the switch may have no epoch left to begin, and is evaluated and saved all the same.
+        if state.global_step:
+            self._switch(state, model)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        if find_sites(model, _KINDS):
+            self._switch(state, model)
+
+    def _switch(self, state: TrainerState, model: nn.Module) -> None:
+        """Put ReLU in where hardening would have begun, and let no epoch of the smooth network count as the best."""
+        if not self._is_of_relu(int(state.epoch or 0) + 1, state):
+            return
+        substitute_relu(model, kinds=_KINDS)
+        epochs = [entry["epoch"] for entry in state.log_history if entry.get("step") == state.best_global_step]
+        if epochs and not self._is_of_relu(math.ceil(epochs[-1]), state):
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+
+    def _is_of_relu(self, epoch: int, state: TrainerState) -> bool:
+        last = int(state.num_train_epochs)
+        return hardening_progress(max(1, min(epoch, last)), last, self.switch_fraction) is not None
