@@ -48,8 +48,8 @@ def own_forward(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def plain_calls(model: nn.Module) -> Iterator[None]:
-    """The model as it is, whatever the caller is in.
+def looked_at(model: nn.Module) -> Iterator[None]:
+    """The model as it is, in eval mode, whatever the caller is in; neither its modes nor its buffers change.
 
     What is compiled (`model.compile()`) runs eagerly inside, for its code looks at no hook; autocast, also what
     accelerate leaves around a model's forward, would put casts between the weights and their use; in inference mode
@@ -62,13 +62,8 @@ def plain_calls(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         if torch.amp.is_autocast_available(kind):
             stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-@contextmanager
-def looked_at(model: nn.Module) -> Iterator[None]:
-    """Plain calls in eval mode, which leave nothing behind in the model: neither its modes nor its buffers change."""
-    with plain_calls(model), evaluation_mode(model), buffers_kept(model):
+        stack.enter_context(evaluation_mode(model))
+        stack.enter_context(buffers_kept(model))
         yield
 
 
