@@ -26,7 +26,6 @@ _GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")
 BLOCK = 2048
 """Elements per program. It fixes how ∂λ is added up: a constant, never tuned to the device."""
 
-_SUMS_BLOCK = 4096  # partial sums that the second stage loads at once
 _OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}  # fused multiply-add by name: off from Triton 3.10 on
 
 SCALE = tl.constexpr(0.8493218002880191)  # √(log₂(e)/2): e^(−u²/2) is 2^(−r²) with r = SCALE·|u|
@@ -40,10 +39,9 @@ FLAT = tl.constexpr(16.0)  # the |u| from which on the tanh form no longer chang
 
 @triton.jit
 def _half_erfcx(r):
-    # Φ(−u)·e^(u²/2) = erfcx(u/√2)/2 as a polynomial in t = 1/(1 + 0.36·r): the minimax fit of degree 8 over
-    # 0 ≤ u ≤ 13, relative error 1.2e-7, and exactly 1/2 at 0 in float32. One exponential serves Φ and φ, fewer
-    # instructions than erf and exp, and keeps the digits of the lower tail that (1 + erf)/2 cancels.
-    # The root is one instruction where a division is seven.
+    # Φ(−u)·e^(u²/2) = erfcx(u/√2)/2 as a polynomial in t = 1/(1 + 0.36·r): the minimax fit of degree 8 over 0 ≤ u ≤ 13,
+    # relative error 1.2e-7, exactly 1/2 at 0. One exponential serves Φ and φ, and keeps the digits of the lower tail,
+    # which (1 + erf)/2 cancels. The root is one instruction where a division is seven.
     d = 1.0 + STEEPNESS * r
     t = tl.rsqrt(d * d)
     p = 0.03632238
@@ -162,15 +160,15 @@ class _LambdaGate(torch.autograd.Function):
         ctx.gate = gate
         y = torch.empty_like(x)  # in the memory order of x, as torch's own functions do
         if x.numel():
+            state, programs = (hardness, temperature, override), triton.cdiv(x.numel(), BLOCK)
             with torch.cuda.device_of(x):
-                state = hardness, temperature, override
-                _forward[_grid(x)](_laid_as(y, x), y, *state, x.numel(), block=BLOCK, gate=gate, **_OPTIONS)
+                _forward[(programs,)](_laid_as(y, x), y, *state, x.numel(), block=BLOCK, gate=gate, **_OPTIONS)
         return y
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, *state = ctx.saved_tensors
-        hardness, temperature, _ = state
+        hardness, temperature = state[:2]
         needs_x, needs_hardness = ctx.needs_input_grad[:2]
         if plain.is_visible_backward(x, delta):
             rest = (delta, needs_x, needs_hardness, ctx.gate)
@@ -180,23 +178,20 @@ class _LambdaGate(torch.autograd.Function):
         dense = torch.empty_like(x)
         if x.numel() == 0:
             return dense if needs_x else None, torch.zeros_like(hardness) if needs_hardness else None, None, None, None
-        partial = x.new_empty(_grid(x), dtype=torch.float32) if needs_hardness else None
+        programs = triton.cdiv(x.numel(), BLOCK)
+        partial = x.new_empty(programs, dtype=torch.float32) if needs_hardness else None
         operands = _laid_as(dense, x), _laid_as(dense, delta), dense if needs_x else None, partial
         with torch.cuda.device_of(x):
-            _backward[_grid(x)](*operands, *state, x.numel(), block=BLOCK, gate=ctx.gate, **_OPTIONS)
+            _backward[(programs,)](*operands, *state, x.numel(), block=BLOCK, gate=ctx.gate, **_OPTIONS)
             if partial is not None:
                 total = torch.empty_like(hardness)
-                _finish[(1,)](partial, total, *state, len(partial), block=_SUMS_BLOCK, **_OPTIONS)
+                _finish[(1,)](partial, total, *state, programs, block=2 * BLOCK, **_OPTIONS)
         return operands[2], None if partial is None else total, None, None, None
 
 
 def _laid_as(dense: Tensor, tensor: Tensor) -> Tensor:
     """`tensor` in the memory order of `dense`, which has no gaps."""
     return tensor if tensor.stride() == dense.stride() else torch.empty_like(dense).copy_(tensor)
-
-
-def _grid(x: Tensor) -> tuple[int]:
-    return (triton.cdiv(x.numel(), BLOCK),)
 
 
 def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor:
@@ -229,7 +224,6 @@ def device_failure(index: int) -> str | None:
     """Why the kernels do not work on CUDA device `index`, found out by running them once; None if they do."""
     if index not in _tried:
         if torch.cuda.is_current_stream_capturing():
-            # Compiling and comparing would break the capture; who captures a graph has mostly run it before.
             return "they have not run on this device before, and a CUDA graph is being captured"
         _tried[index] = reason = _trial(torch.device("cuda", index))
         if reason is not None:
@@ -241,7 +235,6 @@ def device_failure(index: int) -> str | None:
 @torch.enable_grad()
 def _trial(device: torch.device) -> str | None:
     """Why the kernels do not run there, or do not agree with torch; None if they do."""
-    # Of the alignment and size of real ones, so that what is compiled here is what they need.
     x = torch.linspace(-6, 6, 2 * BLOCK, device=device, dtype=torch.float32, requires_grad=True)
     hardness, delta = x.new_full((1,), 1.5, requires_grad=True), torch.cos(x.detach())
     try:
