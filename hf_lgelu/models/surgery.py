@@ -54,8 +54,8 @@ def replace_activations(
         inputs: needed for "channel", which takes its shapes from one forward pass. With them, a model
             that uses the input of an in-place activation again is refused: no λ-gate works in place, and what comes
             later would see another value there. Without them that cannot be known.
-        channel_axis: the axis of channels in every activation's input; found from the forward pass if None, by the
-            layers that the inputs come from.
+        channel_axis: the axis of channels in every activation's input. By default it is the last behind a linear
+            layer, and 1 behind a convolution or batch norm, as one forward pass shows.
         include: a predicate on site names; the default takes all.
         rewrite_config: make a transformers config rebuild the model. With one λ per layer and a key that
             can say so, plain `from_pretrained` then loads it; otherwise `hf_lgelu.from_pretrained` does.
