@@ -246,7 +246,7 @@ def test_a_model_with_none_of_the_sites_is_refused(tmp_path):
 
 def test_some_sites_only(tmp_path):
     family = BY_NAME["bert"]
-    model = operated(family, "layer", include=lambda name: ".1." in name)
+    model = operated(family, include=lambda name: ".1." in name)
     assert model.config.hidden_act == "hf_lgelu.from_pretrained"  # a guard
     model.save_pretrained(tmp_path)
     loaded = from_pretrained(family.model_class, tmp_path)
