@@ -96,11 +96,7 @@ class OutputArguments(InputArguments):
         "Licence on the card, as the Hub spells it. Left out: that of the original's card.", None
     )
     push_to_hub: str | None = _option(
-        "Push the folder with its card to this Hub repository, e.g. user/model; without a value, to one of yours that "
-        "is named like the folder. Left out: nothing is pushed.",
-        None,
-        nargs="?",
-        const="",
+        "Push the folder with its card to this Hub repository, such as user/model. Left out: nothing is pushed.", None
     )
     private: bool = _option("Make a new Hub repository a private one. Left out: as your account has it.", False)
 
@@ -260,7 +256,7 @@ COMMANDS: dict[str, Command] = {
             ConvertArguments,
             (
                 "hf-lgelu convert runs/tabular --data rows.csv --output_dir out/relu",
-                "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu --push_to_hub",
+                "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu",
             ),
         ),
         Command(

@@ -19,12 +19,11 @@ from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
     push,
     read_checkpoint,
-    repository,
     require_fitting_rows,
     require_gates,
     require_other_folder,
 )
-from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set, require_outside_data
+from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card import Provenance, shown, stated_licence, write_conversion_card
@@ -64,9 +63,6 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
     folder, state = Path(arguments.output_dir), _processes()
     work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
     require_other_folder(folder, arguments.model, arguments.data, arguments.evaluation)
-    require_outside_data(folder, arguments.data, arguments.evaluation)
-    if state.is_main_process:  # asked before the work
-        arguments.push_to_hub = repository(arguments.push_to_hub, folder)
     tell = say if state.is_main_process else _say_nothing
     progress = not arguments.disable_tqdm and state.is_main_process
     # Entered first: a folder that cannot be written to must not be found out after the work.

@@ -11,12 +11,11 @@ from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
     push,
     read_checkpoint,
-    repository,
     require_fitting_rows,
     require_hardness,
     require_other_folder,
 )
-from hf_lgelu.cli.inputs.chosen import evaluation_set, require_outside_data
+from hf_lgelu.cli.inputs.chosen import evaluation_set
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.targets import EXPORT_TARGETS, ExportTarget
@@ -36,8 +35,6 @@ def export(arguments: ExportArguments) -> Any:
     target, folder = EXPORT_TARGETS[arguments.to], Path(arguments.output_dir)
     progress = not arguments.disable_tqdm
     require_other_folder(folder, arguments.model, arguments.evaluation)
-    require_outside_data(folder, arguments.evaluation)
-    arguments.push_to_hub = repository(arguments.push_to_hub, folder)  # asked before the work
     # Entered first: a folder that cannot be written to must not be found out after the work.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
         given = read_checkpoint(arguments.model, progress=progress)

@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from huggingface_hub import HfApi
 from huggingface_hub.constants import CONFIG_NAME
-from huggingface_hub.errors import HTTPError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.cli.named_places import local, require_there
 from hf_lgelu.cli.sentence_transformer import SentenceEmbedder, SentenceFolder, find_sentence_folder
-from hf_lgelu.export.hub.push import MODULES_FILE, without_tokens
+from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.example_run import NOT_TAKEN, run_example
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, sites_in_words
@@ -179,26 +177,6 @@ def require_fitting_rows(network: nn.Module, name: str, rows: Mapping[str, Tenso
     except NOT_TAKEN as error:
         shapes = ", ".join(f"{column} {tuple(tensor.shape)}" for column, tensor in rows.items())
         raise ValueError(f"{name} does not take the rows of {source} ({shapes}): {error}. {advice}") from error
-
-
-def repository(push_to_hub: str | None, folder: Path) -> str | None:
-    """Where --push_to_hub sends a folder: as it says, or one named like the folder; None where it was not given.
-
-    A name alone is one of the account that is logged in, for which the Hub is asked. Raises OSError where nobody is,
-    or the Hub does not answer.
-    """
-    if push_to_hub is None:
-        return None
-    name = push_to_hub or folder.resolve().name
-    if "/" in name:
-        return name
-    try:
-        return f"{HfApi().whoami()['name']}/{name}"
-    except HTTPError as error:
-        raise ConnectionError(
-            f"--push_to_hub {name}: the Hub does not say whose account this is ({without_tokens(str(error))}); give "
-            f"USER/{name}, or log in with `hf auth login`"
-        ) from error
 
 
 def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[str], None]) -> None:

@@ -71,7 +71,7 @@ EXPORT = ("export", "m", "--output_dir", "y")
         ((*CONVERT, "--target", "relu6", "--effort", "place"), "kinks are placed and blocks widened for ReLU only"),
         ((*CONVERT, "--target", "relu6", "--equalize"), "--equalize: units of relu6 cannot be rescaled"),
         ((*EXPORT, "--to", "tflite"), "--to: invalid choice: 'tflite'"),
-        ((*EXPORT, "--to", "onnx", "--push_to_hub"), "--push_to_hub: --to onnx writes no card"),
+        ((*EXPORT, "--to", "onnx", "--push_to_hub", "a/b"), "--push_to_hub: --to onnx writes no card"),
         ((*EXPORT, "--to", "onnx", "--license", "mit"), "--license: --to onnx writes no card"),
         (
             (*EXPORT, "--to", "onnx", "--evaluation", "e", "--max_eval_samples", "9"),

@@ -12,7 +12,6 @@ import pytest
 import torch
 from fresh_process import run_fresh
 from huggingface_hub import ModelCard
-from huggingface_hub.errors import LocalTokenNotFoundError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
@@ -251,22 +250,6 @@ def test_a_folder_that_is_taken_is_known_before_any_work(place, converted, monke
     assert sorted(path.name for path in place.iterdir()) == before
 
 
-def test_a_result_among_the_data_would_be_read_as_data_the_next_time(place, tmp_path, call):
-    data = tmp_path / "data"
-    data.mkdir()
-    shutil.copyfile(place / "rows.csv", data / "train.csv")
-    for out in (data / "relu", data / "deep" / "relu"):
-        words = ("convert", place / "gelu", "--data", data, "--output_dir", out, "--disable_tqdm")
-        status, _, errors = call(*words)
-        assert status == 1
-        assert f"{out} lies in {data}, and would be read as data the next time" in errors
-    assert [path.name for path in data.iterdir()] == ["train.csv"]
-    saved = tmp_path / "saved"
-    datasets.load_dataset("csv", data_files=str(place / "rows.csv"))["train"].save_to_disk(saved)
-    words = ("convert", place / "gelu", "--data", saved, "--output_dir", saved / "relu", "--disable_tqdm")
-    assert call(*words)[0] == 0  # its own files alone are read
-
-
 @pytest.mark.parametrize("option", ["--data", "--evaluation"])
 def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_path, call):
     out = tmp_path / "out"
@@ -348,32 +331,19 @@ def test_push_sends_the_folder_and_the_licence_is_the_originals(place, tmp_path,
         return type("Commit", (), {"commit_url": "http://hub/commit/1"})
 
     monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", push)
-    monkeypatch.setattr("hf_lgelu.cli.given_checkpoint.HfApi.whoami", lambda self: {"name": "me"})
     load_checkpoint(place / "gelu").save_pretrained(tmp_path / "original")
     (tmp_path / "original" / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n")
     words = ("--data", place / "rows.csv", "--disable_tqdm")
     options = ("--push_to_hub", "me/rows", "--private")
     _, said, _ = call("convert", tmp_path / "original", *words, "--output_dir", tmp_path / "a", *options)
-    call("convert", place / "gelu", *words, "--output_dir", tmp_path / "rows-relu", "--push_to_hub")
-    assert pushed == [(FILES, "me/rows", True), (FILES, "me/rows-relu", None)]
+    call("convert", place / "gelu", *words, "--output_dir", tmp_path / "rows-relu", "--push_to_hub", "me/other")
+    assert pushed == [(FILES, "me/rows", True), (FILES, "me/other", None)]
     assert said.endswith("Pushed: http://hub/commit/1\n")
     licensed, unlicensed = (ModelCard.load(tmp_path / name / "README.md") for name in ("a", "rows-relu"))
     assert licensed.data.license == "cc-by-4.0"
     assert unlicensed.data.license is None
     assert 'from_pretrained(MLPForClassification, "me/rows")' in licensed.text
-    assert 'from_pretrained(MLPForClassification, "me/rows-relu")' in unlicensed.text
-
-
-def test_who_is_logged_in_is_asked_before_the_work(place, tmp_path, monkeypatch, call):
-    def nobody(self):
-        raise LocalTokenNotFoundError("no token found")
-
-    monkeypatch.setattr("hf_lgelu.cli.given_checkpoint.HfApi.whoami", nobody)
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
-    status, said, errors = call(*words, "--push_to_hub")
-    assert (status, said) == (1, "")
-    assert "no token found" in errors
-    assert list(tmp_path.iterdir()) == []
+    assert 'from_pretrained(MLPForClassification, "me/other")' in unlicensed.text
 
 
 def test_a_reader_that_has_left_ends_no_conversion(place, tmp_path):

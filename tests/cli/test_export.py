@@ -37,7 +37,7 @@ def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, ca
     status, said, errors = call(*words, "--disable_tqdm")
     assert (status, errors) == (0, "")
     assert {path.name for path in (tmp_path / "relu").iterdir()} == {
-        "config.json", "model.safetensors", "README.md", "hardness.png",
+        "config.json", "model.safetensors", "README.md",
     }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["relu"]
     features, labels = test_rows
@@ -197,7 +197,7 @@ def test_push_sends_the_folder_with_its_card(place, tmp_path, monkeypatch, call)
     monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", push)
     words = ("export", place / "hard", "--output_dir", tmp_path / "relu", "--push_to_hub", "me/rows", "--private")
     _, said, _ = call(*words)
-    assert pushed == [(["README.md", "config.json", "hardness.png", "model.safetensors"], "me/rows", True)]
+    assert pushed == [(["README.md", "config.json", "model.safetensors"], "me/rows", True)]
     assert said.endswith("Pushed: http://hub/commit/1\n")
     assert 'from_pretrained(MLPForClassification, "me/rows")' in (tmp_path / "relu" / "README.md").read_text()
 

@@ -190,10 +190,6 @@ def test_a_hardened_cross_encoder_stays_one(classes, pairs, tmp_path, call):
     hardened = package.CrossEncoder(str(tmp_path / "relu"), device="cpu")
     old = network(**package.CrossEncoder(str(folder), device="cpu").preprocess(pairs[1][:8])).logits.sigmoid()[:, 0]
     assert (torch.tensor(hardened.predict(pairs[1][:8])) - old.detach()).abs().max() < 0.01
-    status, _, errors = call("export", folder, "--to", "onnx", "--output_dir", tmp_path / "onnx", "--disable_tqdm")
-    assert status == 0, errors
-    assert (tmp_path / "onnx" / "model.onnx").is_file()
-    assert not (tmp_path / "onnx" / "modules.json").exists()
 
 
 def test_an_encoder_is_what_the_package_runs_and_not_what_its_config_says(sentence_folder, tmp_path):

@@ -120,7 +120,7 @@ def test_a_folder_that_is_not_empty_is_kept_unless_told_otherwise(mlp, tmp_path)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     (folder / "config.json").write_text("{}")
     export_gelu(mlp, folder, inputs=FEATURES, overwrite=True)
-    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md", "hardness.png"}
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md"}
 
 
 def resnet():

@@ -46,7 +46,7 @@ def test_folder_holds_the_relu_network_and_nothing_else(mlp, tmp_path):
     before = {name: tensor.clone() for name, tensor in mlp.state_dict().items()}
     features = torch.randn(50, 6)
     export = export_relu(mlp, tmp_path / "relu", inputs={"features": features})
-    files = {"config.json", "model.safetensors", "README.md", "hardness.png"}
+    files = {"config.json", "model.safetensors", "README.md"}
     assert {path.name for path in (tmp_path / "relu").iterdir()} == files
     assert [path.name for path in tmp_path.iterdir()] == ["relu"]
     saved = load_file(tmp_path / "relu" / "model.safetensors")

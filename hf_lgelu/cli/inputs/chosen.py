@@ -1,7 +1,6 @@
 """The inputs that a command's arguments name: those that something is fitted on, and those that it is judged by."""
 
 import textwrap
-from pathlib import Path
 from typing import Any
 
 from hf_lgelu.cli.arguments import ConvertArguments, InputArguments
@@ -133,15 +132,3 @@ def _split(splits: dict[str, Any], name: str, source: str, option: str) -> Any:
 
 def _dataset_name(arguments: InputArguments, name: str, config: str | None, split: str) -> DatasetName:
     return DatasetName(name, config, split, arguments.column, arguments.label_column, arguments.pair_column)
-
-
-def require_outside_data(folder: Path, *names: str | None) -> None:
-    """Raise ValueError if the output folder lies in a folder of data: the next time its files would be read as data."""
-    for name in filter(None, names):
-        path = local(name)
-        if path is None or not path.is_dir() or any((path / saved).is_file() for saved in _SAVED_TO_DISK):
-            continue  # of what `save_to_disk` wrote, its own files alone are read
-        if folder.resolve().is_relative_to(path.resolve()):
-            raise ValueError(
-                f"{folder} lies in {name}, and would be read as data the next time; give an output folder elsewhere"
-            )

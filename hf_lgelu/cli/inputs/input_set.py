@@ -21,14 +21,10 @@ _LOADED_TOGETHER = 64
 class TensorRows(Dataset):
     """N rows of named tensors, such as {"input_ids": (N, T), "attention_mask": (N, T)}.
 
-    `whole` says that no row of where they are from was left out. Raises ValueError where the tensors do not have one
-    number of rows.
+    `whole` says that no row of where they are from was left out.
     """
 
     def __init__(self, tensors: dict[str, Tensor], *, whole: bool = False) -> None:
-        if len({len(tensor) for tensor in tensors.values()}) != 1:
-            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-            raise ValueError(f"the tensors must have one number of rows, got {shapes or 'none'}")
         self.tensors, self.whole = tensors, whole
 
     def __len__(self) -> int:

@@ -39,7 +39,6 @@ from hf_lgelu.refit.wording import gates_in_words, how_far, what_was_done
 logger = logging.get_logger(__name__)
 
 CARD_FACTS_FILE = "card_facts.json"
-FIGURE_FILE = "hardness.png"
 FORMS = ("relu", "gelu", "lambda_gelu")
 """What a card's network is: with ReLU in the place of its λ-gates, with λ folded into the weights, or as trained."""
 
@@ -181,7 +180,7 @@ def write_card(
     license: str | None = None,
     repo_id: str | None = None,
 ) -> Path:
-    """Write README.md and a picture of λ into a folder, and return the card's path. `export_relu` has called it.
+    """Write README.md into a folder and return its path. `export_relu` and `export_gelu` have called it.
 
     What a training left beside the checkpoint that `model` was loaded from (card_facts.json) is on the card, if it is
     of the same weights.
@@ -230,15 +229,12 @@ def write_card(
             f"{folder}/config.json says {', '.join(gates)}, and a card of form={form!r} would say that these gates are "
             "gone; give form='lambda_gelu', or the folder that export_relu or export_gelu saved"
         )
-    card = render_card(facts, checkpoint, form=form, change=change, figure=FIGURE_FILE, repo_id=repo_id)
-    return save_card(card, Path(folder) / REPOCARD_NAME, facts, FIGURE_FILE)
+    return save_card(render_card(facts, checkpoint, form=form, change=change, repo_id=repo_id), folder)
 
 
-def save_card(card: ModelCard, path: Path, facts: CardFacts | None = None, figure: str = "") -> Path:
-    """Write a card and, of `facts`, the picture of λ to `figure` beside it; a link in their place is replaced."""
-    if facts is not None:
-        with whole_file(path.parent / figure, overwrite=True) as new:
-            draw_hardness(new, facts.earlier_hardness, facts.hardness, facts.mean_hardness)
+def save_card(card: ModelCard, folder: str | os.PathLike, name: str = REPOCARD_NAME) -> Path:
+    """Write a card into a folder, whole or not at all, and return its path; a link in its place is replaced."""
+    path = Path(folder) / name
     with whole_file(path, overwrite=True) as new:
         new.write_text(f"{str(card).rstrip()}\n", encoding="utf-8")
     return path
@@ -421,8 +417,7 @@ def write_conversion_card(
     folder: str | os.PathLike, report: ConversionReport, provenance: Provenance, **options: Any
 ) -> Path:
     """Write README.md into the folder of a converted network and return its path; see `render_conversion_card`."""
-    card = render_conversion_card(report, provenance, loading.facts_of_folder(folder), **options)
-    return save_card(card, Path(folder) / REPOCARD_NAME)
+    return save_card(render_conversion_card(report, provenance, loading.facts_of_folder(folder), **options), folder)
 
 
 def _rendered(template: Path, data: ModelCardData, repo_id: str | None, license: str | None, **told: Any) -> ModelCard:

@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu.export.hub.card import CardFacts, CardScores, made_with, plain, render_card, save_card, shown
+from hf_lgelu.export.hub.card import (
+    CardFacts,
+    CardScores,
+    draw_hardness,
+    made_with,
+    plain,
+    render_card,
+    save_card,
+    shown,
+)
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from lgelu_lab.report.paper import DATA_READ, data_folder
 from lgelu_lab.studies.records import RunRecord, read_record
@@ -146,7 +155,9 @@ def write_record_card(
     model_class = record.model["class"]
     layers = record.model["activation_sites"] if model_class == "MLPForClassification" else None
     checkpoint = CheckpointFacts(model_class, layers=layers)
-    return save_card(render_card(facts, checkpoint, form=form, figure=figure, repo_id=repo_id), path, facts, figure)
+    draw_hardness(path.parent / figure, facts.earlier_hardness, facts.hardness, facts.mean_hardness)
+    card = render_card(facts, checkpoint, form=form, figure=figure, repo_id=repo_id)
+    return save_card(card, path.parent, path.name)
 
 
 def write_committed_cards(source: str | os.PathLike, target: str | os.PathLike) -> list[Path]:
