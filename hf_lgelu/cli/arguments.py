@@ -4,7 +4,6 @@ A new command is a dataclass, a row and a module with its function. Nothing here
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -230,9 +229,8 @@ class ProfileArguments(CheckpointArguments):
 
 
 def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:
-    value = getattr(arguments, name, None)
-    if not is_right or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"--{name} must be {what}, got {value!r}")
+    if not is_right:
+        raise ValueError(f"--{name} must be {what}, got {getattr(arguments, name)!r}")
 
 
 @dataclass(frozen=True)

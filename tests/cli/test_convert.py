@@ -154,7 +154,7 @@ def test_options_of_a_second_set_that_is_not_there_are_refused(place, tmp_path, 
     status, _, errors = call(*words, "--max_eval_samples", 9, "--disable_tqdm")
     assert status == 1
     assert "--max_eval_samples is of a second set, and" in errors
-    assert "has no validation or test split for one; give --evaluation" in errors
+    assert "has no split for one; give --evaluation" in errors
 
 
 def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, call):
@@ -267,7 +267,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
     ("model", "words", "reason"),
     [
         ("gelu", ("--max_samples", 15), "at least 16 distinct rows"),
-        ("gelu", ("--data_split", "trian"), "has no split 'trian'; give --data_split, of train"),
+        ("gelu", ("--data_split", "trian"), "has no split 'trian'; it has train"),
         (
             "gelu",
             ("--label_column", "lable"),

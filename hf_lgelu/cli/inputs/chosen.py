@@ -21,10 +21,9 @@ def data_set(arguments: ConvertArguments, given: GivenCheckpoint) -> InputSet:
     Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
     there is none.
     """
-    splits = _splits(arguments, arguments.data, arguments.data_config)
-    rows = _split(splits, arguments.data_split, arguments.data, "--data_split")
-    name = _dataset_name(arguments, arguments.data, arguments.data_config, arguments.data_split)
-    return _rows(arguments, name, rows, given, arguments.max_samples)
+    splits = load_splits(arguments.data, arguments.data_config, progress=not arguments.disable_tqdm)
+    name = _named(arguments, arguments.data, arguments.data_config, arguments.data_split)
+    return _rows(arguments, name, splits, given, arguments.max_samples)
 
 
 def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSet | None:
@@ -33,27 +32,29 @@ def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSe
     Raises as `data_set`, and ValueError where it would be the rows of --data once more.
     """
     of_data = arguments if isinstance(arguments, ConvertArguments) else None
-    data, taken = (None, None) if of_data is None else (of_data.data, of_data.data_split)
-    data_config = None if of_data is None else of_data.data_config
     name, config = arguments.evaluation, arguments.evaluation_config
-    if name is None and data is not None:
-        name, config = data, config or data_config
+    if name is None and of_data is not None:
+        name, config = of_data.data, config or of_data.data_config
     if name is None or name == "none":
         return None
-    splits = _splits(arguments, name, config)
-    same = data is not None and config == data_config and _is_one_place(name, data)
-    split = arguments.evaluation_split or _usual_split(splits, taken if same else None)
+    splits = load_splits(name, config, progress=not arguments.disable_tqdm)
+    is_data = of_data is not None and config == of_data.data_config and _is_one_place(name, of_data.data)
+    taken = of_data.data_split if of_data is not None and is_data else None
+    usual = [split for split in (*_SECOND_SPLITS, *(splits if len(splits) == 1 else ())) if split in splits]
+    split = arguments.evaluation_split or next((split for split in usual if split != taken), None)
     if split is None and arguments.evaluation is None:
-        _refuse_unused(arguments, data)
+        unused = [
+            option for option in ("evaluation_config", "max_eval_samples") if getattr(arguments, option) is not None
+        ]
+        if unused:
+            raise ValueError(f"--{unused[0]} is of a second set, and {name} has no split for one; give --evaluation")
         return None
-    if split is None or (same and split == taken):
-        beside = f" must be other rows than --data, split {taken!r}" if same else " has several splits"
+    if split is None or split == taken:
+        beside = f" must be other rows than --data, split {taken!r}" if is_data else " has several splits"
         raise ValueError(
             f"the second set{beside}; give --evaluation_split, of {', '.join(splits)}, or --evaluation another data set"
         )
-    rows = _split(splits, split, name, "--evaluation_split")
-    chosen = _dataset_name(arguments, name, config, split)
-    return _rows(arguments, chosen, rows, given, arguments.max_eval_samples)
+    return _rows(arguments, _named(arguments, name, config, split), splits, given, arguments.max_eval_samples)
 
 
 def _is_one_place(name: str, other: str) -> bool:
@@ -62,31 +63,33 @@ def _is_one_place(name: str, other: str) -> bool:
     return name == other if here is None or there is None else here.samefile(there)
 
 
-def _refuse_unused(arguments: InputArguments, data: str | None) -> None:
-    """Raise ValueError for an option of a second set where there is none."""
-    for option in ("evaluation_config", "max_eval_samples"):
-        if getattr(arguments, option) is not None:
-            raise ValueError(
-                f"--{option} is of a second set, and {data} has no validation or test split for one; give "
-                f"--evaluation, or leave --{option} out"
-            )
+def _named(arguments: InputArguments, name: str, config: str | None, split: str) -> DatasetName:
+    return DatasetName(name, config, split, arguments.column, arguments.label_column, arguments.pair_column)
 
 
-def _splits(arguments: InputArguments, name: str, config: str | None) -> dict[str, Any]:
-    if arguments.disable_tqdm:
-        import datasets
+def _rows(
+    arguments: InputArguments, name: DatasetName, splits: dict[str, Any], given: GivenCheckpoint, wanted: int | None
+) -> InputSet:
+    if name.split not in splits:
+        raise ValueError(f"{name.name} has no split {name.split!r}; it has {', '.join(splits)}")
+    length = arguments.sequence_length
+    if length is None and given.longest is not None:
+        length = min(given.longest, context_length(given.model, None))
+    return dataset_rows(
+        name, splits[name.split], given.model, given.processors, wanted=wanted, seed=arguments.seed,
+        sequence_length=length, prompt=given.prompt,
+    )  # fmt: skip
 
-        datasets.disable_progress_bars()
-    return load_splits(name, config)
 
-
-def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
+def load_splits(name: str, config: str | None = None, *, progress: bool = True) -> dict[str, Any]:
     """{split: datasets.Dataset} of a file, a folder (of data files, images, or what `save_to_disk` wrote) or a Hub id.
 
     Raises ValueError if it cannot be read, and FileNotFoundError where nothing is.
     """
     import datasets
 
+    if not progress:
+        datasets.disable_progress_bars()
     require_there(name, "dataset")
     path = local(name)
     try:
@@ -105,30 +108,3 @@ def load_splits(name: str, config: str | None = None) -> dict[str, Any]:
             f"or a file with rows that ends in {', '.join(_BUILDERS)}"
         ) from error
     return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
-
-
-def _rows(
-    arguments: InputArguments, name: DatasetName, rows: Any, given: GivenCheckpoint, wanted: int | None
-) -> InputSet:
-    length = arguments.sequence_length
-    if length is None and given.longest is not None:
-        length = min(given.longest, context_length(given.model, None))
-    return dataset_rows(
-        name, rows, given.model, given.processors, wanted=wanted, seed=arguments.seed, sequence_length=length,
-        prompt=given.prompt,
-    )  # fmt: skip
-
-
-def _usual_split(splits: dict[str, Any], taken: str | None) -> str | None:
-    usual = [name for name in (*_SECOND_SPLITS, *(splits if len(splits) == 1 else ())) if name in splits]
-    return next((name for name in usual if name != taken), None)
-
-
-def _split(splits: dict[str, Any], name: str, source: str, option: str) -> Any:
-    if name not in splits:
-        raise ValueError(f"{source} has no split {name!r}; give {option}, of {', '.join(splits)}")
-    return splits[name]
-
-
-def _dataset_name(arguments: InputArguments, name: str, config: str | None, split: str) -> DatasetName:
-    return DatasetName(name, config, split, arguments.column, arguments.label_column, arguments.pair_column)
