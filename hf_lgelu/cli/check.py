@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_lgelu.cli.arguments import CheckArguments, named
 from hf_lgelu.cli.compared import compare, in_words
@@ -31,7 +31,7 @@ from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.substitution import put_relu, require_substitutable
 from hf_lgelu.refit.dials import FAR_KL, UNITS_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
-from hf_lgelu.refit.layers import Layers, Unfit, find_layers
+from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.weights import why_not_writable
@@ -74,8 +74,10 @@ def check(arguments: CheckArguments) -> None:
     if evaluation is not None:
         require_fitting_rows(given.network, given.name, evaluation.first(2), evaluation.description, _ADVICE)
     print(f"{given.name}: {type(given.model).__name__}, {sites_in_words(given.network)}")
-    inputs = _random_inputs(given) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
-    if inputs is None:
+    try:
+        inputs = random_inputs(given.model) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
+    except ValueError as error:
+        print(f"\nIt cannot be run here, and nothing more is known: {error}")
         return
     examined = Examined(given, inputs, evaluation, arguments)
     if any(tensor.isnan().any() for tensor in examined.counted(run_example(given.network, inputs))):
@@ -92,14 +94,6 @@ def check(arguments: CheckArguments) -> None:
         found = list(lines)
         if found:
             print(f"\n{title}", *(f"  {line}" for line in found), sep="\n", flush=True)
-
-
-def _random_inputs(given: GivenCheckpoint) -> Mapping[str, Tensor] | None:
-    try:
-        return random_inputs(given.model)
-    except ValueError as error:
-        print(f"\nIt cannot be run here, and nothing more is known: {error}")
-        return None
 
 
 def _linearity(examined: Examined) -> Iterator[str]:
@@ -198,17 +192,14 @@ def _layers_in_words(layers: Layers, sites: list[ActivationSite]) -> Iterator[st
     yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be, with {maps} linear maps behind them to refit."
     if layers.beside:
         yield f"{len(layers.beside)} of them are behind outputs that do not count, and are exchanged alone."
-    yield from _shortened([f"- not {_names(entry, sites)}: {_reason(entry)}" for entry in layers.unfit])
+    lines = []
+    for entry in layers.unfit:
+        names = ", ".join(sites[index].name for index in entry.sites)
+        reason = entry.reason if entry.reason.startswith(entry.name) else f"{entry.name}: {entry.reason}"
+        lines.append(f"- not {names}: {reason}")
+    yield from _shortened(lines)
     if unfit:
         yield "--allow_unrefitted exchanges these gates all the same, with the weights behind them as they are."
-
-
-def _names(unfit: Unfit, sites: list[ActivationSite]) -> str:
-    return ", ".join(sites[index].name for index in unfit.sites)
-
-
-def _reason(unfit: Unfit) -> str:
-    return unfit.reason if unfit.reason.startswith(unfit.name) else f"{unfit.name}: {unfit.reason}"
 
 
 def _shortened(lines: list[str]) -> list[str]:
@@ -223,7 +214,8 @@ def _notes(examined: Examined) -> Iterator[str]:
             "- Saved as it is, it is λ-GELU only where hf_lgelu is installed and imported. `export` makes checkpoints "
             "that need nothing of it."
         )
-        if _frozen(given.model):
+        raw = [tensor for name, tensor in given.model.named_parameters() if name.endswith("raw_hardness")]
+        if not all(tensor.requires_grad for tensor in raw):
             yield "- Its hardness takes no gradient (frozen by an adapter, or by hand): trained on, λ would stay."
     if given.sentences is not None:
         yield (
@@ -270,12 +262,6 @@ def _how_to_convert(examined: Examined) -> str:
     if reason is not None:
         return f"hf_lgelu.convert_to_relu(model, data) in Python: inputs for {reason} are not read from files here"
     return f"hf-lgelu convert {examined.given.name} --data DATA --output_dir FOLDER"
-
-
-def _frozen(model: nn.Module) -> bool:
-    return any(
-        name.endswith("raw_hardness") and not parameter.requires_grad for name, parameter in model.named_parameters()
-    )
 
 
 def _outputs(output: Any) -> list[str]:

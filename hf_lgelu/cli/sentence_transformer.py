@@ -30,7 +30,6 @@ _ENCODERS_OWN = (CONFIG_NAME, "model*.safetensors", "model.safetensors.index.jso
 _WRITERS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _SETTINGS = tuple(f"sentence_{writer}_config.json" for writer in _WRITERS)
 _WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "*.onnx_data", "*.onnx.data", "*.h5", "*.msgpack", "*.ot", "*.gguf")
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _OTHER_FORMS = ("onnx", "openvino", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "coreml")
 
 
@@ -64,27 +63,12 @@ class SentenceEmbedder(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
-        tensors = zip(_INPUTS, (input_ids, attention_mask, token_type_ids), strict=True)
-        given = {name: tensor for name, tensor in tensors if tensor is not None}
+        tensors = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         features = {**given, "token_embeddings": self.encoder(**given)[0]}
         for module in self.behind:
             features = module(features)
         return {"sentence_embedding": features["sentence_embedding"]}
-
-
-def embedder_of(model: Any) -> SentenceEmbedder:
-    """The modules of a `SentenceTransformer`, not copied.
-
-    Raises ValueError if the first is no encoder of transformers.
-    """
-    first, *behind = model.children()
-    encoder = getattr(first, "auto_model", None)
-    if not isinstance(encoder, PreTrainedModel):
-        raise ValueError(
-            f"the first module of this SentenceTransformer, {type(first).__name__}, is no encoder of transformers: "
-            "there are no gates in it to exchange"
-        )
-    return SentenceEmbedder(encoder, behind)
 
 
 @dataclass(frozen=True)
@@ -125,10 +109,15 @@ class SentenceFolder:
                 "pip install -U sentence-transformers"
             )
         whole = found(str(self.path), device="cpu", trust_remote_code=False)
-        loaded = embedder_of(whole)
+        first, *behind = whole.children()
+        encoder = getattr(first, "auto_model", None)
+        if not isinstance(encoder, PreTrainedModel):
+            raise ValueError(
+                f"the first module of {self.path}, {type(first).__name__}, is no encoder of transformers: there are no "
+                "gates in it to exchange"
+            )
         # Not as its config says: of an encoder that was a language model that is often still the whole one's class.
-        encoder = load_checkpoint(self.encoder_path, kind=type(loaded.encoder))
-        return SentenceEmbedder(encoder, list(loaded.behind)).eval()
+        return SentenceEmbedder(load_checkpoint(self.encoder_path, kind=type(encoder)), behind).eval()
 
     def copy_rest(self, target: Path) -> None:
         """Copy all but the encoder's own files, the card, other forms of the weights, and folders with weights that are
