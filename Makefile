@@ -1,5 +1,6 @@
 # make test          the environment and the test suite, on two processes
 # make test-kernels  Triton's interpreter and the torch.compile matrix
+# make test-processors  the rooms of numerics as an older processor computes them
 # make test-slow     minutes, not seconds
 # make lint          ruff, and mypy over the library
 # make quickstart    train, harden and substitute on scikit-learn's digits
@@ -13,13 +14,19 @@ WORKERS ?= 2
 # One torch thread a worker: two workers with two threads each would fight for two cores.
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
 
-.PHONY: test test-kernels test-slow lint quickstart report clean
+.PHONY: test test-kernels test-processors test-slow lint quickstart report clean
 
 test: $(VENV)/ready
 	$(PYTEST)
 
 test-kernels: $(VENV)/ready
 	$(PYTEST) -m "kernels and not slow and not gpu"
+
+# torch's own kernels, oneDNN's and MKL's, as on processors with AVX2, and without any vector extension that can be chosen.
+NUMERIC := tests/activation tests/refit tests/export
+test-processors: $(VENV)/ready
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(NUMERIC)
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(PYTEST) $(NUMERIC)
 
 test-slow: $(VENV)/ready
 	$(PYTEST) -m "slow and not gpu"
