@@ -4,10 +4,8 @@ Every provider is timed in turn within one process, round by round; ratios are t
 round. Rows go to a CSV file as they are measured, and a rerun measures only what is not there.
 
     python scripts/bench_activation.py --csv bench.csv                      the activation alone
-    python scripts/bench_activation.py --csv bench.csv --sweep              the same, over sizes for the figure
     python scripts/bench_activation.py --csv bench.csv --step               whole training steps
     python scripts/bench_activation.py --csv bench.csv --table --hardness 2
-    python scripts/bench_activation.py --csv bench.csv --figure bench.png --hardness 2
 """
 
 import os
@@ -15,10 +13,10 @@ import sys
 from dataclasses import dataclass, field
 
 import torch
-from lgelu_lab.kernel_bench.measure import DTYPES, MODES, SIZES, SWEEP_SIZES, Bench, measure_operation, parse_size
+from lgelu_lab.kernel_bench.measure import DTYPES, MODES, SIZES, Bench, measure_operation, parse_size
 from lgelu_lab.kernel_bench.providers import PROVIDERS, check_providers
 from lgelu_lab.kernel_bench.results import Cells, ResultsFile, find_provenance, latest_rows
-from lgelu_lab.kernel_bench.shown import draw_figure, markdown_tables
+from lgelu_lab.kernel_bench.shown import markdown_tables
 from lgelu_lab.kernel_bench.training_steps import STEP_MODELS, check_step_models, measure_steps
 from transformers import HfArgumentParser
 from transformers.utils import logging
@@ -47,7 +45,6 @@ class BenchArguments:
     sizes: list[str] = field(
         default_factory=lambda: list(SIZES), metadata={"help": "Such as 256x256 or 32x64x32x32:channels_last."}
     )
-    sweep: bool = field(default=False, metadata={"help": "Flat sizes 2^12 to 2^24 in the place of --sizes."})
     dtypes: list[str] = field(
         default_factory=lambda: ["float32", "bfloat16"], metadata={"help": f"Of {', '.join(DTYPES)}."}
     )
@@ -71,10 +68,6 @@ class BenchArguments:
         metadata={"help": f"For --step, of {', '.join(STEP_MODELS)}; default those meant for the device."},
     )
     table: bool = field(default=False, metadata={"help": "Print Markdown tables of the rows, and measure nothing."})
-    figure: str | None = field(
-        default=None,
-        metadata={"help": "Draw rows of the first dtype, λ and number of threads into this PNG; measure nothing."},
-    )
 
 
 def main() -> None:
@@ -113,13 +106,9 @@ def check(arguments: BenchArguments) -> None:
 
 def run(arguments: BenchArguments) -> None:
     """Do what the arguments, which are right, ask for."""
-    if arguments.table or arguments.figure:
+    if arguments.table:
         rows = latest_rows(arguments.csv)
-        if arguments.table:
-            print(markdown_tables(rows, arguments.modes, arguments.dtypes, arguments.hardness))
-        if arguments.figure:
-            shown = {"dtype": arguments.dtypes[0], "hardness": arguments.hardness[0], "threads": arguments.threads[0]}
-            draw_figure(rows, arguments.figure, **shown, allocator=_allocator(arguments))
+        print(markdown_tables(rows, arguments.modes, arguments.dtypes, arguments.hardness))
         return
     if arguments.device == "cpu":
         restart_with(ALLOCATORS[arguments.allocator] | _QUIET_PROFILER)
@@ -139,7 +128,7 @@ def _measure(arguments: BenchArguments, dtype: str, threads: int, results: Resul
                 _say(row)
         return
     providers = check_providers(arguments.providers)
-    for size in SWEEP_SIZES if arguments.sweep else arguments.sizes:
+    for size in arguments.sizes:
         for row in measure_operation(size, dtype, providers, arguments.hardness, arguments.modes, bench):
             _say(row)
 

@@ -5,7 +5,6 @@ tried); how good a conversion is does, and is measured on trained networks (scri
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -38,7 +37,6 @@ class Case:
         width: features of a row at the widest layer.
         build: → (the network, its inputs), from torch's global generator.
         target_seconds, target_gib: what it should stay within on two CPU cores; None where nothing is set.
-        sweep: "rows" or "width" for the points of the figure, "" for the named networks.
     """
 
     name: str
@@ -48,7 +46,6 @@ class Case:
     build: Callable[[], tuple[nn.Module, Inputs]]
     target_seconds: float | None = None
     target_gib: float | None = None
-    sweep: str = ""
 
 
 def _mlp(width: int, layers: int, rows: int, features: int) -> Callable[[], tuple[nn.Module, Inputs]]:
@@ -81,10 +78,6 @@ def _resnet18(images: int) -> Callable[[], tuple[nn.Module, Inputs]]:
 
 
 _SMALL_GPT2 = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 128, "vocab_size": 4096}
-_ROW_COUNTS = tuple(2**power for power in range(11, 18))
-_WIDTHS = tuple(2**power for power in range(7, 12))
-_SWEEP_ROWS, _SWEEP_WIDTH, _SWEEP_FEATURES = 4096, 256, 128
-_PANELS = (("rows", "rows of inputs (4 × 256 MLP)", 1), ("width", "width (MLP of 2 layers, 4,096 rows)", 3))
 _GIB = 2**30
 
 CASES: dict[str, Case] = {
@@ -94,21 +87,8 @@ CASES: dict[str, Case] = {
         Case("gpt2-4x128", 64, 8192, 512, _gpt2(_SMALL_GPT2, 64, 128), 5.0),
         Case("gpt2-124m", 16, 16_384, 3072, _gpt2({}, 16, 1024), 600.0, 6.0),
         Case("resnet18-cifar", 1024, 1024, 4864, _resnet18(1024), 60.0),
-        *(
-            Case(f"rows-{rows}", rows, rows, _SWEEP_WIDTH, _mlp(_SWEEP_WIDTH, 4, rows, _SWEEP_FEATURES), sweep="rows")
-            for rows in _ROW_COUNTS
-        ),
-        *(
-            Case(
-                f"width-{width}", _SWEEP_ROWS, _SWEEP_ROWS, width, _mlp(width, 2, _SWEEP_ROWS, _SWEEP_FEATURES),
-                sweep="width",
-            )
-            for width in _WIDTHS
-        ),
     )
 }  # fmt: skip
-NAMED = tuple(case.name for case in CASES.values() if not case.sweep)
-
 TIME_COLUMNS = (
     *("case", "units", "rows", "width", "threads", "seconds", "peak_gib", "outcome", "cpu", "torch", "hf_lgelu"),
 )
@@ -122,7 +102,7 @@ def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
     case = CASES[name]
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    warm, inputs = CASES["rows-2048"].build()
+    warm, inputs = _mlp(256, 4, 2048, 128)()
     _convert(warm.eval(), inputs)
     model, inputs = case.build()
     model = model.eval()
@@ -166,10 +146,11 @@ def measure_apart(name: str, threads: int) -> dict[str, str | float | int]:
 
 
 def markdown_table(rows: pd.DataFrame) -> str:
-    """One line a row beside what we want to stay within, the named networks first."""
+    """One line a row beside what we want to stay within."""
     lines = ["| network | rows | widest layer | threads | seconds | peak memory | target |"]
     lines.append("|" + "---|" * 7)
-    for row in sorted(rows.itertuples(), key=lambda row: (bool(CASES[row.case].sweep), list(CASES).index(row.case))):
+    rows = rows[rows["case"].isin(CASES)]
+    for row in sorted(rows.itertuples(), key=lambda row: list(CASES).index(row.case)):
         case = CASES[row.case]
         target = "–" if case.target_seconds is None else f"≤ {case.target_seconds:g} s"
         target += "" if case.target_gib is None else f", {case.target_gib:g} GiB"
@@ -178,29 +159,3 @@ def markdown_table(rows: pd.DataFrame) -> str:
             f"{row.peak_gib:.2f} GiB | {target} |"
         )
     return "\n".join(lines)
-
-
-def draw_figure(rows: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Time against rows and against width, beside lines of slope 1 and 3, as a PNG.
-
-    Raises ValueError where a panel has fewer than two points.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
-    for axis, (sweep, label, slope) in zip(figure.subplots(1, 2), _PANELS, strict=True):
-        points = rows[[CASES[case].sweep == sweep for case in rows["case"]]].sort_values(sweep)
-        if len(points) < 2:
-            raise ValueError(f"{len(points)} points over {sweep} have been measured, two are needed; see --sweep")
-        at, seconds = points[sweep], points["seconds"]
-        axis.loglog(at, seconds, "o-", color="#0072B2", label="measured")
-        guide = seconds.iloc[-1] * (at / at.iloc[-1]) ** slope
-        axis.loglog(at, guide, "--", color="#666666", label="∝ rows" if slope == 1 else "∝ width³")
-        axis.set_xticks(list(at), [f"{int(value):,}" for value in at], minor=False)
-        axis.set_xticks([], minor=True)
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.set(xlabel=label, ylabel="seconds")
-        axis.grid(alpha=0.3)
-        axis.tick_params(axis="x", labelsize=8)
-        axis.legend(frameon=False)
-    figure.savefig(path, dpi=150)

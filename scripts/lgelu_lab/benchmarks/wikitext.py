@@ -19,15 +19,12 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import logging
 
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions, choose_rows, collate_rows
 from lgelu_lab.benchmarks.metrics import perplexity, token_losses
 from lgelu_lab.benchmarks.source import load_splits
-from lgelu_lab.benchmarks.token_blocks import IGNORED, TokenBlocks
-
-logger = logging.get_logger(__name__)
+from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 
 HUB_ID = "Salesforce/wikitext"
 HUB_CONFIG = "wikitext-2-raw-v1"
@@ -42,7 +39,6 @@ SMALLEST_VOCABULARY = 257
 DROPOUT = 0.0
 """From scratch. With GPT-2's own 0.1, perplexity on WikiText-2's validation split was 5 % higher after each of the
 first 4 epochs (of 6), and two processes would draw other numbers than one."""
-_COMPARED_BLOCKS = 8
 
 
 def train_tokenizer(lines: Iterable[str], vocabulary_size: int, context_length: int) -> PreTrainedTokenizerFast:
@@ -202,9 +198,7 @@ def build_gpt2(activation: str, data: BenchmarkData, options: ModelOptions) -> G
     """A GPT-2 for these blocks: freshly initialized, or `options.pretrained` with its activation exchanged.
 
     From scratch it has `num_layers`, `width` and `num_heads` of the options, all of which must be set. Of a
-    checkpoint only as many positions are kept as a block has, and a warning says by how much the exchange of the
-    activation moves its loss on the first blocks of `data.eval`: GPT-2's own is the tanh form of GELU, and
-    λ-GELU at λ = 1 is the erf form.
+    checkpoint only as many positions are kept as a block has.
 
     Raises ValueError for a width that the heads do not divide, or a checkpoint that is no GPT-2, has fewer
     positions than a block or another vocabulary than the tokenizer; RuntimeError for one that cannot be loaded.
@@ -249,34 +243,10 @@ def _fine_tuned(activation: str, data: BenchmarkData, pretrained: str, context_l
         )
     try:
         model = GPT2LMHeadModel.from_pretrained(pretrained, activation_function=activation, use_safetensors=True)
-        if config.activation_function != activation:
-            original = GPT2LMHeadModel.from_pretrained(pretrained, use_safetensors=True)
     except OSError as error:
         raise _unreachable("weights", pretrained, error) from error
-    if config.activation_function != activation:
-        _tell_exchange(original, model, data.eval)
     _cut_positions(model, context_length)
     return model
-
-
-def _tell_exchange(original: GPT2LMHeadModel, exchanged: GPT2LMHeadModel, blocks: TokenBlocks) -> None:
-    compared = blocks.take(range(min(_COMPARED_BLOCKS, len(blocks))))
-    before, after = (_mean_loss(model, compared) for model in (original, exchanged))
-    logger.warning(
-        f"The activation {original.config.activation_function} of the checkpoint was exchanged for "
-        f"{exchanged.config.activation_function}: on {len(compared)} blocks its loss goes from {before:.6f} to "
-        f"{after:.6f} nats a token"
-    )
-
-
-@torch.no_grad()
-def _mean_loss(model: GPT2LMHeadModel, blocks: TokenBlocks) -> float:
-    """Mean over every predicted token, in nats; all blocks at once."""
-    training = model.training
-    batch = blocks.__getitems__(range(len(blocks)))
-    losses = token_losses(model.eval()(input_ids=batch["input_ids"], use_cache=False).logits, batch["labels"])
-    model.train(training)
-    return losses.double().sum().item() / int((batch["labels"] != IGNORED).sum())
 
 
 def _cut_positions(model: GPT2LMHeadModel, context_length: int) -> None:

@@ -20,8 +20,6 @@ MODES = {"forward": 2, "backward": 3, "both": 5}
 SIZES = ("64x197x768", "4x1024x3072", "32x64x32x32", "32x64x32x32:channels_last", "256x256")
 """ViT-Base and GPT-2 small hidden units, a feature map of ResNet-18 in both layouts, and the MLP's."""
 
-SWEEP_SIZES = tuple(str(2**power) for power in range(12, 25))
-
 
 @dataclass(frozen=True)
 class Bench:

@@ -7,8 +7,8 @@ import bench_convert
 import pandas as pd
 import pytest
 import torch
-from lgelu_lab import conversion_bench, gated_conversion
-from lgelu_lab.conversion_bench import CASES, NAMED, TIME_COLUMNS, Case, markdown_table
+from lgelu_lab import conversion_bench
+from lgelu_lab.conversion_bench import CASES, TIME_COLUMNS, Case, markdown_table
 from lgelu_lab.rows_file import RowsFile
 from torch import nn
 
@@ -29,7 +29,7 @@ def small(monkeypatch):
         return nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2)), 3 * torch.randn(128, 3)
 
     case = Case("small", 128, 128, 8, build)
-    monkeypatch.setattr(conversion_bench, "CASES", {"small": case, "rows-2048": case})
+    monkeypatch.setattr(conversion_bench, "CASES", {"small": case})
 
 
 def run(monkeypatch, *arguments):
@@ -69,69 +69,38 @@ def test_a_rerun_measures_only_what_is_not_there(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench_convert, "measure_apart", measured)
     path = tmp_path / "new" / "rows.csv"
     assert run(monkeypatch, "--csv", str(path)) == 0
-    assert asked == [(name, 2) for name in NAMED]
-    assert run(monkeypatch, "--csv", str(path), "--cases", "mlp-4x256", "rows-2048") == 0
+    assert asked == [(name, 2) for name in CASES]
+    assert run(monkeypatch, "--csv", str(path), "--cases", "mlp-4x256") == 0
     assert run(monkeypatch, "--csv", str(path), "--cases", "mlp-4x256", "--threads", "1") == 0
-    assert asked[len(NAMED) :] == [("rows-2048", 2), ("mlp-4x256", 1)]
+    assert asked[len(CASES) :] == [("mlp-4x256", 1)]
     with path.open(newline="") as file:
-        assert [entry["case"] for entry in csv.DictReader(file)] == [*NAMED, "rows-2048", "mlp-4x256"]
+        assert [entry["case"] for entry in csv.DictReader(file)] == [*CASES, "mlp-4x256"]
     capsys.readouterr()
     assert run(monkeypatch, "--csv", str(path), "--cases", "none") == 1
     assert "unknown case none; accepted: mlp-4x256" in capsys.readouterr().err
 
 
-def test_the_table_has_the_named_networks_first_with_what_they_should_stay_within():
-    lines = markdown_table(pd.DataFrame([row("width-128", 0.25), row("gpt2-124m", 300.0, peak_gib=5.0)])).splitlines()
-    assert lines[2] == "| gpt2-124m | 16,384 | 3,072 | 2 | 300.00 | 5.00 GiB | ≤ 600 s, 6 GiB |"
-    assert lines[3] == "| width-128 | 4,096 | 128 | 2 | 0.25 | 1.50 GiB | – |"
+def test_the_table_has_the_networks_with_what_they_should_stay_within():
+    rows = [
+        row("gpt2-124m", 300.0, peak_gib=5.0),
+        row("mlp-4x256", 0.25),
+        row("mlp-4x256", 1.0) | {"case": "rows-4096"},
+    ]
+    *_, first, second = markdown_table(pd.DataFrame(rows)).splitlines()
+    assert first == "| mlp-4x256 | 8,192 | 256 | 2 | 0.25 | 1.50 GiB | ≤ 2 s |"
+    assert second == "| gpt2-124m | 16,384 | 3,072 | 2 | 300.00 | 5.00 GiB | ≤ 600 s, 6 GiB |"
 
 
-@pytest.fixture
-def gated(monkeypatch):
-    """Gated networks that take no time; what was measured, as (activation, seed, sequences judged on)."""
-    asked = []
-
-    class Sequences(list):
-        eval = property(lambda self: self)
-
-    def load(data_dir, max_eval_samples):
-        return None, Sequences(range(max_eval_samples or 2509))
-
-    def measured(activation, seed, benchmark, data):
-        asked.append((activation, seed, len(data.eval)))
-        given = {"activation": activation, "seed": seed, "eval_sequences": len(data.eval)}
-        return dict.fromkeys(gated_conversion.COLUMNS, 1.0) | given
-
-    monkeypatch.setattr(gated_conversion, "load_texts", load)
-    monkeypatch.setattr(gated_conversion, "measure_gated", measured)
-    return asked
-
-
-def test_gated_networks_judged_on_other_sequences_are_other_rows(gated, monkeypatch, tmp_path):
+@pytest.mark.parametrize("other", [(), ("--table",)])
+def test_a_file_of_other_rows_is_refused_before_anything_is_measured(other, monkeypatch, tmp_path, capsys):
     path = tmp_path / "rows.csv"
-    command = ("--csv", str(path), "--gated", "silu", "--max_eval_samples", "300")
-    assert run(monkeypatch, *command, "--seeds", "0") == 0
-    assert run(monkeypatch, *command, "--seeds", "0", "1") == 0
-    assert gated == [("silu", 0, 300), ("silu", 1, 300)]
-    assert run(monkeypatch, *command[:-2], "--seeds", "0") == 0
-    assert gated[2:] == [("silu", 0, 2509)]
-
-
-@pytest.mark.parametrize("other", [("--gated", "silu"), ("--table",), ("--figure", "none.png")])
-def test_a_file_of_other_rows_is_refused_before_anything_is_measured(other, gated, monkeypatch, tmp_path, capsys):
-    path = tmp_path / "rows.csv"
-    columns = gated_conversion.COLUMNS if other[0].startswith(("--table", "--figure")) else TIME_COLUMNS
-    RowsFile(path, columns, columns[:1]).append(dict.fromkeys(columns, 1))
+    RowsFile(path, ("a", "b"), ("a",)).append({"a": 1, "b": 1})
+    monkeypatch.setattr(bench_convert, "measure_apart", lambda *_: pytest.fail("measured"))
     assert run(monkeypatch, "--csv", str(path), *other) == 1
     told = capsys.readouterr().err
-    assert f"has other columns ({', '.join(columns)}) than " in told
+    assert "has other columns (a, b) than " in told
     assert "name another file with --csv" in told
-    assert gated == []
 
 
-@pytest.mark.parametrize(
-    ("name", "columns"),
-    [("time", TIME_COLUMNS), ("gated", gated_conversion.COLUMNS)],
-)
-def test_the_committed_rows_can_be_added_to(name, columns):
-    assert len(RowsFile(f"docs/convert/{name}.csv", columns, columns[:1]).frame()) > 2
+def test_the_committed_rows_can_be_added_to():
+    assert len(RowsFile("docs/convert/time.csv", TIME_COLUMNS, TIME_COLUMNS[:1]).frame()) > 2
