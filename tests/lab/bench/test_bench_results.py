@@ -6,7 +6,6 @@ import pytest
 import torch
 from bench_rows import PROVENANCE, cells_of, measured
 from lgelu_lab.kernel_bench import results
-from torch import nn
 
 
 def test_rows_have_all_columns_and_a_rerun_measures_nothing(tmp_path):
@@ -80,15 +79,3 @@ def test_a_row_of_another_machine_or_software_is_measured_again(file_of_two, mon
     )
     assert [row in same for row in rows] == [True, True]
     assert [row in other for row in rows] == [False, False]
-
-
-class Spy(nn.Module):
-    """Notes with how many threads it is called."""
-
-    def __init__(self):
-        super().__init__()
-        self.threads = set()
-
-    def forward(self, x):
-        self.threads.add(torch.get_num_threads())
-        return x.relu()

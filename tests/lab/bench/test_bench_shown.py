@@ -1,10 +1,8 @@
-"""The Markdown tables and the picture, of rows made by hand."""
+"""The Markdown tables, of rows made by hand."""
 
-import numpy
 import pytest
 from bench_rows import cells_of, frame_of
 from lgelu_lab.kernel_bench import shown
-from PIL import Image
 
 
 def test_table_has_providers_down_and_sizes_across(tmp_path):
@@ -34,27 +32,3 @@ def test_table_of_steps_gives_the_range_of_memory(tmp_path):
     rows = [cells_of(mode="step", size=size, memory_format="", peak_ratio=peak) for size, peak in peaks.items()]
     text = shown.markdown_tables(frame_of(tmp_path / "bench.csv", rows), ["both"], ["float32"], [2.0])
     assert text.splitlines()[-1] == "| ReLU | 1.00 | 1.00 | 1.00 | 0.774 to 1.000 |"
-
-
-def swept_rows():
-    for provider, factor in (("copy", 0.2), ("gelu", 1.0), ("lambda_gelu", 0.5)):
-        hardness = "2" if provider == "lambda_gelu" else ""
-        for size in ("4096", "65536", "1048576", "256x256"):
-            elements = int(numpy.prod([int(n) for n in size.split("x")]))
-            times = {f"milliseconds_{q}": f"{factor * elements * 1e-6 * by:g}" for q, by in QUANTILES}
-            ratios = {f"ratio_{q}": f"{factor * by:g}" for q, by in QUANTILES}
-            yield cells_of(provider=provider, size=size, elements=str(elements), hardness=hardness, **times, **ratios)
-
-
-QUANTILES = (("q20", 0.9), ("median", 1.0), ("q80", 1.1))
-
-
-SELECTION = {"dtype": "float32", "hardness": 2.0, "threads": 1, "allocator": "keep"}
-
-
-def colours_drawn(path):
-    """For each half of the picture, the colours of LOOKS in it."""
-    pixels = numpy.asarray(Image.open(path).convert("RGB"))
-    halves = (pixels[:, : pixels.shape[1] // 2], pixels[:, pixels.shape[1] // 2 :])
-    rgb = {name: [int(colour[i : i + 2], 16) for i in (1, 3, 5)] for name, (colour, _) in shown.LOOKS.items()}
-    return [{name for name, value in rgb.items() if (half == value).all(axis=-1).any()} for half in halves]

@@ -30,15 +30,6 @@ def checkpoint(tmp_path):
     return str(tmp_path / "checkpoint"), model
 
 
-class Pointwise(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 @pytest.mark.parametrize(("activation", "hardnesses"), [("gelu", 0), ("lambda_gelu", 3)])
 def test_from_scratch_it_has_the_size_asked_for(activation, hardnesses):
     model = build_gpt2(activation, DATA, SMALL)

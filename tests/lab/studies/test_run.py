@@ -24,7 +24,6 @@ from hf_lgelu.export.hub.card import card_facts_of
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPForClassification
 
-ROOT = Path(__file__).parents[3]
 SHORT = {"num_train_epochs": 4, "max_train_samples": 256, "use_cpu": True, "disable_tqdm": True, "log_level": "error"}
 
 
