@@ -108,7 +108,7 @@ def run(arguments: BenchArguments) -> None:
     """Do what the arguments, which are right, ask for."""
     if arguments.table:
         rows = latest_rows(arguments.csv)
-        print(markdown_tables(rows, arguments.modes, arguments.dtypes, arguments.hardness))
+        print(markdown_tables(rows, arguments.modes, arguments.dtypes, arguments.hardness, arguments.sizes))
         return
     if arguments.device == "cpu":
         restart_with(ALLOCATORS[arguments.allocator] | _QUIET_PROFILER)

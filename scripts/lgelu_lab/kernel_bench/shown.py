@@ -19,16 +19,20 @@ _AUTOMATIC = [name for name, provider in PROVIDERS.items() if provider.kernel ==
 
 
 def markdown_tables(
-    rows: pandas.DataFrame, modes: Sequence[str], dtypes: Sequence[str], hardness_values: Sequence[float]
+    rows: pandas.DataFrame,
+    modes: Sequence[str],
+    dtypes: Sequence[str],
+    hardness_values: Sequence[float],
+    sizes: Sequence[str] = SIZES,
 ) -> str:
     """A table for each device, mode, dtype, number of threads and allocator that has rows of these modes.
 
-    Providers down, sizes across, the median ratio to nn.GELU in the cells. Flat sizes
-    are left out. Training steps have tables of their own. Raises ValueError where no row fits.
+    Providers down, sizes across, the median ratio to nn.GELU in the cells. Other
+    sizes are left out. Training steps have tables of their own. Raises ValueError where no row fits.
     """
     step = rows["mode"] == STEP_MODE
     asked = rows["mode"].isin(modes) & rows["hardness"].isin(["", *map(number_text, hardness_values)])
-    kept = rows[rows["dtype"].isin(dtypes) & (step | asked) & ~rows["size"].str.isdecimal()]
+    kept = rows[rows["dtype"].isin(dtypes) & (step | asked & _sizes(rows).isin(sizes))]
     if kept.empty:
         raise ValueError("no row of these modes, dtypes and hardness values has been measured")
     groups = kept.groupby(["device", "mode", "dtype", "threads", "allocator"], sort=False)
