@@ -27,8 +27,9 @@ def markdown_tables(
 ) -> str:
     """A table for each device, mode, dtype, number of threads and allocator that has rows of these modes.
 
-    Providers down, sizes across, the median ratio to nn.GELU in the cells. Other
-    sizes are left out. Training steps have tables of their own. Raises ValueError where no row fits.
+    Providers down, `sizes` across, the median ratio to nn.GELU in the cells. Training steps have tables of their own.
+
+    Raises ValueError where no row fits.
     """
     step = rows["mode"] == STEP_MODE
     asked = rows["mode"].isin(modes) & rows["hardness"].isin(["", *map(number_text, hardness_values)])
