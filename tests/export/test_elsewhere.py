@@ -59,7 +59,7 @@ def mlp_with_its_code(folder):
     return {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
-SLOW = ("bert", "vit", "deit", "timm-deit")  # their configs say it as albert's and timm-convnext's do
+SLOW = ("albert", "bert", "vit", "deit", "timm-deit")  # their configs say it as gpt2's and timm-convnext's do
 every_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
 )

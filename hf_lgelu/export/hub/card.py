@@ -152,10 +152,7 @@ def save_card_facts(facts: CardFacts, model: nn.Module, folder: str | os.PathLik
 
 
 def card_facts_of(model: nn.Module, folder: str | os.PathLike) -> CardFacts | None:
-    """What `save_card_facts` wrote into `folder`, of the same weights; None where nothing is, or that of others.
-
-    Raises ValueError for a file that holds something else.
-    """
+    """What `save_card_facts` wrote into `folder`; None where nothing is, or, with a warning, that of other weights."""
     path = Path(folder) / CARD_FACTS_FILE
     if not path.is_file():
         return None
@@ -164,9 +161,10 @@ def card_facts_of(model: nn.Module, folder: str | os.PathLike) -> CardFacts | No
         scores = told.pop("scores", None)
         facts = CardFacts(**told, scores=None if scores is None else CardScores(**scores))
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} holds no facts of a card, or those of another version: {error}") from error
+        logger.warning(f"{path} holds no facts of a card, or those of another version ({error}): it is left out")
+        return None
     if facts.weights != weights_digest(model):
-        logger.warning(f"{path} is of other weights than those of this model: the card says nothing of it")
+        logger.warning(f"{path} is of other weights than those of this model: it is left out")
         return None
     return facts
 
