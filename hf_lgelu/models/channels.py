@@ -21,14 +21,6 @@ _CHANNELS_FIRST = (_ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _CHANNELS_LAST = (nn.Linear, Conv1D, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
 
 
-def axis_not_told(name: str, shape: tuple[int, ...], counted: str) -> str:
-    """What is said where the axis that counts `counted` is None; what to do then is the caller's."""
-    return (
-        f"{name}: which axis of its input, of shape {shape}, counts {counted} cannot be told. It is axis 1 of a "
-        f"convolution's output and the last of a linear layer's, and the input of {name} is like neither"
-    )
-
-
 class ChannelAxes:
     """Knows the channel axis of the tensors of a forward pass inside `watching`."""
 

@@ -8,7 +8,7 @@ from torch import nn
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
 from hf_lgelu.activation.module import GATE_MODULES
-from hf_lgelu.models.channels import axis_not_told, site_input_shapes
+from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites
@@ -134,8 +134,9 @@ def _raw_shapes(
         axis = found if channel_axis is None else channel_axis
         if axis is None:
             raise ValueError(
-                f"{axis_not_told(name, shape, 'channels')}. Give channel_axis, with include= for the sites where it "
-                "holds"
+                f"{name}: which axis of its input, of shape {shape}, counts channels cannot be told. It is axis 1 of a "
+                f"convolution's output and the last of a linear layer's, and the input of {name} is like neither. Give "
+                "channel_axis, with include= for the sites where it holds"
             )
         if not -len(shape) <= axis < len(shape):
             raise ValueError(f"channel_axis={axis} is out of range for the input of {name}, of shape {shape}")
