@@ -134,10 +134,10 @@ def test_a_compiled_model_computes_what_surgery_put_in(in_place):
     model = mlp()
     eager = copy.deepcopy(model)
     if in_place:
-        model.compile(backend="aot_eager", fullgraph=True)
+        model.compile(backend="eager", fullgraph=True)
         compiled = model
     else:
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
     x = torch.randn(3, 4)
     outputs = []
     for change in (
