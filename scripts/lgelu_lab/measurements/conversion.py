@@ -1,5 +1,6 @@
 """ReLU without training: the GELU networks as they are, swapped, with folded biases, converted, beside hardened."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -17,7 +19,6 @@ from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.refit.dials import EFFORTS, Dials
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.measurements.batch_norms import batch_norms, with_new_statistics
 from lgelu_lab.measurements.bias_fold import fold_biases
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import TrainedModel, available_rows, draw_calibration, evaluate
@@ -44,6 +45,7 @@ CONVERSION_COLUMNS: dict[str, str] = {
 
 _UNCHANGED = {"kl": 0.0, "agreement": 1.0, "max_logit_change": 0.0}
 _COMPARED_ROWS = 64
+_NORMALIZED_ROWS = 128  # of a batch, whose variance is one sample of those that are averaged
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class ConversionSettings:
         efforts: rungs of `convert_to_relu`, each a conversion of its own that climbs from the lowest.
         width_budget: of a second conversion with effort "place"; 1 for none.
 
-    Raises ValueError for an effort, or a width budget, that is none, and TypeError for another kind of bf16.
+    Raises ValueError for an effort, or a width budget, that is none.
     """
 
     rows: tuple[int, ...] = (64, 256, 1024, 8192)
@@ -69,8 +71,6 @@ class ConversionSettings:
     width_budget: float = 1.25
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bf16, bool | None):
-            raise TypeError(f"bf16 must be true, false or null for what the run had, got {self.bf16!r}")
         for effort in self.efforts:
             Dials(effort=effort, width_budget=self.width_budget)
 
@@ -176,6 +176,26 @@ def _fitted(
     started = time.perf_counter()
     network = fit(original.model, calibration, original.benchmark)
     return network, {"seconds": time.perf_counter() - started}
+
+
+def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """The BatchNorms of a model that keep statistics."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    return [norm for norm in norms if norm.track_running_stats]
+
+
+@torch.no_grad()
+def with_new_statistics(model: PreTrainedModel, calibration: Any, benchmark: Benchmark) -> PreTrainedModel:
+    """A copy with ReLU gates, whose BatchNorms have the mean and variance of what they are given then; weights stay."""
+    student = copy.deepcopy(model).eval()
+    substitute_relu(student, kinds=SMOOTH_KINDS)
+    for norm in batch_norms(student):
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over all batches
+        norm.train()
+    for batch in DataLoader(calibration, batch_size=_NORMALIZED_ROWS, collate_fn=benchmark.collate):
+        student(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+    return student.eval()
 
 
 @torch.no_grad()

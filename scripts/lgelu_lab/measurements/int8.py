@@ -4,7 +4,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Int8Settings:
         batch_sizes: of the latencies.
         max_evaluation_rows: None for the whole evaluation split.
         evaluation_batch_size: rows of one call there.
-        rounds: of the latencies.
+        rounds: of the latencies, at least 2.
         min_round_seconds: calls are repeated in a round until it is expected to take as long.
         seed: of the calibration rows and of the order in each round.
     """
@@ -100,11 +100,7 @@ class _Variant:
 def measure_int8(
     models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: Int8Settings
 ) -> list[dict[str, Any]]:
-    """A row per network, precision and batch size; all latencies from one interleaved run.
-
-    Raises ValueError for settings out of range, ImportError without the extra [onnx].
-    """
-    _check(settings)
+    """A row per network, precision and batch size; all latencies from one interleaved run."""
     calibration = calibration_batches(data.train, benchmark, settings)
     variants = []
     with tempfile.TemporaryDirectory() as folder:
@@ -212,19 +208,17 @@ def _latencies(
         fastest = min(_time(*job, 1) for _ in range(5))
         calls[key] = max(1, math.ceil(settings.min_round_seconds / fastest))
     times: dict[tuple[str, str, int], list[float]] = {key: [] for key in jobs}
-    for key in _orders(list(jobs), settings):
-        times[key].append(_time(*jobs[key], calls[key]) * 1e3)
-    return {
-        key: {**_summary(values), "rounds": settings.rounds, "calls_per_round": calls[key]}
-        for key, values in times.items()
-    }
-
-
-def _orders(keys: list[Any], settings: Int8Settings) -> Iterator[Any]:
-    generator = np.random.default_rng(settings.seed)
+    keys, generator = list(jobs), np.random.default_rng(settings.seed)
     for _ in range(settings.rounds):
         for i in generator.permutation(len(keys)):
-            yield keys[i]
+            times[keys[i]].append(_time(*jobs[keys[i]], calls[keys[i]]) * 1e3)
+    found = {}
+    for key, values in times.items():
+        first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+        summary = {"min_ms": min(values), "quartile1_ms": first, "median_ms": median, "quartile3_ms": third}
+        rounded = {name: round(value, 6) for name, value in summary.items()}
+        found[key] = {**rounded, "rounds": settings.rounds, "calls_per_round": calls[key]}
+    return found
 
 
 def _time(session: OnnxModel, inputs: dict[str, np.ndarray], calls: int) -> float:
@@ -233,12 +227,6 @@ def _time(session: OnnxModel, inputs: dict[str, np.ndarray], calls: int) -> floa
     for _ in range(calls):
         session(inputs)
     return (time.perf_counter() - started) / calls
-
-
-def _summary(milliseconds: list[float]) -> dict[str, float]:
-    first, median, third = statistics.quantiles(milliseconds, n=4, method="inclusive")
-    found = {"min_ms": min(milliseconds), "quartile1_ms": first, "median_ms": median, "quartile3_ms": third}
-    return {name: round(value, 6) for name, value in found.items()}
 
 
 def _take(rows: Rows, benchmark: Benchmark, numbers: list[int]) -> dict[str, Tensor]:
@@ -257,26 +245,6 @@ def _predictions(logits: Tensor, labels: Tensor, benchmark: Benchmark) -> np.nda
 def _score(predictions: list[np.ndarray], labels: np.ndarray, benchmark: Benchmark) -> float:
     found = benchmark.compute_metrics(EvalPrediction(predictions=np.concatenate(predictions), label_ids=labels))
     return float(found[benchmark.metric])
-
-
-def _check(settings: Int8Settings) -> None:
-    unknown = [precision for precision in settings.precisions if precision not in PRECISIONS]
-    if unknown or not settings.precisions:
-        raise ValueError(f"precisions must be of {', '.join(PRECISIONS)}, got {list(settings.precisions)}")
-    counts = {
-        "calibration_rows": settings.calibration_rows,
-        "evaluation_batch_size": settings.evaluation_batch_size,
-        "max_evaluation_rows": 1 if settings.max_evaluation_rows is None else settings.max_evaluation_rows,
-        **{f"batch_sizes[{i}]": size for i, size in enumerate(settings.batch_sizes)},
-    }
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if settings.rounds < 2 or not settings.batch_sizes:
-        raise ValueError(
-            f"rounds must be at least 2, for quartiles, and batch_sizes one or more, got {settings.rounds} and "
-            f"{list(settings.batch_sizes)}"
-        )
 
 
 INT8 = Measurement(

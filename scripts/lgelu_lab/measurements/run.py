@@ -1,12 +1,12 @@
 """The measurements, and one of them on the networks of one benchmark and seed: load, measure, record."""
 
-import importlib.metadata
-import json
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,13 @@ def run_measurement(
     left = [name for name in measurement.of_run if getattr(settings, name) is None]
     path = measurement_path(output_dir, benchmark, measurement.name, seed)
     if path.exists():
-        there = _read_with(path, names, settings, left)
+        there = read_same(path, settings, unnamed={"bf16": False}, left=left)
+        lacking = [name for name in names if name not in there.models]
+        if lacking:
+            raise ValueError(
+                f"{path} was measured on {', '.join(there.models)} and not on {', '.join(lacking)}, and figures of one "
+                "run alone compare; remove it, or give another output folder"
+            )
         _require_same_networks(there, path, runs, names)
         return there
     found = find_models(runs, benchmark, seed, names)
@@ -103,7 +109,7 @@ def run_measurement(
         settings=plain_settings(settings),
         models={name: model.summary() for name, model in found.items()},
         rows=tuple(rows),
-        versions=software_versions() | _tool_versions(),
+        versions=software_versions() | {tool: version(tool) for tool in _TOOLS if find_spec(tool.replace("-", "_"))},
         hardware=hardware(1),
     )
     write_measurement(measured, output_dir)
@@ -123,18 +129,6 @@ def _chosen_models(measurement: Measurement, asked: Sequence[str]) -> tuple[str,
             f"{measurement.name} compares {', '.join(measurement.models)} with each other, and takes no part of them"
         )
     return chosen
-
-
-def _read_with(path: Path, names: Sequence[str], settings: Any, left: Collection[str]) -> MeasurementRecord:
-    """The record at `path`, which must have these settings and these networks."""
-    record = read_same(path, settings, unnamed={"bf16": False}, left=left)
-    lacking = [name for name in names if name not in record.models]
-    if lacking:
-        raise ValueError(
-            f"{path} was measured on {', '.join(record.models)} and not on {', '.join(lacking)}, and figures of one "
-            "run alone compare; remove it, or give another output folder"
-        )
-    return record
 
 
 def _require_same_networks(
@@ -162,10 +156,7 @@ def check_measurements(names: Sequence[str]) -> list[Measurement]:
 
 
 def choose_settings(measurement: Measurement, given: Mapping[str, Any]) -> Any:
-    """The measurement's settings with those `given`.
-
-    Raises ValueError for one that it does not have, TypeError for a value of another kind than the default's.
-    """
+    """The measurement's settings with those `given`; ValueError for one that it does not have."""
     names = {field.name for field in fields(measurement.settings)}
     foreign = sorted(given.keys() - names)
     if foreign:
@@ -174,29 +165,4 @@ def choose_settings(measurement: Measurement, given: Mapping[str, Any]) -> Any:
         )
     # JSON has lists where the settings have tuples.
     chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    defaults = measurement.settings()
-    for name, value in chosen.items():
-        default = getattr(defaults, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        wants_number = isinstance(default, int | float) and not isinstance(default, bool)
-        fits = is_number if wants_number else default is None or isinstance(value, type(default))
-        if not fits:
-            raise TypeError(
-                f"{measurement.name} takes {name} as {type(default).__name__}, e.g. {name}={_example(default)}; "
-                f"got {value!r}"
-            )
     return measurement.settings(**chosen)
-
-
-def _example(default: Any) -> str:
-    return json.dumps(list(default) if isinstance(default, tuple) else default)
-
-
-def _tool_versions() -> dict[str, str]:
-    versions = {}
-    for package in _TOOLS:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions

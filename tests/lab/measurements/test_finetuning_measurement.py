@@ -143,21 +143,6 @@ def test_a_step_is_gradient_descent_by_the_recipe(data):
     assert not model.training
 
 
-def test_gpt2s_learning_rate_falls_to_a_tenth_along_a_cosine_without_warm_up(data, monkeypatch):
-    rates = []
-
-    class Watching(networks.LambdaGELUTrainer):
-        def training_step(self, *arguments, **options):
-            rates.append(self.optimizer.param_groups[0]["lr"])
-            return super().training_step(*arguments, **options)
-
-    monkeypatch.setattr(networks, "LambdaGELUTrainer", Watching)
-    schedule, usual = conversion_finetuning._SCHEDULES["gpt2-wikitext2"]
-    tune(network(), DIGITS, data, {"max_steps": 4, "learning_rate": 1.0, **schedule}, 0)
-    assert rates == pytest.approx([1.0, 0.1 + 0.45 * (1 + 0.5**0.5), 0.55, 0.1 + 0.45 * (1 - 0.5**0.5)])
-    assert usual == (4e-4, 1e-4)
-
-
 def test_a_refused_refit_is_told_in_its_rows_and_the_others_run(data):
     settings = FinetuningSettings(steps=(0, 1), learning_rates=(0.1,), rows=8)
     rows = measure_finetuning(TRAINED, DIGITS, data, settings)
@@ -167,12 +152,3 @@ def test_a_refused_refit_is_told_in_its_rows_and_the_others_run(data):
         ("refit", 1, None, None),
     ]
     assert all(row["score"] is not None for row in rows if row["start"] != "refit")
-
-
-def test_a_network_is_tuned_in_bfloat16_without_an_accelerator_too(data, monkeypatch):
-    seen = set()
-    model = network()
-    model.classifier.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-    tune(model, DIGITS, data, {"max_steps": 1, "bf16": True}, 0)
-    assert seen == {torch.bfloat16}
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

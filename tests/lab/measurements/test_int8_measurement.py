@@ -111,23 +111,6 @@ def test_the_first_rows_are_evaluated_and_compared_with_torch(data):
     assert facts["max_logit_difference"] == pytest.approx(2 * logits.abs().max().item(), rel=1e-5)
 
 
-def test_each_round_has_its_own_order_by_the_seed():
-    def rounds(seed):
-        order = list(int8._orders(list(range(6)), dataclasses.replace(SETTINGS, rounds=5, seed=seed)))
-        return [tuple(order[i : i + 6]) for i in range(0, 30, 6)]
-
-    assert all(sorted(one) == list(range(6)) for one in rounds(0))
-    assert len(set(rounds(0))) > 1
-    assert rounds(0) == rounds(0) != rounds(1)
-
-
-def test_the_time_of_one_call(monkeypatch):
-    calls, clock = [], iter([10.0, 16.0])
-    monkeypatch.setattr(int8.time, "perf_counter", lambda: next(clock))
-    assert int8._time(calls.append, {}, 3) == 2.0
-    assert calls == [{}] * 3
-
-
 def test_latencies_are_interleaved_and_summarized_over_the_rounds(measured, data, monkeypatch):
     for row in measured:
         assert 0 < row["min_ms"] <= row["quartile1_ms"] <= row["median_ms"] <= row["quartile3_ms"]
@@ -155,19 +138,6 @@ def test_latencies_are_interleaved_and_summarized_over_the_rounds(measured, data
         assert (row["quartile1_ms"], row["quartile3_ms"]) == (sorted(times)[1], sorted(times)[3])
 
 
-def test_the_training_split_calibrates(data, monkeypatch):
-    seen = []
-
-    def stop(rows, benchmark, settings):
-        seen.append(rows)
-        raise KeyError("enough")
-
-    monkeypatch.setattr(int8, "calibration_batches", stop)
-    with pytest.raises(KeyError, match="enough"):
-        measure_int8({}, DIGITS, data, SETTINGS)
-    assert seen[0] is data.train
-
-
 def test_calibration_draws_training_rows_without_augmentation(data):
     batches = calibration_batches(data.train, DIGITS, SETTINGS)
     assert [set(batch) for batch in batches] == [{"features"}] * 2
@@ -185,17 +155,3 @@ def test_calibration_draws_training_rows_without_augmentation(data):
     plain = {(image.numpy() / np.float32(255)).round(4).tobytes() for image in pixels.float()}
     assert {image.round(4).tobytes() for image in batch["pixel_values"]} == plain
     assert images.augmentation == Augmentation(2)
-
-
-@pytest.mark.parametrize(
-    ("changed", "error"),
-    [
-        ({"precisions": ("int4",)}, "precisions must be of float32, int8-all, int8-layers, got"),
-        ({"rounds": 1}, "rounds must be at least 2"),
-        ({"batch_sizes": (1, 0)}, r"batch_sizes\[1\] must be at least 1, got 0"),
-        ({"calibration_rows": 0}, "calibration_rows must be at least 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(data, changed, error):
-    with pytest.raises(ValueError, match=error):
-        measure_int8({}, DIGITS, data, dataclasses.replace(SETTINGS, **changed))

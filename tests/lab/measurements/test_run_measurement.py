@@ -11,12 +11,11 @@ import pytest
 import torch
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import MODELS, evaluate, find_models, load_data, tune
+from lgelu_lab.measurements.networks import MODELS, evaluate, find_models, load_data
 from lgelu_lab.measurements.records import read_measurement
 from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, choose_settings, run_measurement
 from lgelu_lab.studies.experiments import STUDIES
 from lgelu_lab.studies.study import run_study
-from transformers import TrainingArguments
 
 DIGITS = BENCHMARKS["mlp-digits"]
 
@@ -119,15 +118,6 @@ def test_some_of_the_networks_are_measured_where_each_is_measured_for_itself(run
     assert measured("gelu") == whole  # a record of more networks has this one's
 
 
-def test_networks_that_are_not_trained_are_not_asked_for(runs, tmp_path):
-    copy = shutil.copytree(runs, tmp_path / "runs")
-    shutil.rmtree(copy / "downstream" / "mlp-digits" / "gelu-seed0")
-    with pytest.raises(FileNotFoundError, match="no trained network in"):
-        run_measurement(DIVISIBLE, "mlp-digits", 0, copy, tmp_path, CountSettings())
-    record = run_measurement(DIVISIBLE, "mlp-digits", 0, copy, tmp_path, CountSettings(), models=("hardened_relu",))
-    assert [row["model"] for row in record.rows] == ["hardened_relu"]
-
-
 def test_a_measurement_that_fails_leaves_nothing(runs, tmp_path):
     broken = dataclasses.replace(COUNT, measure=lambda *args: [{"model": "gelu"}, {"x": 1}])
     with pytest.raises(ValueError, match="same keys"):
@@ -224,26 +214,6 @@ def test_without_a_name_what_has_no_study_is_left_out_with_a_word(runs, tmp_path
     )
 
 
-def test_several_gpus_in_one_process_are_refused_where_a_network_is_tuned(runs, monkeypatch):
-    model = find_models(runs, "mlp-digits", 0, ("gelu",))["gelu"]
-    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda training: 2))
-    with pytest.raises(ValueError, match="accelerate launch --num_processes 2"):
-        tune(model.load(), DIGITS, load_data(model.record), {"max_steps": 1}, 0)
-
-
-def test_settings_are_checked():
-    assert choose_settings(COUNT, {"factors": [3.0]}) == CountSettings(factors=(3.0,))
-    with pytest.raises(ValueError, match="count has no setting sample; accepted: factors, samples"):
-        choose_settings(COUNT, {"sample": 3})
-    for name, value in (("samples", "abc"), ("samples", True), ("samples", [1]), ("factors", 0.5), ("factors", "a")):
-        with pytest.raises(
-            TypeError, match=rf"count takes {name} as (int|tuple), e\.g\. {name}=(4|\[1\.0, 2\.0\]); got"
-        ):
-            choose_settings(COUNT, {name: value})
-    with pytest.raises(ValueError, match="unknown measurement 'taste'; accepted:"):
-        check_measurements(["taste"])
-
-
 @pytest.mark.parametrize("measurement", MEASUREMENTS.values(), ids=lambda measurement: measurement.name)
 def test_every_row_of_the_table_is_complete(measurement):
     assert MEASUREMENTS[measurement.name] is measurement
@@ -252,3 +222,11 @@ def test_every_row_of_the_table_is_complete(measurement):
     assert set(measurement.models) <= set(MODELS)
     assert json.loads(json.dumps(dataclasses.asdict(measurement.settings())))
     assert measurement.description
+
+
+def test_unknown_measurements_and_settings_are_named():
+    assert choose_settings(COUNT, {"factors": [3.0]}) == CountSettings(factors=(3.0,))
+    with pytest.raises(ValueError, match="count has no setting sample; accepted: factors, samples"):
+        choose_settings(COUNT, {"sample": 3})
+    with pytest.raises(ValueError, match="unknown measurement 'taste'; accepted:"):
+        check_measurements(["taste"])

@@ -8,8 +8,6 @@ import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.verification import (
-    VERIFICATION,
-    VERIFICATION_COLUMNS,
     Answer,
     MarabouNetwork,
     UnreadableNetworkError,
@@ -169,19 +167,6 @@ def test_a_smooth_network_is_a_row_with_marabous_words(measured):
     assert row["model"] == "gelu"
     assert "Operation Gelu not implemented" in row["refusal"]
     assert {name for name, value in row.items() if value is not None} == {"model", "refusal"}
-
-
-def test_every_key_is_described(measured):
-    assert len(measured) == 4
-    assert all(row.keys() == VERIFICATION_COLUMNS.keys() for row in measured)
-    assert all(VERIFICATION_COLUMNS.values())
-
-
-def test_the_measurement_names_what_it_needs():
-    assert VERIFICATION.settings() == VerificationSettings()
-    assert set(VERIFICATION.benchmarks) <= BENCHMARKS.keys()
-    assert {"gelu", "relu", "hardened_relu"} <= set(VERIFICATION.models)
-    assert VERIFICATION.measure is measure_verification
 
 
 def test_pixels_in_features_by_column_and_overall():
