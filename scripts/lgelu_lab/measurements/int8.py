@@ -20,7 +20,7 @@ from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, Rows
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import TrainedModel, without_augmentation
+from lgelu_lab.measurements.networks import TrainedModel, training_batches
 from lgelu_lab.studies.experiments import STUDIES
 
 FLOAT32 = "float32"
@@ -101,7 +101,8 @@ def measure_int8(
     models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: Int8Settings
 ) -> list[dict[str, Any]]:
     """A row per network, precision and batch size; all latencies from one interleaved run."""
-    calibration = calibration_batches(data.train, benchmark, settings)
+    drawn = training_batches(benchmark, data, settings.calibration_rows, 16, settings.seed)
+    calibration = [_inputs(batch) for batch in drawn]
     variants = []
     with tempfile.TemporaryDirectory() as folder:
         for name, trained in models.items():
@@ -117,14 +118,6 @@ def measure_int8(
         for v in variants
         for size in settings.batch_sizes
     ]
-
-
-def calibration_batches(train: Rows, benchmark: Benchmark, settings: Int8Settings) -> list[dict[str, np.ndarray]]:
-    """Training rows drawn without replacement, as they are before augmentation, in batches of at most 16."""
-    train = without_augmentation(train)
-    generator = torch.Generator().manual_seed(settings.seed)
-    chosen = torch.randperm(len(train), generator=generator)[: settings.calibration_rows].tolist()
-    return [_inputs(_take(train, benchmark, chosen[i : i + 16])) for i in range(0, len(chosen), 16)]
 
 
 def _variants(

@@ -130,23 +130,16 @@ class RealSettings:
 
 
 @dataclass(frozen=True)
-class _Units:
-    """Units to fit on and units to judge on, each in a seeded order, and where they are from."""
-
-    fitted: list[Batch]
-    judged: list[Batch]
-    origin: Origin
-
-
-@dataclass(frozen=True)
 class _Measured:
-    """One network from elsewhere, what it is fitted on and judged on."""
+    """One network from elsewhere, and the units it is fitted on and judged on, each in a seeded order."""
 
     network: RealNetwork
     settings: RealSettings
     model: PreTrainedModel
     processor: Any
-    units: _Units
+    fitted: list[Batch]
+    evaluation: list[Batch]
+    origin: Origin
 
     @cached_property
     def pad(self) -> int:
@@ -156,7 +149,7 @@ class _Measured:
 
     @cached_property
     def judged(self) -> list[Batch]:
-        return in_batches(self.units.judged, self.pad, TASKS[self.network.task].judged_at_once)
+        return in_batches(self.evaluation, self.pad, TASKS[self.network.task].judged_at_once)
 
     def row(self, method: str, changed: nn.Module | None, **values: Any) -> Row:
         """A row of REAL_COLUMNS; judged where there is a network."""
@@ -165,7 +158,7 @@ class _Measured:
         scores: Row = {}
         if changed is not None:
             judged = task.judge(self.model, changed, self.judged, self.processor)
-            scores = {**judged, "judged": len(self.units.judged)}
+            scores = {**judged, "judged": len(self.evaluation)}
         return dict.fromkeys(REAL_COLUMNS) | asked | {"precision": "float32"} | scores | values
 
 
@@ -183,7 +176,21 @@ def _load(network: RealNetwork, settings: RealSettings, data_dir: str | None, pa
     if settings.finetune_steps:
         refuse_data_parallel(_tuning(settings, "", harden=False))
     model, processor = load_network(network, packages)
-    return _Measured(network, settings, model, processor, _units(network, processor, settings, data_dir))
+    corpus, wanted = network.corpus, {network.corpus.fit_split, network.corpus.eval_split}
+    columns = [name for name in (corpus.column, corpus.label) if name]
+    found = load_splits(
+        corpus.folders, corpus.hub_id, data_dir, splits=sorted(wanted), columns=columns, hub_config=corpus.config,
+        off_hub=corpus.off_hub,
+    )  # fmt: skip
+    most, judged_on = max(settings.units), settings.evaluation_units
+    fitted = _read(network, found.splits[corpus.fit_split], processor, settings, most + judged_on)
+    if len(wanted) == 1:
+        judged_on = min(judged_on, len(fitted) // 2)
+        fitted, judged = fitted[judged_on:], fitted[:judged_on]
+    else:
+        fitted = fitted[:most]
+        judged = _read(network, found.splits[corpus.eval_split], processor, settings, judged_on)
+    return _Measured(network, settings, model, processor, fitted, judged, found.origin)
 
 
 def _rows(measured: _Measured) -> list[Row]:
@@ -198,19 +205,17 @@ def _rows(measured: _Measured) -> list[Row]:
     if settings.onnx:
         networks = {"original": model, **({"converted": starts["converted"]} if "converted" in starts else {})}
         rows = _in_onnxruntime(measured, rows, networks)
-    if settings.finetune_steps and (network.task == "text" or "labels" in measured.units.fitted[0]):
+    if settings.finetune_steps and (network.task == "text" or "labels" in measured.fitted[0]):
         rows += list(_tuned(measured, rows, {**starts, "hardened": copy.deepcopy(model)}))
     return rows
 
 
 def _conversions(measured: _Measured) -> Iterator[tuple[Row, nn.Module | None]]:
-    settings, counts = (
-        measured.settings,
-        sorted({min(count, len(measured.units.fitted)) for count in measured.settings.units}),
-    )
+    settings = measured.settings
+    counts = sorted({min(count, len(measured.fitted)) for count in settings.units})
     asked = [(count, settings.efforts[0]) for count in counts[:-1]]
     for count, effort in [*asked, *((counts[-1], effort) for effort in settings.efforts)]:
-        data = in_batches(measured.units.fitted[:count], measured.pad, _FITTED_AT_ONCE, labelled=False)
+        data = in_batches(measured.fitted[:count], measured.pad, _FITTED_AT_ONCE, labelled=False)
         wall, processor = time.perf_counter(), time.process_time()
         told = {"units": count, "effort": effort}
         try:
@@ -257,7 +262,7 @@ class _Session(nn.Module):
 
 def _in_onnxruntime(measured: _Measured, rows: list[Row], networks: dict[str, nn.Module]) -> list[Row]:
     """The rows with the latency of these networks, each with its int8 row behind the others."""
-    pad, fitted = measured.pad, measured.units.fitted
+    pad, fitted = measured.pad, measured.fitted
     calibration = in_batches(fitted[:_CALIBRATED_ON], pad, _TIMED_AT_ONCE, labelled=False)
     timed = joined(fitted[:_TIMED_AT_ONCE], pad)
     added: list[Row] = []
@@ -289,7 +294,7 @@ def _tuned(measured: _Measured, rows: list[Row], starts: dict[str, nn.Module]) -
         _tune(start, measured, harden=method == "hardened")
         seconds = round(time.perf_counter() - began, 1)
         steps = measured.settings.finetune_steps
-        yield measured.row(method, start, **told, units=len(measured.units.fitted), steps=steps, seconds=seconds)
+        yield measured.row(method, start, **told, units=len(measured.fitted), steps=steps, seconds=seconds)
 
 
 def _tune(model: nn.Module, measured: _Measured, *, harden: bool) -> None:
@@ -300,7 +305,7 @@ def _tune(model: nn.Module, measured: _Measured, *, harden: bool) -> None:
         trainer = LambdaGELUTrainer(
             model=model,
             args=_tuning(measured.settings, folder, harden=harden),
-            train_dataset=measured.units.fitted,
+            train_dataset=measured.fitted,
             data_collator=lambda part: _labelled(joined(part, measured.pad)),
         )
         trainer.remove_callback(PrinterCallback)
@@ -359,31 +364,15 @@ def record_real(
         versions=software_versions(),
         hardware=hardware(1),
         data={
-            "train_samples": len(measured.units.fitted),
-            "eval_samples": len(measured.units.judged),
+            "train_samples": len(measured.fitted),
+            "eval_samples": len(measured.evaluation),
             "eval_split": network.corpus.eval_split,
             "classes": measured.model.config.num_labels if rows[0]["metric"] == "accuracy" else None,
-            **asdict(measured.units.origin),
+            **asdict(measured.origin),
         },
     )
     write_measurement(record, output_dir)
     return record
-
-
-def _units(network: RealNetwork, processor: Any, settings: RealSettings, data_dir: str | None) -> _Units:
-    corpus, wanted = network.corpus, {network.corpus.fit_split, network.corpus.eval_split}
-    columns = [name for name in (corpus.column, corpus.label) if name]
-    found = load_splits(
-        corpus.folders, corpus.hub_id, data_dir, splits=sorted(wanted), columns=columns, hub_config=corpus.config,
-        off_hub=corpus.off_hub,
-    )  # fmt: skip
-    splits, most, judged_on = found.splits, max(settings.units), settings.evaluation_units
-    fitted = _read(network, splits[corpus.fit_split], processor, settings, most + judged_on)
-    if len(wanted) == 1:
-        judged_on = min(judged_on, len(fitted) // 2)
-        return _Units(fitted[judged_on:], fitted[:judged_on], found.origin)
-    judged = _read(network, splits[corpus.eval_split], processor, settings, judged_on)
-    return _Units(fitted[:most], judged, found.origin)
 
 
 def _read(network: RealNetwork, split: Any, processor: Any, settings: RealSettings, wanted: int) -> list[Batch]:

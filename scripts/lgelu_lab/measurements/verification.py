@@ -11,10 +11,12 @@ import copy
 import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu import MLPForClassification, export_onnx
-from hf_lgelu.export.onnx.onnx_run import silence_process
 from hf_lgelu.extras import require
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
@@ -268,7 +269,7 @@ class MarabouNetwork:
             file = os.path.join(folder, "model.onnx")
             export_onnx(model, file, example, dynamic_axes={})
             try:
-                with silence_process():
+                with _silence():
                     network = self._marabou.read_onnx(file)
             # The parser has no error class of its own, and looks operations and constants up in dictionaries.
             except (NotImplementedError, RuntimeError, KeyError, TypeError, ValueError, AssertionError) as error:
@@ -323,7 +324,7 @@ class MarabouNetwork:
         """
         leads = self._pose(lower, upper, label, [other])
         self._network.setLowerBound(leads[other], margin)
-        with silence_process():
+        with _silence():
             answer, values, _ = self._network.solve(verbose=False, options=self._options(timeout_seconds))
         return answer, np.array([values[variable] for variable in self._inputs]) if answer == "sat" else None
 
@@ -349,12 +350,30 @@ class MarabouNetwork:
         return leads
 
     def _calculated_bounds(self, timeout_seconds: float) -> Mapping[int, tuple[float, float]]:
-        with silence_process():
+        with _silence():
             return self._network.calculateBounds(verbose=False, options=self._options(timeout_seconds))[1]
 
     def _options(self, timeout_seconds: float) -> Any:
         # Whole seconds; 0 would be no limit at all.
         return self._marabou.createOptions(verbosity=0, timeoutInSeconds=max(1, math.ceil(timeout_seconds)))
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing on stdout and stderr, not even from C++, which sys.stdout does not see."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        for descriptor, number in zip(kept, (1, 2), strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
 
 
 VERIFICATION = Measurement(

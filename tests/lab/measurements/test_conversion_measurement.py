@@ -127,14 +127,6 @@ def test_what_is_refused_is_a_row_with_the_reason(data):
     assert rows[4]["refusal"] is None
 
 
-def test_the_network_that_is_converted_is_measured_without_the_hardened_one(data):
-    settings = ConversionSettings(rows=(64,), efforts=("refit",))
-    rows = measure_conversion({"gelu": both()["gelu"]}, DIGITS, data, settings)
-    assert [row["method"] for row in rows] == ["original", "direct", "bias-fold", "refit"]
-    with pytest.raises(ValueError, match="conversion compares networks with the one that is converted"):
-        measure_conversion({"hardened_relu": both()["hardened_relu"]}, DIGITS, data, settings)
-
-
 def test_every_rung_is_asked_for_on_the_most_rows_and_says_what_was_kept(data, monkeypatch):
     asked = []
 

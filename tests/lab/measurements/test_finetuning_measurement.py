@@ -6,7 +6,7 @@ import pytest
 import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements import conversion_finetuning, networks
+from lgelu_lab.measurements import conversion_finetuning
 from lgelu_lab.measurements.conversion_finetuning import FINETUNING_COLUMNS, FinetuningSettings, measure_finetuning
 from lgelu_lab.measurements.networks import draw_calibration, tune
 
@@ -46,11 +46,6 @@ def data():
     train, test = Watched(features[:100], labels[:100]), FeatureRows(features[100:], labels[100:])
     train.taken = []
     return BenchmarkData(train, test, test, "test", "test", ("a", "b"), {})
-
-
-def _first_hardness(model):
-    annealed = find_sites(model, ("lambda_gelu",))
-    return next(iter(hardness_profile(model).values())) if annealed else None
 
 
 def accuracy(model, rows):
@@ -112,21 +107,6 @@ def test_a_run_begins_and_ends_with_the_gates_that_its_start_names(data, monkeyp
     assert before == [{"trained"}, {"trained"}, {"lambda_gelu", "trained"}, {"gelu", "trained"}]
     assert after == pytest.approx([159.576912] * 2)  # 2/(ε√(2π)) at ε = 0.005
     assert scored == [set(), set(), set(), {"gelu"}]
-
-
-def test_annealing_multiplies_the_hardness_by_the_same_factor_at_each_step(data, monkeypatch):
-    seen = []
-
-    class Watching(networks.LambdaGELUTrainer):
-        def training_step(self, model, *arguments, **options):
-            seen.append(_first_hardness(model))
-            return super().training_step(model, *arguments, **options)
-
-    monkeypatch.setattr(networks, "LambdaGELUTrainer", Watching)
-    measure_finetuning(TRAINED, DIGITS, data, FinetuningSettings(steps=(4,), learning_rates=(0.1,), rows=64))
-    start = 1.0067
-    seen = [hardness for hardness in seen if hardness is not None]
-    assert seen == pytest.approx([start * (159.576912 / start) ** (step / 4) for step in (1, 2, 3, 4)], rel=1e-3)
 
 
 def test_a_step_is_gradient_descent_by_the_recipe(data):

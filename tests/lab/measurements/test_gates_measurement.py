@@ -3,7 +3,6 @@
 import pytest
 import torch
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements import gates
 from lgelu_lab.measurements.gates import GATE_COLUMNS, GATE_OPTIONS, measure_gates
 from lgelu_lab.measurements.networks import find_models, load_data
 from lgelu_lab.studies.experiments import STUDIES
@@ -48,21 +47,3 @@ def test_every_different_network_of_the_study_makes_its_steps(rows):
     ]  # fmt: skip
     assert steps[0]["step_ratio"] == 1.0
     assert all(0 < row["step_seconds"] < 10 and 0 < row["step_ratio"] < 100 for row in steps)
-
-
-def test_steps_are_taken_in_the_arithmetic_of_the_run(smooth, monkeypatch):
-    seen = set()
-    build = gates.build_model
-
-    def watched(*args):
-        model = build(*args)
-        model.classifier.register_forward_hook(lambda module, inputs, output: seen.add((module.training, output.dtype)))
-        return model
-
-    monkeypatch.setattr(gates, "build_model", watched)
-    monkeypatch.setattr(gates, "_converted", lambda *args: {})
-    data = load_data(smooth["smooth"].record)
-    for bf16, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        seen.clear()
-        measure_gates(smooth, DIGITS, data, GATE_OPTIONS.settings(rounds=1, steps=1, bf16=bf16))
-        assert seen == {(True, dtype)}

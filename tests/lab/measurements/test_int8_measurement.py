@@ -4,14 +4,12 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
-from lgelu_lab.benchmarks.images import Augmentation, ImageRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements import int8
-from lgelu_lab.measurements.int8 import INT8_COLUMNS, PRECISIONS, Int8Settings, calibration_batches, measure_int8
+from lgelu_lab.measurements.int8 import INT8_COLUMNS, PRECISIONS, Int8Settings, measure_int8
 from torch import nn
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -93,24 +91,6 @@ def test_relu_vanishes_in_int8_alone(measured):
     assert found["relu", "int8-all"] == (2, 0, 2, 3)
 
 
-def test_the_first_rows_are_evaluated_and_compared_with_torch(data):
-    model = network("relu").eval()
-
-    def opposite(inputs):
-        return [-model(torch.from_numpy(inputs["features"])).logits.numpy()]
-
-    variant = int8._Variant("m", "int8-all", opposite, {})
-    int8._evaluate(model, [variant], DIGITS, data.eval, dataclasses.replace(SETTINGS, max_evaluation_rows=18))
-    with torch.no_grad():
-        logits, labels = model(data.eval.features[:18]).logits, data.eval.labels[:18]
-    facts = variant.facts
-    assert facts["evaluated_rows"] == 18
-    assert facts["torch_score"] == sum(int(x.argmax()) == int(y) for x, y in zip(logits, labels, strict=True)) / 18
-    assert facts["score"] == sum(int(x.argmin()) == int(y) for x, y in zip(logits, labels, strict=True)) / 18
-    assert facts["same_argmax"] == 0
-    assert facts["max_logit_difference"] == pytest.approx(2 * logits.abs().max().item(), rel=1e-5)
-
-
 def test_latencies_are_interleaved_and_summarized_over_the_rounds(measured, data, monkeypatch):
     for row in measured:
         assert 0 < row["min_ms"] <= row["quartile1_ms"] <= row["median_ms"] <= row["quartile3_ms"]
@@ -136,22 +116,3 @@ def test_latencies_are_interleaved_and_summarized_over_the_rounds(measured, data
         assert (row["rounds"], row["calls_per_round"]) == (5, 4)
         assert (row["min_ms"], row["median_ms"]) == (min(times), sorted(times)[2])
         assert (row["quartile1_ms"], row["quartile3_ms"]) == (sorted(times)[1], sorted(times)[3])
-
-
-def test_calibration_draws_training_rows_without_augmentation(data):
-    batches = calibration_batches(data.train, DIGITS, SETTINGS)
-    assert [set(batch) for batch in batches] == [{"features"}] * 2
-    drawn = np.concatenate([batch["features"] for batch in batches])
-    rows = {row.tobytes() for row in data.train.features.numpy()}
-    assert len({row.tobytes() for row in drawn} & rows) == 20
-    again = calibration_batches(data.train, DIGITS, SETTINGS)
-    np.testing.assert_array_equal(drawn, np.concatenate([batch["features"] for batch in again]))
-    other = calibration_batches(data.train, DIGITS, dataclasses.replace(SETTINGS, seed=4))
-    assert not np.array_equal(drawn[:16], other[0]["features"])
-
-    pixels = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
-    images = ImageRows(pixels, torch.zeros(5, dtype=torch.int64), [0.0] * 3, [1.0] * 3, 8, augmentation=Augmentation(2))
-    (batch,) = calibration_batches(images, BENCHMARKS["resnet18-cifar10"], SETTINGS)
-    plain = {(image.numpy() / np.float32(255)).round(4).tobytes() for image in pixels.float()}
-    assert {image.round(4).tobytes() for image in batch["pixel_values"]} == plain
-    assert images.augmentation == Augmentation(2)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements.networks import training_batches, tune
 from lgelu_lab.measurements.pruning import (
     PRUNING_COLUMNS,
     PruningSettings,
@@ -194,25 +193,3 @@ def test_the_score_after_fine_tuning_is_that_of_the_tuned_network(models, data, 
     tuned = [row for row in rows if row["refusal"] is None]
     assert {row["score_finetuned"] for row in tuned} == {data.eval.labels.sum().item() / 20}
     assert asked == [(data, {"num_train_epochs": 4}, 3)] * len(tuned)
-
-
-def test_fine_tuning_sees_training_rows_alone_and_takes_its_seed_and_epochs(models, data):
-    def tuned(rows, epochs, seed):
-        model = models["relu"].load()
-        tune(model, BENCHMARK, rows, {"num_train_epochs": epochs}, seed)
-        return model.classifier.weight.detach()
-
-    other = FeatureRows(-9 * data.eval.features, 1 - data.eval.labels)
-    elsewhere = BenchmarkData(data.train, other, other, "test", "test", ("a", "b"), {})
-    weight = tuned(data, 1, 0)
-    assert torch.equal(tuned(elsewhere, 1, 0), weight)
-    assert not torch.equal(tuned(data, 2, 0), weight)
-    assert not torch.equal(tuned(data, 1, 7), weight)
-
-
-def test_a_draw_of_rows_is_the_same_at_every_pass(data):
-    batches = training_batches(BENCHMARK, data, 10, 4, seed=3)
-    first, second = (torch.cat([batch["features"] for batch in batches]) for _ in range(2))
-    assert first.shape == (10, 3)
-    assert torch.equal(first, second)
-    assert not torch.equal(first, data.train.features[:10])

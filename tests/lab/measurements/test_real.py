@@ -172,14 +172,6 @@ def test_the_steps_of_distillation_and_the_time_reach_the_conversion(stand_ins, 
     assert kept == [("refit", "refit", 1.0), ("distill", "refit", 1.0)], "there was no time for more"
 
 
-def test_options_of_distillation_need_the_effort(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("sys.argv", ["convert_zoo.py", "--networks", "gpt2", "--bf16", "--output_dir", str(tmp_path)])
-    assert convert_zoo.main() == 2
-    assert "are for the effort 'distill', and the efforts are refit" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="distill_steps=5"):
-        RealSettings(distill_steps=5)
-
-
 def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):
     model = GPT2LMHeadModel.from_pretrained(stand_ins[0] / "text").eval()
     units = [{"input_ids": torch.randint(0, 200, (1, 9), generator=torch.Generator().manual_seed(s))} for s in (0, 1)]
@@ -221,20 +213,6 @@ def test_a_package_is_installed_only_where_that_is_asked_for(tmp_path, monkeypat
     monkeypatch.setattr(real_networks.subprocess, "run", lambda command, **options: finished(1, "no such version"))
     with pytest.raises(RuntimeError, match=r"rxnfp==0\.1\.0 could not be installed: no such version"):
         install(REAL["reactions"], tmp_path)
-
-
-def test_as_many_are_judged_as_there_are(monkeypatch):
-    """418 reactions were judged where 1,000 had been asked for, and the record said 1,000."""
-    rows = datasets.Dataset.from_dict({"text": [sentence(i) for i in range(7)], "label": [0] * 7})
-    found = dataclasses.make_dataclass("Found", ["splits", "origin"])
-    monkeypatch.setattr(real, "load_splits", lambda *_, **__: found({"train": rows, "validation": rows}, "origin"))
-    encoded = {"input_ids": torch.ones(1, 3, dtype=torch.long), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
-    monkeypatch.setattr(real, "load_network", lambda *_: (None, lambda text, **options: encoded))
-    measured = real._load(REAL["reactions"], RealSettings(units=(3,), evaluation_units=1000), None, None)
-    judged = {"score": 0.5, "kl": 0.0, "agreement": 1.0}
-    monkeypatch.setitem(TASKS, "classification", dataclasses.replace(TASKS["classification"], judge=lambda *_: judged))
-    assert measured.row("direct", torch.nn.Identity())["judged"] == 7
-    assert measured.row("converted", None)["judged"] is None
 
 
 def test_the_hub_has_no_reactions_and_the_error_says_what_to_put_where(monkeypatch, tmp_path):
