@@ -103,7 +103,9 @@ class Attempts:
             return self._distilled(best)
         is_placed = effort == "place"
         room = self._room if is_placed else Room(self._model)
-        programs = self._programs if room.model is self._model else self._wide_programs
+        programs = self._programs
+        if room.model is not self._model:
+            programs = Programs(room.model, self._exchange.sites(room.model), _chosen(self._outputs))
         with evaluation_mode(room.model):
             converted = independent_copy(room.model)
         rewritten = self._exchange.carry_out(converted)
@@ -133,7 +135,7 @@ class Attempts:
 
     @functools.cached_property
     def _room(self) -> Room:
-        """For the placed gates of every rung."""
+        """For the placed gates; made before the work where it has to be wider."""
         with evaluation_mode(self._model):
             program = self._programs.of(self._folds.first)
             sites = self._programs.sites
@@ -146,11 +148,6 @@ class Attempts:
                 ways = "Keep no gate, or use width_budget=1" if keep else "Use width_budget=1"
                 message = f"width_budget={self._dials.width_budget:g}: {error}.{kept} {ways}"
                 raise ConversionRefusedError(message) from error
-
-    @functools.cached_property
-    def _wide_programs(self) -> Programs:
-        """Of the room, for every rung that is made in it."""
-        return Programs(self._room.model, self._exchange.sites(self._room.model), _chosen(self._outputs))
 
     def _distilled(self, best: Attempt) -> Attempt:
         converted = independent_copy(best.model)

@@ -24,7 +24,7 @@ from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion, labels
 from hf_lgelu.refit.dials import FAR_KL, Dials
 from hf_lgelu.refit.distill import can_be_distilled
 from hf_lgelu.refit.exchange import plan_exchange
-from hf_lgelu.refit.folds import deal_folds, second_set
+from hf_lgelu.refit.folds import SecondSet, deal_folds
 from hf_lgelu.refit.gate_costs import check_keep
 from hf_lgelu.refit.ladder import Metric, next_rung
 from hf_lgelu.refit.processes import known_processes
@@ -182,8 +182,9 @@ def convert_to_relu(
     with looked_at(model):
         folds = deal_folds(batches, batch_size=batch_size, state=state, model=model, outputs=outputs)
         compared, unread = _require_comparable(model, folds.first.load(), "data", outputs)  # before the work
-        second = second_set(model, evaluation_data, folds, state, batch_size=batch_size, collate=collate)
-        if second is not None:
+        second = None
+        if evaluation_data is not None:
+            second = SecondSet(model, evaluation_data, folds, state, batch_size=batch_size, collate=collate)
             unread += _require_comparable(model, second.first, "evaluation_data", outputs)[1]
         exchange = plan_exchange(
             model, folds, dials, kinds=kinds, keep=keep, outputs=outputs, rewrite_config=rewrite_config

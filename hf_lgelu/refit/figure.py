@@ -42,7 +42,7 @@ def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
 
 def _draw_layers(axis: "Axes", layers: Sequence[LayerRefit]) -> None:
     axis.set_title("Each layer: error on rows that were not fitted", fontsize=10, loc="left", pad=20)
-    before, after = ([_shown(error) for error in errors] for errors in _errors(layers))
+    before, after = [_shown(layer.error_before) for layer in layers], [_shown(layer.error_after) for layer in layers]
     if not any(map(math.isfinite, [*before, *after])):
         _write(axis, "not measured:\ntoo few inputs for cross-validation")
         return
@@ -53,10 +53,6 @@ def _draw_layers(axis: "Axes", layers: Sequence[LayerRefit]) -> None:
     axis.set(yscale="log", xlabel="linear map, in forward order", ylabel="relative error (log scale)")
     axis.set_xticks(places if len(places) <= 16 else places[:: math.ceil(len(places) / 12)])
     _finish(axis)
-
-
-def _errors(layers: Sequence[LayerRefit]) -> tuple[list[float | None], list[float | None]]:
-    return [layer.error_before for layer in layers], [layer.error_after for layer in layers]
 
 
 def _shown(error: float | None) -> float:

@@ -240,9 +240,17 @@ class SecondSet:
     `first` is the first batch of all processes.
     """
 
-    def __init__(self, first: Batch, batches: Iterator[Batch], folds: Folds) -> None:
-        self.first, self._batches, self._known = first, batches, frozenset(folds.units.keys)
-        self._repeated = 0
+    def __init__(
+        self, model: nn.Module, data: Any, folds: Folds, state: PartialState, *, batch_size: int | None = None,
+        collate: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
+        """`data` as for `read_batches`. Raises ValueError where the model does not take it."""
+        batches = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate))
+        batches = taken_by(model, batches, "evaluation_data")
+        self.first = next(batches)
+        every = cut_batches(itertools.chain([self.first], batches), batch_size)
+        self._batches = itertools.islice(every, state.process_index, None, state.num_processes)
+        self._known, self._repeated = frozenset(folds.units.keys), 0
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._batches:
@@ -252,22 +260,3 @@ class SecondSet:
     def repeated(self) -> int:
         """Units of all processes, read so far, that were fitted or chosen on as well; each process must call."""
         return sum(each_has(self._repeated))
-
-
-def second_set(
-    model: nn.Module,
-    data: Any,
-    folds: Folds,
-    state: PartialState,
-    *,
-    batch_size: int | None = None,
-    collate: Callable[[Any], Any] | None = None,
-) -> SecondSet | None:
-    """None without one. Raises ValueError where the model does not take it."""
-    if data is None:
-        return None
-    batches = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate))
-    batches = taken_by(model, batches, "evaluation_data")
-    first = next(batches)
-    every = cut_batches(itertools.chain([first], batches), batch_size)
-    return SecondSet(first, itertools.islice(every, state.process_index, None, state.num_processes), folds)

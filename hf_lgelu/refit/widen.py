@@ -98,7 +98,7 @@ def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites
     """At most `width_budget` times the units, and a bias before every gate; `model` itself where nothing is missing.
 
     `program` and `layers` are of the model's trace, `sites` is the number of its gates. A family whose config has no
-    key for the biases does without them (constant_direction.py), wider if all of its blocks are gated units.
+    key for the biases does without them (always_on.py), wider if all of its blocks are gated units.
 
     Raises UnsupportedConfigError where the budget cannot be used.
     """

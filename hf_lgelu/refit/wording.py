@@ -49,35 +49,24 @@ def what_was_done(report: ConversionReport) -> str:
         if report.folds > 1
         else "a fixed strength, without cross-validation"
     )
-    counting = quoted(report.outputs)
-    outputs = f" Of the model's outputs {counting} counted." if report.outputs != ("",) else ""
-    return (
-        f"{gates_in_words(report)} became {report.target}.{_kept_in_words(report)} "
-        f"{choices_in_words(report.layers)}, without labels, on "
-        f"{counted(report.distinct_units, 'input')} ({counted(report.rows, 'row')}{_held_out_in_words(report)}"
-        f"{without}), by ridge regression "
-        f"towards the weights they had, with {folds}.{outputs}{_steps_in_words(report)} "
-        f"It took {report.seconds:.1f} s."
+    apart = "" if report.held_out is None else f"; {counted(report.held_out.units, 'input')} of them held out"
+    sentences = [f"{gates_in_words(report)} became {report.target}."]
+    if report.kept:
+        stayed = ", ".join(f"`{name}` ({kind})" for name, kind in report.kept.items())
+        sentences.append(f"{counted(len(report.kept), 'gate')} stayed smooth: {stayed}.")
+    sentences.append(
+        f"{choices_in_words(report.layers)}, without labels, on {counted(report.distinct_units, 'input')} "
+        f"({counted(report.rows, 'row')}{apart}{without}), by ridge regression towards the weights they had, with "
+        f"{folds}."
     )
-
-
-def _held_out_in_words(report: ConversionReport) -> str:
-    return "" if report.held_out is None else f"; {counted(report.held_out.units, 'input')} of them held out"
-
-
-def _kept_in_words(report: ConversionReport) -> str:
-    if not report.kept:
-        return ""
-    stayed = ", ".join(f"`{name}` ({kind})" for name, kind in report.kept.items())
-    return f" {counted(len(report.kept), 'gate')} stayed smooth: {stayed}."
-
-
-def _steps_in_words(report: ConversionReport) -> str:
-    """Which rungs were tried, and how near each came; nothing of the refit alone."""
-    if len(report.steps) < 2:
-        return ""
-    wider = f" Its blocks have {report.width_share:.4g} times the units." if report.width_share != 1 else ""
-    return f" Tried one after the other, with their distance on the inputs held out: {rungs_in_words(report)}.{wider}"
+    if report.outputs != ("",):
+        sentences.append(f"Of the model's outputs {quoted(report.outputs)} counted.")
+    if len(report.steps) > 1:  # of the refit alone there is nothing to say
+        tried = rungs_in_words(report)
+        sentences.append(f"Tried one after the other, with their distance on the inputs held out: {tried}.")
+        if report.width_share != 1:
+            sentences.append(f"Its blocks have {report.width_share:.4g} times the units.")
+    return " ".join([*sentences, f"It took {report.seconds:.1f} s."])
 
 
 def rungs_in_words(report: ConversionReport) -> str:
