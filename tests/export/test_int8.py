@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 
 from hf_lgelu import compare_onnx, export_onnx, quantize_onnx
 from hf_lgelu.export.int8.compare import compare_files
-from hf_lgelu.export.int8.quantize import count_optimized
+from hf_lgelu.export.int8.quantize import count_optimized, products_saturate
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, find_activations, read_onnx, strip_metadata
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.refit.target_gates import TARGETS
@@ -64,11 +64,14 @@ def unsigned(values):
     return np.clip(np.rint(values / scale) + zero, 0, 255), scale, zero
 
 
+LARGEST = 64 if products_saturate() else 127  # integer of a weight on this processor
+
+
 def linear_in_integers(values, weights):
-    """What one layer gives when inputs are u8 and weights s8, symmetric, with a scale a column."""
+    """What one layer gives when inputs are u8 and weights signed, symmetric, with a scale a column."""
     integers, scale, zero = unsigned(values.astype(np.float64))
-    weight_scale = np.abs(weights).max(0) / 127
-    product = (integers - zero) @ np.clip(np.rint(weights / weight_scale), -127, 127)
+    weight_scale = np.abs(weights).max(0) / LARGEST
+    product = (integers - zero) @ np.rint(weights / weight_scale)
     return product * scale * weight_scale
 
 
@@ -84,10 +87,22 @@ def test_one_layer_is_what_integers_by_hand_give(tmp_path):
     assert not np.allclose(found, exact, atol=0.1 * step)
 
 
+def test_weights_of_seven_bits_are_right_on_every_processor(tmp_path):
+    """Two products of 255 and 64 are less than the 32,767 at which older x86 processors saturate."""
+    path = write_network(tmp_path / "float.onnx", "Relu", layers=1)
+    report = quantize_onnx(path, tmp_path / "int8.onnx", [{"x": INPUTS}], reduce_range=True)
+    assert report.weight_bits == 7
+    assert report.relative_error < 0.05
+    if products_saturate():
+        with pytest.raises(RuntimeError, match="relative error"):
+            quantize_onnx(path, tmp_path / "eight.onnx", [{"x": INPUTS}], reduce_range=False, max_relative_error=0.05)
+
+
 def test_weights_have_a_scale_for_each_channel(files):
     weights = {c.name: numpy_helper.to_array(c) for c in onnx.load(files["Relu"][1]).graph.initializer}
-    np.testing.assert_allclose(weights["w0_scale"], np.abs(WEIGHTS[0]).max(0) / 127, rtol=1e-5)
-    np.testing.assert_array_equal(weights["w1_quantized"], np.rint(WEIGHTS[1] / (np.abs(WEIGHTS[1]).max(0) / 127)))
+    scales = [np.abs(weight).max(0) / LARGEST for weight in WEIGHTS]
+    np.testing.assert_allclose(weights["w0_scale"], scales[0], rtol=1e-5)
+    np.testing.assert_array_equal(weights["w1_quantized"], np.rint(WEIGHTS[1] / scales[1]))
     assert weights["w0_quantized"].dtype == np.int8
     assert weights["x_zero_point"].dtype == np.uint8
     np.testing.assert_allclose(weights["x_scale"], (INPUTS.max() - INPUTS.min()) / 255, rtol=1e-5)  # of both batches
@@ -104,7 +119,8 @@ def test_relu_vanishes_into_integers_and_gelu_does_not(files):
     assert (gelu.counts.quantize, gelu.counts.dequantize) == (2, 2)
     path, out, _ = files["Gelu"]
     assert str(gelu).splitlines() == [
-        f"{out}: int8, {out.stat().st_size:,} bytes (float32: {path.stat().st_size:,}), calibrated on 64 rows",
+        f"{out}: int8, {out.stat().st_size:,} bytes (float32: {path.stat().st_size:,}), calibrated on 64 rows"
+        + ", weights of 7 bits" * (gelu.weight_bits == 7),
         f"  on these rows, against float32: relative error {gelu.relative_error:.3g}, {gelu.change}",
         "  2 layers in integers, 2 steps from float to integers and 2 back",
         "  of 1 activations, 0 are part of another integer operation, 0 are integer operations themselves and 1 are "
@@ -159,7 +175,7 @@ def test_a_clip_is_an_activation_where_it_begins_at_zero(bounds, count):
 def test_two_layers_stay_within_the_steps_of_their_scales(files, activation):
     (wanted,), (found,) = (OnnxModel(path)({"x": INPUTS}) for path in files[activation][:2])
     inputs, hidden = np.abs(INPUTS.astype(np.float64)), INPUTS.astype(np.float64) @ WEIGHTS[0]
-    steps = [np.abs(weights).max(0) / 127 for weights in WEIGHTS]
+    steps = [np.abs(weights).max(0) / LARGEST for weights in WEIGHTS]
     # Half a step each for inputs and weights; two of the layer's u8 output, before and after the activation.
     error = (INPUTS.max() - INPUTS.min()) / 255 * np.abs(WEIGHTS[0]).sum(0) / 2
     error = error + inputs.sum(1, keepdims=True) * steps[0] / 2 + 2 * (hidden.max() - hidden.min()) / 255
@@ -188,7 +204,7 @@ def test_of_layers_alone_only_the_inputs_are_rounded(tmp_path):
     exact_hidden = np.maximum(INPUTS.astype(np.float64) @ WEIGHTS[0], 0)
     step, hidden = exact_hidden.max() / 255, np.maximum(linear_in_integers(INPUTS, WEIGHTS[0]), 0)
     rounded = np.clip(np.rint(hidden / step), 0, 255) * step
-    weight_scale = np.abs(WEIGHTS[1]).max(0) / 127
+    weight_scale = np.abs(WEIGHTS[1]).max(0) / LARGEST
     by_hand = rounded @ (np.rint(WEIGHTS[1] / weight_scale) * weight_scale)
     # Values half way between two steps may fall to either side: one such hidden value moves an output by a step of it.
     assert np.abs(found - by_hand).max() <= 1e-4 * np.abs(by_hand).max() + step * np.abs(WEIGHTS[1]).max()

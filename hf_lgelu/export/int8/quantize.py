@@ -13,6 +13,7 @@ range with it all scores are the same. So are ages in one range with incomes, wh
 itself. What such numbers flow through, up to and with the softmax behind them, stays in float.
 """
 
+import functools
 import math
 import os
 import tempfile
@@ -89,7 +90,7 @@ class Int8Report:
     that gives the mean for every row. `NetChange.relative_error` is without the root: the square of this one compares
     with it. Positions that an attention_mask of zeros marks as padding do not count.
     `large_number_operations` are the nodes that were left in float because numbers of at least 1e4 flow through them,
-    as attention masks do.
+    as attention masks do. `weight_bits` is 8, or 7 for processors whose products saturate.
     """
 
     path: Path
@@ -104,6 +105,7 @@ class Int8Report:
     change: OutputChange
     relative_error: float
     large_number_operations: int
+    weight_bits: int
 
     def __str__(self) -> str:
         counts = self.counts
@@ -111,7 +113,7 @@ class Int8Report:
         large = f"  {left} operations on numbers of {LARGE:,.0f} and more, as in attention masks, stay in float"
         lines = [
             f"{self.path}: int8, {self.file_bytes:,} bytes (float32: {self.float_file_bytes:,}), calibrated on "
-            f"{self.calibration_rows:,} rows",
+            f"{self.calibration_rows:,} rows" + ", weights of 7 bits" * (self.weight_bits == 7),
             f"  on these rows, against float32: relative error {self.relative_error:.3g}, {self.change}",
             f"  {counts.integer_layers} layers in integers, {counts.quantize} steps from float to integers and "
             f"{counts.dequantize} back",
@@ -129,6 +131,7 @@ def quantize_onnx(
     data: OnnxInputs | Iterable[OnnxInputs],
     *,
     operations: str = "all",
+    reduce_range: bool | None = None,
     max_relative_error: float = MAX_RELATIVE_ERROR,
     overwrite: bool = False,
 ) -> Int8Report:
@@ -146,6 +149,8 @@ def quantize_onnx(
             padded.
         operations: a key of QUANTIZED_OPERATIONS: "all", or "layers" for Conv, Gemm and MatMul alone, of which the
             last two take integers and give float.
+        reduce_range: give weights 7 bits, not 8. By default where `products_saturate` on this processor. A file with 8
+            bits is wrong on such processors; make files for them there, or with True.
         max_relative_error: the largest `Int8Report.relative_error` with which a file is kept.
         overwrite: replace a file that is there.
 
@@ -182,7 +187,8 @@ def quantize_onnx(
         raise ValueError(f"{path} is quantized already; give the float32 file")
     batches = read_onnx_batches(data, float_model.input_names)
     with whole_file(output_path, overwrite=overwrite) as file:
-        large = _quantize(quantization, path, file, batches, operations)
+        reduce_range = products_saturate() if reduce_range is None else reduce_range
+        large = _quantize(quantization, path, file, batches, operations, reduce_range)
         compared = compare_files(float_model, OnnxModel(file), batches)
         change, error = compared.change, compared.relative_error
         if not error <= max_relative_error:
@@ -196,8 +202,28 @@ def quantize_onnx(
         size = file.stat().st_size
     return Int8Report(
         Path(output_path), size, Path(path).stat().st_size, sum(len(next(iter(batch.values()))) for batch in batches),
-        sum(fates), *fates, counts, change, error, large,
+        sum(fates), *fates, counts, change, error, large, 7 if reduce_range else 8,
     )  # fmt: skip
+
+
+@functools.cache
+def products_saturate() -> bool:
+    """Whether sums of u8 · s8 products are wrong in onnxruntime on this processor, tried on one matrix.
+
+    x86 processors with AVX2 and without VNNI add two products in 16 bits, which hold 32,767 of up to 64,770.
+    """
+    onnx, runtime = require("onnx", "onnx"), require("onnxruntime", "onnx")
+    helper, kinds = onnx.helper, onnx.TensorProto
+    weights = onnx.numpy_helper.from_array(np.full((64, 4), 127, np.int8), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "w"], ["y"])], "product",
+        [helper.make_tensor_value_info("x", kinds.UINT8, [2, 64])],
+        [helper.make_tensor_value_info("y", kinds.INT32, [2, 4])], [weights],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (product,) = session.run(None, {"x": np.full((2, 64), 255, np.uint8)})
+    return bool((product != 255 * 127 * 64).any())
 
 
 def _count_running(activations: list[Any], file: Path) -> tuple[GraphCounts, tuple[int, int, int]]:
@@ -227,8 +253,9 @@ def count_optimized(path: str | os.PathLike) -> tuple[GraphCounts, Any]:
 
 
 def _quantize(
-    quantization: Any, path: str | os.PathLike, file: Path, batches: list[dict[str, np.ndarray]], operations: str
-) -> int:
+    quantization: Any, path: str | os.PathLike, file: Path, batches: list[dict[str, np.ndarray]], operations: str,
+    reduce_range: bool,
+) -> int:  # fmt: skip
     """Write the int8 file; returns how many operations stay in float because of large numbers."""
     prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
     chosen = QUANTIZED_OPERATIONS[operations]
@@ -256,6 +283,7 @@ def _quantize(
                 op_types_to_quantize=None if chosen is None else list(chosen),
                 nodes_to_exclude=large,
                 per_channel=True,
+                reduce_range=reduce_range,
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
                 calibrate_method=quantization.CalibrationMethod.MinMax,
