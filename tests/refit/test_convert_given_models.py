@@ -334,23 +334,3 @@ def test_far_from_the_original_is_said_first_and_refused_on_request():
         convert_to_relu(model, net.inputs(units=40), strict=True)
     with pytest.raises(ValueError, match="max_kl must be a number above 0"):
         convert_to_relu(model, inputs, max_kl=0.0)
-
-
-def test_sparse_inputs_are_refused_in_words():
-    with pytest.raises(TypeError, match=r"must be a dense tensor of numbers, got torch\.sparse_coo"):
-        convert_to_relu(BY_NAME["mlp"].model(), torch.eye(6).to_sparse())
-
-
-@pytest.mark.slow
-def test_features_that_hardly_vary_are_no_error():
-    """As of a network whose BatchNorm has never seen data: behind 16 layers the spread is lost in rounding."""
-    torch.manual_seed(0)
-    model = nn.Sequential()
-    for _ in range(16):
-        norm = nn.BatchNorm2d(4)
-        nn.init.constant_(norm.bias, 0.5)
-        model.extend([nn.Conv2d(4, 4, 3, padding=1, bias=False), norm, nn.SiLU()])
-    model.extend([nn.Flatten(), nn.Linear(64, 3)]).eval()
-    converted, report = convert_to_relu(model, torch.randn(100, 4, 4, 4))
-    assert all(torch.isfinite(value).all() for value in converted.state_dict().values())
-    assert report.held_out.refitted.relative_error < report.held_out.direct.relative_error

@@ -7,46 +7,28 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import convert_run
-import efforts_run
-import folds_run
 import pytest
 import torch
-from convert_run import WAYS
+import two_processes_run as run
 from refit_nets import BY_NAME
 from two_processes import run_in_two_processes
+from two_processes_run import CONVERSIONS, PLANS, WAYS
 
 from hf_lgelu.refit.folds import deal_folds
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """What two processes found: {process}.json of plans, {process}.pt of conversions, efforts-{process}.pt of steps."""
+def found(tmp_path_factory):
+    """What each of two processes found."""
     folder = tmp_path_factory.mktemp("processes")
     run_in_two_processes(Path(__file__).parent / "two_processes_run.py", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def plans(folder):
-    """The reports of two processes."""
-    return [json.loads((folder / f"{process}.json").read_text(encoding="utf-8")) for process in range(2)]
-
-
-@pytest.fixture(scope="module")
-def conversions(folder):
     return [torch.load(folder / f"{process}.pt", weights_only=False) for process in range(2)]
-
-
-@pytest.fixture(scope="module")
-def steps(folder):
-    return [torch.load(folder / f"efforts-{process}.pt", weights_only=False) for process in range(2)]
 
 
 def alone(case):
     """The plan of one process that was given what both were."""
-    batches = [batch for process in range(2) for batch in folds_run.given(case, process)]
-    return folds_run.described(deal_folds(batches, batch_size=folds_run.CHUNK_SIZE))
+    batches = [batch for process in range(2) for batch in run.units_given(case, process)]
+    return run.described(deal_folds(batches, batch_size=run.CHUNK_SIZE))
 
 
 def units_of(part):
@@ -63,9 +45,9 @@ def units_of(part):
     return Counter(found)
 
 
-@pytest.mark.parametrize("case", folds_run.CASES)
-def test_two_processes_share_the_plan_of_one(plans, case):
-    expected, shares = alone(case), [report[case] for report in plans]
+@pytest.mark.parametrize("case", PLANS)
+def test_two_processes_share_the_plan_of_one(found, case):
+    expected, shares = alone(case), [each["plans"][case] for each in found]
     assert shares[0]["counts"] == shares[1]["counts"] == expected["counts"]
     assert len(expected["parts"]) == 5
     for number, part in enumerate(expected["parts"]):
@@ -75,14 +57,14 @@ def test_two_processes_share_the_plan_of_one(plans, case):
 
 
 @pytest.mark.parametrize("case", ["all hold all", "overlapping"])
-def test_units_that_both_processes_were_given_are_shared_out(plans, case):
-    counts = [sum(len(batch["seeds"]) for part in report[case]["parts"] for batch in part) for report in plans]
+def test_units_that_both_processes_were_given_are_shared_out(found, case):
+    counts = [sum(len(batch["seeds"]) for part in each["plans"][case]["parts"] for batch in part) for each in found]
     assert sum(counts) == 200
     assert all(85 <= count <= 115 for count in counts)
 
 
-def test_both_processes_refuse(plans):
-    for report in plans:
+def test_both_processes_refuse(found):
+    for report in (each["plans"] for each in found):
         assert "got 13 in 13 distinct units of 17 given" in report["too few"]
         assert "float32" in report["of two dtypes"]
         assert "float64" in report["of two dtypes"]
@@ -105,10 +87,10 @@ def assert_like(actual, expected):
         assert actual == expected
 
 
-@pytest.mark.parametrize(("name", "way"), convert_run.CASES)
-def test_two_processes_convert_as_one_does(conversions, name, way):
-    weights, report = convert_run.converted(name, convert_run.given(name, way, 0) + convert_run.given(name, way, 1))
-    (first, first_report), (second, second_report) = (found[name, way] for found in conversions)
+@pytest.mark.parametrize(("name", "way"), CONVERSIONS)
+def test_two_processes_convert_as_one_does(found, name, way):
+    weights, report = run.converted(name, run.given(name, way, 0) + run.given(name, way, 1))
+    (first, first_report), (second, second_report) = (each[name, way] for each in found)
     assert first.keys() == second.keys() == weights.keys()
     for key, value in weights.items():
         assert torch.equal(first[key], second[key])
@@ -117,8 +99,8 @@ def test_two_processes_convert_as_one_does(conversions, name, way):
     assert_like(first_report, report)
 
 
-def test_what_one_process_meets_is_refused_on_both(conversions):
-    one, other = (found["refused"] for found in conversions)
+def test_what_one_process_meets_is_refused_on_both(found):
+    one, other = (each["refused"] for each in found)
     assert one == other
     assert one.startswith("what reaches 2 is not finite")
 
@@ -132,9 +114,9 @@ def assert_moved_alike(given, expected, start):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_batch_is_shared_out_whole(steps, way):
-    batches = efforts_run.planned(way, None).together
-    first, second = (found["shares", way] for found in steps)
+def test_a_batch_is_shared_out_whole(found, way):
+    batches = run.planned(way, None).together
+    first, second = (each["shares", way] for each in found)
     assert [sorted(one + other) for one, other in zip(first, second, strict=True)] == [
         sorted(batch.numbers) for batch in batches
     ]
@@ -142,24 +124,17 @@ def test_a_batch_is_shared_out_whole(steps, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_processes_distill_as_one_does(steps, way):
-    one, other = (found["distilled", way] for found in steps)
+def test_two_processes_distill_as_one_does(found, way):
+    one, other = (each["distilled", way] for each in found)
     assert all(torch.equal(value, other[name]) for name, value in one.items())
-    assert_moved_alike(one, efforts_run.distilled(way, None), efforts_run.networks()[1].state_dict())
+    assert_moved_alike(one, run.distilled(way, None), run.networks()[1].state_dict())
 
 
-def test_the_parts_of_a_loss_add_up_to_that_over_all_rows(steps):
-    whole = [efforts_run.loss_part(None, False), efforts_run.loss_part(None, True), efforts_run.weightless_part(None)]
-    for number, expected in enumerate(whole):
-        assert sum(found["losses"][number] for found in steps) == pytest.approx(expected, rel=1e-6)
-    assert steps[1]["losses"][2] == 0
-
-
-def test_two_processes_climb_the_whole_ladder(steps):
-    (one, report), (other, other_report) = (found["converted"] for found in steps)
+def test_two_processes_climb_the_whole_ladder(found):
+    (one, report), (other, other_report) = (each["climbed"] for each in found)
     assert all(torch.equal(value, other[name]) for name, value in one.items())
     assert report == other_report
-    _, whole = efforts_run.converted(None)
+    _, whole = run.climbed(None)
     assert [step["effort"] for step in report["steps"]] == ["refit", "place", "distill"]
     for given, expected in zip(report["steps"], whole["steps"], strict=True):  # 1e-14 was seen
         assert given["distance"] == pytest.approx(expected["distance"], rel=1e-9)

@@ -154,23 +154,6 @@ def test_steps_in_bfloat16_end_nearer_by_the_models_own_precision(monkeypatch):
     assert after == pytest.approx(held_out_kl(model, converted, folds), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "steps", "expected"), [("2.weight", None, 60), ("2.bias", None, 20), ("2.weight", 33, 33)]
-)
-def test_more_steps_are_taken_where_the_first_ones_bring_much(monkeypatch, name, steps, expected):
-    """A last layer of noise: steps on its weights take it back, steps on its bias hardly can."""
-    torch.manual_seed(11)
-    model = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 3))
-    converted = copy.deepcopy(model)
-    converted[2].weight.data += 0.5 * torch.randn(3, 24)
-    taken = []
-    step = CentredAdam.step
-    monkeypatch.setattr(CentredAdam, "step", lambda self, *given: (taken.append(given), step(self, *given)))
-    monkeypatch.setattr("hf_lgelu.refit.distill._STEPS", 20)
-    distill(model, converted, deal_folds(read_batches(torch.randn(300, 4))), names=[name], steps=steps)
-    assert len(taken) == 3 * 16 + expected
-
-
 def test_steps_in_float16_are_not_named_as_what_comes_next():
     model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 4)).eval()
     data = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))

@@ -109,22 +109,6 @@ def test_a_network_that_takes_the_last_position_is_padded_in_front_though_nothin
     assert report.held_out.units >= 20
 
 
-def test_values_far_from_zero_are_known_by_their_spread():
-    """(B, 1), named: no class scores."""
-
-    class Value(Pooled):
-        def forward(self, input_ids, attention_mask):
-            return {"prediction": super().forward(input_ids, attention_mask)[:, :1] + 100}
-
-    model = drawn(lambda: Value(last))
-    given = [
-        {name: batch[name] for name in ("input_ids", "attention_mask")}
-        for batch in batches(drawn(lambda: Pooled(last)), 48, 1)
-        if bool(batch["attention_mask"].all())
-    ]
-    assert "input_ids" in deal_folds(read_batches(given), model=model).units.left
-
-
 def test_a_side_on_which_numbers_are_lost_is_none():
     def pool(x, mask):
         return (x * mask).sum(1) / mask.sum(1) + torch.where(mask[:, -1] > 0, 0.0, torch.nan)
@@ -221,32 +205,6 @@ def test_labels_of_tokens_go_with_them():
     assert max(widths_of(deal_folds(read_batches({**wide, "labels": classes}), model=model))) <= 13
 
 
-class Spans(Pooled):
-    """(B, T), as answers in a text are marked, and every position reads all of them, padding too."""
-
-    def forward(self, input_ids, attention_mask):
-        x = self.embed(input_ids)
-        x = x + self.down(self.act(self.up(x)))
-        return {"start_logits": (x + 3 * x.mean(1, keepdim=True)).sum(-1)}
-
-
-class Halved(Pooled):
-    """Half as many positions as there are tokens."""
-
-    def forward(self, input_ids, attention_mask):
-        return {
-            "states": super().forward(input_ids, attention_mask)[:, ::2] + self.embed(input_ids).mean(1)[:, None, :4]
-        }
-
-
-@pytest.mark.parametrize(
-    "build", [lambda: Spans(None), lambda: Halved(lambda x, mask: x)], ids=["spans", "half as many"]
-)
-def test_padding_stays_where_its_part_cannot_be_told(build):
-    wide = padded_wide(batches(drawn(lambda: Pooled(mean)), 24, 1), width=20)
-    assert widths_of(deal_folds(read_batches(wide), model=drawn(build))) == {20}
-
-
 def test_a_network_that_is_another_on_short_texts_is_left_as_it_is():
     """BigBird gives up its block-sparse attention at the first of them, for good."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -259,33 +217,3 @@ def test_a_network_that_is_another_on_short_texts_is_left_as_it_is():
     assert [type(module).__name__ for module in model.modules()] == before
     assert "BigBirdBlockSparseAttention" in before
     assert model.bert.attention_type == model.bert.encoder.layer[0].attention_type == "block_sparse"
-
-
-def test_an_empty_text_makes_no_smaller_batches():
-    given = padded_wide(batches(drawn(lambda: Pooled(mean)), 24, 1), width=512)
-    given["attention_mask"][5] = 0
-    assert deal_folds(read_batches(given), model=drawn(lambda: Pooled(mean))).units.at_once == 2048 // 13
-
-
-@pytest.mark.parametrize("count", [8, 10, 12, 13])
-def test_few_texts_of_distinct_lengths(count):
-    """The shorter half is shorter than some of those that are tried."""
-    model = drawn(lambda: Pooled(mean))
-    ids = torch.randint(0, PAD, (count, 20), generator=torch.Generator().manual_seed(3))
-    mask = (torch.arange(20) < torch.arange(4, 4 + count)[:, None]).long()
-    folds = deal_folds(
-        read_batches({"input_ids": ids.masked_fill(mask == 0, PAD), "attention_mask": mask}), model=model
-    )
-    assert max(widths_of(folds)) == 3 + count
-
-
-def test_short_texts_among_those_given_leave_a_network_as_it_was():
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BigBirdConfig(vocab_size=30, block_size=4, num_random_blocks=1, max_position_embeddings=64, **sizes)
-    torch.manual_seed(0)
-    model = BigBirdForSequenceClassification(config).eval()
-    made = batches(drawn(lambda: Pooled(mean)), 24, 1)
-    given = [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in made]
-    deal_folds(read_batches([*given[:12], padded_wide(given[12:], width=64)]), model=model)
-    assert model.bert.encoder.layer[0].attention_type == "block_sparse"
-    assert type(model.bert.encoder.layer[0].attention.self).__name__ == "BigBirdBlockSparseAttention"

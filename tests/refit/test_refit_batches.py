@@ -5,8 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import ModelOutput
 
@@ -85,23 +84,11 @@ def test_bare_inputs(form):
     assert torch.equal(y, Y)
 
 
-@pytest.mark.parametrize("collate", [None, collate_rows])
-@pytest.mark.parametrize("rows", [FeatureRows(X, Y), Subset(FeatureRows(X, Y), range(UNITS))], ids=["rows", "subset"])
-def test_rows_of_a_benchmark(rows, collate):
-    x, y = joined(as_list(rows, collate=collate, batch_size=6), "features")
-    assert torch.equal(x, X)
-    assert torch.equal(y, Y)
-
-
 @pytest.mark.parametrize("data", [X, X.numpy(), [X[:4], X[4:]], TensorDataset(X)])
 def test_without_labels(data):
     batches = as_list(data)
     assert all(batch.labels is None for batch in batches)
     assert torch.equal(torch.cat([batch.inputs for batch in batches]), X)
-
-
-def test_a_dataset_is_read_in_batches_of_the_size_asked_for():
-    assert [len(batch) for batch in as_list(table(), batch_size=8)] == [8, 8, 5]
 
 
 def test_collate_makes_batches_of_a_list_of_items():
@@ -115,11 +102,6 @@ def test_constants_stay_and_gradients_go():
     assert batch.constants == {"use_cache": False, "mode": "a", "none": None}
     assert batch.inputs.keys() == {"x", "use_cache", "mode", "none"}
     assert not batch.inputs["x"].requires_grad
-
-
-def test_tensors_on_the_cpu_are_not_copied():
-    (batch,) = read_batches(X)
-    assert batch.inputs.data_ptr() == X.data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -194,12 +176,6 @@ class Images(torch.utils.data.Dataset):
 def test_what_cannot_be_read_says_what_to_do(data, error, words):
     with pytest.raises(error, match=words):
         as_list(data)
-
-
-@pytest.mark.parametrize("option", ["batch_size", "max_units"])
-def test_counts_are_positive(option):
-    with pytest.raises(ValueError, match=f"{option} must be a whole number, at least 1, got 0"):
-        as_list(X, **{option: 0})
 
 
 @pytest.mark.parametrize("data", [X, {"x": X}, iter([X]), DataLoader(TensorDataset(X))])

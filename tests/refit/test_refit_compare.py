@@ -80,12 +80,6 @@ def test_classes_of_maps_are_their_channels():
     assert found.original_metrics == {"accuracy": 0.75}
 
 
-def test_a_single_column_has_no_accuracy():
-    labels = torch.zeros(4, dtype=torch.int64)
-    assert metric_values(metric_sums(torch.randn(4, 1), labels, None, False)) == {}
-    assert metric_values(metric_sums(torch.eye(4), labels, None, False)) == {"accuracy": 0.25}
-
-
 def test_which_labels_count():
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])[None]
     labels = torch.tensor([[0, 1, 1, -100]])

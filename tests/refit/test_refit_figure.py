@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from report_by_hand import HELD_OUT, REPORT, SECOND, SMALL
+from report_by_hand import REPORT
 
-from hf_lgelu.refit.figure import draw_conversion, network_values
+from hf_lgelu.refit.figure import draw_conversion
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -59,28 +59,6 @@ def test_the_metric_where_one_set_has_labels(drawn):
     assert texts(networks) == ["113.19", "292.36", "113.42"]
 
 
-def test_the_distance_from_the_original_without_labels(drawn):
-    _, networks = drawn(dataclasses.replace(REPORT, evaluation=None))
-    assert networks.get_title(loc="left") == "Whole network: KL to the original (nats)"
-    assert networks.get_xscale() == "log"
-    assert points(networks)["held out"][0] == [0.5, 0.00125]
-    assert [tick.get_text() for tick in networks.get_yticklabels()] == ["refitted", "direct swap"]
-
-
-def test_both_sets_are_drawn_apart(drawn):
-    _, networks = drawn(dataclasses.replace(REPORT, held_out=dataclasses.replace(SECOND, rows=9)))
-    found = points(networks)
-    assert list(found) == ["held out", "second set"]
-    assert all(a != b for a, b in zip(found["held out"][1], found["second set"][1], strict=True))
-
-
-def test_what_was_not_measured_is_written_in_its_place(drawn):
-    layers, networks = drawn(SMALL)
-    assert texts(layers) == ["not measured:\ntoo few inputs for cross-validation"]
-    assert texts(networks) == ["not measured:\nno inputs were held out"]
-    assert not layers.axison
-
-
 def test_an_exact_layer_and_one_that_was_not_scored_leave_gaps(drawn):
     exact = dataclasses.replace(REPORT.layers[0], error_after=0.0)
     unscored = dataclasses.replace(REPORT.layers[1], error_before=None, error_after=None)
@@ -88,16 +66,3 @@ def test_an_exact_layer_and_one_that_was_not_scored_leave_gaps(drawn):
     found = points(layers)
     assert [math.isnan(value) for value in found["as chosen"][1]] == [True, True, False]
     assert [math.isnan(value) for value in found["weights kept"][1]] == [False, True, False]
-
-
-def test_what_stands_for_a_network():
-    assert network_values(SECOND) == ("perplexity", [113.186, 292.361, 113.424])
-    assert network_values(HELD_OUT) == ("KL to the original (nats)", [0.5, 0.00125])
-    outputs = [dataclasses.replace(change, kl=None) for change in (HELD_OUT.direct, HELD_OUT.refitted)]
-    regression = dataclasses.replace(HELD_OUT, direct=outputs[0], refitted=outputs[1])
-    assert network_values(regression) == ("relative error", [0.25, 0.0003])
-
-
-def test_the_same_report_gives_the_same_file(tmp_path):
-    first, second = (draw_conversion(tmp_path / name, REPORT).read_bytes() for name in ("a.png", "b.png"))
-    assert first == second

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import folds_run
 import pytest
 import torch
 
@@ -76,44 +75,6 @@ def test_nothing_given_is_refused(inputs):
         deal_folds(read_batches(inputs))
 
 
-@pytest.mark.parametrize("count", [30, 150, 1111])
-def test_order_and_duplicates_change_nothing(count):
-    x, labels = features(count), torch.arange(count)
-    expected = folds_run.described(planned(x, 16, labels))
-    for seed in range(3):
-        shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-        again = torch.cat([shuffled, shuffled[: 10 * seed]])
-        plan = deal_folds((Batch(x[part], labels[part]) for part in again.split(13)), batch_size=16)
-        found = folds_run.described(plan)
-        assert found["parts"] == expected["parts"]
-        assert found["counts"][1:] == expected["counts"][1:]
-
-
-def test_labels_go_with_their_rows():
-    x = features(300)
-    plan = planned({"x": x}, 16, x.prod(1))
-    for part in (*plan.folds, plan.held_out):
-        for batch in part:
-            torch.testing.assert_close(batch.load().labels, batch.load().inputs["x"].prod(1))
-
-
-def test_the_parts_are_alike():
-    """Units are sorted by a hash of their content: no part has the small values."""
-    x = torch.arange(4000.0)[:, None]
-    plan = planned(x)
-    means = [torch.cat([batch.load().inputs for batch in part]).mean().item() for part in (*plan.folds, plan.held_out)]
-    # The mean of n uniform values on [0, 4000) has a standard deviation of 1155 / √n: 39 and 52 for 875 and 500.
-    assert means == pytest.approx([2000] * 5, abs=200)
-
-
-def test_at_most_1024_units_are_held_out():
-    plan = planned(features(9000))
-    batch = len(plan.folds[0][0])
-    assert 1024 <= plan.held_out_units < 1024 + 4 * batch
-    assert plan.held_out_units < 9000 / 8
-    assert sum(len(batch) for fold in plan.folds for batch in fold) == 9000 - plan.held_out_units
-
-
 @pytest.mark.parametrize(
     "lengths", [[8] * 20, [*range(1, 41)], [3] * 200, [1] * 100 + [30] * 10, [100, *[5] * 40], [16, 16, 16, 16]]
 )
@@ -134,34 +95,6 @@ def test_nothing_is_held_out_where_too_little_would_be_left_on_either_side(lengt
     assert plan.held_out_rows == 0
     assert len(plan.folds) == 1
     assert sum(len(batch) for batch in plan.folds[0]) == len(lengths)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "most"),
-    [
-        (torch.zeros(1, 108), 1024),
-        ({"x": torch.zeros(1, 8), "category": torch.zeros(1, 3, dtype=torch.long)}, 1024),
-        ({"input_ids": torch.zeros(1, 128, dtype=torch.long)}, 16),
-        ({"input_ids": torch.zeros(1, 4096, dtype=torch.long)}, 1),
-        ({"inputs_embeds": torch.zeros(1, 100, 4), "attention_mask": torch.ones(1, 100, dtype=torch.long)}, 20),
-        ({"input_ids": torch.zeros(1, 16, dtype=torch.long), "pixel_values": torch.zeros(1, 3, 8, 8)}, 32),
-        (torch.zeros(1, 3, 8, 8), 32),
-        (torch.zeros(1, 16000), 32),
-        (torch.zeros(1, 9, dtype=torch.long), 32),
-    ],
-)
-def test_default_batch_sizes(inputs, most):
-    """The largest batch of enough units of these shapes; each gets a mark of its own."""
-    count = 12 * most + 600
-    named = inputs if isinstance(inputs, dict) else {"": inputs}
-    marked = {}
-    for name, value in named.items():
-        marked[name] = value.repeat(count, *[1] * (value.ndim - 1))
-        if name != "attention_mask":
-            marked[name].flatten(1)[:, 0] = torch.arange(count)
-    plan = planned(marked if isinstance(inputs, dict) else marked[""])
-    largest = max(len(batch) for fold in plan.folds for batch in fold)
-    assert most / 2 < largest <= most
 
 
 def test_seeds_belong_to_the_content():
@@ -204,14 +137,6 @@ def test_short_sequences_are_not_padded_to_the_longest_of_all():
     assert found == expected
 
 
-def test_sequences_of_nearly_one_length_have_one_shape():
-    given = [Batch(tokens([30 + index % 4, 33])) for index in range(40)]
-    for number, batch in enumerate(given):
-        batch.inputs["input_ids"] += 1000 * number * batch.inputs["attention_mask"]
-    plan = deal_folds(given, batch_size=8)
-    assert len(widths(plan)) == 1
-
-
 def lengths_of(batches):
     return [length for batch in batches for length in batch.load().tensors["attention_mask"].sum(1).tolist()]
 
@@ -228,17 +153,3 @@ def test_what_looks_at_the_gates_sees_short_and_long_sequences():
     assert len(seen) == 4 * 16  # 2,048 tokens of the longest are 15 sequences, four batches of a fold
     assert sum(seen) / len(seen) == pytest.approx(sum(fitted) / len(fitted), rel=0.1)
     assert min(seen) < 20 < 110 < max(seen)
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 7, 1000])
-def test_as_many_rows_are_looked_at_whatever_the_size_of_a_batch(batch_size):
-    plan = planned(features(3000), batch_size=batch_size)
-    there = sum(len(batch.numbers) for fold in plan.folds for batch in fold)
-    seen = [number for batch in plan.spread for number in batch.numbers]
-    assert len(seen) == len(set(seen)) == there  # fewer than a batch of 1,024 a fold
-    tokens_of = planned(tokens([64] * 300), batch_size=batch_size)  # 32 of them are 2,048 tokens
-    counts = [len({number for batch in tokens_of.spread for number in batch.numbers if number in fold})
-              for fold in ({n for batch in part for n in batch.numbers} for part in tokens_of.folds)]  # fmt: skip
-    for part, count in zip(tokens_of.folds, counts, strict=True):
-        sizes = [len(batch.numbers) for batch in part]
-        assert min(sum(sizes), 32) <= count < 32 + max(sizes)

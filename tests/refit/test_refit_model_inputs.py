@@ -1,12 +1,9 @@
 """Inputs that do not fit are told before the work, and a decoder's inputs are made of labels."""
 
-import re
-
 import pytest
 import torch
 from refit_nets import BY_NAME
 from torch import nn
-from torch.utils.data import TensorDataset
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_lgelu import convert_to_relu
@@ -20,17 +17,21 @@ def no_work(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("calibration", "message"),
+    ("options", "message"),
     [
-        (torch.randn(40, 6), r"Sequential does not take the inputs of data \(a tensor \(2, 6\) float32\): mat1 .*"),
-        (torch.randn(40, 7).double(), r"a tensor \(2, 7\) float64\): .*Give batches with the names, shapes and dtypes"),
-        (iter(()), "data holds no inputs; an iterator gives its batches once"),
-        ({"x": torch.randn(40, 6).double()}, r"x \(2, 6\) float64\): .*must be Tensor, not dict"),
+        ({"data": torch.randn(40, 6)}, r"inputs of data \(a tensor \(2, 6\) float32\): mat1 .*"),
+        ({"data": torch.randn(40, 7).double()}, r"float64\): .*Give batches with the names, shapes and dtypes"),
+        ({"data": iter(())}, "data holds no inputs; an iterator gives its batches once"),
+        ({"data": {"x": torch.randn(40, 6).double()}}, r"x \(2, 6\) float64\): .*must be Tensor, not dict"),
+        ({"evaluation_data": torch.randn(9, 7).double()}, r"of evaluation_data \(a tensor \(2, 7\) float64\)"),
+        ({"evaluation_data": torch.randn(0, 6).double()}, "evaluation_data holds no inputs; an iterator gives its"),
+        ({"evaluation_data": iter(())}, "evaluation_data holds no inputs"),
     ],
 )
-def test_calibration_inputs_that_the_model_does_not_take(calibration, message, no_work):
+def test_inputs_that_the_model_does_not_take_are_known_before_the_work(options, message, no_work):
+    net = BY_NAME["mlp"]
     with pytest.raises(ValueError, match=message):
-        convert_to_relu(BY_NAME["mlp"].model(), calibration)
+        convert_to_relu(net.model(), **{"data": net.inputs(), **options})
 
 
 class Fussy(nn.Module):
@@ -54,20 +55,6 @@ def test_whatever_a_model_says_of_inputs_comes_with_what_was_given(error, no_wor
     with pytest.raises(ValueError, match=r"torch\.export cannot write down its operations") as caught:
         convert_to_relu(Fussy(error, torch.compiler.is_exporting), BY_NAME["mlp"].inputs())
     assert caught.value.__cause__ is error
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "message"),
-    [
-        (torch.randn(9, 7).double(), r"does not take the inputs of evaluation_data \(a tensor \(2, 7\) float64\)"),
-        (torch.randn(0, 6).double(), "evaluation_data holds no inputs; an iterator gives its batches once"),
-        (iter(()), "evaluation_data holds no inputs"),
-    ],
-)
-def test_a_second_set_that_does_not_fit_is_known_before_the_work(evaluation, message, no_work):
-    net = BY_NAME["mlp"]
-    with pytest.raises(ValueError, match=message):
-        convert_to_relu(net.model(), net.inputs(), evaluation_data=evaluation)
 
 
 def test_one_iterator_for_both_sets_is_no_evaluation(no_work):
@@ -151,41 +138,6 @@ def test_targets_of_other_lengths_in_every_batch():
     assert decoder.rows == tokens - apart.rows
     encoder = next(layer for layer in report.layers if layer.layers[0].startswith("encoder"))
     assert encoder.rows == 7 * (48 - apart.units)  # its inputs have no mask
-
-
-def test_a_collated_data_set_as_both():
-    net = BY_NAME["mlp"]
-    both = (TensorDataset(net.inputs(seed=seed)) for seed in (5, 9))
-    calibration, evaluation = both
-    collate = lambda items: torch.stack([item for (item,) in items])  # noqa: E731
-    report = convert_to_relu(net.model(), calibration, collate=collate, evaluation_data=evaluation).report
-    assert report.evaluation.units == len(evaluation)
-
-
-class Tokens(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.inner = nn.Embedding(20, 6), BY_NAME["mlp"].model()
-
-    def forward(self, input_ids):
-        return self.inner(self.embed(input_ids).double())
-
-
-@pytest.mark.parametrize(
-    ("sequences", "tokens", "words"),
-    [
-        (1, 100, r"100 rows are of too few distinct inputs \(1\) to hold some out: the strength is fixed"),
-        (5, 12, "60 rows are too few to hold some out: the strength is fixed"),
-        (3, 100, "3 distinct inputs are too few for four folds beside what is held out: the strength is fixed"),
-    ],
-)
-def test_why_the_strength_is_fixed(sequences, tokens, words):
-    ids = torch.randint(20, (sequences, tokens), generator=torch.Generator().manual_seed(0))
-    report = convert_to_relu(Tokens(), {"input_ids": ids}).report
-    assert {layer.strength for layer in report.layers} == {1e-3}
-    assert (report.folds, report.layers[0].error_before) == (1, None)
-    (warning,) = (text for text in report.warnings if "strength is fixed" in text)
-    assert re.match(words, warning)
 
 
 class Tagger(nn.Module):

@@ -4,16 +4,15 @@ import dataclasses
 import json
 import re
 
-import pytest
 import torch
-from report_by_hand import LAYERS, REPORT, SECOND, SMALL
+from report_by_hand import REPORT, SECOND, SMALL
 from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.formats import percent
 from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.report import ConversionReport, StepTaken
-from hf_lgelu.refit.wording import choices_in_words, summarize
+from hf_lgelu.refit.wording import summarize
 
 
 def tables_of(page):
@@ -51,52 +50,11 @@ def test_numbers_of_the_layers():
     assert [row["note"] for row in layers] == ["", r"few rows \| d", ""]
 
 
-def test_what_the_next_rung_may_take():
-    report = dataclasses.replace(REPORT, next_step=("place", 12.4))
-    page = render_markdown(report)
-    assert "`place`, may take about 12 s" in page[page.index("## The rest of the distance") :]
-    assert "about 12 s" in summarize(report)
-    assert "The rest of" not in render_markdown(REPORT)
-    # What rounding leaves is nothing to take away.
-    same = dataclasses.replace(REPORT.held_out, refitted=dataclasses.replace(REPORT.held_out.refitted, kl=7e-15))
-    assert "next rung" not in summarize(dataclasses.replace(report, held_out=same))
-
-
 def test_a_report_comes_back_from_json():
     for report in (REPORT, SMALL, dataclasses.replace(REPORT, next_step=("place", 12.4))):
         steps = (StepTaken("refit", 0.5, True, 1.5), StepTaken("place", None, False, 2.0, 0.25))
         report = dataclasses.replace(report, steps=steps, kept={"h.2.mlp.act": "gelu_new"}, outputs=("logits",))
         assert ConversionReport.from_dict(json.loads(json.dumps(report.as_dict()))) == report
-
-
-def test_everything_a_reader_must_know_is_on_the_page():
-    page = render_markdown(REPORT, figure="refit.png")
-    assert page.startswith("# GPT2LMHeadModel: ReLU without training\n")
-    assert "3 gates (2 gelu_new, 1 silu) became ReLU." in page
-    assert "1 was refitted, 1 got another bias and 2 were kept" in page
-    assert "64 inputs (8,192 rows; 8 inputs of them held out, 2 duplicates left out)" in page
-    assert "a strength chosen on 4 folds" in page
-    assert "1,024 predictions on 8 inputs" in page
-    assert "- fewer rows than features in conv2\n" in page
-    assert "- attn: softmax\n" in page
-    assert "- activation_function: gelu_new → relu\n" in page
-    assert "](refit.png)" in page
-    assert page.index("perplexity 113.42, the original's 113.19") < page.index("became ReLU")
-    assert "No second set" not in page
-    assert "No inputs were held out" not in page
-
-
-def test_what_was_not_measured_is_said():
-    page = render_markdown(SMALL)
-    (layers,) = tables_of(page)
-    assert (layers[0]["error, weights kept"], layers[0]["error, as chosen"]) == ("–", "–")
-    assert "note" not in layers[0]
-    assert "No inputs were held out" in page
-    assert "No second set was given" in page
-    assert "without cross-validation" in page
-    assert "![" not in page
-    assert "## Warnings" not in page
-    assert "## Config" not in page
 
 
 def test_outputs_that_are_no_logits_have_no_kl():
@@ -117,45 +75,6 @@ def test_outputs_that_are_no_logits_have_no_kl():
             "perplexity 292.36 → 113.42, 113.19 as it was"
         )
     )
-
-
-def test_a_few_lines_for_the_terminal():
-    lines = summarize(REPORT).splitlines()
-    assert lines[0] == (
-        "GPT2LMHeadModel: On the second set (2,048 predictions): perplexity 113.42, the original's 113.19; KL 0.0025 "
-        "nat from the original; 100 % of the predictions the same."
-    )
-    assert lines[1].startswith("  3 gates (2 gelu_new, 1 silu) became ReLU.")
-    assert lines[1].endswith("It took 3.1 s.")
-    assert lines[2:] == [
-        "  inputs held out of the data (1,024 predictions on 8 inputs), direct swap → refitted: KL 0.5 → "
-        "0.00125; same prediction 50.00 % → 99.99 %; largest logit change 12.5 → 0.5",
-        "  second set (2,048 predictions), direct swap → refitted: KL 1.5 → 0.0025; same prediction 25.00 % → 100 %; "
-        "largest logit change 25 → 0.75; perplexity 292.36 → 113.42, 113.19 as it was",
-        "  weights kept: conv2, downsample.0",
-        "  warning: fewer rows than features in conv2",
-        "  still smooth: attn: softmax",
-    ]
-    assert summarize(SMALL).splitlines()[0].endswith("was not measured: nothing was held out, and no second set given.")
-    assert len(summarize(SMALL).splitlines()) == 2
-
-
-def test_gates_of_one_kind_are_counted_once():
-    assert "1 gate (gelu) became" in render_markdown(dataclasses.replace(REPORT, gates={"act": "gelu"}))
-    assert "2 gates (gelu) became" in render_markdown(dataclasses.replace(REPORT, gates={"a": "gelu", "b": "gelu"}))
-
-
-@pytest.mark.parametrize(
-    ("chosen", "words"),
-    [
-        ((0, 0), "Of 2 linear maps behind them, 2 were refitted"),
-        ((0,), "Of 1 linear map behind them, 1 was refitted"),
-        ((2,), "Of 2 linear maps behind them, 0 were refitted and 2 were kept"),  # that feed one sum
-        ((0, 1), "Of 2 linear maps behind them, 1 was refitted and 1 got another bias"),
-    ],
-)
-def test_choices_in_words(chosen, words):
-    assert choices_in_words(tuple(LAYERS[i] for i in chosen)) == words
 
 
 class Joint(nn.Module):

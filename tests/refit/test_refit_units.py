@@ -60,16 +60,6 @@ def test_equal_bytes_make_equal_units():
     assert len(read_units([Batch(x)]).keys) == 3
 
 
-@pytest.mark.parametrize("shape", [(12,), (12, 2, 3), (12, 2, 2, 2)])
-def test_any_shape_and_layout(shape):
-    x = torch.arange(12).reshape(12, *[1] * (len(shape) - 1)).expand(shape).float()
-    other = torch.empty(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)).copy_(x)
-    assert shape == (12,) or not other.is_contiguous()
-    units = read_units([Batch(x), Batch(other)])
-    assert len(units.keys) == 12
-    assert sorted(row.max().item() for row in take_all(units).inputs) == list(range(12))
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -87,44 +77,11 @@ def test_keys_tell_names_dtypes_and_shapes_apart(other):
     assert read_units([Batch(other)]).keys != [key]
 
 
-def test_order_and_duplicates_change_nothing_and_labels_stay_with_their_units():
-    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
-    plain = read_units([Batch({"x": x}, labels=x.sum(1))])
-    shuffled = torch.randperm(30, generator=torch.Generator().manual_seed(2))
-    again = torch.cat([x[shuffled], x[:7]])
-    mixed = read_units(Batch({"x": part}, labels=part.sum(1)) for part in again.split(4))
-    assert mixed.keys == plain.keys
-    one, other = take_all(plain), take_all(mixed)
-    assert torch.equal(one.inputs["x"], other.inputs["x"])
-    assert torch.equal(one.labels, other.labels)
-    torch.testing.assert_close(one.labels, one.inputs["x"].sum(1))
-    assert list(plain.keys) == sorted(plain.keys)
-
-
 def test_of_duplicates_the_first_stays():
     x = torch.tensor([[1.0], [2.0], [1.0], [2.0], [2.0]])
     units = read_units([Batch(x[:2], torch.tensor([0, 1])), Batch(x[2:], torch.tensor([2, 3, 4]))])
     taken = take_all(units)
     assert sorted(zip(taken.inputs[:, 0].tolist(), taken.labels.tolist(), strict=True)) == [(1.0, 0), (2.0, 1)]
-
-
-def test_taken_in_the_order_asked_for():
-    units = read_units([Batch(torch.arange(5.0)[:, None]), Batch(torch.arange(5.0, 9.0)[:, None])])
-    everything = take_all(units).inputs
-    numbers = [7, 0, 3, 8, 1]
-    assert torch.equal(units.take(numbers, {}).inputs, everything[numbers])
-
-
-def test_what_was_given_is_kept_not_copied():
-    x = torch.randn(8, 3)
-    (kept,) = read_units([Batch(x)]).batches
-    assert kept.inputs.data_ptr() == x.data_ptr()
-
-
-def test_constants_and_the_names_order_are_kept():
-    batch = read_units([Batch({"z": torch.ones(2, 1), "use_cache": False, "a": torch.ones(2, 1)})]).take([0], {})
-    assert list(batch.inputs) == ["z", "use_cache", "a"]
-    assert batch.inputs["use_cache"] is False
 
 
 @pytest.mark.parametrize(
@@ -225,31 +182,11 @@ def test_rows_of_a_sound_are_its_frames_where_the_model_says_how_many(has_frames
     assert len(units.rows) == (2 if has_frames else 3)  # what is too short for a frame is left out
 
 
-@pytest.mark.parametrize(
-    ("inputs", "rows"),
-    [
-        ({"input_ids": torch.ones(1, 5, dtype=torch.long)}, [5]),
-        ({"inputs_embeds": torch.ones(1, 3, 2), "attention_mask": torch.tensor([[1, 1, 0]])}, [2]),
-        ({"input_ids": torch.ones(1, 2, 4, dtype=torch.long)}, [8]),
-        ({"pixel_values": torch.ones(1, 3, 4, 4)}, [1]),
-        (torch.ones(1, 7), [1]),
-    ],
-)
-def test_rows_are_tokens_or_units(inputs, rows):
-    assert list(read_units([Batch(inputs)]).rows) == rows
-
-
 def test_units_without_a_row_are_left_out():
     mask = torch.tensor([[0, 0], [1, 0], [0, 0]])
     units = read_units([Batch({"input_ids": torch.tensor([[1, 2], [3, 4], [5, 6]]), "attention_mask": mask})])
     assert take_all(units).inputs["input_ids"][:, 0].tolist() == [3]
     assert units.given == 3
-
-
-def test_no_units():
-    for batches in ([], [Batch(torch.ones(0, 3))]):
-        units = read_units(batches)
-        assert (units.given, list(units.keys)) == (0, [])
 
 
 ONE = {"x": torch.ones(2, 3)}

@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
 )
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
@@ -104,18 +102,6 @@ def test_a_width_that_is_another_key_too_is_found_where_the_config_checks_its_si
     room = make_room(model, program, layers, len(sites), 1.25)  # no hidden size of 30 is shared by 4 heads
     assert room.extra == 6
     assert sorted(map(str, room.config_changes)) == ["intermediate_size: 24 → 30", "mlp_bias: False → True"]
-
-
-def test_a_family_without_a_key_for_the_biases_does_without_or_is_refused():
-    config = MistralConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=16,
-    )  # fmt: skip
-    model, inputs = loud(MistralForCausalLM(config), 1.0), tokens()
-    sites, program, layers, _ = traced(model, inputs)
-    assert make_room(model, program, layers, len(sites), 1.0).model is model
-    with pytest.raises(ConversionRefusedError, match=r"the blocks of model\.layers\.0\.mlp\.act_fn cannot"):
-        convert_to_relu(model, inputs, effort="place", width_budget=1.25)
 
 
 def test_wider_blocks_beside_a_kept_gate_are_refused_by_its_name():

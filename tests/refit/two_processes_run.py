@@ -1,24 +1,187 @@
-"""What each of two processes does for the tests of plans and conversions: `torchrun --nproc_per_node 2 … FOLDER`."""
+"""What each of two processes plans, converts and distills for test_convert_processes.py, all in one launch."""
 
+import copy
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
-import convert_run
-import efforts_run
-import folds_run
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from refit_nets import BY_NAME
+from torch import Tensor, nn
+
+from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu.refit.batches import Batch, read_batches
+from hf_lgelu.refit.distill import distill
+from hf_lgelu.refit.folds import Folds, deal_folds
+
+# Plans
+
+FEATURES = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+CHUNK_SIZE = 8
+PLANS = ("all hold all", "apart", "overlapping", "sequences")
+REFUSED_PLANS = ("too few", "of two dtypes", "one has none")
+
+
+def sequences(start: int, stop: int) -> Batch:
+    """Sequences of `start` to `stop - 1` tokens, padded to the longest."""
+    ids = torch.zeros(stop - start, stop - 1, dtype=torch.long)
+    for row, length in enumerate(range(start, stop)):
+        ids[row, :length] = length
+    return Batch({"input_ids": ids, "attention_mask": (ids > 0).long()}, labels=ids)
+
+
+def units_given(case: str, process: int) -> list[Batch]:
+    """What one of two processes holds."""
+    if case == "all hold all":
+        order = torch.randperm(200, generator=torch.Generator().manual_seed(process))
+        return [Batch(part) for part in FEATURES[order].split(33 + process)] + [Batch(FEATURES[:5])] * process
+    if case == "apart":
+        return [Batch(FEATURES[process::2])]
+    if case == "overlapping":
+        return [Batch(FEATURES[:120] if process == 0 else FEATURES[80:])]
+    if case == "one has none":
+        return [Batch(FEATURES)] if process else []
+    if case == "sequences":
+        return [sequences(2, 12) if process == 0 else sequences(12, 21)]
+    if case == "too few":
+        return [Batch(FEATURES[:9] if process == 0 else FEATURES[5:13])]
+    return [Batch(FEATURES[:20] if process == 0 else FEATURES[:20].double())]
+
+
+def described(plan: Folds) -> dict:
+    """All of a plan as JSON: the batches with their inputs and labels, fold by fold, the held-out part last."""
+    parts = [
+        [
+            {"seeds": batch.seeds, "inputs": _listed(batch.load().inputs), "labels": _listed(batch.load().labels)}
+            for batch in part
+        ]
+        for part in (*plan.folds, plan.held_out)
+    ]
+    counts = (plan.units.given, len(plan.units.keys), plan.rows, plan.held_out_units, plan.held_out_rows)
+    return json.loads(json.dumps({"parts": parts, "counts": counts}))
+
+
+def _listed(value: Tensor | dict | None) -> list | dict | None:
+    if isinstance(value, dict):
+        return {name: entry.tolist() for name, entry in value.items()}
+    return None if value is None else value.tolist()
+
+
+def plans(state: PartialState) -> dict:
+    found: dict = {}
+    for case in PLANS:
+        plan = deal_folds(units_given(case, state.process_index), batch_size=CHUNK_SIZE, state=state)
+        found[case] = described(plan)
+    for case in REFUSED_PLANS:
+        try:
+            deal_folds(units_given(case, state.process_index), state=state)
+        except ValueError as error:
+            found[case] = str(error)
+    return found
+
+
+# Conversions
+
+WAYS = ("each has all", "each has a share")
+CONVERSIONS = (*(("mlp", way) for way in WAYS), ("downsampling", "each has a share"))
+
+
+def given(name: str, way: str, process: int) -> list[Tensor]:
+    """What one of two processes has."""
+    inputs = BY_NAME[name].inputs()
+    if way == "each has all":
+        return list(inputs.split(13))
+    return [inputs[process::2], inputs[:5]]
+
+
+def converted(name: str, calibration: list[Tensor]) -> tuple[dict, dict]:
+    """(weights, report) of one conversion."""
+    net = BY_NAME[name]
+    second = net.inputs(seed=9, units=50)
+    model, report = convert_to_relu(net.model(), calibration, batch_size=4, evaluation_data=second)
+    return model.state_dict(), without_times(report.as_dict())
+
+
+def without_times(found: Any) -> Any:
+    """A report's values but the wall times in it, and what follows from them, which no two conversions share."""
+    if isinstance(found, dict):
+        return {key: without_times(value) for key, value in found.items() if key not in ("seconds", "next_step")}
+    return type(found)(map(without_times, found)) if isinstance(found, list | tuple) else found
+
+
+def refused(process: int) -> str:
+    """What is said where only the second process has a row that is not finite."""
+    net = BY_NAME["mlp"]
+    inputs = net.inputs()[process::2]
+    if process:
+        inputs[20:] = float("inf")
+    try:
+        convert_to_relu(net.model(), inputs)
+    except ConversionRefusedError as error:
+        return str(error)
+    return ""
+
+
+# Steps of Adam
+
+
+def networks() -> tuple[nn.Module, nn.Module]:
+    """(the original, a network of the same shape with ReLU that is off)."""
+    original = BY_NAME["mlp"].model()
+    converted = copy.deepcopy(original)
+    converted[1], converted[3] = nn.ReLU(), nn.ReLU()
+    return original, converted
+
+
+def held(way: str, state: PartialState | None) -> list[Tensor]:
+    """What one of two processes has, or, without `state`, one that has what both have."""
+    processes = (0, 1) if state is None else (state.process_index,)
+    return [part for process in processes for part in given("mlp", way, process)]
+
+
+def planned(way: str, state: PartialState | None) -> Folds:
+    return deal_folds(read_batches(held(way, state)), batch_size=5, state=state)
+
+
+def distilled(way: str, state: PartialState | None) -> dict:
+    """The weights after 16 steps."""
+    original, network = networks()
+    distill(original, network, planned(way, state), names=[name for name, _ in network.named_parameters()], steps=16)
+    return network.state_dict()
+
+
+def shares(way: str, state: PartialState | None) -> list[tuple[int, ...]]:
+    """Which units of each batch a process runs."""
+    batches = [batch.share() for batch in planned(way, state).together]
+    return [() if batch is None else batch.numbers for batch in batches]
+
+
+def climbed(state: PartialState | None) -> tuple[dict, dict]:
+    """(weights, report) of a conversion with every rung, the last one of fewer steps."""
+    model, report = convert_to_relu(
+        BY_NAME["mlp"].model(), held("each has a share", state), batch_size=5, effort="distill", distill_steps=16,
+        max_kl=None,
+    )  # fmt: skip
+    return model.state_dict(), without_times(report.as_dict())
 
 
 def main(folder: Path) -> None:
-    """All in one launch, which takes longer than they do."""
+    """Everything, in the same order on both, into `folder`."""
     state = PartialState(cpu=True)
     if state.num_processes != 2 or state.distributed_type != DistributedType.MULTI_CPU:
         raise RuntimeError(f"two processes with gloo expected, got {state}")
-    folds_run.run(folder, state)
-    convert_run.run(folder, state)
-    efforts_run.run(folder, state)
+    process = state.process_index
+    found: dict = {"plans": plans(state)}
+    for name, way in CONVERSIONS:
+        found[name, way] = converted(name, given(name, way, process))
+    found["refused"] = refused(process)
+    for way in WAYS:
+        found["shares", way], found["distilled", way] = shares(way, state), distilled(way, state)
+    found["climbed"] = climbed(state)
+    torch.save(found, folder / f"{process}.pt")
     state.destroy_process_group()
 
 

@@ -52,13 +52,6 @@ def test_without_hardening_the_best_metric_wins(tmp_path):
     assert_same_state(state_of(trainer.model), states[0])
 
 
-def test_a_callback_that_our_trainer_has_used_is_refused_by_trainer_as_a_new_one_is(tmp_path):
-    callback = HardeningCallback()
-    train(tmp_path, save_strategy="epoch", load_best_model_at_end=True, callbacks=[callback])
-    with pytest.raises(ValueError, match="load_best_model_at_end would select an epoch whose gates are still soft"):
-        train(tmp_path, save_strategy="epoch", load_best_model_at_end=True, callbacks=[callback], plain=True)
-
-
 def test_with_hardening_the_best_hardened_epoch_wins(tmp_path, caplog):
     trainer, states = train(tmp_path, save_strategy="epoch", load_best_model_at_end=True, harden=True)
     assert step_of(trainer) == 5 * 3

@@ -35,13 +35,10 @@ def furthest(one, other):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    return path(tmp_path_factory.mktemp("reference"), 0.1, 1.0)
-
-
-def test_paths_move_far_enough_to_be_compared(reference):
-    for layer in range(2):
-        values = [step[layer] for step in reference]
+    steps = path(tmp_path_factory.mktemp("reference"), 0.1, 1.0)
+    for values in zip(*steps, strict=True):
         assert max(values) - min(values) > 0.05  # 3 % of λ, thousands of times the tolerance below
+    return steps
 
 
 def test_equal_ratio_and_equal_start_give_the_same_path(tmp_path, reference):

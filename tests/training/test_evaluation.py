@@ -40,18 +40,6 @@ def test_report_equals_a_plain_loop(tmp_path, hardened):
         assert change < 0.01
 
 
-def test_loss_of_an_uneven_last_batch_is_the_mean_over_samples(tmp_path):
-    """Not the mean of batch means, which differs."""
-    model = tiny_model(seed=3)
-    _, _, loss = by_hand(copy.deepcopy(model), SAMPLES)
-    of_batches = [by_hand(copy.deepcopy(model), SAMPLES[start : start + 4])[2] for start in (0, 4, 8)]
-    assert sum(of_batches) / 3 != pytest.approx(loss, rel=1e-3)
-    own = tiny_trainer(tmp_path, model, plain=True, eval_dataset=SAMPLES).evaluate()
-    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES).evaluate()
-    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
-    assert metrics["eval_loss"] == pytest.approx(own["eval_loss"], rel=1e-6)
-
-
 @pytest.mark.parametrize("option", [{}, {"prediction_loss_only": True, "compute_metrics": accuracy}])
 def test_without_metrics_losses_and_changes_are_reported(tmp_path, option):
     model = tiny_model(seed=3)
@@ -117,27 +105,6 @@ def test_metrics_of_the_losses_get_those_of_each_network(tmp_path):
     assert metrics["eval_perplexity"] == pytest.approx(math.exp(metrics["eval_loss"]), rel=1e-5)
     assert metrics["eval_relu_perplexity"] == pytest.approx(math.exp(metrics["eval_relu_loss"]), rel=1e-5)
     assert metrics["eval_relu_perplexity"] != pytest.approx(metrics["eval_perplexity"], rel=1e-2)
-
-
-def test_metrics_of_the_inputs_get_them(tmp_path):
-    features = batch(SAMPLES)["features"].numpy()
-
-    def seen(prediction):
-        return {"difference": float(np.abs(prediction.inputs - features).max())}
-
-    metrics = tiny_trainer(
-        tmp_path, eval_dataset=SAMPLES, compute_metrics=seen, include_for_metrics=["inputs"]
-    ).evaluate()
-    assert (metrics["eval_difference"], metrics["eval_relu_difference"]) == (0, 0)
-
-
-def test_moving_results_to_the_cpu_on_the_way_changes_nothing(tmp_path):
-    options = {"eval_dataset": SAMPLES, "compute_metrics": accuracy}
-    once = tiny_trainer(tmp_path, tiny_model(seed=3), **options).evaluate()
-    piecewise = tiny_trainer(tmp_path, tiny_model(seed=3), eval_accumulation_steps=1, **options).evaluate()
-    reported = [name for name in once if "relu" in name or name in ("eval_loss", "eval_accuracy")]
-    assert len(reported) == 6
-    assert [piecewise[name] for name in reported] == [once[name] for name in reported]
 
 
 def test_metric_names_with_the_prefix_are_understood(tmp_path):

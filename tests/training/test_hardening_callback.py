@@ -14,7 +14,7 @@ from tiny_training import (
     tiny_model,
 )
 
-from hf_lgelu import HardeningCallback, hardness_parameter_groups, release_hardness, replace_activations
+from hf_lgelu import HardeningCallback, hardness_parameter_groups, replace_activations
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -124,13 +124,6 @@ def test_progress_is_the_position_of_the_trainer():
     for step, expected in ((0, None), (19, None), (20, 1 / 60), (78, 59 / 60), (79, 1), (80, 1)):
         assert by_step.progress(at(0.5, step)) == expected
     assert by_epoch.progress(at(1.0, total_epochs=2**40)) is None
-
-
-def test_release_after_training_brings_the_learned_hardness_back(tmp_path):
-    trainer, seen = run(tmp_path, num_train_epochs=4)
-    release_hardness(trainer.model)
-    learned = [float(hardness(raw, 0.1)) for raw in seen.trained_raw[-1]]
-    assert hardness_values(trainer.model) == pytest.approx(learned, rel=1e-6)
 
 
 @pytest.mark.parametrize("grouped", [True, False])

@@ -2,12 +2,10 @@
 
 import json
 import math
-import sys
 
 import pytest
-from closed_forms import hardness
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_training import batch, hardness_values, lambda_gelus, raw_values, rows, tiny_model, tiny_trainer
+from tiny_training import batch, hardness_values, lambda_gelus, rows, tiny_model, tiny_trainer
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
@@ -81,28 +79,6 @@ def test_tensorboard_receives_the_hardness(tmp_path, monkeypatch, plain):
     check(series, truth.steps)
 
 
-def test_trackio_receives_the_hardness(tmp_path, monkeypatch):
-    """Offline, into a folder: trackio reads its place from the environment when it is imported."""
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID", "TRACKIO_DATASET_ID"):
-        monkeypatch.delenv(variable, raising=False)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
-        monkeypatch.delitem(sys.modules, name)
-    truth = Truth()
-    try:
-        train(tmp_path, truth, report_to=["trackio"], project="lambda-gelu", run_name="tiny")
-        from trackio.sqlite_storage import SQLiteStorage
-
-        logs = SQLiteStorage.get_logs("lambda-gelu", "tiny")
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
-            del sys.modules[name]  # the next import shall look at the environment anew
-    assert (tmp_path / "trackio" / "lambda-gelu.db").exists()
-    logs = [log for log in logs if "train/loss" in log]
-    assert [log["train/global_step"] for log in logs] == list(range(1, 13))
-    check({name: [log[f"train/{name}"] for log in logs] for name in NAMES}, truth.steps)
-
-
 class Reporter(TrainerCallback):
     """As those of wandb and others: sends what `logs` holds when it is called, each once."""
 
@@ -145,15 +121,6 @@ def test_history_has_the_hardness_of_each_step_and_each_evaluation(tmp_path):
         pytest.approx(truth.steps[last], rel=1e-6) for last in (2, 5, 8, 11)
     ]
     assert json.dumps(history)
-
-
-def test_logged_hardness_is_the_formula_of_s(tmp_path):
-    model = tiny_model()
-    trainer = tiny_trainer(tmp_path, model, **{**RUN, "num_train_epochs": 1})
-    trainer.train()
-    last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
-    by_hand = [float(hardness(raw, 0.1)) for raw in raw_values(model)]
-    assert [last[name] for name in NAMES[:3]] == pytest.approx([*by_hand, sum(by_hand) / 2], rel=1e-6)
 
 
 def test_an_evaluation_before_any_training_has_the_hardness_too(tmp_path):

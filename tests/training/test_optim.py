@@ -59,21 +59,6 @@ def test_groups_of_a_model(family):
     assert [(group["lr"], group["weight_decay"]) for group in groups] == [(1e-3, 0.1), (1e-3, 0), (9 * 1e-3, 0)]
 
 
-def test_biases_and_norms_are_not_decayed_and_weights_are():
-    model = tiny_model()
-    decayed, undecayed, hardness = hardness_parameter_groups(model, 0.1, 3, 0.5)
-    assert names_in(model, decayed) == ["classifier.weight", "linears.0.weight", "linears.1.weight"]
-    assert names_in(model, undecayed) == [
-        "classifier.bias",
-        "linears.0.bias",
-        "linears.1.bias",
-        "norm.bias",
-        "norm.weight",
-    ]
-    assert names_in(model, hardness) == ["activations.0.raw_hardness", "activations.1.raw_hardness"]
-    assert hardness["lr"] == pytest.approx(0.3)
-
-
 def test_defaults_are_the_papers_multiplier_and_no_decay():
     groups = hardness_parameter_groups(tiny_model(), 0.1)
     assert [group["weight_decay"] for group in groups] == [0, 0, 0]

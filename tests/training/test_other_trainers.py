@@ -1,13 +1,12 @@
 """Beside another library's trainer: what its loss collects, and checkpoints of its own form."""
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_training import ARGUMENTS, rows, tiny_model, tiny_trainer
-from transformers import Seq2SeqTrainingArguments, Trainer
+from transformers import Trainer
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments, temporary_relu
 
@@ -105,13 +104,6 @@ def test_checkpoints_of_another_form_are_read_by_their_own_trainer(tmp_path):
         assert torch.equal(tensor, whole.model.state_dict()[name])
 
 
-def test_an_optimizer_of_a_plain_trainer_is_refused(tmp_path):
-    tiny_trainer(tmp_path, tiny_model(), plain=True, train=TRAIN, save_strategy="epoch").train()
-    trainer = tiny_trainer(tmp_path, tiny_model(), train=TRAIN, num_train_epochs=2)
-    with pytest.raises(ValueError, match="parameter group"):
-        trainer.train(resume_from_checkpoint=True)
-
-
 class Named(LambdaGELUTrainer):
     """As sentence-transformers' with several data sets: a batch begins with the name of its own."""
 
@@ -130,13 +122,3 @@ def test_a_batch_that_begins_with_text_is_evaluated(tmp_path):
     assert {name: named[name] for name in ("eval_loss", "eval_relu_loss")} == pytest.approx(
         {name: plain[name] for name in ("eval_loss", "eval_relu_loss")}
     )
-
-
-def test_arguments_of_two_trainers_are_combined(tmp_path):
-    @dataclass
-    class Arguments(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments):
-        pass
-
-    both = Arguments(str(tmp_path), harden=True, predict_with_generate=True, use_cpu=True)
-    assert both.harden
-    assert both.predict_with_generate

@@ -1,10 +1,9 @@
-"""Hardening with three calls in loops of one's own: PyTorch's and accelerate's, with the swap at their end."""
+"""Hardening with three calls in a loop of one's own, with the swap at their end."""
 
 import copy
 
 import pytest
 import torch
-from accelerate import Accelerator
 from closed_forms import hardness, target
 from tiny_training import (
     CLASSES,
@@ -15,8 +14,6 @@ from tiny_training import (
     rows,
 )
 from torch import nn
-from torch.utils.data import DataLoader
-from transformers import get_scheduler
 
 from hf_lgelu import (
     anneal_hardness,
@@ -93,28 +90,3 @@ def test_a_plain_pytorch_loop_hardens():
             optimizer.step()
         path.append(hardness_values(network))
     check_end(network, path, before)
-
-
-def test_a_plain_accelerate_loop_hardens():
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    network = plain_network()
-    optimizer = torch.optim.AdamW(hardness_parameter_groups(network, 0.01, weight_decay=0.01))
-    scheduler = get_scheduler("cosine", optimizer, num_warmup_steps=2, num_training_steps=6 * EPOCHS)
-    loader = DataLoader(rows(96), batch_size=8, shuffle=True)
-    model, optimizer, loader, scheduler = accelerator.prepare(network, optimizer, loader, scheduler)
-    before, path = hardness_values(network), []
-    for epoch in range(1, EPOCHS + 1):
-        progress = hardening_progress(epoch, EPOCHS)
-        if progress is not None:
-            anneal_hardness(accelerator.unwrap_model(model), progress)
-        for inputs in loader:
-            with accelerator.accumulate(model):
-                loss = nn.functional.cross_entropy(model(inputs["features"]), inputs["labels"])
-                accelerator.backward(loss)
-                if progress is not None:
-                    freeze_hardness(accelerator.unwrap_model(model))
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
-        path.append(hardness_values(network))
-    check_end(accelerator.unwrap_model(model), path, before)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from tiny_training import names_in, raw_values, tiny_model
-from torch import nn
 
 from hf_lgelu import separate_hardness_group
 from hf_lgelu.training.optim import HARDNESS_GROUP, hardness_learning_rate, hold_averaged_hardness
@@ -75,10 +74,6 @@ def test_separated_s_takes_one_sgd_step_of_c_times_the_rate():
     optimizer.step()
     torch.testing.assert_close(bias - model.classifier.bias, torch.full((3,), 0.1))
     assert [a - b for a, b in zip(before, raw_values(model), strict=True)] == pytest.approx([0.9, 0.9], rel=1e-6)
-
-
-def test_learning_rate_of_an_optimizer_without_hardness_group_is_none():
-    assert hardness_learning_rate(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)) is None
 
 
 # Schedule-free optimizers
