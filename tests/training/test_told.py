@@ -258,10 +258,10 @@ def test_a_fused_kernel_in_the_gates_place_is_found_by_the_first_backward_pass(t
             return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
         layer.mlp.forward = fused.__get__(layer.mlp)
-    trainer = LambdaGELUTrainer(model, arguments(tmp_path, harden=True), train_dataset=TOKENS)
+    trainer = LambdaGELUTrainer(model, arguments(tmp_path, harden=True, num_train_epochs=8), train_dataset=TOKENS)
     with pytest.raises(RuntimeError, match="none of the 2 raw hardnesses has a gradient"):
         trainer.train()
-    LambdaGELUTrainer(llama(), arguments(tmp_path, harden=True), train_dataset=TOKENS).train()
+    LambdaGELUTrainer(llama(), arguments(tmp_path, harden=True, num_train_epochs=8), train_dataset=TOKENS).train()
 
 
 class Block(nn.Module):
