@@ -9,6 +9,7 @@ import pytest
 import torch
 from expectations import CLAMPED, assert_within, random, values_and_gradients
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.kernels import aten, chunked, plain
@@ -118,10 +119,6 @@ def test_nothing_of_the_callers_is_overwritten(small_chunks, in_x, in_hardness):
     assert all(torch.equal(a, b) for a, b in zip((x, delta, hardness), before, strict=True))
 
 
-def test_a_single_number_without_axes(whole_forbidden):
-    assert_accurate(torch.tensor(0.7), torch.tensor(2.0), torch.tensor(-1.3))
-
-
 @pytest.mark.parametrize(("in_x", "in_hardness"), [(True, False), (False, True)])
 def test_one_gradient_alone_has_the_bits_that_it_has_beside_the_other(small_chunks, whole_forbidden, in_x, in_hardness):
     x, delta, hardness = random(200, seed=11), random(200, seed=12), torch.tensor([3.0])
@@ -153,14 +150,6 @@ def test_many_equal_terms_add_up():
 def test_a_sum_beyond_the_dtype_is_infinite_as_any_sum():
     x, delta = torch.full((1000,), 0.5), torch.full((1000,), 1e37)
     assert values_and_gradients(aten.lambda_gate, x, torch.tensor([1.0]), delta)[2].item() == INF
-
-
-def test_autocast_changes_nothing():
-    x, delta, hardness = random(300, seed=15), random(300, seed=16), torch.tensor([20.0])
-    wanted = values_and_gradients(aten.lambda_gate, x, hardness, delta)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = values_and_gradients(aten.lambda_gate, x, hardness, delta)
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 # Where gelu(λx)/λ would be wrong
@@ -233,25 +222,20 @@ def test_forward_mode_at_infinity():
 # The lower tail
 
 
-def tail_errors(y, grad_x, x, hardness):
-    """Largest relative errors of y and ∂x; erfc keeps its digits where Φ is small."""
-    u = hardness * x.detach().double()
-    gate = 0.5 * torch.special.erfc(-u / math.sqrt(2))
-    wanted = u / hardness * gate, gate + u * oracle.density(u)
-    return [float(((got.double() - want) / want).abs().max()) for got, want in zip((y, grad_x), wanted, strict=True)]
-
-
 @pytest.mark.parametrize("function", [aten.lambda_gate, plain.lambda_gate], ids=["aten", "eager"])
 @pytest.mark.parametrize("hardness", HARDNESSES)
-def test_the_lower_tail_is_no_worse_than_that_of_gelu(function, hardness):
-    """Φ(u) = (1 + erf(u/√2))/2 loses digits for u in [−5, −2]: here as many as in nn.GELU, and no more."""
-    u = torch.linspace(-5, -2, 20_001).requires_grad_()
-    like = F.gelu(u)
-    of_gelu = tail_errors(like.detach(), torch.autograd.grad(like.sum(), u)[0], u, 1.0)
-    x = (u.detach() / hardness).requires_grad_()
+def test_the_lower_tail_loses_what_half_of_a_float32_erf_loses(function, hardness):
+    x = (torch.linspace(-5, -2, 20_001) / hardness).requires_grad_()
     y = function(x, torch.tensor([hardness]))
-    got = tail_errors(y.detach(), torch.autograd.grad(y.sum(), x)[0], x, hardness)
-    assert all(error <= 1.02 * limit < 1 for error, limit in zip(got, of_gelu, strict=True)), (got, of_gelu)
+    (grad_x,) = torch.autograd.grad(y.sum(), x)
+    x = x.detach().double()
+    u, eps = hardness * x, torch.finfo(torch.float32).eps
+    step, slope = oracle.cdf(u), u.abs() * oracle.density(u)
+    # Φ(u) = (1 + erf(u/√2))/2, where erf is near −1: half of its last place, 2⁻²⁴. Beside it the rounding of u to
+    # eps, by which Φ moves |u|φ(u)·eps and u·φ(u) some u² times as much, and that of each product.
+    of_step = 2.0**-25 + eps * (step + 2 * slope)
+    assert_within(y.detach(), x * step, x.abs() * of_step)
+    assert_within(grad_x, step - slope, of_step + 2 * eps * slope * (1 + u**2))
 
 
 # Whole tensors
@@ -309,9 +293,37 @@ def test_under_the_override_s_has_a_gradient_of_zero_and_no_sum_is_made(monkeypa
     assert grad_raw.tolist() == [0.0]
 
 
-def test_a_learned_hardness_learns_without_an_override():
-    x, delta, raw = random(100, seed=33), random(100, seed=34), torch.tensor([0.2], requires_grad=True)
-    (grad_raw,) = torch.autograd.grad(aten.learned_lambda_gate(x, raw, torch.tensor([0.1]), torch.zeros(1)), raw, delta)
-    hardness = oracle.hardness_of(raw.detach(), 0.1)
-    terms = delta.double() * oracle.derivative_in_hardness(x, hardness) * oracle.hardness_rate(raw.detach(), 0.1)
-    assert_within(grad_raw, terms.sum(), 1e-5 * terms.abs().sum())
+# Memory
+
+
+def peak_of_a_step(function, x, delta):
+    """Largest sum of allocated bytes during forward and backward, beyond what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function(x).backward(delta)
+    level = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level)
+    assert peak >= 2 * x.nbytes  # the value and the gradient: the profiler saw them
+    return peak
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_step_needs_no_more_memory_than_with_gelu_but_for_a_few_pieces(monkeypatch, dtype, layout):
+    monkeypatch.setattr(chunked, "CHUNK", 4096)
+    x = random(4, 64, 32, 32, seed=25, dtype=dtype).contiguous(memory_format=layout)
+    delta = random(4, 64, 32, 32, seed=26, dtype=dtype).contiguous(memory_format=layout)
+    hardness = torch.tensor([2.0], requires_grad=True)
+    of_gelu = peak_of_a_step(F.gelu, x.clone().requires_grad_(), delta)
+    got = peak_of_a_step(lambda x: aten.lambda_gate(x, hardness), x.requires_grad_(), delta)
+    pieces = 5 if dtype == torch.float32 else 7
+    assert got <= of_gelu + pieces * 4 * 4096 * torch.get_num_threads() + 1024
+
+
+def test_whole_tensors_take_four_besides_the_incoming_gradient(monkeypatch):
+    monkeypatch.setattr(aten, "opaque_refusal", lambda x, other: "not here")  # as on an accelerator
+    x, delta = random(100_000, seed=27).requires_grad_(), random(100_000, seed=28)
+    hardness = torch.tensor([2.0], requires_grad=True)
+    assert peak_of_a_step(lambda x: aten.lambda_gate(x, hardness), x, delta) <= 5 * x.nbytes + 1024

@@ -4,7 +4,6 @@ import logging
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,16 +69,6 @@ def test_another_source_command_compiler_or_processor_is_another_library(compile
     assert calls(compiler) == 5
 
 
-def test_several_build_at_once_and_each_gets_a_whole_file(compiler, tmp_path):
-    cache = tmp_path / "cache"
-    with ThreadPoolExecutor(8) as pool:
-        paths = list(pool.map(lambda _: build.build_library("lambda_gelu", cache), range(8)))
-    assert len(set(paths)) == 1
-    assert calls(compiler) == 1
-    assert paths[0].read_text() == "built\n"
-    assert kept(cache) == {paths[0].name, paths[0].with_suffix(".sha256").name, "lock"}
-
-
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("LGELU_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -97,31 +86,24 @@ def test_no_compiler(monkeypatch, tmp_path):
         build.build_library("lambda_gelu", tmp_path)
 
 
-def test_a_compiler_that_is_not_there(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    with pytest.raises(RuntimeError, match="CXX names a compiler that is not there: 'no-such-compiler -O1'"):
-        build.build_library("lambda_gelu", tmp_path)
-
-
-@pytest.mark.parametrize(("command", "reason"), [("  ", "not there: '  '"), ('g++ "', "no command: .*No closing")])
-def test_a_compiler_that_is_no_command(command, reason, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("no-such-compiler -O1", "CXX names a compiler that is not there: 'no-such-compiler -O1'"),
+        ("  ", "CXX .*not there: '  '"),
+        ('g++ "', "CXX .*no command: .*No closing"),
+        ("true", r"the compiler failed \(0\): it said nothing"),
+    ],
+)
+def test_a_compiler_that_does_not_compile(command, reason, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", command)
-    with pytest.raises(RuntimeError, match=f"CXX .*{reason}"):
+    with pytest.raises(RuntimeError, match=reason):
         build.build_library("lambda_gelu", tmp_path)
 
 
 def test_a_source_that_cannot_be_read(compiler, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "SOURCE", tmp_path / "package.zip" / "gate.cpp")
     with pytest.raises(RuntimeError, match=r"source or the compiler cannot be read .*package\.zip"):
-        build.build_library("lambda_gelu", tmp_path)
-
-
-def test_a_cache_in_a_folder_that_is_closed_to_this_user(compiler, tmp_path, monkeypatch):
-    def denied(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "exists", denied)
-    with pytest.raises(RuntimeError, match=r"cannot be kept in .*Permission denied.* set LGELU_CACHE_DIR"):
         build.build_library("lambda_gelu", tmp_path)
 
 
@@ -146,12 +128,6 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(monkeypatch, tmp_pat
     with pytest.raises(RuntimeError, match=r"the compiler failed \(3\): cannot do this\n.*compiler "):
         build.build_library("lambda_gelu", tmp_path / "cache")
     assert kept(tmp_path / "cache") == {"lock"}
-
-
-def test_a_compiler_that_writes_nothing_has_failed(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "true")
-    with pytest.raises(RuntimeError, match=r"the compiler failed \(0\): it said nothing"):
-        build.build_library("lambda_gelu", tmp_path / "cache")
 
 
 def test_a_compiler_that_hangs(monkeypatch, tmp_path):

@@ -7,7 +7,6 @@ import oracle
 import pytest
 import torch
 from expectations import CLAMPED, assert_matches_closed_form, assert_within, random, values_and_gradients
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
 from hf_lgelu.activation.functional import lambda_gelu
@@ -89,21 +88,6 @@ def test_no_input_of_any_magnitude_gives_nan(function, dtype):
         assert all(bool(torch.isfinite(result).all()) for result in results)
 
 
-@pytest.mark.parametrize("hardness", HARDNESSES)
-def test_zero_stays_zero_with_slope_one_half(function, hardness):
-    x = torch.zeros(3)
-    value, grad_x, grad_hardness = values_and_gradients(function, x, torch.tensor([hardness]), torch.ones(3))
-    assert value.tolist() == [0, 0, 0]
-    assert grad_x.tolist() == [0.5, 0.5, 0.5]
-    assert grad_hardness.item() == 0
-
-
-def test_hardness_one_is_gelu(function):
-    x = torch.linspace(-12, 12, 2001, dtype=torch.float64)
-    got = function(x, torch.ones(1, dtype=torch.float64))
-    torch.testing.assert_close(got, F.gelu(x), rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("hardness", [1.0, 20.0, 159.577, 1e4])
 def test_the_distance_to_relu_is_kappa_over_hardness(function, hardness):
     x = torch.linspace(-6, 6, 4001, dtype=torch.float64) / hardness
@@ -156,24 +140,12 @@ def test_any_memory_layout(function, layout_of_x, layout_of_delta):
     assert_matches_closed_form(function, x, hardness, delta)
 
 
-def test_an_expanded_incoming_gradient(function):
-    """What `.sum().backward()` hands over: one element, stride 0."""
-    x, delta = random(2, 3, 4, seed=15), torch.tensor(-1.7).expand(2, 3, 4)
-    assert_matches_closed_form(function, x, torch.tensor([2.5]), delta)
-
-
 def test_channels_last_stays_channels_last(function):
     x = random(2, 3, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
     value = function(x, torch.ones(3, 1, 1))
     assert value.is_contiguous(memory_format=torch.channels_last)
     (grad_x,) = torch.autograd.grad(value, x, torch.ones_like(value))
     assert grad_x.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_an_expanded_leaf_collects_the_gradients_of_all_its_copies(function):
-    leaf = torch.tensor([0.3, -0.8], requires_grad=True)
-    function(leaf.expand(4, 2), torch.tensor([2.0])).sum().backward()
-    assert_within(leaf.grad, 4 * oracle.derivative_in_x(leaf.detach(), torch.tensor(2.0)), 1e-6)
 
 
 # Arguments
@@ -208,48 +180,6 @@ def test_a_number_is_checked_and_used_without_reading_the_device():
         lambda_gelu(x, 0.5)
 
 
-def test_a_hardness_that_only_float64_holds_is_fine_for_float64_input():
-    assert lambda_gelu(torch.zeros(2, dtype=torch.float64), 1e39).tolist() == [0, 0]
-
-
-def test_a_refusal_names_the_offending_value():
-    with pytest.raises(ValueError, match=r"got 0\.25$"):
-        lambda_gelu(torch.ones(3), torch.tensor([1.5, 0.25, 2.0]))
-
-
-@pytest.mark.parametrize(
-    ("x", "got"),
-    [
-        (torch.ones(2, dtype=torch.int64), "a torch.int64 tensor"),
-        (torch.ones(2, dtype=torch.bool), "a torch.bool tensor"),
-        (torch.ones(2, dtype=torch.complex64), "a torch.complex64 tensor"),
-        ("x", "str"),
-        (1.0, "float"),
-        (None, "NoneType"),
-        ([1.0], "list"),
-    ],
-)
-def test_an_input_that_is_no_floating_tensor_is_refused(x, got):
-    with pytest.raises(TypeError, match=f"x must be a dense float64, float32, float16 or bfloat16 tensor, got {got}"):
-        lambda_gelu(x, 2.0)
-
-
-@pytest.mark.parametrize(
-    ("hardness", "got"),
-    [
-        (torch.ones(1, dtype=torch.int64), "a torch.int64 tensor"),
-        (torch.ones(1, dtype=torch.complex64), "a torch.complex64 tensor"),
-        ("2", "str"),
-        (True, "bool"),
-        (None, "NoneType"),
-        (2 + 0j, "complex"),
-    ],
-)
-def test_a_hardness_that_is_no_real_number_or_tensor_is_refused(hardness, got):
-    with pytest.raises(TypeError, match=f"hardness must be a number or a dense float64, .* tensor, got {got}"):
-        lambda_gelu(torch.ones(2), hardness)
-
-
 @pytest.mark.parametrize(
     ("x_shape", "hardness_shape"), [((2, 3), (2,)), ((2, 3), (1, 1, 1)), ((3,), (2, 3)), ((), (2,)), ((1, 3), (2, 3))]
 )
@@ -258,30 +188,8 @@ def test_a_hardness_that_does_not_broadcast_to_the_input_is_refused(x_shape, har
         lambda_gelu(torch.ones(x_shape), torch.ones(hardness_shape))
 
 
-# torch.compile
-
-
-@pytest.fixture
-def counter():
+def test_compiled_with_a_number():
     torch._dynamo.reset()
-    return CompileCounterWithBackend("aot_eager")
-
-
-def test_compiled_whole_matches_and_is_not_compiled_again_for_another_hardness(counter):
-    compiled = torch.compile(lambda_gelu, fullgraph=True, backend=counter)
-    x, delta = random(4, 64, seed=23), random(4, 64, seed=24)
-    for hardness in HARDNESSES:
-        assert_matches_closed_form(compiled, x, torch.tensor([hardness]), delta)
-    assert counter.frame_count == 1
-
-
-def test_compiled_in_half_precision(counter):
-    compiled = torch.compile(lambda_gelu, fullgraph=True, backend=counter)
-    x, delta = random(4, 64, seed=25, dtype=torch.bfloat16), random(4, 64, seed=26, dtype=torch.bfloat16)
-    assert_matches_closed_form(compiled, x, torch.tensor([20.0]), delta, rounding=2**-8, smallest=1e-38)
-
-
-def test_compiled_with_a_number(counter):
-    compiled = torch.compile(lambda x: lambda_gelu(x, 20.0), fullgraph=True, backend=counter)
+    compiled = torch.compile(lambda x: lambda_gelu(x, 20.0), fullgraph=True, backend="aot_eager")
     x = random(64, seed=27)
     assert_within(compiled(x), oracle.value(x, torch.tensor(20.0)), 1e-6 * x.double().abs())

@@ -80,12 +80,6 @@ def test_gradients_of_a_functional_call():
     assert_within(per_sample["raw_hardness"][:, 0], terms.sum((1, 2)), 1e-5 * terms.abs().sum((1, 2)))
 
 
-def test_a_single_element_of_the_batch_under_vmap():
-    module = LambdaGELU(init_hardness=2.0)
-    got = torch.func.vmap(torch.func.grad(lambda x: module(x)))(X.flatten())
-    assert_within(got.detach(), oracle.derivative_in_x(X.flatten(), torch.tensor(2.0)), 1e-6)
-
-
 def test_symbolic_tracing_records_one_call_and_s_stays_a_parameter():
     graph = torch.fx.symbolic_trace(nn.Sequential(nn.Identity(), LambdaGELU(init_hardness=1.5)))
     assert [node.op for node in graph.graph.nodes].count("call_function") == 1

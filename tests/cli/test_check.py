@@ -129,25 +129,6 @@ def test_a_network_that_gives_nan_is_told_as_such(place, tmp_path, call):
     assert "gives NaN on test.csv: look at its weights" in errors
 
 
-def test_a_network_without_known_inputs_is_at_least_named(place, monkeypatch, call):
-    def unknown(model):
-        raise ValueError("no example inputs are known")
-
-    monkeypatch.setattr("hf_lgelu.cli.check.random_inputs", unknown)
-    status, said, _ = call("check", place / "gelu")
-    assert status == 0
-    assert "MLPForClassification, 2 GELU" in said
-    assert "cannot be run here, and nothing more is known: no example inputs are known" in said
-
-
-def test_sentences_are_compared_by_their_embeddings(sentence_folder, call):
-    model, texts = sentence_folder
-    status, said, errors = call("check", model, "--evaluation", texts, "--disable_tqdm")
-    assert status == 0, errors
-    assert "swapped without a refit: relative error" in said
-    assert "A SentenceTransformer of sentence-transformers" in said
-
-
 def test_the_profile_is_a_line_a_gate_and_a_picture(place, tmp_path, call):
     status, said, _ = call("profile", place / "soft", "--figure", tmp_path / "h.png")
     assert status == 0

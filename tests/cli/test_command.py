@@ -1,6 +1,5 @@
 """hf-lgelu itself: its help, what it says to a wrong call, how it ends."""
 
-import dataclasses
 import os
 import shlex
 import signal
@@ -25,17 +24,6 @@ def test_help_has_two_examples_that_are_right_calls(command, call):
         assert name == command.name
         parsed = parser_of(command).parse_args_into_dataclasses(["--model", *words], look_for_args_file=False)
         assert isinstance(parsed[0], command.arguments)
-
-
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_row_names_what_there_is_and_says_its_defaults(command):
-    module, _, function = command.run.partition(":")
-    assert callable(getattr(__import__(module, fromlist=[function]), function))
-    for option in dataclasses.fields(command.arguments):
-        said = option.metadata["help"]
-        if option.default is None:
-            assert "Left out:" in said, option.name
-        assert said.endswith("."), option.name
 
 
 CONVERT = ("convert", "m", "--data", "x", "--output_dir", "y")

@@ -13,12 +13,8 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
-    BertGenerationConfig,
-    BertGenerationDecoder,
     BertModel,
     ByT5Tokenizer,
-    DeiTConfig,
-    DeiTForImageClassificationWithTeacher,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
@@ -165,14 +161,6 @@ def test_columns_that_the_model_takes_beside_the_tokens_go_along(bert):
     assert "token_type_ids" not in nothing
 
 
-def test_integers_that_a_table_holds_as_floats_are_integers(bert):
-    columns = {"input_ids": [[5.0, 6.0, 7.0], []], "attention_mask": [[1.0, 1.0, 0.0], []]}
-    batch = whole(inputs(datasets.Dataset.from_dict(columns), bert))
-    order = sample_numbers(2, None, 0).tolist()
-    assert batch["input_ids"].tolist() == [[[5, 6], [0, 0]][i] for i in order]
-    assert batch["attention_mask"].tolist() == [[[1, 1], [0, 0]][i] for i in order]
-
-
 def test_a_number_a_row_that_the_model_takes_goes_along():
     class Languages(BertForSequenceClassification):
         def forward(self, input_ids, attention_mask=None, lang_ids=None):
@@ -212,20 +200,6 @@ def test_a_language_model_is_scored_on_the_labels_that_are_there(gpt2):
     assert classes["labels"].tolist() == [[-100, 6, 7, 8]]
     with pytest.raises(ValueError, match="column 'labels' must have a value for each of input_ids"):
         inputs(datasets.Dataset.from_dict({**columns, "labels": [[7, 8]]}), gpt2)
-
-
-def test_masks_beside_prepared_pixels_go_along():
-    class Masked(ViTForImageClassification):
-        def forward(self, pixel_values, bool_masked_pos=None, **others):
-            return super().forward(pixel_values, **others)
-
-    model = Masked(ViTConfig(image_size=4, patch_size=2, num_channels=1, **SMALL))
-    rows = {
-        "pixel_values": np.zeros((3, 1, 4, 4)).tolist(),
-        "bool_masked_pos": [[True, False, False, i == 0] for i in range(3)],
-    }
-    batch = whole(inputs(datasets.Dataset.from_dict(rows), model))
-    assert batch["bool_masked_pos"].tolist() == [rows["bool_masked_pos"][i] for i in sample_numbers(3, None, 0)]
 
 
 @pytest.mark.parametrize("tokenized", [True, False])
@@ -322,17 +296,6 @@ def test_tokens_that_are_there_already_are_taken(gpt2):
     assert batch["labels"].tolist() == [[[-100, 6, 7], [-100, 9, -100]][i] for i in order]
 
 
-def test_a_language_model_is_known_by_what_it_does_and_not_by_its_name():
-    model = BertGenerationDecoder(
-        BertGenerationConfig(vocab_size=300, max_position_embeddings=16, is_decoder=True, **SMALL)
-    ).eval()
-    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7]]})
-    batch = whole(inputs(rows, model))
-    logits = model(**batch).logits[0]
-    expected = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor([6, 7]))
-    torch.testing.assert_close(model(**batch).loss, expected)
-
-
 def test_padding_on_the_left_goes_before_a_row_is_cut(gpt2):
     rows = {"input_ids": [[0] * 30 + [5, 6, 7], [8] * 33], "attention_mask": [[0] * 30 + [1] * 3, [1] * 33]}
     batch = whole(inputs(datasets.Dataset.from_dict(rows), gpt2, sequence_length=4))
@@ -361,20 +324,6 @@ def test_a_tokenizer_whose_words_are_missing_is_none(family, tmp_path):
         tokenizer_of(str(tmp_path))
 
 
-def test_a_tokenizer_of_bytes_needs_no_file_of_words(tmp_path):
-    ByT5Tokenizer().save_pretrained(tmp_path)
-    assert tokenizer_of(str(tmp_path))("ab", add_special_tokens=False)["input_ids"] == [100, 101]
-
-
-def test_what_datasets_says_of_a_folder_is_cut_short(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.json").write_text(json.dumps({"a": 1}))
-    (tmp_path / "data" / "b.json").write_text(json.dumps({f"column{number}": number for number in range(500)}))
-    with pytest.raises(ValueError, match="cannot be read as a data set") as caught:
-        load_splits(str(tmp_path / "data"))
-    assert len(str(caught.value)) < 1000
-
-
 @pytest.fixture(scope="module")
 def pictures():
     random = np.random.RandomState(0)
@@ -396,13 +345,6 @@ def test_images_go_through_the_models_own_processor(pictures, tmp_path):
     expected = processor([images[i] for i in numbers], return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(batch["pixel_values"], expected)
     assert batch["labels"].tolist() == [1 - [0, 1, 1, 0, 1, 0][i] for i in numbers]
-
-
-def test_a_classifier_with_a_teacher_is_scored_by_its_classes(pictures, tmp_path):
-    config = DeiTConfig(**SMALL, image_size=16, patch_size=8, id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1})
-    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
-    made = whole(inputs(pictures[1], DeiTForImageClassificationWithTeacher(config), str(tmp_path), wanted=4, seed=1))
-    assert made["labels"].tolist() == [1 - [0, 1, 1, 0, 1, 0][i] for i in sample_numbers(6, 4, 1).tolist()]
 
 
 def test_tokenized_rows_are_padded_with_what_the_model_looks_for():
@@ -470,27 +412,11 @@ def test_pixels_that_are_prepared_already_are_taken():
     assert batch["labels"].tolist() == [[0, 1, 1, 0][i] for i in order]
 
 
-def test_a_local_folder_is_named_without_its_path(tmp_path):
-    local = DatasetName(str(tmp_path), split="train")
-    assert local.description == f"{tmp_path.name}, split train"
-    assert local.hub_id is None
-    assert DatasetName("a/b", "en", "test").description == "a/b, en, split test"
-    assert DatasetName("a/b").hub_id == "a/b"
-
-
 def test_a_smaller_sample_is_part_of_a_larger_one():
     larger = sample_numbers(50, 20, 4)
     assert sample_numbers(50, 10, 4).tolist() == larger[:10].tolist()
     assert len(set(larger.tolist())) == 20
     assert sorted(sample_numbers(50, None, 4)) == list(range(50))
-
-
-def test_tokens_of_a_classifier_have_their_classes(bert):
-    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7], [8, 9], [4, 4]], "label": [1, 0, 1]})
-    batch = whole(inputs(rows, bert))
-    order = sample_numbers(3, None, 0).tolist()
-    assert batch["labels"].tolist() == [[1, 0, 1][i] for i in order]
-    assert batch["attention_mask"].sum(1).tolist() == [[3, 2, 2][i] for i in order]
 
 
 BOTH = {"a": TEXTS, "b": TEXTS}

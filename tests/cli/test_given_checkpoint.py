@@ -4,16 +4,12 @@ import json
 import shutil
 
 import pytest
-from full_disk import full_disk
 from huggingface_hub.utils import filter_repo_objects
-from transformers import BertConfig, BertModel
 
 from hf_lgelu.cli.arguments import ConvertArguments
 from hf_lgelu.cli.given_checkpoint import read_checkpoint
 from hf_lgelu.cli.inputs.chosen import data_set
-from hf_lgelu.cli.sentence_transformer import SentenceFolder, find_sentence_folder
-
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+from hf_lgelu.cli.sentence_transformer import find_sentence_folder
 
 
 def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tmp_path):
@@ -96,11 +92,3 @@ def test_modules_behind_an_encoder_are_downloaded_with_their_weights(monkeypatch
     others = ["pytorch_model.bin", "0_BERT/pytorch_model.bin", "onnx/model.onnx", "model_O4.onnx", "a/b.gguf"]
     others += ["openvino_model.xml", "tf_model.h5", "rust_model.ot"]
     assert list(filter_repo_objects(files + others, ignore_patterns=asked["ignore_patterns"])) == files
-
-
-def test_an_encoder_that_does_not_fit_on_the_disk_is_told_as_such(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "modules.json").write_text("[]")
-    encoder = BertModel(BertConfig(vocab_size=15, **SIZES))
-    with full_disk(), pytest.raises(OSError, match="could not be written, and is not complete"):
-        SentenceFolder(tmp_path / "folder", "").save(encoder, tmp_path / "out")

@@ -86,16 +86,6 @@ def test_long_pairs_are_cut_as_the_package_cuts_them(classes, pairs, tmp_path):
     assert as_set(made) == as_set(package.CrossEncoder(str(folder), device="cpu").preprocess(pairs[1]))
 
 
-def test_columns_of_pairs_are_asked_for_by_name(classes, pairs, place):
-    folder, file = classes["CrossEncoder"], pairs[0]
-    with pytest.raises(ValueError, match=r"name the column of text with --column, and of pairs .*query \(text\)"):
-        rows_of(folder, file)
-    with pytest.raises(ValueError, match="no column 'passages'; its columns are"):
-        rows_of(folder, file, column="query", pair_column="passages")
-    with pytest.raises(ValueError, match=r"--pair_column: MLPForClassification reads no pairs"):
-        rows_of(place / "gelu", place / "test.csv", pair_column="b")
-
-
 def test_a_cross_encoder_is_converted_on_its_scores(classes, pairs, tmp_path, call):
     folder, (file, both) = classes["CrossEncoder"], pairs
     words = ("convert", folder, "--data", file, "--column", "query", "--pair_column", "passage")

@@ -49,28 +49,6 @@ def test_the_mlp_by_hand(mlp, tmp_path):
     assert "config hidden_act: 'lambda_gelu' → 'gelu'" in str(export)
 
 
-def test_a_whole_batch_with_its_labels_compares_logits(mlp, tmp_path):
-    alone = export_gelu(mlp, tmp_path / "a", inputs=FEATURES)
-    labelled = export_gelu(mlp, tmp_path / "b", inputs={**FEATURES, "labels": torch.arange(50) % 4})
-    assert labelled.change == alone.change
-    assert labelled.change.rows == 50
-
-
-def test_the_model_given_is_left_as_it_is(mlp, tmp_path):
-    state = {name: tensor.clone() for name, tensor in mlp.state_dict().items()}
-    mlp.train()
-    export_gelu(mlp, tmp_path / "gelu", inputs=FEATURES)
-    assert mlp.config.hidden_act == "lambda_gelu"
-    assert all(module.training for module in mlp.modules())
-    assert mlp.state_dict().keys() == state.keys()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in mlp.state_dict().items())
-
-
-def test_inputs_may_be_left_out(mlp, tmp_path):
-    export = export_gelu(mlp, tmp_path / "gelu")
-    assert 0 < export.relative_change < 1e-5
-
-
 def test_a_hardness_per_channel_put_in_by_surgery(tmp_path):
     torch.manual_seed(0)
     config = MLPConfig(num_features=6, hidden_size=8, num_hidden_layers=3, num_labels=4, hidden_act="gelu")
@@ -111,18 +89,6 @@ def test_processor_and_source_files_are_beside_the_weights(mlp, tmp_path):
     export = export_gelu(mlp, tmp_path / "two", source=tmp_path / "one", inputs=FEATURES)
     assert "tokenizer.json" in export.processor_files
     assert (tmp_path / "two" / "tokenizer.json").read_bytes() == (tmp_path / "one" / "tokenizer.json").read_bytes()
-
-
-def test_a_folder_that_is_not_empty_is_kept_unless_told_otherwise(mlp, tmp_path):
-    folder = tmp_path / "gelu"
-    folder.mkdir()
-    (folder / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        export_gelu(mlp, folder, inputs=FEATURES)
-    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-    (folder / "config.json").write_text("{}")
-    export_gelu(mlp, folder, inputs=FEATURES, overwrite=True)
-    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md"}
 
 
 def resnet():
@@ -210,10 +176,3 @@ def test_a_half_precision_network_that_casts_nothing_is_exported(tmp_path):
     assert export_gelu(model, tmp_path / "random").relative_change < 0.02
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert export_gelu(model, tmp_path / "given", inputs=images).change.rows == 3
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_model_on_a_gpu_is_folded_there(mlp, tmp_path):
-    export = export_gelu(mlp.to("cuda"), tmp_path / "gelu", inputs=FEATURES)
-    assert export.relative_change < 1e-5

@@ -1,7 +1,6 @@
 """Folding λ into weights: closed forms for the weights, float64 for the function, and what must be refused."""
 
 import copy
-import random
 
 import pytest
 import torch
@@ -86,13 +85,6 @@ def test_weights_of_a_chain():
         ("3", (3.0,), ("2.weight",), ("4.weight",)),
     ]
     assert "1: λ = 1.5, 0.weight × λ, 2.weight / λ" in str(report)
-
-
-def test_learned_hardness_counts_where_nothing_overrides_it():
-    model = nn.Sequential(nn.Linear(1, 1), LambdaGELU(init_hardness=2.5), nn.Linear(1, 1))
-    weight = model[0].weight.item()
-    fold_hardness(model, torch.ones(1, 1))
-    assert model[0].weight.item() == pytest.approx(2.5 * weight, rel=1e-6)
 
 
 class Residual(nn.Module):
@@ -212,17 +204,13 @@ FOLDS = {
 @pytest.mark.parametrize("name", FOLDS)
 def test_the_function_stays_in_float64(name):
     build, shape, sites = FOLDS[name]
-    assert_folds(harden(with_statistics(build())), torch.randn(shape), sites)
-
-
-@pytest.mark.parametrize("name", FOLDS)
-def test_and_it_is_not_the_one_without_folding(name):
-    build, shape, _ = FOLDS[name]
-    model, inputs = harden(with_statistics(build())).double(), torch.randn(shape).double()
-    before = computed(model, inputs)
-    for site in find_sites(model):
+    model, inputs = harden(with_statistics(build())), torch.randn(shape)
+    unfolded = copy.deepcopy(model).double()
+    before = computed(unfolded, inputs.double())
+    for site in find_sites(unfolded):
         site.put(nn.GELU())
-    assert (computed(model, inputs) - before).abs().max() > 1e-3 * before.abs().max()
+    assert (computed(unfolded, inputs.double()) - before).abs().max() > 1e-3 * before.abs().max()
+    assert_folds(model, inputs, sites)
 
 
 PER_CHANNEL = {
@@ -302,12 +290,6 @@ def test_channels_that_a_reshape_mixes_are_refused():
 def replaced(model, inputs, granularity):
     replace_activations(model, granularity=granularity, inputs=inputs)
     return model
-
-
-def test_lambda_along_another_axis_than_the_layers_is_refused():
-    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
-    replace_activations(model, granularity="channel", inputs=torch.ones(2, 4, 4), channel_axis=1)
-    assert_refused(model, torch.ones(2, 4, 4), {"1": "its 4 factors are not those of the channels of linear in "})
 
 
 @pytest.mark.parametrize("axis", [1, -1])
@@ -472,20 +454,6 @@ def test_two_parameters_in_one_memory_are_not_folded(of):
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
-def test_parameters_beside_each_other_in_one_memory_are_folded():
-    model = nn.Sequential(nn.Linear(3, 3), LambdaGELU(), nn.Linear(3, 3)).double()
-    whole = torch.cat([layer.weight.data.flatten() for layer in (model[0], model[2])])
-    for layer, part in zip((model[0], model[2]), whole.split(9), strict=True):
-        layer.weight.data = part.view(3, 3)
-    assert_folds(harden(model), torch.randn(5, 3), 1)
-
-
-def test_sites_that_fold_are_not_named():
-    good = nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 3))
-    model = nn.Sequential(good, Residual(nn.Linear(3, 3)), LambdaGELU(), nn.Linear(3, 2))
-    assert_refused(model, torch.ones(2, 3), {"2": "its input is a sum"})
-
-
 def test_bfloat16_weights_are_rounded_once():
     model = harden(
         nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 3), LambdaGELU(), nn.Linear(3, 2))
@@ -528,35 +496,6 @@ def test_config_says_gelu_unless_told_not_to():
         assert [str(change) for change in report.config_changes] == ["hidden_act: 'lambda_gelu' → 'gelu'"] * rewrite
 
 
-def test_a_compiled_model_is_folded_inside():
-    model = harden(nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 2))).double()
-    inputs = torch.randn(5, 3).double()
-    before = computed(model, inputs)
-    fold_hardness(torch.compile(model), inputs)
-    assert isinstance(model[1], nn.GELU)
-    assert (computed(model, inputs) - before).abs().max() <= 1e-12
-
-
-@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
-def test_hooks_of_a_gate_stay_where_it_was(register):
-    model = nn.Sequential(nn.Linear(3, 4), harden(LambdaGELU()), nn.Linear(4, 2))
-    seen = []
-    handle = getattr(model[1], register)(lambda *_: seen.append(1))
-    fold_hardness(model, torch.randn(2, 3))
-    seen.clear()
-    model(torch.randn(2, 3))
-    assert seen == [1]
-    handle.remove()
-    model(torch.randn(2, 3))
-    assert seen == [1]
-
-
-@pytest.mark.parametrize("model", [None, "model", 3, [nn.Linear(2, 2)]])
-def test_what_is_no_module_is_refused(model):
-    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
-        fold_hardness(model, torch.randn(2, 3))
-
-
 class HiddenUse(nn.Module):
     """Computes with the memory of its first weight once more, and says so nowhere."""
 
@@ -596,21 +535,3 @@ def test_deep_models_of_each_dtype_fold_though_rounding_adds_up(dtype):
     layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), LambdaGELU())]
     model = harden(nn.Sequential(*layers, nn.Linear(64, 8)), (1.37, 3.3, 20.7)).to(dtype)
     assert len(fold_hardness(model, torch.randn(16, 64, dtype=dtype))) == 12
-
-
-def test_random_numbers_of_the_forward_do_not_count_as_a_change():
-    class Drawn(nn.Module):
-        def __init__(self, draw):
-            super().__init__()
-            self.net, self.draw = nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 3)), draw
-
-        def forward(self, x):
-            return self.net(x) + self.draw()
-
-    given = random.Random(0)
-    for draw in (lambda: torch.rand(3), given.random):
-        model = harden(Drawn(draw))
-        weight = model.net[0].weight.detach().clone()
-        assert len(fold_hardness(model, torch.ones(2, 3))) == 1
-        assert type(model.net[1]) is nn.GELU
-        torch.testing.assert_close(model.net[0].weight, 1.5 * weight)

@@ -15,8 +15,8 @@ from transformers.activations import ACT2FN
 
 from hf_lgelu import compare_onnx, export_onnx, quantize_onnx
 from hf_lgelu.export.int8.compare import compare_files
-from hf_lgelu.export.int8.quantize import count_optimized, products_saturate
-from hf_lgelu.export.onnx.onnx_run import OnnxModel, find_activations, read_onnx, strip_metadata
+from hf_lgelu.export.int8.quantize import products_saturate
+from hf_lgelu.export.onnx.onnx_run import OnnxModel, find_activations
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.refit.target_gates import TARGETS
 
@@ -152,13 +152,6 @@ def test_a_relu_that_ends_a_network_is_computed_in_float(tmp_path):
     assert (report.float_activations, report.integer_activations, report.vanished_activations) == (1, 0, 1)
 
 
-def test_a_relu_fused_into_a_float_layer_is_an_activation(files, tmp_path):
-    path = files["Relu"][0]
-    assert count_optimized(path)[0].operations == {"FusedGemm": 1, "Gemm": 1}
-    OnnxModel(path, optimized_path=tmp_path / "fused.onnx")
-    assert [len(find_activations(read_onnx(file))) for file in (path, tmp_path / "fused.onnx")] == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("bounds", "count"),
     [(("zero",), 1), (("zero", "six"), 1), (("inner",), 1), (("six",), 0), (("", "six"), 0), (("x",), 0), ((), 0)],
@@ -183,18 +176,6 @@ def test_two_layers_stay_within_the_steps_of_their_scales(files, activation):
     bound = 1.13 * error @ np.abs(WEIGHTS[1]) + np.abs(hidden).sum(1, keepdims=True) * steps[1] / 2
     assert (np.abs(found - wanted) <= bound + (wanted.max() - wanted.min()) / 255).all()
     assert not np.array_equal(found, wanted)
-
-
-def test_layers_alone_are_quantized_if_asked(tmp_path):
-    nodes = [("Gemm", ["x", "w"], "h"), ("Add", ["h", "h"], "logits")]
-    save_graph(tmp_path / "f.onnx", nodes, {"x": ["batch", 6]}, {"logits": ["batch", 8]}, {"w": WEIGHTS[0]})
-    found = {
-        operations: quantize_onnx(tmp_path / "f.onnx", tmp_path / operations, [{"x": INPUTS}], operations=operations)
-        for operations in ("all", "layers")
-    }
-    assert found["all"].counts.operations.get("QLinearAdd") == 1
-    assert found["layers"].counts.operations.get("Add") == 1
-    assert [report.counts.integer_layers for report in found.values()] == [1, 1]
 
 
 def test_of_layers_alone_only_the_inputs_are_rounded(tmp_path):
@@ -437,21 +418,6 @@ def test_files_that_will_not_do_are_refused_as_they_were(files, tmp_path, monkey
         quantize_onnx(path, tmp_path / "a", INPUTS)
     assert path.read_bytes() == float_file
     assert not (tmp_path / "a").exists()
-
-
-def test_metadata_is_removed_at_every_depth():
-    inner = helper.make_graph([helper.make_node("Relu", ["a"], ["b"], doc_string="inner")], "inner", [], [])
-    node = helper.make_node("If", ["c"], ["d"], then_branch=inner, else_branch=inner)
-    helper.set_model_props(
-        model := helper.make_model(helper.make_graph([node], "g", [], [], doc_string="g")), {"k": "v"}
-    )
-    node_entry = model.graph.node[0].metadata_props.add()
-    node_entry.key, node_entry.value = "stack", "/home/me"
-    strip_metadata(model)
-    raw = model.SerializeToString()
-    assert not any(word in raw for word in (b"inner\x32", b"/home/me", b"stack", b"\x12\x01v"))
-    assert model.graph.node[0].attribute[0].g.node[0].doc_string == ""
-    assert model.graph.node[0].attribute[0].g.node[0].op_type == "Relu"
 
 
 def test_no_kl_is_taken_of_probabilities(monkeypatch):

@@ -200,23 +200,11 @@ def test_texts_of_others_are_text_on_the_card():
     assert " <b>" not in card.text
 
 
-def test_without_a_licence_that_is_said():
-    assert "None was stated" in card_of(license=None).text
-    assert card_of(license=None).data.license is None
-
-
 def test_a_relu_model_that_was_not_evaluated_has_no_result():
     card = card_of(scores=CardScores("accuracy", 0.85678, split="test"), repo_id="someone/letters-relu")
     assert card.data.eval_results is None
     assert "| λ-GELU, as trained | 0.8568 |" in card.text
     assert "(this model)" not in card.text
-
-
-@pytest.mark.parametrize("changes", [{"scores": dataclasses.replace(FACTS.scores, split=None)}, {"dataset": None}])
-def test_shortened_data_are_no_result_on_the_hubs_data_set(changes):
-    data = card_of(**changes).data
-    assert data.eval_results is None
-    assert "model-index" not in data.to_yaml()
 
 
 def test_of_several_hardnesses_the_smallest_bounds_the_swap():
@@ -228,13 +216,6 @@ def test_of_several_hardnesses_the_smallest_bounds_the_swap():
     assert "| `a` | 1.5000 | 300.2 | 1 | 0.17 |" in card.text
     assert "| `b` | – | 50 | 50 | 0.0034 |" in card.text
     assert "Its 2 gates ended at λ from 1 to 50 (the smallest λ of each gate) after hardening." in card.text
-
-
-def test_a_card_of_two_gates_has_both_names_and_bounds():
-    text = card_of(form="lambda_gelu", hardness={"a": 100.0, "b": 100.0}, gates={"b": "lambda_silu"}).text
-    assert "Its activation is λ-GELU and λ-SiLU, a GELU or SiLU whose gates learn how hard they are." in text
-    assert "| `a` | – | – | 100 | 0.0017 |" in text
-    assert "| `b` | – | – | 100 | 0.0028 |" in text  # κ = 0.2785
 
 
 def hardened_mlp(act="lambda_gelu"):

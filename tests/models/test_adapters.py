@@ -86,17 +86,6 @@ def test_the_copies_that_do_not_run_are_no_sites(adapted):
         assert list(hardness_profile(adapted).values()) == pytest.approx([1.05, 1.05])
 
 
-def test_s_learns_beside_the_adapter(adapted):
-    before = [module.raw_hardness.item() for _, module in lambda_gelu_modules(adapted)]
-    optimizer = torch.optim.AdamW(hf_lgelu.hardness_parameter_groups(adapted, 0.05))
-    check_hardness_learns(adapted, optimizer)
-    adapted(input_ids=IDS, labels=IDS).loss.backward()
-    optimizer.step()
-    assert all(
-        module.raw_hardness.item() != s for (_, module), s in zip(lambda_gelu_modules(adapted), before, strict=True)
-    )
-
-
 def test_hardness_is_saved_loaded_and_merged_with_the_adapter(adapted, tmp_path):
     expected = logits(trained(adapted))
     profile = list(hardness_profile(adapted).values())
@@ -173,16 +162,6 @@ def test_an_adapter_on_a_changed_network_does_not_name_the_original_as_its_base(
         AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
 
 
-def test_what_changes_nothing_for_good_leaves_the_name(tmp_path):
-    gpt2().save_pretrained(tmp_path)
-    model = GPT2LMHeadModel.from_pretrained(tmp_path)
-    with temporary_relu(model), pytest.raises(ValueError, match="no activation module"):
-        hf_lgelu.replace_activations(model)
-    initialize_hardness(model, init_hardness=1.5)
-    assert hardness_modules_to_save(model) == SITES
-    assert model.name_or_path == model.config.name_or_path == str(tmp_path)
-
-
 def test_an_adapter_on_a_base_whose_config_says_other_gates_names_none(tmp_path, caplog):
     gpt2("gelu_new").save_pretrained(tmp_path / "plain")
     model = GPT2LMHeadModel.from_pretrained(tmp_path / "plain", activation_function="lambda_gelu_tanh")
@@ -206,15 +185,6 @@ def test_an_adapter_on_a_base_that_says_its_gates_names_it(tmp_path, caplog):
     loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
     assert torch.equal(logits(loaded), expected)
     assert "names no base" not in caplog.text
-
-
-def test_an_adapter_on_a_base_of_recorded_gates_names_it(tmp_path):
-    model = gpt2("gelu")
-    hf_lgelu.replace_activations(model, granularity="channel", inputs=INPUTS)
-    model.save_pretrained(tmp_path)
-    loaded = hf_lgelu.from_pretrained(GPT2LMHeadModel, tmp_path)
-    assert hardness_modules_to_save(loaded) == SITES
-    assert loaded.name_or_path == str(tmp_path)
 
 
 def test_an_adapter_of_gates_that_need_the_package_names_the_way_to_load_it(tmp_path):

@@ -128,23 +128,6 @@ def test_attention_that_torch_would_compile_is_looked_through():
     assert site_input_shapes(model, find_sites(model), torch.randn(2, 1, 8, 16)) == {"0.act": ((2, 16, 8), 1)}
 
 
-def test_a_place_that_is_not_asked_for_is_not_seen():
-    gelu = nn.GELU()
-    model = nn.Sequential(nn.Linear(6, 7), gelu, nn.Linear(7, 8), gelu, nn.Linear(8, 9), gelu)
-    sites = [site for site in find_sites(model) if site.name == "3"]
-    assert site_input_shapes(model, sites, ROWS) == {"3": ((2, 8), 1)}
-    assert [model[i] for i in (1, 3, 5)] == [gelu] * 3
-
-
-def test_one_module_at_several_places_is_put_back_after_an_error():
-    gelu = nn.GELU()
-    model = nn.Sequential(nn.Linear(6, 7), gelu, nn.Linear(3, 3), gelu)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        site_input_shapes(model, find_sites(model), ROWS)
-    assert model[1] is gelu
-    assert model[3] is gelu
-
-
 def test_a_layer_that_is_called_twice_is_seen_at_its_first_call():
     layer = nn.Sequential(nn.GELU())
     model = nn.Sequential(layer, nn.Linear(6, 9), layer)

@@ -27,10 +27,6 @@ def test_importing_the_package_needs_no_optional_one():
     assert {path.name: names for path in files if (names := imported(path.read_text("utf-8")) & OPTIONAL)} == {}
 
 
-def test_imports_are_seen_wherever_they_stand():
-    assert imported("def f():\n    import onnx.checker as c\nfrom onnxruntime import x") == {"onnx", "onnxruntime"}
-
-
 def test_an_absent_package_names_the_extra():
     assert require("json", "onnx") is __import__("json")
     with pytest.raises(ImportError, match=r"no_such_package cannot be imported .*pip install 'hf-lgelu\[onnx\]'") as no:

@@ -34,14 +34,6 @@ NO_RELU_KEY = tuple(family for family in FAMILIES if not family.relu_config)
 LEAVES_THE_HOUSE = tuple(family for family in ALL if family not in NO_RELU_KEY)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def over(families, quick=ALL):
     """A test of each; of those that are not in `quick` a slow one."""
     return pytest.mark.parametrize(

@@ -161,9 +161,3 @@ def test_a_refit_that_is_no_better_is_refused(family):
         convert(family)
     held_out = caught.value.report.held_out
     assert held_out.refitted.relative_error > held_out.direct.relative_error
-
-
-def test_the_tables_know_only_families():
-    names = {family.name for family in ALL}
-    assert names >= {*UNFIT, *NO_BETTER, *QUICK}
-    assert len(converting(quick=True)) == len(QUICK - NOTHING_ELSE)

@@ -20,7 +20,6 @@ from transformers import (
 )
 
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu, temporary_relu
-from hf_lgelu.models import loading
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.sites import lambda_gelu_modules
 
@@ -159,14 +158,6 @@ def test_a_lost_hardness_is_reported_where_the_config_cannot_be_asked(tmp_path, 
     assert "holds no hardness, and its config was not found again" in caplog.text
 
 
-def test_weights_given_by_hand_have_no_config_to_ask(caplog):
-    state = BERT.build().state_dict()
-    config = _bert(hidden_act="lambda_gelu")
-    _, info = BertForMaskedLM.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
-    assert set(info["missing_keys"]) == set()
-    assert "hardness" not in caplog.text
-
-
 def test_a_checkpoint_that_fits_nothing_is_not_made_to_look_as_if_it_did(tmp_path):
     BERT.build().save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -214,12 +205,6 @@ def test_gates_of_two_kinds_and_a_record_of_gates_are_the_checkpoints_own(tmp_pa
     assert "gates of the checkpoint" not in caplog.text
 
 
-def test_a_relu_checkpoint_is_not_warned_of(tmp_path, caplog):
-    BERT.build("relu").save_pretrained(tmp_path)
-    BertForMaskedLM.from_pretrained(tmp_path)
-    assert "hardness" not in caplog.text
-
-
 @pytest.mark.usefixtures("polluted")
 def test_temperature_and_override_come_back(tmp_path):
     model = BERT.build()
@@ -246,16 +231,6 @@ def test_a_saved_hardness_stays_float32_in_half_precision(dtype, tmp_path):
     assert loaded.bert.embeddings.word_embeddings.weight.dtype == dtype
     assert loaded.get_submodule(HEAD).raw_hardness.dtype == torch.float32
     assert loaded.get_submodule(HEAD).raw_hardness.item() == model.get_submodule(HEAD).raw_hardness.item()
-
-
-@pytest.mark.usefixtures("polluted")
-def test_a_sharded_checkpoint_comes_back(tmp_path):
-    model = learn(BERT.build("lambda_gelu"))
-    model.save_pretrained(tmp_path, max_shard_size="4KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    loaded = BertForMaskedLM.from_pretrained(tmp_path)
-    assert raw_values(loaded) == raw_values(model)
-    assert torch.equal(logits_of(loaded, BERT.inputs()), logits_of(model, BERT.inputs()))
 
 
 @pytest.mark.usefixtures("polluted")
@@ -289,15 +264,6 @@ def test_a_composite_of_two_checkpoints_keeps_what_they_learned(tmp_path):
     assert list(raw_values(EncoderDecoderModel.from_pretrained(tmp_path / "both")).values()) == learned
 
 
-def test_a_composite_of_trained_models_keeps_what_they_learned():
-    encoder, decoder = BertModel(_bert()), BertLMHeadModel(_bert(is_decoder=True, add_cross_attention=True))
-    for part in (encoder, decoder):
-        replace_activations(part)
-        learn(part)
-    model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
-    assert list(raw_values(model).values()) == pytest.approx([0.1, 0.2, 0.1, 0.2, 0.3])
-
-
 def _by_string(path):
     return BERT.build("lambda_gelu")
 
@@ -325,21 +291,6 @@ def test_init_weights_does_not_undo_what_was_learned(make, tmp_path):
     model = learn(make(tmp_path))
     model.init_weights()
     assert list(raw_values(model).values()) == pytest.approx([0.1, 0.2, 0.3])
-
-
-def test_extending_again_does_not_wrap_twice():
-    before = PreTrainedModel._initialize_weights, PreTrainedModel._adjust_missing_and_unexpected_keys
-    loading.extend_from_pretrained()
-    after = PreTrainedModel._initialize_weights, PreTrainedModel._adjust_missing_and_unexpected_keys
-    assert after == before
-    assert not hasattr(before[0].__wrapped__, "__wrapped__")
-
-
-@pytest.mark.parametrize("name", ["_initialize_weights", "_adjust_missing_and_unexpected_keys"])
-def test_a_transformers_without_the_method_is_an_error_that_names_it(name, monkeypatch):
-    monkeypatch.delattr(PreTrainedModel, name)
-    with pytest.raises(ImportError, match=f"PreTrainedModel.{name}"):
-        loading.extend_from_pretrained()
 
 
 INNER = {
@@ -387,22 +338,6 @@ def test_a_part_of_a_composite_whose_neighbour_says_the_same_gates_is_found(tmp_
     replace_activations(model, kinds=("lambda_gelu",))
     model.save_pretrained(tmp_path)
     assert len(raw_values(EncoderDecoderModel.from_pretrained(tmp_path))) == len(raw_values(model)) == 5
-
-
-@pytest.mark.parametrize("operate", [None, lambda model: replace_activations(model.bert, rewrite_config=False)])
-def test_what_no_surgery_wrote_into_a_config_is_saved_and_nothing_is_built_for_it(operate, tmp_path, monkeypatch):
-    model = BertForSequenceClassification(_bert())
-    if operate is not None:
-        operate(model)
-
-    def build(*args):
-        raise AssertionError("a model was built")
-
-    monkeypatch.setattr("hf_lgelu.models.config_keys._build", build)
-    model.save_pretrained(tmp_path)
-    t5 = BY_NAME["t5"].build()
-    t5.encoder.block[0].layer[1].DenseReluDense.act = torch.nn.ReLU()  # by hand
-    t5.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

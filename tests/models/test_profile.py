@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from families import BY_NAME
 from torch import nn
 
 from hf_lgelu import (
@@ -53,24 +52,6 @@ def test_init_modes_are_linear_in_hardness(mode, count, expected):
     assert list(hardness_profile(model).values()) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_profile_reads_the_modules_in_registration_order():
-    model = BY_NAME["bert"].build("lambda_gelu")
-    with torch.no_grad():
-        for index, module in enumerate(m for m in model.modules() if isinstance(m, LambdaGELU)):
-            module.raw_hardness.fill_(0.1 * (index + 1))
-    names = [f"bert.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in range(2)]
-    expected = [1 + math.log1p(math.exp(k)) for k in (1, 2, 3)]
-    assert list(hardness_profile(model)) == [*names, "cls.predictions.transform.transform_act_fn"]
-    assert list(hardness_profile(model).values()) == pytest.approx(expected, rel=1e-6)
-
-
-def test_one_module_has_a_profile_of_its_own():
-    assert hardness_profile(LambdaGELU(init_hardness=1.5)) == {"": pytest.approx(1.5)}
-    module = LambdaGELU()
-    assert initialize_hardness(module, "uniform", 3.0) == {"": 3.0}
-    assert module.hardness.item() == pytest.approx(3.0)
-
-
 def test_example_inputs_give_the_order_of_execution():
     model = Backwards().train()
     model.norm.eval()
@@ -98,12 +79,6 @@ def test_a_site_with_several_hardnesses_shows_their_mean():
     assert gate_names(model) == {"1": "lambda_gelu", "2": "lambda_silu"}
     initialize_hardness(model, "uniform", 1.25)
     assert model[1].hardness.tolist() == pytest.approx([1.25] * 3)
-
-
-def test_the_smallest_is_over_all_sites():
-    model = chain(3)
-    initialize_hardness(model, "decreasing", 1.2, 4.0)
-    assert smallest_hardness(model) == pytest.approx(1.2)
 
 
 def test_initializing_lifts_the_override_and_keeps_or_sets_the_temperature():

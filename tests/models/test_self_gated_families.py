@@ -12,7 +12,6 @@ from self_gated_families import FAMILIES
 
 from hf_lgelu import (
     anneal_hardness,
-    fold_hardness,
     hardness_for_tolerance,
     hardness_parameter_groups,
     hardness_profile,
@@ -70,26 +69,6 @@ def test_a_plain_checkpoint_loads_under_the_gates_name_and_is_its_own_function(f
     loaded.save_pretrained(tmp_path / "soft")
     again = family.model_class.from_pretrained(tmp_path / "soft")
     assert torch.equal(logits_of(again, family.inputs()), wanted)
-
-
-@pytest.mark.parametrize(
-    "family",
-    [
-        # One whose gate multiplies, and one without a gate between two maps.
-        pytest.param(family, id=family.name, marks=() if family.name in ("Qwen2", "Phi") else pytest.mark.slow)
-        for family in FAMILIES.values()
-        if family.sizes
-    ],
-)
-def test_folding_gives_the_plain_family_back(family):
-    model = family.build()
-    replace_activations(model)
-    hold_at(model, 1.7)
-    wanted = logits_of(model, family.inputs())
-    fold_hardness(model, family.inputs())
-    assert (logits_of(model, family.inputs()) - wanted).abs().max() <= 1e-4 * wanted.abs().max()
-    assert getattr(model.config, family.key[0]) in (family.key[1], "gelu_pytorch_tanh")
-    assert lambda_gelu_modules(model) == []
 
 
 def step(model, family):

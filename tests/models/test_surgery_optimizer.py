@@ -5,18 +5,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
-from torch.nn.utils import parametrize
 
 from hf_lgelu import (
     LambdaGELU,
-    anneal_hardness,
-    freeze_hardness,
     hardness_parameter_groups,
-    hardness_profile,
-    initialize_hardness,
     replace_activations,
     substitute_relu,
-    temporary_relu,
 )
 
 
@@ -139,41 +133,3 @@ def test_hooks_stay_where_they_were():
     seen.clear()
     model(x).sum().backward()
     assert seen == []
-
-
-def test_hooks_run_inside_a_temporary_substitution_and_once_after_it():
-    model, seen = network(), []
-    replace_activations(model)
-    model[1].register_forward_hook(lambda module, args, output: seen.append(type(module).__name__))
-    with temporary_relu(model):
-        model(torch.randn(2, 4))
-    model(torch.randn(2, 4))
-    assert seen == ["ReLU", "LambdaGELU"]
-
-
-class Halved(nn.Module):
-    def forward(self, s):
-        return s / 2
-
-    def right_inverse(self, s):
-        return s * 2
-
-
-def test_a_parametrized_hardness_is_set_learned_and_frozen():
-    model = network()
-    replace_activations(model)
-    parametrize.register_parametrization(model[1], "raw_hardness", Halved())
-    original = model[1].parametrizations.raw_hardness.original
-    initialize_hardness(model, init_hardness=3.0)
-    assert list(hardness_profile(model).values()) == pytest.approx([3.0, 3.0])
-    groups = hardness_parameter_groups(model, 0.1)
-    assert {id(s) for s in groups[2]["params"]} == {id(original), id(model[3].raw_hardness)}
-    optimizer = torch.optim.AdamW(groups)
-    train(model, optimizer)
-    learned = original.item()
-    anneal_hardness(model, 1.0)
-    model(torch.randn(16, 4)).square().mean().backward()
-    freeze_hardness(model)
-    optimizer.step()
-    assert original.item() == learned
-    assert list(hardness_profile(model).values()) == pytest.approx([159.577] * 2, rel=1e-5)

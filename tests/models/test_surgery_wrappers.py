@@ -103,19 +103,6 @@ def test_a_model_sharded_by_fsdp2_can_be_substituted_for_an_evaluation(whole):
     assert not torch.allclose(before, expected)
 
 
-@pytest.mark.usefixtures("process_group")
-def test_the_module_inside_ddp_can_be_substituted_for_an_evaluation():
-    model = mlp()
-    replace_activations(model)
-    wrapped = DistributedDataParallel(model)
-    x = torch.randn(3, 4)
-    before = wrapped(x)
-    with temporary_relu(wrapped.module), torch.no_grad():
-        expected = nn.Sequential(model[0], nn.ReLU(), model[2], nn.ReLU(), model[4])(x)
-        assert torch.equal(wrapped.module(x), expected)
-    assert torch.equal(wrapped(x), before)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("operate", OPERATIONS)
 @pytest.mark.parametrize("script", [torch.jit.script, lambda model: torch.jit.trace(model, torch.randn(2, 4))])
