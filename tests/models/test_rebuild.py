@@ -365,7 +365,6 @@ def test_a_record_in_a_sub_config_is_forgotten_on_substitution(composite, tmp_pa
 
 @pytest.mark.parametrize("granularity", ["layer", "channel"])
 def test_a_part_of_which_only_the_whole_config_tells_is_neither_saved_nor_loaded_alone(granularity, tmp_path):
-    """The part's config is guarded and has no record, so no folder of it could be loaded."""
     if granularity == "layer":
         torch.manual_seed(0)
         small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
