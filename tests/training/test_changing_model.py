@@ -10,10 +10,6 @@ from transformers import TrainerCallback
 from hf_lgelu import HardeningCallback, LambdaGELU, replace_activations
 
 
-def by_hand(model):
-    model.activations[1] = LambdaGELU()
-
-
 @pytest.mark.parametrize("strategy", ["epoch", "steps"])
 def test_what_is_put_elsewhere_by_hand_is_hardened_and_logged(tmp_path, strategy):
     model = tiny_model("gelu")
@@ -22,7 +18,7 @@ def test_what_is_put_elsewhere_by_hand_is_hardened_and_logged(tmp_path, strategy
     class Adds(TrainerCallback):
         def on_epoch_end(self, args, state, control, **kwargs):
             if state.epoch == 2:
-                by_hand(model)
+                model.activations[1] = LambdaGELU()
 
     options = {"harden": True, "hardening_strategy": strategy, "switch_fraction": 0.0, "num_train_epochs": 4}
     trainer = tiny_trainer(tmp_path, model, **options, logging_strategy="steps", logging_steps=1, callbacks=[Adds()])

@@ -1,4 +1,4 @@
-"""λ in the log: read back from tensorboard's event files, trackio's database and the trainer's history."""
+"""λ in the log: read back from tensorboard's event files and the trainer's history."""
 
 import json
 import math
