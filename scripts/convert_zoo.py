@@ -36,9 +36,6 @@ class ZooArguments:
         metadata={"help": "Of the conversion on the most units; with fewer, only the first.", "choices": list(EFFORTS)},
     )
     width_budget: float = field(default=1.0, metadata={"help": "Of the efforts above refit."})
-    distill_steps: int | None = field(default=None, metadata={"help": "Of the effort distill."})
-    bf16: bool = field(default=False, metadata={"help": "Take the steps of distill in bfloat16."})
-    max_seconds: float | None = field(default=None, metadata={"help": "Of each conversion's rungs above refit."})
     onnx: bool = field(default=False, metadata={"help": "Also float32 and int8 in onnxruntime: score and latency."})
     finetune_steps: int = field(
         default=0, metadata={"help": "Also train what was swapped, converted, hardened so long."}
@@ -53,17 +50,13 @@ def main() -> int:
     if arguments.install and arguments.packages is None:
         print("ValueError: --install needs --packages, the folder to install into", file=sys.stderr)
         return 2
-    try:
-        settings = settings_of(arguments)
-    except ValueError as error:
-        print(f"ValueError: {error}", file=sys.stderr)
-        return 2
+    settings = settings_of(arguments)
     failed = [name for name in arguments.networks if not _measured(name, settings, arguments)]
     return int(bool(failed))
 
 
 def settings_of(arguments: ZooArguments) -> RealSettings:
-    """What the arguments say of the conversions. Raises ValueError where they do not go together."""
+    """What the arguments say of the conversions."""
     named = {
         entry.name: getattr(arguments, entry.name) for entry in fields(RealSettings) if hasattr(arguments, entry.name)
     }

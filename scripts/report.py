@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Write tables.md, tables.tex, report.html and the figures, print the results; 1, with the reason, if refused."""
+    """Write tables.md, report.html and the figures, print the results; 1, with the reason, if refused."""
     arguments = parse_arguments()
     try:
         _write(arguments)
@@ -63,7 +63,7 @@ def _write(arguments: argparse.Namespace) -> None:
         write_committed_cards(arguments.cards, arguments.cards)
     print(page_tables(data))
     figures = sum(path.suffix == ".png" for path in written)
-    print(f"\nWritten to {folder}: tables.md, tables.tex, report.html, and {figures} figures in figures/")
+    print(f"\nWritten to {folder}: tables.md, report.html, and {figures} figures in figures/")
 
 
 if __name__ == "__main__":

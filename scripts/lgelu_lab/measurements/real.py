@@ -89,16 +89,11 @@ class RealSettings:
         units: sequences, images or sounds of the conversions; as many as there are where there are fewer.
         efforts: of the conversions on the most units; with fewer, only the first is made.
         width_budget: of the efforts above "refit".
-        distill_steps: of the effort "distill", as `convert_to_relu` takes them.
-        bf16: take these steps under autocast in bfloat16; everything is judged without.
-        max_seconds: of each conversion, as `convert_to_relu` takes them.
         evaluation_units: what is judged on, other units than those; as many as there are where there are fewer.
         finetune_steps: optimizer steps of 8 units, for rows of what was swapped, converted or hardened and trained;
             without them, or without labels, there are no such rows.
         onnx: also judge and time the original and the last conversion in onnxruntime, in float32 and int8.
         seed: of the draws and the steps.
-
-    Raises ValueError for options of "distill" where that is none of the efforts.
     """
 
     units: tuple[int, ...] = (64, 256, 1024)
@@ -108,25 +103,6 @@ class RealSettings:
     evaluation_units: int = 400
     onnx: bool = False
     seed: int = 0
-    distill_steps: int | None = None
-    bf16: bool = False
-    max_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.distill_steps is not None or self.bf16) and "distill" not in self.efforts:
-            raise ValueError(
-                f"distill_steps={self.distill_steps!r} and bf16={self.bf16!r} are for the effort 'distill', and the "
-                f"efforts are {', '.join(self.efforts)}; add it, or leave them out"
-            )
-
-    def options_of(self, effort: str) -> dict[str, Any]:
-        """What `convert_to_relu` takes with an effort."""
-        options: dict[str, Any] = {"effort": effort, "max_seconds": self.max_seconds}
-        if effort != "refit":
-            options["width_budget"] = self.width_budget
-        if effort == "distill":
-            options |= {"distill_steps": self.distill_steps, "bf16": self.bf16}
-        return options
 
 
 @dataclass(frozen=True)
@@ -218,8 +194,9 @@ def _conversions(measured: _Measured) -> Iterator[tuple[Row, nn.Module | None]]:
         data = in_batches(measured.fitted[:count], measured.pad, _FITTED_AT_ONCE, labelled=False)
         wall, processor = time.perf_counter(), time.process_time()
         told = {"units": count, "effort": effort}
+        wider = {} if effort == "refit" else {"width_budget": settings.width_budget}
         try:
-            converted, report = convert_to_relu(measured.model, data, **settings.options_of(effort))
+            converted, report = convert_to_relu(measured.model, data, effort=effort, **wider)
         except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
             yield measured.row("converted", None, **told, refusal=str(refusal)), None
             continue
@@ -336,7 +313,7 @@ def find_real(network: RealNetwork, settings: RealSettings, output_dir: str | Pa
     Raises ValueError that names the settings in which the one that is there differs.
     """
     path = measurement_path(output_dir, network.name, "real", settings.seed)
-    return read_same(path, settings, unnamed=plain_settings(RealSettings())) if path.exists() else None
+    return read_same(path, settings) if path.exists() else None
 
 
 def record_real(

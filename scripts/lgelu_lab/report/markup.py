@@ -1,4 +1,4 @@
-"""One model of a table, how it is specified, and its Markdown, HTML and LaTeX.
+"""One model of a table, how it is specified, and its Markdown and HTML.
 
 Texts are plain, and may come from records that anybody wrote: what is special in a format is escaped when a table is
 rendered.
@@ -24,7 +24,7 @@ class Table:
     """A table with a title, a sentence on how to read it, and notes below.
 
     Args:
-        key: names it in links and LaTeX labels.
+        key: names it in links.
         title: without a full stop.
         caption: plain sentences.
         header: one text a column.
@@ -108,41 +108,11 @@ def to_html(table: Table) -> str:
         return pd.DataFrame(table.rows, columns=table.header).to_html(index=False, border=0)
 
 
-def to_latex(table: Table) -> str:
-    """A `table` environment for LuaLaTeX or XeLaTeX with booktabs and adjustbox: scaled down where it is too large."""
-    frame = pd.DataFrame(table.rows, columns=table.header).rename(columns=latex_text).map(latex_text)
-    side = "l" * table.text_columns + "r" * (len(table.header) - table.text_columns)
-    return "\n".join(
-        (
-            r"\begin{table}[htbp]\centering",
-            rf"\caption{{{latex_text(f'{table.title}. {table.caption}'.strip())}}}\label{{tab:{table.key}}}",
-            r"\begin{adjustbox}{max width=\linewidth, max totalheight=0.8\textheight}",
-            frame.to_latex(index=False, escape=False, column_format=side) + r"\end{adjustbox}",
-            *(rf"\par\smallskip{{\footnotesize {latex_text(note)}\par}}" for note in table.notes),
-            r"\end{table}",
-        )
-    )
-
-
 def markdown_text(text: str) -> str:
     """On one line, with nothing in it that ends a cell, opens a tag, a comment or code, or makes a link."""
     text = re.sub(r"\s+", " ", text).replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
     return text.replace("<", "&lt;").replace("](", "]\\(")
 
-
-def latex_text(text: str) -> str:
-    """The text with LaTeX's special characters escaped."""
-    return text.translate(_LATEX)
-
-
-LATEX_PREAMBLE = "% For LuaLaTeX or XeLaTeX, with \\usepackage{booktabs,adjustbox}: \\input this file.\n"
-"""What a file of `to_latex` tables begins with."""
-
-_LATEX = str.maketrans(
-    {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    # A bracket after the end of a row would begin an argument.
-    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "[": "{[}", "\n": " "}
-)
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("lgelu_lab.report"),

@@ -1,4 +1,4 @@
-"""The main results: every way to a ReLU network beside the smooth one, as a table, as a picture and in sentences."""
+"""The main results: every way to a ReLU network beside the smooth one, as a table and as a picture."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -280,39 +280,6 @@ RESULTS = TableSpec(
     notes=_notes,
     text_columns=1,
 )
-
-
-def conclusions(data: ReportData) -> list[str]:
-    """Three sentences on what came out, each with its numbers; fewer where runs are missing."""
-    says = {
-        DIRECT: "Putting ReLU into a finished GELU network",
-        CONVERTED: "Converting, without training or labels,",
-        HARD: "Putting ReLU into a hardened network, with the same weights,",
-    }
-    return [text for way, words in says.items() if (text := _conclusion(data, way, words))]
-
-
-def _conclusion(data: ReportData, way: str, words: str) -> str:
-    """ "... changes accuracy by up to 4.43 points (mlp-adult) and perplexity from 105.31 to 212.63 (gpt2)."
-
-    The points are the most that one network changes by, up or down; a perplexity is the mean over the seeds.
-    """
-    there = {name: ways[way] for name, ways in benchmarks_with_results(data).items() if len(ways[way])}
-    of_metric = {name: seeds["metric"].iloc[0] for name, seeds in there.items()}
-    points = {
-        name: 100 * abs(seeds["value"] - seeds["before"]).max()
-        for name, seeds in there.items()
-        if of_metric[name] == "accuracy"
-    }
-    parts = []
-    if points:
-        worst = max(points, key=points.__getitem__)
-        parts.append(f"accuracy by up to {number(points[worst], 2)} points ({worst})")
-    for name in (name for name in there if name not in points):
-        first, last = (statistics.fmean(there[name][key]) for key in ("before", "value"))
-        digits = digits_of(of_metric[name])
-        parts.append(f"{of_metric[name]} from {number(first, digits)} to {number(last, digits)} ({name})")
-    return f"{words} changes {' and '.join(parts)}." if parts else ""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from lgelu_lab.report.drawing import Drawing, FigureSpec, draw_all
 from lgelu_lab.report.elsewhere import ELSEWHERE
 from lgelu_lab.report.frames import ReportData
 from lgelu_lab.report.gates_table import GATES_TABLE
-from lgelu_lab.report.markup import LATEX_PREAMBLE, TEMPLATES, Table, TableSpec, build_table, to_latex, to_markdown
+from lgelu_lab.report.markup import TEMPLATES, Table, TableSpec, build_table, to_markdown
 from lgelu_lab.report.measured_tables import MEASURED_TABLES
 from lgelu_lab.report.numbers import listed
-from lgelu_lab.report.results import PATH, RESULTS, conclusions
+from lgelu_lab.report.results import PATH, RESULTS
 from lgelu_lab.report.run_figures import FIGURES
 from lgelu_lab.report.run_tables import TABLES
 from lgelu_lab.studies.folder import write_whole
@@ -184,7 +184,7 @@ def build_sections(data: ReportData, only: Sequence[str] = tuple(SECTIONS)) -> l
 
 
 def write_report(data: ReportData, folder: str | os.PathLike) -> list[Path]:
-    """Write tables.md, tables.tex, figures/*.png and report.html, and return their paths.
+    """Write tables.md, figures/*.png and report.html, and return their paths.
 
     Raises ImportError without matplotlib, before anything is written.
     """
@@ -194,12 +194,7 @@ def write_report(data: ReportData, folder: str | os.PathLike) -> list[Path]:
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     drawings = [*hero, *(drawing for section in sections for drawing in section.drawings)]
     saved = {drawing.key: drawing.save(folder / "figures") for drawing in drawings}
-    tables = [table for section in sections for table in section.tables]
-    texts = {
-        "tables.md": markdown_tables(sections),
-        "tables.tex": "\n\n".join([LATEX_PREAMBLE, *map(to_latex, tables)]) + "\n",
-        "report.html": _page(data, sections, hero, saved),
-    }
+    texts = {"tables.md": markdown_tables(sections), "report.html": _page(data, sections, hero, saved)}
     for name, text in texts.items():
         write_whole(folder / name, text)
     return [*(folder / name for name in texts), *saved.values()]
@@ -210,7 +205,6 @@ def _page(data: ReportData, sections: Sequence[Section], hero: Sequence[Drawing]
     pictures = {key: base64.b64encode(path.read_bytes()).decode("ascii") for key, path in saved.items()}
     return TEMPLATES.get_template("page.html.j2").render(
         title=TITLE,
-        conclusions=conclusions(data),
         basis=_basis(data),
         hero=hero,
         sections=sections,

@@ -4,8 +4,8 @@ Schema, version 1 (`SCHEMA_VERSION`); every key is present, null where it does n
 records lack:
 
 - schema_version, name, created (UTC, ISO 8601), seconds (training and evaluation; of a resumed run with what came
-  before its checkpoint), timed_from_step (the step that `seconds` are counted from: 0, or where a run went on from a
-  checkpoint that kept no time; absent earlier, when a resumed run's were those since it was resumed)
+  before its checkpoint), timed_from_step (null; in records of 0.2.0 the step that `seconds` are counted from, where a
+  run went on from a checkpoint that kept no time)
 - config: benchmark, activation, init_mode, init_hardness, high_hardness,
   temperature, granularity (absent earlier: "layer"), hardness_lr_multiplier, harden, target_hardness, switch_fraction,
   hardening_schedule, hardening_strategy (hardening_granularity in records before 0.2.0), of a hardened run

@@ -332,7 +332,7 @@ def _keep_settings(run: RunArguments, training: LambdaGELUTrainingArguments, dat
     settings = run_config(run, training, training.world_size)
     if training.resume_from_checkpoint is not None:
         checkpoint = Path(training.resume_from_checkpoint)
-        require_same_run(checkpoint, settings, data.origin, warns=training.should_save)
+        require_same_run(checkpoint, settings, data.origin)
     if training.should_save and training.save_strategy != "no":
         write_settings(Path(training.output_dir), settings, data.origin)
 
@@ -388,7 +388,6 @@ def _record(
         name=trainer.args.run_name or run_name(run, trainer.args),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(clock.seconds, 3),
-        timed_from_step=clock.since_step,
         config={**run_config(run, trainer.args, processes), **_brought_back(trainer)},
         data={
             "train_samples": len(data.train),

@@ -1,7 +1,6 @@
 """settings.json: what a run was begun with and which data it read, beside the checkpoints that it may go on from."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -39,20 +38,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def require_same_run(checkpoint: Path, settings: Mapping[str, Any], origin: Origin, *, warns: bool = True) -> None:
-    """Raise ValueError where the run that left `checkpoint` was begun with other settings, or on other data.
-
-    A folder without settings.json, of a version that wrote none, only gives a warning, on stderr and if `warns`.
-    """
+def require_same_run(checkpoint: Path, settings: Mapping[str, Any], origin: Origin) -> None:
+    """Raise ValueError where the run that left `checkpoint` was begun with other settings, or on other data."""
     folder = checkpoint.parent
-    if not (folder / SETTINGS_FILE).exists():
-        if warns:
-            print(
-                f"warning: {folder} has no {SETTINGS_FILE}, so nothing says whether {checkpoint.name} is of these "
-                "settings; the record will name them for every epoch",
-                file=sys.stderr,
-            )
-        return
     begun = read_settings(folder)
     refuse_differing(folder, "an interrupted run", settings, begun)
     origin.require_same(begun.get(_DATA, {}), f"the interrupted run in {folder}")

@@ -130,9 +130,6 @@ def test_a_relu_network_is_read_by_transformers_and_without_hf_lgelu(tmp_path):
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=1e-5, atol=1e-5)
 
 
-# PReLU has a weight of its own at every site.
-
-
 def test_timm_builds_it_by_name_quietly_and_as_a_backbone(caplog):
     model = timm.create_model(ARCHITECTURE, num_classes=4, in_chans=1)
     assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 4)

@@ -113,41 +113,6 @@ def test_a_row_trains_from_load_to_score(name, tiny_copies, tmp_path):
     assert f"eval_relu_{benchmark.metric}" in metrics
 
 
-MLP_PAPER = {"optim": "sgd", "learning_rate": 5e-2, "weight_decay": 1e-4}
-RESNET_PAPER = {"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 1e-4}
-PAPER = {
-    "resnet18-cifar10": RESNET_PAPER,
-    "resnet18-cifar100": RESNET_PAPER,
-    "deit-tiny-imagenet": {"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 7e-2},
-    "mlp-digits": MLP_PAPER,
-    "mlp-adult": MLP_PAPER,
-    "mlp-fmnist": MLP_PAPER,
-    # From scratch, the learning rate is ours.
-    "gpt2-wikitext2": {"optim": "adamw_torch", "weight_decay": 1e-2},
-    "llama-wikitext2": {},
-}
-NOT_IN_THE_PAPER = ("mlp-digits", "llama-wikitext2")
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_defaults_are_training_arguments_and_the_papers_are_marked(name, tmp_path):
-    benchmark = BENCHMARKS[name]
-    for recipe in (benchmark.defaults, benchmark.pretrained_defaults):
-        arguments = LambdaGELUTrainingArguments(str(tmp_path), use_cpu=True, **recipe)
-        for option, value in recipe.items():
-            assert getattr(arguments, option) == value
-    paper = PAPER[name]
-    assert {option: benchmark.defaults[option] for option in paper} == paper
-    assert benchmark.paper == set(paper) | (set() if name in NOT_IN_THE_PAPER else {"num_train_epochs"})
-    sizes = {
-        **{"mlp-digits": (64, 60), "mlp-adult": (512, 50), "mlp-fmnist": (1024, 50), "gpt2-wikitext2": (16, 10)},
-        "llama-wikitext2": (16, 10),
-        **{"resnet18-cifar10": (128, 75), "resnet18-cifar100": (128, 75), "deit-tiny-imagenet": (128, 90)},
-    }
-    assert (benchmark.train_batch_size, benchmark.defaults["num_train_epochs"]) == sizes[name]
-    assert benchmark.init_hardness == 1.0067
-
-
 def test_a_checkpoint_is_fine_tuned_with_the_papers_rate_and_brings_its_own_architecture():
     benchmark = BENCHMARKS["gpt2-wikitext2"]
     assert benchmark.pretrained_defaults["learning_rate"] == 5e-5

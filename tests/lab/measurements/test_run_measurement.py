@@ -13,7 +13,7 @@ from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import MODELS, evaluate, find_models, load_data
 from lgelu_lab.measurements.records import read_measurement
-from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, choose_settings, run_measurement
+from lgelu_lab.measurements.run import check_measurements, choose_settings, run_measurement
 from lgelu_lab.studies.experiments import STUDIES
 from lgelu_lab.studies.study import run_study
 
@@ -212,16 +212,6 @@ def test_without_a_name_what_has_no_study_is_left_out_with_a_word(runs, tmp_path
     assert "failed: mlp-adult/count-seed0: ValueError: count is measured on mlp-digits, not on 'mlp-adult'" in (
         capsys.readouterr().err
     )
-
-
-@pytest.mark.parametrize("measurement", MEASUREMENTS.values(), ids=lambda measurement: measurement.name)
-def test_every_row_of_the_table_is_complete(measurement):
-    assert MEASUREMENTS[measurement.name] is measurement
-    assert set(measurement.benchmarks) <= set(BENCHMARKS)
-    assert measurement.benchmarks
-    assert set(measurement.models) <= set(MODELS)
-    assert json.loads(json.dumps(dataclasses.asdict(measurement.settings())))
-    assert measurement.description
 
 
 def test_unknown_measurements_and_settings_are_named():

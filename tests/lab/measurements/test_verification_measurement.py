@@ -8,14 +8,12 @@ import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.verification import (
-    Answer,
     MarabouNetwork,
     UnreadableNetworkError,
     VerificationSettings,
     Verifier,
     box_around,
     find_adversarial,
-    first_correct,
     measure_verification,
     pixel_units,
 )
@@ -77,25 +75,6 @@ def test_counts_follow_from_the_distances_in_shares_of_the_pixels_range(measured
         assert row["proved_by_bounds"] <= row["proved"]
         assert 0 < row["median_seconds"] <= row["max_seconds"]
         assert row["refusal"] is None
-
-
-def test_every_setting_is_asked_for_and_every_answer_counted(data, monkeypatch):
-    asked = []
-    answers = iter([Answer("proved", "bounds"), Answer("refuted", "attack"), Answer("refuted", "search")])
-
-    def answer(verifier, features, label, lower, upper):
-        asked.append((verifier.settings, lower.tolist(), upper.tolist()))
-        return next(answers)
-
-    monkeypatch.setattr(Verifier, "settle", answer)
-    settings = VerificationSettings(epsilons=(0.1,), points=3, timeout_seconds=7.0, margin=0.25, seed=5)
-    models = {"relu": InMemory(threshold_network("relu"))}
-    (row,) = measure_verification(models, BENCHMARKS["mlp-digits"], data, settings)
-    given, lower, upper = asked[1]  # the pixels 7.6 and 16, of which 1.6 either way, within 0 and 16
-    assert given is settings
-    assert lower == pytest.approx([(6.0 - 4.0) / 2, (14.4 - 8.0) / 4, 0.0])
-    assert upper == pytest.approx([(9.2 - 4.0) / 2, (16.0 - 8.0) / 4, 0.0])
-    assert (row["proved"], row["proved_by_bounds"], row["refuted"], row["refuted_by_attack"]) == (1, 1, 2, 1)
 
 
 def diamond():
@@ -176,14 +155,3 @@ def test_pixels_in_features_by_column_and_overall():
     assert highest.tolist() == [6.0, 2.0, 0.0]
     scale, lowest, highest = pixel_units({"mean": 51.0, "deviation": 102.0}, 255.0, 2)
     assert (scale.tolist(), lowest.tolist(), highest.tolist()) == ([2.5, 2.5], [-0.5, -0.5], [2.0, 2.0])
-
-
-def test_the_first_correct_rows_in_order(data):
-    network = threshold_network("relu").eval()
-    inputs, labels, misclassified = first_correct(network, data, 3)
-    assert torch.equal(inputs, data.test.features[[0, 1, 3]])
-    assert labels.tolist() == [0, 1, 0]
-    assert misclassified == 1
-    assert first_correct(network, data, 2)[2] == 0
-    with pytest.raises(ValueError, match="1 to 4"):
-        first_correct(network, data, 5)

@@ -2,9 +2,6 @@
 
 import pytest
 from lgelu_lab.measurements.conversion import CONVERSION_COLUMNS
-from lgelu_lab.measurements.conversion_finetuning import FINETUNING_COLUMNS
-from lgelu_lab.measurements.int8 import INT8_COLUMNS
-from lgelu_lab.measurements.linear_pieces import LINEAR_PIECES_COLUMNS
 from lgelu_lab.measurements.pruning import PRUNING_COLUMNS
 
 
@@ -76,12 +73,6 @@ def test_proofs_by_hand(measurement_of, table_of):
 # Zeros, pruning, int8, linear pieces
 
 
-def timed(model, precision, batch_size, median, **fields):
-    row = dict.fromkeys(INT8_COLUMNS, 0) | {"file_bytes": 1_250_000, "score": 0.5, "max_logit_difference": 0.00025}
-    row |= {"quartile1_ms": median - 0.1, "quartile3_ms": median + 0.1, "min_ms": median - 0.2, "metric": "accuracy"}
-    return row | {"model": model, "precision": precision, "batch_size": batch_size, "median_ms": median} | fields
-
-
 def pruned(model, criterion, fraction=None, **fields):
     row = dict.fromkeys(PRUNING_COLUMNS) | {"parameters_before": 1000, "score_before": 0.5}
     rule = None if fraction is None else "fraction"
@@ -94,38 +85,9 @@ def done(model, criterion, fraction=None, *, widths="8-8", parameters=500, finet
     return pruned(model, criterion, fraction, widths=widths, parameters=parameters, **changes, **scores)
 
 
-def piece(model, step, **fields):
-    row = dict.fromkeys(LINEAR_PIECES_COLUMNS) | {"points": 100, "max_error_everywhere": 0.125}
-    return row | {"model": model, "perturbation": step} | fields
-
-
-def exact(step, **fields):
-    return piece("hardened_relu", step, inside=0.75, distinct_regions=90, seconds=2.0) | fields
-
-
 def only(table, *first):
     (row,) = (row for row in table.rows if tuple(row[: len(first)]) == first)
     return dict(zip(table.header, row, strict=True))
-
-
-def test_int8_has_a_column_per_batch_size(measurement_of, table_of):
-    first = [
-        timed("gelu", "int8-all", 1, 0.5, float_activations=4),
-        timed("gelu", "int8-all", 64, 20.0, float_activations=4),
-    ]
-    second = [
-        timed("gelu", "int8-all", 1, 1.5, float_activations=5, score=0.75, max_logit_difference=0.5),
-        timed("gelu", "int8-all", 64, 30.0, float_activations=4, score=0.75),
-    ]
-    records = [measurement_of("int8", rows, seed=seed) for seed, rows in enumerate((first, second))]
-    table = table_of("int8", measurements=records)
-    assert table.rows == [
-        [
-            *("mlp-digits", "GELU", "int8", "0.6250 ± 0.1768", "1.00 ± 0.71", "25.0 ± 7.1", "0", "4 or 5", "0", "0"),
-            *("0", "0.0 ± 0.0", "0.5", "0", "1.25", "2 of 3"),
-        ]
-    ]
-    assert table.header[4:6] == ("Median ms, batch 1", "Median ms, batch 64")
 
 
 def test_pruning_by_hand_with_what_was_refused(measurement_of, table_of):
@@ -137,22 +99,6 @@ def test_pruning_by_hand_with_what_was_refused(measurement_of, table_of):
     assert list(only(table, "mlp-digits", "GELU").values())[2:5] == ["dead units", "–", "–"]
     assert table.rows[1][2] == "dead units", "one seed was pruned"
     assert table.notes == ("Refused, GELU: “smooth”.", "Refused, ReLU from the start: “none is dead”.")
-
-
-def test_linear_pieces_show_the_largest_error_and_the_mean_share_inside(measurement_of, table_of):
-    first = [piece("gelu", 0.01, refusal="smooth", max_error_float64=2e-5), exact(0.01, max_error_float64=1e-14)]
-    second = [
-        piece("gelu", 0.01, refusal="smooth", max_error_float64=3e-5),
-        exact(0.01, max_error_float64=None, inside=0.25),
-    ]
-    records = [measurement_of("linear_pieces", rows, seed=seed) for seed, rows in enumerate((first, second))]
-    table = table_of("linear-pieces", measurements=records)
-    smooth = only(table, "mlp-digits", "GELU", "first order")
-    assert (smooth["Largest error, float64"], smooth["Still inside the region, %"]) == ("3e−05", "–")
-    found = only(table, "mlp-digits", "hardened, swapped", "exact piece")
-    assert found["Still inside the region, %"] == "50.0 ± 35.4"
-    assert found["Largest error, float64"] == "1e−14"
-    assert found["Inside or not, float64"] == "0.12"
 
 
 # Conversion
@@ -168,11 +114,6 @@ def not_converted(rows):
     return dict.fromkeys(CONVERSION_COLUMNS) | {
         "model": "gelu", "method": "refit", "rows": rows, "original_score": 0.75, "refusal": "too few",
     }  # fmt: skip
-
-
-def tuned(start, steps, rate, score, **fields):
-    row = dict.fromkeys(FINETUNING_COLUMNS) | {"model": "gelu", "start": start, "steps": steps, "seconds": 1.0}
-    return row | {"learning_rate": rate, "score": score} | fields
 
 
 @pytest.fixture
@@ -217,29 +158,3 @@ def test_perplexity_is_compared_in_per_cent_and_a_change_that_rounds_to_nothing_
         "conversion", measurements=[measurement_of("conversion", rows, benchmark="gpt2-wikitext2", models=models)]
     )
     assert [row[4:6] for row in table.rows] == [["101.50", "+1.50 %"], ["100.00", "0.00 %"]]
-
-
-@pytest.fixture
-def tunings(measurement_of):
-    def rows(shift):
-        return [
-            *(tuned("direct", 0, None, 0.25), tuned("refit", 0, None, 0.5), tuned("gelu", 0, None, 0.75)),
-            tuned("direct", 10, 0.05, 0.5 + shift),
-            tuned("direct", 10, 0.005, 0.5 - shift),
-            tuned("anneal", 10, 0.05, 0.625),
-            tuned("anneal", 10, 0.005, None, refusal="no"),
-        ]
-
-    return [measurement_of("conversion-finetuning", rows(shift), seed=i) for i, shift in enumerate((0.0, 0.125))]
-
-
-def test_a_row_per_steps_and_learning_rate_and_a_column_per_start(tunings, table_of):
-    assert table_of("conversion-finetuning", measurements=tunings).header[3:7] == (
-        "direct swap, then tuned", "refit, then tuned", "annealed, then swapped", "GELU tuned, never swapped",
-    )  # fmt: skip
-    assert table_of("conversion-finetuning", measurements=tunings).rows == [
-        ["mlp-digits", "0", "–", "0.2500 ± 0.0000", "0.5000 ± 0.0000", "–", "0.7500 ± 0.0000", "2 of 3"],
-        ["mlp-digits", "10", "0.05", "0.5625 ± 0.0884", "–", "0.6250 ± 0.0000", "–", "2 of 3"],
-        ["mlp-digits", "10", "0.005", "0.4375 ± 0.0884", "–", "–", "–", "2 of 3"],
-    ]
-    assert table_of("conversion-finetuning", measurements=tunings).notes == ("Refused, GELU: “no”.",)

@@ -13,7 +13,7 @@ import pytest
 from lgelu_lab.measurements.records import write_measurement
 from lgelu_lab.report.drawing import draw_all
 from lgelu_lab.report.frames import read_frames
-from lgelu_lab.report.markup import build_table, to_latex, to_markdown
+from lgelu_lab.report.markup import build_table, to_markdown
 from lgelu_lab.report.paper import read_paper_values
 from lgelu_lab.report.results import PATH
 from lgelu_lab.report.write import (
@@ -132,21 +132,15 @@ def test_names_of_records_are_no_marks_paths_formulas_or_tags(record_of, data_of
     data, folder = data_of(runs), tmp_path / "out" / "report"
     written = write_report(data, folder)
     top = {path.relative_to(folder).parts[0] for path in written}
-    assert top == {"tables.md", "tables.tex", "report.html", "figures"}
+    assert top == {"tables.md", "report.html", "figures"}
     assert len([path for path in written if path.suffix == ".png"]) == 2
     assert [path.name for path in tmp_path.rglob("*.html")] == ["report.html"]
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "<b>_{" not in page
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page), "the page needs nothing else"
-    assert r"\$\textbackslash{}frac\$ <b>\_\{" in (folder / "tables.tex").read_text(encoding="utf-8")
     text = put_results(f"{START}{END}", page_tables(data))
     assert text.count(END) == 1
     assert "\n# mine" not in text
-
-
-def test_latex_has_a_row_for_each_of_the_table(tables):
-    text = to_latex(tables["results"])
-    assert len(re.findall(r"^.* \\\\$", text, flags=re.MULTILINE)) == 1 + len(tables["results"].rows)
 
 
 def test_a_heatmap_names_what_is_missing(record_of, data_of):

@@ -1,9 +1,8 @@
-"""The main results, the sentences on them, and what holds of the paper's claims, by hand."""
+"""The main results, and what holds of the paper's claims, by hand."""
 
 import pytest
 from lgelu_lab.report.claims import CLAIMS
 from lgelu_lab.report.paper import PaperValues, read_paper_values
-from lgelu_lab.report.results import conclusions
 
 HARD = [{"a": 160.0, "b": 160.0}] * 3
 
@@ -59,30 +58,6 @@ def test_networks_of_a_row_that_are_not_alike_are_marked_and_told_apart(record_o
         "† mlp-adult: the networks differ in more than the way: "
         f"learning_rate {', '.join(rates)}; eval_samples {', '.join(judged)}."
     )
-
-
-def test_a_sentence_on_points_is_of_the_seed_that_changed_most(record_of, data_of):
-    runs = [hardened(record_of, relu=score, seed=seed) for seed, score in enumerate((0.852, 0.847, 0.85))]
-    (sentence,) = conclusions(data_of(runs))
-    assert sentence.endswith("with the same weights, changes accuracy by up to 0.30 points (mlp-adult).")
-
-
-def test_three_sentences_say_what_each_way_changes(record_of, measurement_of, data_of):
-    perplexity = {"metric": "perplexity", "greater_is_better": False, "benchmark": "gpt2-wikitext2"}
-    runs = [
-        record_of(),
-        hardened(record_of, relu=0.8501),
-        record_of(scores=(90.0, 30.0, 31.0), relu_scores=(99.0, 95.0, 92.0), **perplexity),
-    ]
-    text = conclusions(data_of(runs, [converted(measurement_of, 0.845, 0.85)]))
-    assert text == [
-        "Putting ReLU into a finished GELU network changes accuracy by up to 15.00 points (mlp-adult) and perplexity "
-        "from 31.00 to 92.00 (gpt2-wikitext2).",
-        "Converting, without training or labels, changes accuracy by up to 0.50 points (mlp-adult).",
-        "Putting ReLU into a hardened network, with the same weights, changes accuracy by up to 0.01 points "
-        "(mlp-adult).",
-    ]
-    assert conclusions(data_of([record_of(activation="relu", relu_scores=(None,) * 3)])) == []
 
 
 def judged(table_of, claim, *arguments, **options):

@@ -59,20 +59,6 @@ def test_related_activations_are_compared_by_seed(table_of, record_of):
     assert table_of("related", [record_of(), record_of(activation="relu")]).rows == []
 
 
-def test_the_basis_names_seeds_epochs_samples_recipe_machine_and_differences(table_of, record_of):
-    table = table_of("basis", [record_of(seed=2), record_of(seed=0), record_of(name="grid/mlp-adult/gelu-seed0")])
-    profile, grid = (dict(zip(table.header, row, strict=True)) for row in table.rows)
-    assert (profile["Benchmark"], grid["Benchmark"]) == ("mlp-adult", "mlp-adult, grid")
-    assert profile["Seeds"] == "0, 2"
-    assert profile["Epochs"] == "3"
-    assert profile["Training samples"] == "100"
-    assert profile["Evaluated on"] == "accuracy on 50 rows of test"
-    assert profile["Recipe"] == "sgd, learning rate 0.05, batch 64"
-    assert profile["Machine"] == "abacus, 1 thread"
-    assert "3 of 50 epochs; 100 of 32,561 training samples" in profile["Unlike the paper"]
-    assert "torch 1, transformers 2" in table.notes[0]
-
-
 # Substitution
 
 HARD = [{"a": 2.0, "b": 9.0}, {"a": 70.0, "b": 90.0}, {"a": 160.0, "b": 160.0}]
@@ -91,15 +77,6 @@ def test_the_tables_numbers_by_hand(record_of, table_of):
         "As is": "0.9000 ± 0.0000", "ReLU substituted": "0.6500 ± 0.0707", "Change": "−0.2500 ± 0.0707",
         "Largest logit change": "0.5", "Unchanged predictions": "0.5000 ± 0.0000",
     }  # fmt: skip
-
-
-def test_rows_before_the_gates_are_hard_are_marked_and_explained(record_of, table_of):
-    table = table_of("substitution-best", [hardened(record_of)])
-    (row,) = [dict(zip(table.header, row, strict=True)) for row in table.rows if row[1] == "λ-GELU uniform, hardened"]
-    assert row["Epoch"].endswith("†")
-    assert any(note.startswith("† In at least one seed") for note in table.notes)
-    last = table_of("substitution-last", [hardened(record_of)])
-    assert "†" not in "".join(text for row in last.rows for text in row) + "".join(last.notes)
 
 
 def test_the_rival_shows_one_network_and_mixed_seeds_count_the_exchange_where_there_was_one(table_of, relufied):
@@ -184,11 +161,6 @@ def test_planned_cells_without_a_run_are_there_and_empty(grid_run, baseline, dat
     cells = grid_cells(data_of([grid_run(0.3, 6.0), baseline()]), "mlp-fmnist")
     assert list(cells) == [(t, c) for t in (0.1, 0.3, 0.6, 0.9) for c in (1.0, 3.0, 6.0, 9.0)]
     assert sum(not len(cell) for cell in cells.values()) == 15
-
-
-def test_the_resnet_grid_has_one_temperature(grid_run, data_of):
-    cells = grid_cells(data_of([grid_run(0.1, 6.0, benchmark="resnet18-cifar100")]), "resnet18-cifar100")
-    assert list(cells) == [(0.1, c) for c in (1.0, 3.0, 6.0, 9.0)]
 
 
 def test_no_baseline_of_the_seed_or_of_another_recipe_is_no_gain(grid_run, baseline, record_of, data_of):

@@ -127,28 +127,6 @@ def test_a_card_names_the_hubs_data_set_only_where_that_was_read(tmp_path):
     assert "was read in the place of scikit-learn/adult-census-income: 40 of 200 classes" in card_of(known, tmp_path)
 
 
-def test_perplexity_and_limits(tmp_path):
-    record = dataclasses.replace(
-        with_config(
-            benchmark="gpt2-wikitext2", max_train_samples=None, max_eval_samples=300, validation_fraction=0.0,
-            num_layers=4, context_length=128,
-        ),
-        metric="perplexity", greater_is_better=False, model={**RECORD.model, "class": "GPT2LMHeadModel"},
-        data={**RECORD.data, "source": "Salesforce/wikitext"},
-        epochs=(dataclasses.replace(RECORD.last, score=105.64053, relu_score=105.64123),),
-    )  # fmt: skip
-    text = card_of(record, tmp_path)
-    assert "perplexity (lower is better)" in text
-    assert "| ReLU, the same weights (this model) | 105.64 |" in text
-    assert "not all of the data: evaluation was limited to 300 samples. A local copy was read" in text
-    assert "training was limited" not in text
-    assert "| context (tokens) | 128 |" in text
-    assert "GPT2LMHeadModel.from_pretrained" in text
-    whole = with_config(max_train_samples=None, validation_fraction=0.0)
-    of_the_hub = dataclasses.replace(whole, data={**RECORD.data, "copy_of": None})
-    assert "no limit was set" in card_of(of_the_hub, tmp_path)
-
-
 def test_a_loss_of_smoothed_labels_is_no_loss_of_these_labels(tmp_path):
     assert f"| {RECORD.last.loss:.4f} |" in card_of(RECORD, tmp_path)
     text = card_of(with_config(label_smoothing_factor=0.1), tmp_path)
@@ -192,33 +170,3 @@ def test_card_of_the_small_soft_resnet_says_where_its_architecture_is(tmp_path, 
     names = {}
     exec(code, names)
     assert hardness_profile(names["model"]) == hardness_profile(model)
-
-
-@pytest.mark.parametrize(("benchmark", "classes"), [("resnet18-cifar10", 10), ("resnet18-cifar100", 100)])
-def test_early_records_know_their_classes(benchmark, classes):
-    record = dataclasses.replace(
-        with_config(benchmark=benchmark),
-        data={name: value for name, value in RECORD.data.items() if name != "classes"},
-        model={**RECORD.model, "class": "TimmWrapperForImageClassification"},
-    )
-    assert ', act_layer="gelu")' in card_facts(record).loading_code["gelu"]
-    assert f'timm.create_model("resnet18", num_classes={classes})' in card_facts(record).loading_code["relu"]
-
-
-def test_a_hardened_run_shows_what_its_gates_had_learned(tmp_path):
-    gate, other = "layers.0.activation", "layers.1.activation"
-    path = [
-        {gate: 1.25, other: 2.5},
-        {gate: 3.25, other: 7.125},
-        {gate: 80.0, other: 90.0},
-        {gate: 160.0, other: 160.0},
-    ]
-    epochs = tuple(
-        dataclasses.replace(RECORD.last, epoch=i + 1.0, hardness=hardness) for i, hardness in enumerate(path)
-    )
-    config = {**RECORD.config, "num_train_epochs": 4, "switch_fraction": 0.5}
-    record = dataclasses.replace(RECORD, epochs=epochs, config=config)
-    text = card_of(record, tmp_path)
-    assert "| gate | λ before training | λ as learned, before hardening | λ | κ/λ |" in text
-    assert f"| `{other}` | 2.0000 | 7.1250 | 160 | 0.0011 |" in text
-    assert "as learned" not in card_of(dataclasses.replace(record, config={**config, "harden": False}), tmp_path)

@@ -127,14 +127,3 @@ def test_a_saved_run_brings_its_tokenizer(tiny, tmp_path):
     assert tokenizer.decode(tokenizer(" the cat")["input_ids"]) == " the cat"
     config = read_record(tmp_path).config
     assert (config["num_layers"], config["width"], config["vocabulary_size"], config["pretrained"]) == (1, 8, 265, None)
-
-
-def test_a_checkpoint_has_the_papers_rate_and_a_batch_of_its_own(tiny, tmp_path, monkeypatch):
-    given = {"benchmark": "gpt2-wikitext2", "output_dir": str(tmp_path)}
-    _, scratch = parse_mapping(given)
-    _, tuned = parse_mapping({**given, "pretrained": "somewhere"})
-    assert scratch.learning_rate > 1e-4 > tuned.learning_rate == 5e-5
-    assert (scratch.per_device_train_batch_size, tuned.per_device_train_batch_size) == (16, 8)
-    assert tuned.weight_decay == scratch.weight_decay == 1e-2
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert parse_mapping({**given, "pretrained": "somewhere"})[1].per_device_train_batch_size == 4

@@ -206,13 +206,3 @@ def test_a_setting_of_hardening_goes_to_the_runs_that_read_it(record_of, tmp_pat
         "hardened": settings.keys(),
         "relufied": {"max_steps", "switch_fraction"},
     }
-
-
-def test_progress_counts_the_runs_of_all_workers(record_of, tmp_path, capsys):
-    for experiment in EXPERIMENTS[1::2]:
-        write_record(record_of(), tmp_path / experiment.name)
-    run_study(EXPERIMENTS, tmp_path, worker=Worker(0, 2), run=lambda run: write_record(record_of(), run["output_dir"]))
-    assert "2/5" in (shown := capsys.readouterr().err)
-    assert "5/5" in shown
-    assert run_study(EXPERIMENTS, tmp_path, worker=Worker(1, 2), run=pytest.fail) == []
-    assert capsys.readouterr().err == ""
