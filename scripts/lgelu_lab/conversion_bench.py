@@ -1,4 +1,4 @@
-"""Conversions to ReLU, timed: networks with random weights, random inputs, and what we want to stay within.
+"""Conversions to ReLU, timed: networks with random weights and random inputs.
 
 Memory does not depend on what the weights are, and time hardly (from 512 features on a few strengths more or less are
 tried); how good a conversion is does, and is measured on trained networks (scripts/measure.py).
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -36,7 +35,6 @@ class Case:
         units: rows, sequences or images given; `rows` counts tokens of sequences.
         width: features of a row at the widest layer.
         build: → (the network, its inputs), from torch's global generator.
-        target_seconds, target_gib: what it should stay within on two CPU cores; None where nothing is set.
     """
 
     name: str
@@ -44,8 +42,6 @@ class Case:
     rows: int
     width: int
     build: Callable[[], tuple[nn.Module, Inputs]]
-    target_seconds: float | None = None
-    target_gib: float | None = None
 
 
 def _mlp(width: int, layers: int, rows: int, features: int) -> Callable[[], tuple[nn.Module, Inputs]]:
@@ -83,10 +79,10 @@ _GIB = 2**30
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
-        Case("mlp-4x256", 8192, 8192, 256, _mlp(256, 4, 8192, 784), 2.0),
-        Case("gpt2-4x128", 64, 8192, 512, _gpt2(_SMALL_GPT2, 64, 128), 5.0),
-        Case("gpt2-124m", 16, 16_384, 3072, _gpt2({}, 16, 1024), 600.0, 6.0),
-        Case("resnet18-cifar", 1024, 1024, 4864, _resnet18(1024), 60.0),
+        Case("mlp-4x256", 8192, 8192, 256, _mlp(256, 4, 8192, 784)),
+        Case("gpt2-4x128", 64, 8192, 512, _gpt2(_SMALL_GPT2, 64, 128)),
+        Case("gpt2-124m", 16, 16_384, 3072, _gpt2({}, 16, 1024)),
+        Case("resnet18-cifar", 1024, 1024, 4864, _resnet18(1024)),
     )
 }  # fmt: skip
 TIME_COLUMNS = (
@@ -143,19 +139,3 @@ def measure_apart(name: str, threads: int) -> dict[str, str | float | int]:
     if done.returncode:
         raise RuntimeError(f"{name} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def markdown_table(rows: pd.DataFrame) -> str:
-    """One line a row beside what we want to stay within."""
-    lines = ["| network | rows | widest layer | threads | seconds | peak memory | target |"]
-    lines.append("|" + "---|" * 7)
-    rows = rows[rows["case"].isin(CASES)]
-    for row in sorted(rows.itertuples(), key=lambda row: list(CASES).index(row.case)):
-        case = CASES[row.case]
-        target = "–" if case.target_seconds is None else f"≤ {case.target_seconds:g} s"
-        target += "" if case.target_gib is None else f", {case.target_gib:g} GiB"
-        lines.append(
-            f"| {row.case} | {row.rows:,} | {row.width:,} | {row.threads} | {row.seconds:.2f} | "
-            f"{row.peak_gib:.2f} GiB | {target} |"
-        )
-    return "\n".join(lines)

@@ -111,22 +111,16 @@ def build_deit(activation: str, data: BenchmarkData, options: ModelOptions | Non
 
 
 def _from_checkpoint(name: str, image_size: int, patch_size: int | None, **changes: Any) -> PreTrainedModel:
-    try:
-        config = AutoConfig.from_pretrained(name)
-        own_patch_size = getattr(config, "patch_size", None)
-        if not isinstance(own_patch_size, int) or not hasattr(config, "image_size"):
-            raise ValueError(f"{name!r} is a {config.model_type}; a vision transformer such as {PRETRAINED} is wanted")
-        if patch_size not in (None, own_patch_size):
-            raise ValueError(f"{name!r} has patches of {own_patch_size} pixels, got patch_size {patch_size}")
-        _check_sizes(image_size, own_patch_size)
-        model = AutoModelForImageClassification.from_pretrained(
-            name, ignore_mismatched_sizes=True, use_safetensors=True, **changes
-        )
-    except OSError as error:  # what transformers raises for a folder or Hub id that it cannot read
-        raise RuntimeError(
-            f"no checkpoint {name!r} could be read ({error}). Give --pretrained a folder that holds one, or a Hub id "
-            f"such as {PRETRAINED} where the Hub can be reached; without it the model is trained from scratch"
-        ) from error
+    config = AutoConfig.from_pretrained(name)
+    own_patch_size = getattr(config, "patch_size", None)
+    if not isinstance(own_patch_size, int) or not hasattr(config, "image_size"):
+        raise ValueError(f"{name!r} is a {config.model_type}; a vision transformer such as {PRETRAINED} is wanted")
+    if patch_size not in (None, own_patch_size):
+        raise ValueError(f"{name!r} has patches of {own_patch_size} pixels, got patch_size {patch_size}")
+    _check_sizes(image_size, own_patch_size)
+    model = AutoModelForImageClassification.from_pretrained(
+        name, ignore_mismatched_sizes=True, use_safetensors=True, **changes
+    )
     if config.image_size != image_size:
         resize_position_embeddings(model, image_size)
     return model

@@ -74,25 +74,6 @@ def train_tokenizer(lines: Iterable[str], vocabulary_size: int, context_length: 
     )
 
 
-def load_tokenizer(pretrained: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, a folder or a Hub id.
-
-    Raises RuntimeError if it cannot be loaded.
-    """
-    try:
-        return AutoTokenizer.from_pretrained(pretrained)
-    except (OSError, ValueError) as error:  # which of the two depends on what is missing
-        raise _unreachable("tokenizer", pretrained, error) from error
-
-
-def _unreachable(what: str, pretrained: str, error: Exception) -> RuntimeError:
-    """The error for a checkpoint whose `what` cannot be loaded."""
-    return RuntimeError(
-        f"the {what} of {pretrained!r} could not be loaded ({error}). Without network, give `pretrained` a folder that "
-        "holds the checkpoint with its tokenizer, or leave it out to train from scratch"
-    )
-
-
 def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | None = None) -> BenchmarkData:
     """The splits of WikiText-2, each joined to one text and cut into contiguous blocks.
 
@@ -128,7 +109,7 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
     if model.pretrained is None:
         tokenizer = train_tokenizer(lines["train"], model.vocabulary_size or VOCABULARY_SIZE, context_length)
     else:
-        tokenizer = load_tokenizer(model.pretrained)
+        tokenizer = AutoTokenizer.from_pretrained(model.pretrained)
     blocks = {split: _blocks(text, tokenizer, context_length, split) for split, text in lines.items()}
     test = blocks["test"] if "test" in blocks else blocks["validation"]
     train, test = _limited(blocks["train"], test, options)
@@ -226,10 +207,7 @@ def build_gpt2(activation: str, data: BenchmarkData, options: ModelOptions) -> G
 
 
 def _fine_tuned(activation: str, data: BenchmarkData, pretrained: str, context_length: int) -> GPT2LMHeadModel:
-    try:
-        config = AutoConfig.from_pretrained(pretrained)
-    except (OSError, ValueError) as error:
-        raise _unreachable("config", pretrained, error) from error
+    config = AutoConfig.from_pretrained(pretrained)
     if config.model_type != "gpt2":
         raise ValueError(f"pretrained must be a GPT-2, and {pretrained!r} is a {config.model_type}")
     if config.n_positions < context_length:
@@ -241,18 +219,11 @@ def _fine_tuned(activation: str, data: BenchmarkData, pretrained: str, context_l
         raise ValueError(
             f"{pretrained!r} has {config.vocab_size} token embeddings, and its tokenizer {len(data.processor)} tokens"
         )
-    try:
-        model = GPT2LMHeadModel.from_pretrained(pretrained, activation_function=activation, use_safetensors=True)
-    except OSError as error:
-        raise _unreachable("weights", pretrained, error) from error
-    _cut_positions(model, context_length)
-    return model
-
-
-def _cut_positions(model: GPT2LMHeadModel, context_length: int) -> None:
+    model = GPT2LMHeadModel.from_pretrained(pretrained, activation_function=activation, use_safetensors=True)
     positions = model.transformer.wpe
     model.transformer.wpe = nn.Embedding.from_pretrained(positions.weight[:context_length].clone(), freeze=False)
     model.config.n_positions = context_length
+    return model
 
 
 _PAPER = {"optim": "adamw_torch", "learning_rate": 5e-5, "weight_decay": 1e-2}

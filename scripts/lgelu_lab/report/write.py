@@ -9,15 +9,13 @@ from pathlib import Path
 from hf_lgelu.formats import percent
 from lgelu_lab.measurements.records import MeasurementRecord, read_measurements
 from lgelu_lab.report.claims import CLAIMS_TABLE
-from lgelu_lab.report.difference_table import DIFFERENCE_TABLE
 from lgelu_lab.report.drawing import Drawing, FigureSpec, draw_all
-from lgelu_lab.report.elsewhere import ELSEWHERE
 from lgelu_lab.report.frames import ReportData
 from lgelu_lab.report.gates_table import GATES_TABLE
 from lgelu_lab.report.markup import TEMPLATES, Table, TableSpec, build_table, to_markdown
 from lgelu_lab.report.measured_tables import MEASURED_TABLES
 from lgelu_lab.report.numbers import listed
-from lgelu_lab.report.results import PATH, RESULTS
+from lgelu_lab.report.results import DIFFERENCE_TABLE, ELSEWHERE, PATH, RESULTS
 from lgelu_lab.report.run_figures import FIGURES
 from lgelu_lab.report.run_tables import TABLES
 from lgelu_lab.studies.folder import write_whole

@@ -19,9 +19,6 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-# What writers before 0.2.0 left when they were killed; of one record each, in the folder that is swept.
-_OLD_LEFTOVERS = (".record-*.json", ".measurement-*.json")
-
 CHECKPOINT_PREFIX, CHECKPOINT_STATE = "checkpoint-", "trainer_state.json"
 """Trainer's names; the second is the file of a checkpoint that it writes last."""
 
@@ -86,9 +83,8 @@ def write_whole(target: Path, text: str) -> Path:
 
 def sweep(target: Path) -> None:
     """Remove what a killed writer of `target` left beside it. Only for who is its sole writer."""
-    for pattern in (f".{target.name}-*.tmp", *_OLD_LEFTOVERS):
-        for leftover in target.parent.glob(pattern):
-            leftover.unlink(missing_ok=True)
+    for leftover in target.parent.glob(f".{target.name}-*.tmp"):
+        leftover.unlink(missing_ok=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:

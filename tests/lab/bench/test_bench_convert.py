@@ -1,14 +1,13 @@
-"""scripts/bench_convert.py: what is measured, how it is shown, and that a rerun measures only what is not there."""
+"""scripts/bench_convert.py: what is measured, and that a rerun measures only what is not there."""
 
 import csv
 import json
 
 import bench_convert
-import pandas as pd
 import pytest
 import torch
 from lgelu_lab import conversion_bench
-from lgelu_lab.conversion_bench import CASES, TIME_COLUMNS, Case, markdown_table
+from lgelu_lab.conversion_bench import CASES, TIME_COLUMNS, Case
 from lgelu_lab.rows_file import RowsFile
 from torch import nn
 
@@ -80,23 +79,11 @@ def test_a_rerun_measures_only_what_is_not_there(monkeypatch, tmp_path, capsys):
     assert "unknown case none; accepted: mlp-4x256" in capsys.readouterr().err
 
 
-def test_the_table_has_the_networks_with_what_they_should_stay_within():
-    rows = [
-        row("gpt2-124m", 300.0, peak_gib=5.0),
-        row("mlp-4x256", 0.25),
-        row("mlp-4x256", 1.0) | {"case": "rows-4096"},
-    ]
-    *_, first, second = markdown_table(pd.DataFrame(rows)).splitlines()
-    assert first == "| mlp-4x256 | 8,192 | 256 | 2 | 0.25 | 1.50 GiB | ≤ 2 s |"
-    assert second == "| gpt2-124m | 16,384 | 3,072 | 2 | 300.00 | 5.00 GiB | ≤ 600 s, 6 GiB |"
-
-
-@pytest.mark.parametrize("other", [(), ("--table",)])
-def test_a_file_of_other_rows_is_refused_before_anything_is_measured(other, monkeypatch, tmp_path, capsys):
+def test_a_file_of_other_rows_is_refused_before_anything_is_measured(monkeypatch, tmp_path, capsys):
     path = tmp_path / "rows.csv"
     RowsFile(path, ("a", "b"), ("a",)).append({"a": 1, "b": 1})
     monkeypatch.setattr(bench_convert, "measure_apart", lambda *_: pytest.fail("measured"))
-    assert run(monkeypatch, "--csv", str(path), *other) == 1
+    assert run(monkeypatch, "--csv", str(path)) == 1
     told = capsys.readouterr().err
     assert "has other columns (a, b) than " in told
     assert "name another file with --csv" in told

@@ -1,6 +1,6 @@
 """Tokenizers trained on a corpus, and those of checkpoints."""
 
-from lgelu_lab.benchmarks.wikitext import load_tokenizer, train_tokenizer
+from lgelu_lab.benchmarks.wikitext import train_tokenizer
 from transformers import AutoTokenizer
 
 LINES = ["", " = Valkyria = \n", " the cat and the other cat sat on the mat with the third cat \n"] * 3
@@ -26,7 +26,7 @@ def test_it_comes_back_from_a_folder(tmp_path):
     tokenizer = train_tokenizer(LINES, 290, 16)
     tokenizer.save_pretrained(tmp_path)
     text = " the third Valkyria\n"
-    for again in (AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(str(tmp_path))):
-        assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
-        assert again.get_vocab() == tokenizer.get_vocab()
-        assert (again.eos_token, again.model_max_length) == ("<|endoftext|>", 16)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert (again.eos_token, again.model_max_length) == ("<|endoftext|>", 16)

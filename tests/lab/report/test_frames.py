@@ -166,8 +166,6 @@ def test_each_evaluation_is_the_one_asked_for(data_of, record_of):
         "best": (0.9, 0.6), "best_substituted": (0.8, 0.75), "last": (0.85, 0.7),
     }  # fmt: skip
     assert {at: row["early"] for at, row in found.items()} == {"best": True, "best_substituted": True, "last": False}
-    with pytest.raises(ValueError, match="'first'; accepted: best, best_substituted, last"):
-        evaluations(data_of([run]), "first")
 
 
 def test_of_equal_scores_the_earliest_epoch_counts(data_of, record_of):

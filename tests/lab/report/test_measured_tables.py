@@ -40,14 +40,6 @@ def test_networks_are_counted_once_however_often_they_were_measured(measurement_
     ]
 
 
-@pytest.mark.parametrize("other", ["hardened", "hardened_relu"])
-def test_measurements_of_networks_trained_anew_do_not_mix(measurement_of, summaries, other, table_of):
-    changed = {other: summaries["hardened"] | {"score": 0.1}}
-    records = [measurement_of("int8", [{"model": "gelu"}]), measurement_of("pruning", [{}], models=changed)]
-    with pytest.raises(ValueError, match="seed 0, were made on different networks 'hardened"):
-        table_of("networks", measurements=records)
-
-
 def test_proofs_by_hand(measurement_of, table_of):
     first = [refused("gelu", "no Gelu"), verified("hardened_relu", 0.01, proved=20, proved_by_bounds=18)]
     second = [
