@@ -1,24 +1,146 @@
 """How long a conversion to ReLU takes and how much memory it needs, on networks with random weights.
 
 Each is measured in a process of its own. Rows go to a CSV file as they are measured, and a rerun measures only what
-is not there.
+is not there. Memory does not depend on what the weights are, and time hardly (from 512 features on a few strengths
+more or less are tried).
 
     python scripts/bench_convert.py --csv bench.csv              the four networks
 """
 
 import json
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from lgelu_lab.conversion_bench import (
-    CASES,
-    TIME_COLUMNS,
-    TIME_KEY,
-    measure_apart,
-    measure_here,
-)
+import torch
+from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, register_cifar_resnet
+from lgelu_lab.peak_memory import peak_memory
 from lgelu_lab.rows_file import RowsFile
-from transformers import HfArgumentParser
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser
+
+import hf_lgelu
+from hf_lgelu import MLPConfig, MLPForClassification
+from hf_lgelu.environment import hardware, package_versions
+
+Inputs = Tensor | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One conversion.
+
+    Args:
+        name: its key.
+        units: rows, sequences or images given; `rows` counts tokens of sequences.
+        width: features of a row at the widest layer.
+        build: → (the network, its inputs), from torch's global generator.
+    """
+
+    name: str
+    units: int
+    rows: int
+    width: int
+    build: Callable[[], tuple[nn.Module, Inputs]]
+
+
+def _mlp(width: int, layers: int, rows: int, features: int) -> Callable[[], tuple[nn.Module, Inputs]]:
+    def build() -> tuple[nn.Module, Inputs]:
+        config = MLPConfig(
+            num_features=features, hidden_size=width, num_hidden_layers=layers, num_labels=10, hidden_act="gelu"
+        )
+        return MLPForClassification(config), {"features": torch.randn(rows, features)}
+
+    return build
+
+
+def _gpt2(config: Mapping[str, Any], sequences: int, tokens: int) -> Callable[[], tuple[nn.Module, Inputs]]:
+    def build() -> tuple[nn.Module, Inputs]:
+        model = GPT2LMHeadModel(GPT2Config(activation_function="gelu", **config))
+        return model, {"input_ids": torch.randint(model.config.vocab_size, (sequences, tokens))}
+
+    return build
+
+
+def _resnet18(images: int) -> Callable[[], tuple[nn.Module, Inputs]]:
+    def build() -> tuple[nn.Module, Inputs]:
+        import timm
+
+        register_cifar_resnet()
+
+        return timm.create_model(ARCHITECTURE, num_classes=10, act_layer="gelu"), torch.randn(images, 3, 32, 32)
+
+    return build
+
+
+_SMALL_GPT2 = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 128, "vocab_size": 4096}
+_GIB = 2**30
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        Case("mlp-4x256", 8192, 8192, 256, _mlp(256, 4, 8192, 784)),
+        Case("gpt2-4x128", 64, 8192, 512, _gpt2(_SMALL_GPT2, 64, 128)),
+        Case("gpt2-124m", 16, 16_384, 3072, _gpt2({}, 16, 1024)),
+        Case("resnet18-cifar", 1024, 1024, 4864, _resnet18(1024)),
+    )
+}  # fmt: skip
+TIME_COLUMNS = (
+    *("case", "units", "rows", "width", "threads", "seconds", "peak_gib", "outcome", "cpu", "torch", "hf_lgelu"),
+)
+"""Of the rows of `measure_here`."""
+TIME_KEY = ("case", "threads")
+"""Of these, what says which row was asked for."""
+
+
+def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
+    """Convert in this process; the second of two conversions of a small network is timed, as imports take longer."""
+    case = CASES[name]
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    warm, inputs = _mlp(256, 4, 2048, 128)()
+    _convert(warm.eval(), inputs)
+    model, inputs = case.build()
+    model = model.eval()
+    started = time.perf_counter()
+    outcome = _convert(model, inputs)
+    seconds = time.perf_counter() - started
+    return {
+        "case": name,
+        "units": case.units,
+        "rows": case.rows,
+        "width": case.width,
+        "threads": threads,
+        "seconds": round(seconds, 3),
+        "peak_gib": round(peak_memory() / _GIB, 3),
+        "outcome": outcome,
+        "cpu": hardware(1)["cpu"],
+        "torch": torch.__version__,
+        "hf_lgelu": package_versions()["hf-lgelu"],
+    }
+
+
+def _convert(model: torch.nn.Module, inputs: object) -> str:
+    """What came out; a refusal by the guard comes after all the work, and is as good a measurement."""
+    try:
+        hf_lgelu.convert_to_relu(model, inputs)
+    except hf_lgelu.ConversionRefusedError as error:
+        if error.report is None:
+            raise
+        return "refused by the guard"
+    return "converted"
+
+
+def measure_apart(name: str, threads: int) -> dict[str, str | float | int]:
+    """`measure_here` in a new process. Raises RuntimeError with what it said if it failed."""
+    command = [sys.executable, __file__, "--measure_here", name, "--threads", str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @dataclass

@@ -6,8 +6,7 @@ import json
 import bench_convert
 import pytest
 import torch
-from lgelu_lab import conversion_bench
-from lgelu_lab.conversion_bench import CASES, TIME_COLUMNS, Case
+from bench_convert import CASES, TIME_COLUMNS, Case
 from lgelu_lab.rows_file import RowsFile
 from torch import nn
 
@@ -28,7 +27,7 @@ def small(monkeypatch):
         return nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2)), 3 * torch.randn(128, 3)
 
     case = Case("small", 128, 128, 8, build)
-    monkeypatch.setattr(conversion_bench, "CASES", {"small": case})
+    monkeypatch.setattr(bench_convert, "CASES", {"small": case})
 
 
 def run(monkeypatch, *arguments):

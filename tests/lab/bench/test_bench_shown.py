@@ -25,10 +25,3 @@ def test_table_has_providers_down_and_sizes_across(tmp_path):
     ]
     with pytest.raises(ValueError, match="no row"):
         shown.markdown_tables(frame_of(tmp_path / "bench.csv", rows), ["backward"], ["float32"], [2.0])
-
-
-def test_table_of_steps_gives_the_range_of_memory(tmp_path):
-    peaks = {"mlp-4x256": "1", "gpt2-4x256": "0.7741", "resnet18-cifar": "0.9"}
-    rows = [cells_of(mode="step", size=size, memory_format="", peak_ratio=peak) for size, peak in peaks.items()]
-    text = shown.markdown_tables(frame_of(tmp_path / "bench.csv", rows), ["both"], ["float32"], [2.0])
-    assert text.splitlines()[-1] == "| ReLU | 1.00 | 1.00 | 1.00 | 0.774 to 1.000 |"

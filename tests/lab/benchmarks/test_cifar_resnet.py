@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from fresh_process import run_fresh
-from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, new_cifar_resnet, register_cifar_resnet
+from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet, register_cifar_resnet
 from torch import nn
 from transformers import AutoModelForImageClassification
 
@@ -128,13 +127,3 @@ def test_a_relu_network_is_read_by_transformers_and_without_hf_lgelu(tmp_path):
     done = run_fresh(script, *files)
     assert done.returncode == 0, done.stderr[-3000:]
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_timm_builds_it_by_name_quietly_and_as_a_backbone(caplog):
-    model = timm.create_model(ARCHITECTURE, num_classes=4, in_chans=1)
-    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 4)
-    assert caplog.text == ""
-    assert model.pretrained_cfg["input_size"] == (3, 32, 32)
-    backbone = timm.create_model(ARCHITECTURE, features_only=True)
-    sizes = [32 // feature.shape[-1] for feature in backbone(images())]
-    assert sizes == backbone.feature_info.reduction() == [1, 1, 2, 4, 8]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements import conversion
 from lgelu_lab.measurements.bias_fold import fold_biases
 from lgelu_lab.measurements.conversion import (
     CONVERSION,
@@ -125,31 +124,6 @@ def test_what_is_refused_is_a_row_with_the_reason(data):
     values = ("score", "kl", "agreement", "max_logit_change", "seconds")
     assert [refused[key] for key in values] == [None] * 5
     assert rows[4]["refusal"] is None
-
-
-def test_every_rung_is_asked_for_on_the_most_rows_and_says_what_was_kept(data, monkeypatch):
-    asked = []
-
-    def converted(model, calibration, *, collate, **options):
-        asked.append((len(calibration), options))
-        steps = [
-            SimpleNamespace(effort=effort, is_kept=effort != "distill") for effort in ("refit", "place", "distill")
-        ]
-        return network("relu"), SimpleNamespace(seconds=3.0, steps=steps, width_share=1.5)
-
-    monkeypatch.setattr(conversion, "convert_to_relu", converted)
-    rows = measure_conversion(both(), DIGITS, data, ConversionSettings(rows=(32, 1000)))
-    assert asked == [
-        (32, {"effort": "refit"}),
-        (300, {"effort": "refit"}),
-        (300, {"effort": "place"}),
-        (300, {"effort": "place", "width_budget": 1.25}),
-        (300, {"effort": "distill"}),
-    ]
-    told = [(row["method"], row["rows"], row["kept"], row["width"], row["seconds"]) for row in rows[3:-1]]
-    methods = [("refit", 32), *((name, 300) for name in ("refit", "place", "place-wider", "distill"))]
-    assert told == [(*method, "place", 1.5, 3.0) for method in methods]
-    assert [(row["kept"], row["width"]) for row in (*rows[:3], rows[-1])] == [(None, None)] * 4
 
 
 def test_an_effort_that_is_none_is_no_setting():

@@ -65,10 +65,3 @@ def test_foreign_files_are_named(tmp_path):
     path.write_text(json.dumps({**raw, "colour": "blue"}))
     with pytest.raises(ValueError, match=r"unknown \['colour'\]"):
         read_measurement(path)
-
-
-def test_what_a_killed_writer_left_is_no_record(tmp_path):
-    path = write_measurement(record_of(), tmp_path)
-    (path.parent / f".{path.name}-abc.tmp").write_text("{")
-    (path.parent / ".measurement-seed0.json").write_text("{")
-    assert read_measurements(tmp_path) == [record_of()]

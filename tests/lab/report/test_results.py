@@ -39,11 +39,6 @@ def test_a_row_has_every_way_and_the_refit_on_the_most_rows(record_of, measureme
     assert table.notes[0].startswith("Paper: cited")
 
 
-def test_what_is_not_there_is_called_missing_and_not_measured_is_a_dash(record_of, table_of):
-    (row,) = table_of("results", [record_of()]).rows
-    assert row[3:] == ["–", "missing", "missing", "missing"]
-
-
 def test_networks_of_a_row_that_are_not_alike_are_marked_and_told_apart(record_of, table_of):
     runs = [record_of(), hardened(record_of), record_of(activation="relu", relu_scores=(None,) * 3)]
     assert table_of("results", runs).rows[0][0] == "mlp-adult [a]"

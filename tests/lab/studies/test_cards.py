@@ -12,7 +12,7 @@ from lgelu_lab.studies.records import EpochRecord, RunRecord
 from safetensors.torch import load_file
 from transformers import TimmWrapperForImageClassification
 
-from hf_lgelu import anneal_hardness, export_relu, hardness_profile, write_card
+from hf_lgelu import anneal_hardness, export_relu
 from hf_lgelu.export.hub.card import CardFacts, save_card_facts
 
 CARDS = Path(__file__).parents[3] / "model_cards"
@@ -157,16 +157,3 @@ def test_card_of_the_small_resnet_says_how_timm_loads_it(tmp_path, monkeypatch):
     with torch.no_grad():
         torch.testing.assert_close(names["model"](pixels), expected(pixel_values=pixels).logits, rtol=0, atol=1e-6)
     assert len(load_file(tmp_path / "relu" / "model.safetensors")) == len(names["model"].state_dict())
-
-
-def test_card_of_the_small_soft_resnet_says_where_its_architecture_is(tmp_path, monkeypatch):
-    model = new_cifar_resnet("lambda_gelu", [str(i) for i in range(7)], [0.5] * 3, [0.2] * 3).eval()
-    model.save_pretrained(tmp_path / "soft")
-    save_card_facts(CardFacts(loading_code=card_facts(OF_CIFAR).loading_code), model, tmp_path / "soft")
-    text = write_card(model, tmp_path / "soft").read_text(encoding="utf-8")
-    assert "Without hf_lgelu:" not in text
-    code = text.partition("With hf_lgelu:\n\n```python\n")[2].partition("```")[0]
-    monkeypatch.chdir(tmp_path / "soft")
-    names = {}
-    exec(code, names)
-    assert hardness_profile(names["model"]) == hardness_profile(model)

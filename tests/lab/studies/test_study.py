@@ -10,7 +10,6 @@ from lgelu_lab.studies.run import run_name
 from lgelu_lab.studies.study import (
     Worker,
     check_settings,
-    choose_benchmarks,
     leave_process_group,
     parse_settings,
     run_study,
@@ -116,14 +115,6 @@ def test_a_worker_takes_its_own_of_the_gpus_that_are_visible(visible, own):
     alone = {"CUDA_VISIBLE_DEVICES": visible}
     leave_process_group(alone)
     assert alone == {"CUDA_VISIBLE_DEVICES": visible}
-
-
-def test_a_study_runs_its_own_benchmarks_only():
-    study = STUDIES["related"]
-    assert choose_benchmarks(study, []) == ("mlp-adult", "mlp-fmnist")
-    assert choose_benchmarks(study, ["mlp-fmnist"]) == ("mlp-fmnist",)
-    with pytest.raises(ValueError, match="no benchmark 'adult'; accepted: mlp-adult, mlp-fmnist"):
-        choose_benchmarks(study, ["mlp-adult", "adult"])
 
 
 def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path, monkeypatch):
