@@ -127,4 +127,3 @@ ADULT = mlp_benchmark(
     epochs=50,
     paper=frozenset({*PAPER_RECIPE, "num_train_epochs"}),
 )
-"""The row of BENCHMARKS."""

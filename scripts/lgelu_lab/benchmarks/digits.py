@@ -48,4 +48,3 @@ DIGITS = mlp_benchmark(
     epochs=60,
     paper=frozenset(PAPER_RECIPE),
 )
-"""The row of BENCHMARKS."""

@@ -50,4 +50,3 @@ FASHION_MNIST = mlp_benchmark(
     epochs=50,
     paper=frozenset({*PAPER_RECIPE, "num_train_epochs"}),
 )
-"""The row of BENCHMARKS."""

@@ -48,4 +48,3 @@ LLAMA_WIKITEXT2 = replace(
     pretrained_defaults={},
     pretrained_model_defaults=None,
 )
-"""The row of BENCHMARKS."""

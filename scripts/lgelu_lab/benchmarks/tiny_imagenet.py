@@ -174,4 +174,3 @@ DEIT_TINY_IMAGENET = image_benchmark(
     model_defaults={"pretrained": None, "image_size": DEFAULT_IMAGE_SIZE, "patch_size": DEFAULT_PATCH_SIZE},
     pretrained_model_defaults={"pretrained": None, "image_size": DEFAULT_IMAGE_SIZE},
 )
-"""The row of BENCHMARKS."""

@@ -1,7 +1,6 @@
 """Rows → Markdown tables and one picture."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import pandas
 
@@ -9,9 +8,6 @@ from lgelu_lab.kernel_bench.measure import SIZES
 from lgelu_lab.kernel_bench.providers import PROVIDERS, REFERENCE
 from lgelu_lab.kernel_bench.results import number_text
 from lgelu_lab.kernel_bench.training_steps import ACTIVATIONS, STEP_MODE, STEP_MODELS
-
-if TYPE_CHECKING:
-    pass
 
 _LABELS = {name: provider.label for name, provider in PROVIDERS.items()}
 _STEP_LABELS = _LABELS | {"lambda_gelu_hardened": "λ-GELU, hardened"}

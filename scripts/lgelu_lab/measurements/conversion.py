@@ -41,7 +41,6 @@ CONVERSION_COLUMNS: dict[str, str] = {
     "width": "units of the converted network over the original's; null where nothing was converted",
     "refusal": "why there is no such network; null where there is",
 }
-"""Every key of a row and what it is."""
 
 _UNCHANGED = {"kl": 0.0, "agreement": 1.0, "max_logit_change": 0.0}
 _COMPARED_ROWS = 64
@@ -230,4 +229,3 @@ CONVERSION = Measurement(
     divisible=True,
     of_run=("bf16",),
 )
-"""The row of MEASUREMENTS."""

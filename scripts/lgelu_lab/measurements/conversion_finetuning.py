@@ -25,7 +25,6 @@ FINETUNING_COLUMNS: dict[str, str] = {
     "seconds": "wall time of the refit, if there is one, and of the steps",
     "refusal": "why there is no such network; null where there is",
 }
-"""Every key of a row and what it is."""
 
 _SGD = {"lr_scheduler_type": "constant"}
 _ADAMW = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}, "warmup_steps": 0}
@@ -155,4 +154,3 @@ FINETUNING = Measurement(
     measure=measure_finetuning,
     of_run=("bf16",),
 )
-"""The row of MEASUREMENTS."""

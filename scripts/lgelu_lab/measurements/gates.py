@@ -31,7 +31,6 @@ GATE_COLUMNS: dict[str, str] = {
     "step_ratio": "the same over the smooth network's in the same round, median",
     "refusal": "why there is no converted network; null where there is",
 }
-"""Every key of a row and what it is."""
 
 
 @dataclass(frozen=True)
@@ -147,4 +146,3 @@ GATE_OPTIONS = Measurement(
     measure=measure_gates,
     of_run=("bf16",),
 )
-"""The row of MEASUREMENTS."""

@@ -56,7 +56,6 @@ INT8_COLUMNS: dict[str, str] = {
     "rounds": "rounds; in each, every network, precision and batch size once, in a new random order",
     "calls_per_round": "calls timed together in a round",
 }
-"""Every key of a row and what it is."""
 
 
 @dataclass(frozen=True)
@@ -249,4 +248,3 @@ INT8 = Measurement(
     measure=measure_int8,
     divisible=True,
 )
-"""The row of MEASUREMENTS."""

@@ -34,7 +34,6 @@ LINEAR_PIECES_COLUMNS: dict[str, str] = {
     "max_error_float32": "the same with f in float32",
     "max_error_everywhere": "the same in float64 over all perturbed rows, inside or not, for every network",
 }
-"""Every key of a row and what it is."""
 
 _CHUNK = 64
 
@@ -158,4 +157,3 @@ LINEAR_PIECES = Measurement(
     measure=measure_linear_pieces,
     divisible=True,
 )
-"""The row of MEASUREMENTS."""

@@ -41,7 +41,6 @@ PRUNING_COLUMNS: dict[str, str] = {
     "finetune_epochs": "epochs of fine-tuning, by the benchmark's recipe",
     "off_fraction": "mean share of outputs ≤ 0 over the units before pruning, 0 to 1 (APoZ for ReLU)",
 }
-"""Every key of a row and what it is."""
 
 
 @dataclass(frozen=True)
@@ -210,4 +209,3 @@ PRUNING = Measurement(
     measure=measure_pruning,
     divisible=True,
 )
-"""The row of MEASUREMENTS."""

@@ -73,7 +73,6 @@ REAL_COLUMNS: dict[str, str] = {
     "call_ms": "least processor time of a call of 8 units in onnxruntime, one thread, ms; null where none was timed",
     "refusal": "why there is no such network; null where there is",
 }
-"""Every key of a row and what it is."""
 
 Row = dict[str, Any]
 _FITTED_AT_ONCE = 16

@@ -50,7 +50,6 @@ VERIFICATION_COLUMNS: dict[str, str] = {
     "median_seconds": "time per image, attack and solver together, s",
     "max_seconds": "the longest, s",
 }
-"""Every key of a row and what it is."""
 
 
 @dataclass(frozen=True)
@@ -385,4 +384,3 @@ VERIFICATION = Measurement(
     measure=measure_verification,
     divisible=True,
 )
-"""The row of MEASUREMENTS."""

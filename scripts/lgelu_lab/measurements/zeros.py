@@ -33,7 +33,6 @@ ZEROS_COLUMNS: dict[str, str] = {
     "dead_units": "units whose every output is exactly 0",
     "never_on_units": "units whose every output is ≤ 0",
 }
-"""Every key of a row and what it is."""
 
 
 @dataclass(frozen=True)
@@ -146,4 +145,3 @@ ZEROS = Measurement(
     measure=measure_network_zeros,
     divisible=True,
 )
-"""The row of MEASUREMENTS."""

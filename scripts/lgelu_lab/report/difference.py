@@ -16,7 +16,6 @@ INTERVAL = (
     "its evaluation samples leave open (Newcombe's, of two samples of their own, which is wide for two networks judged "
     "on the same rows). Where it holds zero, the two are not told apart."
 )
-"""For captions."""
 
 
 @dataclass(frozen=True)

@@ -142,4 +142,3 @@ GATES_TABLE = TableSpec(
     ),
     notes=_notes,
 )
-"""How the table is made."""

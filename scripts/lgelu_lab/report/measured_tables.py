@@ -644,4 +644,3 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         text_columns=1,
     ),
 }
-"""{key: how the table is made}."""

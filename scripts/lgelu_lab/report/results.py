@@ -337,7 +337,6 @@ DIFFERENCE_TABLE = TableSpec(
         Column("Epochs × samples", _trained_on),
     ),
 )
-"""How the table is made."""
 
 
 # The networks that nobody here trained, in one line each

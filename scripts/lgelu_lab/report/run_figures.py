@@ -1,16 +1,11 @@
 """The figures of the training runs, one specification each; matplotlib is imported when one is drawn."""
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from lgelu_lab.report.drawing import DASHES, PALETTE, FigureSpec, new_figure, plain, style
 from lgelu_lab.report.frames import ReportData, mean_path, of_label
 from lgelu_lab.report.numbers import MISSING, digits_of, metric_with_direction, number, present
 from lgelu_lab.report.run_tables import EXPECTED_RUNS, LEARNED_LABELS, PROFILE_LABELS, grid_cells, profile_runs
-
-if TYPE_CHECKING:
-    pass
 
 Drawn = "tuple[Figure, str] | None"
 
@@ -101,4 +96,3 @@ FIGURES: dict[str, FigureSpec] = {
     "hardness": FigureSpec("Hardness over depth and epochs, {}", draw_hardness),
     "grid": FigureSpec("Temperature t and multiplier c, {}", draw_grid),
 }
-"""{key: how the figure is made}."""

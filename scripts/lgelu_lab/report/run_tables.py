@@ -550,4 +550,3 @@ TABLES: dict[str, TableSpec] = {
         text_columns=10,
     ),
 }
-"""{key: how the table is made}."""
