@@ -14,7 +14,7 @@ from lgelu_lab.benchmarks.data import (
     prepare,
     stratified_holdout,
 )
-from lgelu_lab.benchmarks.mlp import PAPER_RECIPE, mlp_benchmark
+from lgelu_lab.benchmarks.mlp import mlp_benchmark
 from lgelu_lab.benchmarks.source import load_splits
 
 HUB_ID = "scikit-learn/adult-census-income"
@@ -121,9 +121,7 @@ def _labels(income: Any) -> np.ndarray:
 
 ADULT = mlp_benchmark(
     "mlp-adult",
-    "4 × 256 MLP on Adult (census income), one-hot and standardized",
     load=load_adult,
     train_batch_size=512,
     epochs=50,
-    paper=frozenset({*PAPER_RECIPE, "num_train_epochs"}),
 )

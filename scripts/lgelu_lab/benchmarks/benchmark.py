@@ -19,7 +19,6 @@ class Benchmark:
 
     Args:
         name: its key in BENCHMARKS.
-        description: one line.
         load: (options of the data, options of the model) → rows; the model's tokenizer or image size may
             decide what a row is.
         build_model: (activation name of transformers, rows, options) → a freshly initialized model, or a
@@ -30,8 +29,6 @@ class Benchmark:
         greater_is_better: of `metric`.
         init_hardness: λ₀ of `uniform`, and the low end of the other init modes.
         defaults: the recipe, as values of TrainingArguments for one process.
-        paper: the names in `defaults` whose values the paper (arXiv:2603.21991) gives. The others, and
-            `init_hardness`, are ours.
         preprocess_logits: Trainer's `preprocess_logits_for_metrics`, where logits are too large to keep.
         model_defaults: the fields of `ModelOptions` that the benchmark takes, and their values.
         cpu_defaults: what replaces part of `defaults` under `--recipe cpu`: ours, for the whole data on a few CPU
@@ -42,7 +39,6 @@ class Benchmark:
     """
 
     name: str
-    description: str
     load: Callable[[DataOptions | None, ModelOptions | None], BenchmarkData]
     build_model: Callable[[str, BenchmarkData, ModelOptions], PreTrainedModel]
     collate: Callable[[Batch | Sequence[Batch]], Batch]
@@ -50,7 +46,6 @@ class Benchmark:
     metric: str
     greater_is_better: bool
     defaults: Mapping[str, Any]
-    paper: frozenset[str]
     init_hardness: float = PAPER_INIT_HARDNESS
     preprocess_logits: Callable[[Any, Any], Tensor] | None = None
     model_defaults: Mapping[str, Any] = field(default_factory=dict)

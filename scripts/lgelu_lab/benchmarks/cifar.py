@@ -72,7 +72,6 @@ _CPU_WEIGHT_DECAY = {10: 0.12, 100: 0.05}
 def _benchmark(cifar: Cifar, classes: int) -> Benchmark:
     return image_benchmark(
         name=f"resnet18-cifar{classes}",
-        description=f"ResNet-18 with a 3x3 stem on CIFAR-{classes}, cropped and flipped",
         load=cifar.load,
         build_model=build_resnet18,
         weight_decay=1e-4,

@@ -11,7 +11,7 @@ from lgelu_lab.benchmarks.data import (
     prepare,
     stratified_holdout,
 )
-from lgelu_lab.benchmarks.mlp import PAPER_RECIPE, mlp_benchmark
+from lgelu_lab.benchmarks.mlp import mlp_benchmark
 from lgelu_lab.benchmarks.source import Origin
 
 TEST_FRACTION = 0.2
@@ -42,9 +42,7 @@ def load_digits(options: DataOptions | None = None) -> BenchmarkData:
 
 DIGITS = mlp_benchmark(
     "mlp-digits",
-    "4 × 256 MLP on scikit-learn's 8x8 digits; not in the paper, for a look within seconds",
     load=load_digits,
     train_batch_size=64,
     epochs=60,
-    paper=frozenset(PAPER_RECIPE),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, RawSplit, Standardizer, prepare
 from lgelu_lab.benchmarks.images import class_names, decode_images, labels_of
-from lgelu_lab.benchmarks.mlp import PAPER_RECIPE, mlp_benchmark
+from lgelu_lab.benchmarks.mlp import mlp_benchmark
 from lgelu_lab.benchmarks.source import load_splits
 
 HUB_ID = "zalando-datasets/fashion_mnist"
@@ -44,9 +44,7 @@ def _raw_split(rows: Any) -> RawSplit:
 
 FASHION_MNIST = mlp_benchmark(
     "mlp-fmnist",
-    "4 × 256 MLP on Fashion-MNIST, flattened and standardized",
     load=load_fashion_mnist,
     train_batch_size=1024,
     epochs=50,
-    paper=frozenset({*PAPER_RECIPE, "num_train_epochs"}),
 )

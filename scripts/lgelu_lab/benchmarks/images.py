@@ -342,6 +342,5 @@ def image_benchmark(*, weight_decay: float, epochs: int, **fields: Any) -> Bench
         metric="accuracy",
         greater_is_better=True,
         defaults={**_RECIPE, "weight_decay": weight_decay, "num_train_epochs": epochs},
-        paper=frozenset({"optim", "learning_rate", "weight_decay", "num_train_epochs"}),
         **fields,
     )

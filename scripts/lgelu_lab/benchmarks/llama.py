@@ -41,9 +41,7 @@ def build_llama(activation: str, data: BenchmarkData, options: ModelOptions) -> 
 LLAMA_WIKITEXT2 = replace(
     GPT2_WIKITEXT2,
     name="llama-wikitext2",
-    description="A small LLaMA, whose units are gated, on WikiText-2, from scratch",
     build_model=build_llama,
-    paper=frozenset(),
     model_defaults={name: value for name, value in GPT2_WIKITEXT2.model_defaults.items() if name != "pretrained"},
     pretrained_defaults={},
     pretrained_model_defaults=None,

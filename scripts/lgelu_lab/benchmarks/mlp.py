@@ -1,7 +1,6 @@
 """The paper's MLP, the recipe that its benchmarks share, and a rival gate for it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,18 +36,15 @@ _OUR_RECIPE = {
 
 def mlp_benchmark(
     name: str,
-    description: str,
     *,
     load: Callable[[DataOptions | None], BenchmarkData],
     train_batch_size: int,
     epochs: int,
-    **fields: Any,
 ) -> Benchmark:
-    """A row of BENCHMARKS whose model is that MLP; `fields` are those of `Benchmark` that are its own."""
+    """A row of BENCHMARKS whose model is that MLP."""
     sizes = {"per_device_train_batch_size": train_batch_size, "num_train_epochs": epochs}
     return Benchmark(
         name=name,
-        description=description,
         load=lambda options=None, model=None: load(options),  # the rows do not depend on the model
         build_model=build_mlp,
         collate=collate_rows,
@@ -56,7 +52,6 @@ def mlp_benchmark(
         metric="accuracy",
         greater_is_better=True,
         defaults={**PAPER_RECIPE, **_OUR_RECIPE, **sizes},
-        **fields,
     )
 
 

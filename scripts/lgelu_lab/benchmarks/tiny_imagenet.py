@@ -166,7 +166,6 @@ def resize_position_embeddings(model: PreTrainedModel, image_size: int) -> None:
 
 DEIT_TINY_IMAGENET = image_benchmark(
     name="deit-tiny-imagenet",
-    description="DeiT-Tiny on Tiny ImageNet, from scratch or fine-tuned from a checkpoint",
     load=load_tiny_imagenet,
     build_model=build_deit,
     weight_decay=7e-2,

@@ -216,7 +216,6 @@ _PAPER = {"optim": "adamw_torch", "learning_rate": 5e-5, "weight_decay": 1e-2}
 
 GPT2_WIKITEXT2 = Benchmark(
     name="gpt2-wikitext2",
-    description="GPT-2 on WikiText-2, small and from scratch, or fine-tuned from a checkpoint",
     load=load_wikitext2,
     build_model=build_gpt2,
     collate=collate_rows,
@@ -234,7 +233,6 @@ GPT2_WIKITEXT2 = Benchmark(
         "num_train_epochs": 10,
         "remove_unused_columns": False,
     },
-    paper=frozenset({"optim", "weight_decay", "num_train_epochs"}),
     model_defaults={
         "pretrained": None,
         "num_layers": 4,

@@ -220,8 +220,6 @@ def change_of_outputs(original: PreTrainedModel, network: PreTrainedModel, batch
 
 CONVERSION = Measurement(
     name="conversion",
-    description="ReLU without training: direct swap, bias fold, refit at several numbers of rows and the rungs above, "
-    "beside hardening",
     benchmarks=STUDIES["downstream"].benchmarks,
     models=("gelu", "hardened_relu"),
     settings=ConversionSettings,

@@ -147,7 +147,6 @@ def _refitted(trained: TrainedModel, benchmark: Benchmark, data: BenchmarkData, 
 
 FINETUNING = Measurement(
     name="conversion-finetuning",
-    description="0 to 300 training steps after the refit or the direct swap, or annealed before the swap",
     benchmarks=tuple(_SCHEDULES),
     models=("gelu",),
     settings=FinetuningSettings,

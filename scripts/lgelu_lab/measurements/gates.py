@@ -139,7 +139,6 @@ def _processor_seconds(step: Callable[[], None], steps: int) -> float:
 
 GATE_OPTIONS = Measurement(
     name="gates",
-    description="the smooth networks of the study of gates, converted without training, and the time of a step",
     benchmarks=STUDIES["gates"].benchmarks,
     models=("smooth",),
     settings=GateSettings,

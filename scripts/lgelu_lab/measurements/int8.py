@@ -241,7 +241,6 @@ def _score(predictions: list[np.ndarray], labels: np.ndarray, benchmark: Benchma
 
 INT8 = Measurement(
     name="int8",
-    description="float32 and static int8 in onnxruntime: score, size, latency, activations that stay float",
     benchmarks=STUDIES["downstream"].benchmarks,
     models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
     settings=Int8Settings,

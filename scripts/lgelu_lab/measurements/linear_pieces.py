@@ -150,7 +150,6 @@ def _errors(
 
 LINEAR_PIECES = Measurement(
     name="linear_pieces",
-    description="exact linear pieces of ReLU MLPs, and what a first-order model of a smooth one misses",
     benchmarks=("mlp-digits", "mlp-fmnist"),
     models=("gelu", "lambda_gelu", "hardened", "hardened_relu"),
     settings=LinearPiecesSettings,

@@ -18,7 +18,6 @@ class Measurement:
 
     Args:
         name: its key in MEASUREMENTS.
-        description: one line.
         benchmarks: what it can be made on.
         models: keys of `networks.MODELS` that it compares.
         settings: a dataclass with a default in every field.
@@ -28,7 +27,6 @@ class Measurement:
     """
 
     name: str
-    description: str
     benchmarks: tuple[str, ...]
     models: tuple[str, ...]
     settings: type

@@ -202,7 +202,6 @@ def _measured(
 
 PRUNING = Measurement(
     name="pruning",
-    description="MLPs without dead units, and pruned by APoZ and by magnitude, before and after fine-tuning",
     benchmarks=("mlp-digits", "mlp-fmnist"),
     models=("gelu", "relu", "hardened_relu"),
     settings=PruningSettings,

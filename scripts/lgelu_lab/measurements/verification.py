@@ -377,7 +377,6 @@ def _silence() -> Iterator[None]:
 
 VERIFICATION = Measurement(
     name="verification",
-    description="local robustness of MLPs, proved or refuted by Marabou; smooth networks refused",
     benchmarks=tuple(PIXEL_RANGE),
     models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
     settings=VerificationSettings,

@@ -138,7 +138,6 @@ def measure_network_zeros(
 
 ZEROS = Measurement(
     name="zeros",
-    description="zeros of the activations on training data (APoZ), layer by layer; no speed-up is claimed",
     benchmarks=STUDIES["downstream"].benchmarks,
     models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
     settings=ZerosSettings,

@@ -37,7 +37,6 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -118,13 +117,8 @@ class RunRecord:
     @property
     def best(self) -> EpochRecord:
         """The evaluation with the best validation score as it is; the earliest of equals."""
-        return self._best(self.epochs, lambda epoch: epoch.score)
-
-    @property
-    def best_substituted(self) -> EpochRecord | None:
-        """The evaluation with the best score under substitution; None where nothing was substituted."""
-        substituted = tuple(epoch for epoch in self.epochs if epoch.relu_score is not None)
-        return self._best(substituted, lambda epoch: epoch.relu_score) if substituted else None
+        sign = 1 if self.greater_is_better else -1
+        return max(self.epochs, key=lambda epoch: (sign * epoch.score, -epoch.epoch))
 
     @property
     def as_learned(self) -> EpochRecord | None:
@@ -147,10 +141,6 @@ class RunRecord:
         path = [epoch.hardness for epoch in self.epochs]
         moved = [abs(after[site] - before[site]) for before, after in itertools.pairwise(path) for site in sites]
         return sum(moved) / len(sites)
-
-    def _best(self, epochs: tuple[EpochRecord, ...], score: Callable[[EpochRecord], float]) -> EpochRecord:
-        sign = 1 if self.greater_is_better else -1
-        return max(epochs, key=lambda epoch: (sign * score(epoch), -epoch.epoch))
 
 
 def write_record(record: RunRecord, folder: str | os.PathLike) -> Path:

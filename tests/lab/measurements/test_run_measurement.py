@@ -33,7 +33,7 @@ def count_parameters(models, benchmark, data, settings):
     ]
 
 
-COUNT = Measurement("count", "parameters", ("mlp-digits",), ("gelu", "hardened_relu"), CountSettings, count_parameters)
+COUNT = Measurement("count", ("mlp-digits",), ("gelu", "hardened_relu"), CountSettings, count_parameters)
 
 
 @pytest.fixture(scope="module")
