@@ -272,8 +272,6 @@ def test_the_same_row_of_every_seed_stands_together_whatever_else_is_measured(da
         ("gelu", None): [1], ("relu", 0.1): [2, 3], ("relu", 0.2): [None],
     }  # fmt: skip
     assert all(isinstance(value, int) for value in found["relu", 0.1]["n"]), "counts stay whole numbers"
-    with pytest.raises(ValueError, match="the rows of x have no layer"):
-        rows_by(frame["mlp-digits"], "model", "layer")
     with pytest.raises(ValueError, match="x of mlp-digits, seed 1: two rows with model = 'relu'"):
         rows_by(frame["mlp-digits"], "model")
 
