@@ -1,5 +1,6 @@
 # make test          the environment and the test suite, on two processes
 # make test-kernels  Triton's interpreter and the torch.compile matrix
+# make test-golden   numbers are those of before the library was made smaller
 # make test-processors  the rooms of numerics as an older processor computes them
 # make test-slow     minutes, not seconds
 # make lint          ruff, and mypy over the library
@@ -14,13 +15,16 @@ WORKERS ?= 2
 # One torch thread a worker: two workers with two threads each would fight for two cores.
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
 
-.PHONY: test test-kernels test-processors test-slow lint quickstart report clean
+.PHONY: test test-kernels test-golden test-processors test-slow lint quickstart report clean
 
 test: $(VENV)/ready
 	$(PYTEST)
 
 test-kernels: $(VENV)/ready
 	$(PYTEST) -m "kernels and not slow and not gpu"
+
+test-golden: $(VENV)/ready
+	$(PYTEST) -m golden
 
 # torch's own kernels, oneDNN's and MKL's, as on processors with AVX2, and without any vector extension that can be chosen.
 NUMERIC := tests/activation tests/refit tests/export/test_fold.py

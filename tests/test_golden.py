@@ -17,6 +17,7 @@ sys.path.append(str(FOLDER))
 import recorded  # noqa: E402
 from refusals import REFUSALS  # noqa: E402
 
+pytestmark = pytest.mark.golden
 GOLDEN = json.loads(recorded.FILE.read_text(encoding="utf-8"))
 
 

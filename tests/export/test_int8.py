@@ -128,7 +128,13 @@ def test_relu_vanishes_into_integers_and_gelu_does_not(files):
     ]
 
 
-@pytest.mark.parametrize("name", [*TARGETS, *SMOOTH_KINDS])
+QUICK = ("relu", "hardswish", "lambda_gelu", "gelu")  # of each fate one, and the smooth ones with and without λ
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*TARGETS, *SMOOTH_KINDS)],
+)
 def test_every_gate_is_counted_once_and_where_it_is_computed(tmp_path, name):
     """By what is left beside the layers in the graph that runs: nothing, operations on integers alone, or others."""
     torch.manual_seed(0)
@@ -328,6 +334,7 @@ def padded_rows(count, generator):
     return {"input_ids": ids, "attention_mask": mask}, ids.max(1).values % 2
 
 
+@pytest.mark.slow
 def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)

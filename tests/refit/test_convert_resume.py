@@ -27,6 +27,7 @@ def test_a_killed_conversion_goes_on_to_the_same_bits(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_of_which_one_is_killed_go_on_to_the_same_bits(tmp_path):
     result = run_fresh(Path(__file__).with_name("resume_two_run.py"), tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]

@@ -128,6 +128,7 @@ def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeyp
         assert 0 < converted["kl"] < direct["kl"]
 
 
+@pytest.mark.slow
 def test_conversions_of_every_effort_are_judged_in_int8_too(stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     models, data = stand_ins
