@@ -11,7 +11,7 @@ from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.report import Evaluation, NetChange
-from hf_lgelu.refit.units import cut_batches
+from hf_lgelu.refit.samples import cut_batches
 
 
 def compare(

@@ -67,7 +67,7 @@ class Attempts:
 
     @property
     def _can_hold_out(self) -> bool:
-        return bool(self._folds.held_out_units) and len(self._folds.folds) > 1
+        return bool(self._folds.held_out_samples) and len(self._folds.folds) > 1
 
     @property
     def rungs(self) -> list[Effort]:

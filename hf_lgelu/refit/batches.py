@@ -23,15 +23,15 @@ BARE = ""
 _SEQUENCES = ("input_ids", "attention_mask", "decoder_input_ids")
 _DATASET_BATCH = 256
 TRIED = 2
-"""Units that a model is tried on: of one alone it may drop the axis, or a BatchNorm refuse it."""
+"""Samples that a model is tried on: of one alone it may drop the axis, or a BatchNorm refuse it."""
 _CONSTANTS = (bool, int, float, str, type(None))
 _WHAT_TO_PASS = (
-    "Pass a tensor or a mapping of tensors whose leading axis counts units (rows, sequences, images), a dataset, "
+    "Pass a tensor or a mapping of tensors whose leading axis counts samples (rows, sequences, images), a dataset, "
     "a DataLoader, or an iterable of batches"
 )
 _WHAT_TO_DO = (
     "Prepare the inputs first (tokenizer, image processor), drop the columns that the model does not take, "
-    "or pass collate, which makes a batch of tensors from a list of items"
+    "or pass data_collator, which makes a batch of tensors from a list of items"
 )
 
 
@@ -40,8 +40,8 @@ class Batch:
     """Inputs of a model, on the CPU.
 
     Args:
-        inputs: a tensor, or what the model takes by name. The leading axis of every tensor counts units.
-        labels: one entry per unit, or None.
+        inputs: a tensor, or what the model takes by name. The leading axis of every tensor counts samples.
+        labels: one entry per sample, or None.
     """
 
     inputs: Tensor | dict[str, Any]
@@ -75,7 +75,7 @@ class Batch:
         return len(next(iter(self.tensors.values())))
 
     def __getitem__(self, numbers: slice | Tensor) -> "Batch":
-        """Some of its units; a slice makes views."""
+        """Some of its samples; a slice makes views."""
         labels = None if self.labels is None else self.labels[numbers]
         if isinstance(self.inputs, Tensor):
             return Batch(self.inputs[numbers], labels)
@@ -86,39 +86,42 @@ def read_batches(
     data: Any,
     *,
     batch_size: int | None = None,
-    collate: Callable[[Any], Any] | None = None,
-    max_units: int | None = None,
+    data_collator: Callable[[Any], Any] | None = None,
+    max_samples: int | None = None,
 ) -> Iterator[Batch]:
     """The data as batches, each read once.
 
     Args:
-        data: a tensor or a mapping of tensors with all units; a DataLoader or any other iterable of batches (tensor,
+        data: a tensor or a mapping of tensors with all samples; a DataLoader or any other iterable of batches (tensor,
             mapping of tensors, `(inputs, labels)`); a dataset, whose items are collated.
-        batch_size: units read at a time from a dataset (256 by default); nothing else depends on it.
-        collate: makes a batch of a list of a dataset's items; by default numbers, tensors and lists of equal length
-            become tensors.
-        max_units: at most so many units: evenly spaced ones of a tensor or a dataset with a length, because files are
-            often sorted by class, and the first ones of an iterable.
+        batch_size: samples read at a time from a dataset (256 by default); nothing else depends on it.
+        data_collator: makes a batch of a list of a dataset's items; by default numbers, tensors and lists of equal
+            length become tensors.
+        max_samples: at most so many: evenly spaced ones of a tensor or a dataset with a length, because files are often
+            sorted by class, and the first ones of an iterable.
 
     Raises:
         TypeError: something is neither a tensor nor a plain constant.
-        ValueError: axes that do not agree, items that cannot be stacked, a count below 1, or collate without a dataset.
+        ValueError: axes that do not agree, items that cannot be stacked, a count below 1, or data_collator
+            without a dataset.
     """
-    for name, value in (("batch_size", batch_size), ("max_units", max_units)):
+    for name, value in (("batch_size", batch_size), ("max_samples", max_samples)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
-    return _read(data, batch_size, collate, max_units)  # a generator would find out only when it is read
+    return _read(data, batch_size, data_collator, max_samples)  # a generator would find out only when it is read
 
 
-def _read(data: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterator[Batch]:
+def _read(
+    data: Any, batch_size: int | None, data_collator: Callable | None, max_samples: int | None
+) -> Iterator[Batch]:
     if isinstance(data, Tensor | np.ndarray | Mapping):
-        _reject_collate(collate, data)
+        _reject_collate(data_collator, data)
         whole = _batch(data)
-        numbers = _evenly_spaced(len(whole), max_units)
+        numbers = _evenly_spaced(len(whole), max_samples)
         yield whole if len(numbers) == len(whole) else whole[torch.tensor(numbers)]
         return
-    left = max_units
-    for raw in _raw_batches(data, batch_size, collate, max_units):
+    left = max_samples
+    for raw in _raw_batches(data, batch_size, data_collator, max_samples):
         batch = _batch(raw)[slice(left)]
         yield batch
         left = None if left is None else left - len(batch)
@@ -126,30 +129,32 @@ def _read(data: Any, batch_size: int | None, collate: Callable | None, max_units
             return
 
 
-def _raw_batches(data: Any, batch_size: int | None, collate: Callable | None, max_units: int | None) -> Iterable:
+def _raw_batches(
+    data: Any, batch_size: int | None, data_collator: Callable | None, max_samples: int | None
+) -> Iterable:
     """Batches as the user's objects give them."""
     if hasattr(data, "iloc"):  # of pandas: its items are columns
         raise TypeError(f"{type(data).__name__} is a table: pass its numbers as a tensor, torch.tensor(frame.values)")
     size = batch_size or _DATASET_BATCH
     # A generator of its own keeps the DataLoader from drawing from torch's global one.
-    options = {"batch_size": size, "collate_fn": collate or _collate, "generator": torch.Generator()}
+    options = {"batch_size": size, "collate_fn": data_collator or _collate, "generator": torch.Generator()}
     if isinstance(data, IterableDataset):
         return DataLoader(data, **options)
     indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    # A plain list holds batches, unless collate says that it holds items.
-    if indexable and (collate is not None or not isinstance(data, Sequence)):
-        return DataLoader(data, sampler=_evenly_spaced(len(data), max_units), **options)
-    _reject_collate(collate, data)
+    # A plain list holds batches, unless data_collator says that it holds items.
+    if indexable and (data_collator is not None or not isinstance(data, Sequence)):
+        return DataLoader(data, sampler=_evenly_spaced(len(data), max_samples), **options)
+    _reject_collate(data_collator, data)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise TypeError(f"{type(data).__name__} cannot be read as data. {_WHAT_TO_PASS}")
     return data
 
 
-def _reject_collate(collate: Callable | None, data: Any) -> None:
-    if collate is not None:
+def _reject_collate(data_collator: Callable | None, data: Any) -> None:
+    if data_collator is not None:
         raise ValueError(
-            f"collate makes batches of a dataset's items, but the data are a {type(data).__name__}, which holds "
-            "batches; leave collate out or pass a dataset"
+            f"data_collator makes batches of a dataset's items, but the data are a {type(data).__name__}, which holds "
+            "batches; leave data_collator out or pass a dataset"
         )
 
 
@@ -240,13 +245,13 @@ def _check_axes(batch: Batch) -> None:
         shapes["labels"] = tuple(batch.labels.shape)
     if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
         raise ValueError(
-            f"the leading axis of every tensor of a batch must count its units, got shapes {shapes}. "
-            "Repeat what is shared by all units, e.g. with expand"
+            f"the leading axis of every tensor of a batch must count its samples, got shapes {shapes}. "
+            "Repeat what is shared by all samples, e.g. with expand"
         )
     if any(len(shapes[name]) < 2 for name in _SEQUENCES if name in shapes):
         raise ValueError(
             f"a batch of sequences must have the shape (sequences, tokens), got {shapes}. A list holds batches, not "
-            "single items: pass a dataset of them, or collate, which makes a batch of a list of items"
+            "single items: pass a dataset of them, or data_collator, which makes a batch of a list of items"
         )
 
 

@@ -76,7 +76,7 @@ class Carrier:
         self._model, self._sites = model, sites = programs.model, programs.sites
         self._gates = _gate([site.module for site in sites])
         self._new_gates = _gate([converted.get_submodule(site.name) for site in sites])
-        self._images = len(folds.units.keys) - folds.held_out_units
+        self._images = len(folds.samples.keys) - folds.held_out_samples
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._states = CarriedStates(MEMORY_LIMIT)
         self._traces: dict[Any, Trace] = {}
@@ -223,13 +223,13 @@ class Carrier:
         if counted is not None and _is_time_first(self._unlike(batch, index, counted) or first, counted):
             counted = counted.mT
         if counted is not None and counted.numel() != len(residuals):  # rows are no tokens, nor made of sound
-            if len(residuals) != len(counted) and not bool(counted.all()):  # nor one a unit
+            if len(residuals) != len(counted) and not bool(counted.all()):  # nor one a sample
                 self._counting_padding.add(index)
             counted = None
         return Rows(torch.cat(features, dim=-1), residuals, targets, None if counted is None else counted.reshape(-1))
 
     def _unlike(self, batch: FoldBatch, index: int, counted: Tensor) -> LinearMap | None:
-        """The layer's first map in the trace of a unit less, where a batch has as many units as tokens: by its own
+        """The layer's first map in the trace of a sample less, where a batch has as many samples as tokens: by its own
         nobody can tell which axis is which."""
         if counted.ndim != 2 or counted.shape[0] != counted.shape[1] or len(batch) < 2 or bool(counted.all()):
             return None

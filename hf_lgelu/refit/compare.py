@@ -18,7 +18,7 @@ from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.batches import TRIED, Batch
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange
-from hf_lgelu.refit.units import cut_batches
+from hf_lgelu.refit.samples import cut_batches
 
 _SCORES_AT_ONCE = 2**26  # values of the outputs: 256 MiB, of which a comparison or a loss holds several copies
 _SLICE = 2**21  # numbers that are looked at together, in float64

@@ -177,14 +177,14 @@ def convert_to_relu(
     _require_convertible(model, kinds, dials)
     keep = check_keep(keep, [site.name for site in find_sites(model, kinds)])
     state = known_processes()
-    batches = read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units)
+    batches = read_batches(data, batch_size=batch_size, data_collator=collate, max_samples=max_units)
     batches = for_decoder(model, batches)
     with looked_at(model):
         folds = deal_folds(batches, batch_size=batch_size, state=state, model=model, outputs=outputs)
         compared, unread = _require_comparable(model, folds.first.load(), "data", outputs)  # before the work
         second = None
         if evaluation_data is not None:
-            second = SecondSet(model, evaluation_data, folds, state, batch_size=batch_size, collate=collate)
+            second = SecondSet(model, evaluation_data, folds, state, batch_size=batch_size, data_collator=collate)
             unread += _require_comparable(model, second.first, "evaluation_data", outputs)[1]
         exchange = plan_exchange(
             model, folds, dials, kinds=kinds, keep=keep, outputs=outputs, rewrite_config=rewrite_config
@@ -212,8 +212,8 @@ def convert_to_relu(
             held_out=best.held_out,
             evaluation=evaluation,
             repeated=0 if second is None else second.repeated(),
-            units=folds.units.given,
-            distinct_units=len(folds.units.keys),
+            units=folds.samples.given,
+            distinct_units=len(folds.samples.keys),
             rows=folds.rows,
             folds=len(folds.folds),
             seconds=time.perf_counter() - started,

@@ -119,9 +119,9 @@ class _Together(NamedTuple):
     @classmethod
     def of(cls, batch: FoldBatch, folds: Folds) -> "_Together":
         # Nothing is traced here: each batch is padded to its own longest.
-        padded = replace(batch, lengths=batch.units.longest(batch.numbers))
+        padded = replace(batch, lengths=batch.samples.longest(batch.numbers))
         own = padded.share()
-        return cls(folds.some_unit, 0.0, len(batch)) if own is None else cls(own, 1.0, len(batch))
+        return cls(folds.some_sample, 0.0, len(batch)) if own is None else cls(own, 1.0, len(batch))
 
     def load(self) -> Batch:
         """Inputs."""

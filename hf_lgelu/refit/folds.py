@@ -1,6 +1,6 @@
-"""The folds that the units of the data are dealt into, and the part of them that nothing is fitted on.
+"""The folds that the samples of the data are dealt into, and the part of them that nothing is fitted on.
 
-The same inputs always make the same folds, whichever process holds them, because `Units` come in the order of what
+The same inputs always make the same folds, whichever process holds them, because `Samples` come in the order of what
 they contain.
 """
 
@@ -16,34 +16,34 @@ from torch import nn
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.padded_sides import settle_padding
 from hf_lgelu.refit.processes import each_has
-from hf_lgelu.refit.units import Units, cut_batches, read_units, unit_keys
+from hf_lgelu.refit.samples import Samples, cut_batches, read_samples, sample_keys
 
 FOLDS = 4
 LEAST_ROWS = 16
 """Fewer distinct rows are refused."""
 
 LEAST_ROWS_TO_HOLD_OUT = 64
-MOST_HELD_OUT_UNITS = 1024
+MOST_HELD_OUT_SAMPLES = 1024
 _HELD_OUT_SHARE = 1 / 8
 
 _WORTH_A_TRACE = 0.8
 """Share of the longest sequences up to which the shorter half is run as a shape of its own."""
 
 _Padded = tuple[Sequence[int], Mapping[str, int] | None]
-"""Numbers of units, and {name: length} to which they are padded; None for each batch to its own longest."""
+"""Numbers of samples, and {name: length} to which they are padded; None for each batch to its own longest."""
 
 
 @dataclass(frozen=True)
 class FoldBatch:
-    """Units of one fold, run through the model together; gathered from what was given at each `load`."""
+    """Samples of one fold, run through the model together; gathered from what was given at each `load`."""
 
-    units: Units = field(repr=False)
+    samples: Samples = field(repr=False)
     numbers: tuple[int, ...]
     lengths: Mapping[str, int] = field(default_factory=dict)
 
     def load(self) -> Batch:
         """Inputs and labels."""
-        return self.units.take(self.numbers, self.lengths)
+        return self.samples.take(self.numbers, self.lengths)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -52,22 +52,22 @@ class FoldBatch:
 
     @property
     def seeds(self) -> list[int]:
-        """One 63-bit integer per unit, which depends on nothing but its content."""
-        return [int.from_bytes(self.units.keys[number][:8], "big") >> 1 for number in self.numbers]
+        """One 63-bit integer per sample, which depends on nothing but its content."""
+        return [int.from_bytes(self.samples.keys[number][:8], "big") >> 1 for number in self.numbers]
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def pieces(self, most: int) -> "Iterator[FoldBatch]":
-        """The same units in as few batches as have at most so many of them, padded as the whole."""
+        """The same samples in as few batches as have at most so many of them, padded as the whole."""
         size = -(-len(self) // -(-len(self) // most))
         for start in range(0, len(self), size):
-            yield FoldBatch(self.units, self.numbers[start : start + size], self.lengths)
+            yield FoldBatch(self.samples, self.numbers[start : start + size], self.lengths)
 
     def share(self) -> "FoldBatch | None":
         """This process's part of a batch that all run together, padded as the whole; None where it has none of it."""
-        own = tuple(number for number in self.numbers if number in self.units.own)
-        return FoldBatch(self.units, own, self.lengths) if own else None
+        own = tuple(number for number in self.numbers if number in self.samples.own)
+        return FoldBatch(self.samples, own, self.lengths) if own else None
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,18 @@ class Folds:
     """What is fitted on and what is not.
 
     Args:
-        units: of all processes.
+        samples: of all processes.
         folds: the batches of each fold that this process runs, possibly none; one fold without cross-validation.
         held_out: its batches of the part that nothing is fitted on; () under 64 rows.
-        held_out_units: units of that part on all processes, with `held_out_rows` rows.
-        together: the batches of all folds as one process that holds all would run them, whoever holds their units.
+        held_out_samples: samples of that part on all processes, with `held_out_rows` rows.
+        together: the batches of all folds as one process that holds all would run them, whoever holds their samples.
         held_out_together: those of the part held out.
     """
 
-    units: Units
+    samples: Samples
     folds: tuple[tuple[FoldBatch, ...], ...]
     held_out: tuple[FoldBatch, ...]
-    held_out_units: int
+    held_out_samples: int
     held_out_rows: int
     together: tuple[FoldBatch, ...]
     held_out_together: tuple[FoldBatch, ...]
@@ -94,28 +94,28 @@ class Folds:
     @property
     def rows(self) -> int:
         """Distinct rows of all processes, held out or not."""
-        return sum(self.units.rows)
+        return sum(self.samples.rows)
 
     @property
     def first(self) -> FoldBatch:
-        """The first batch that this process fits on, or one unit that it has."""
-        return next((batch for fold in self.folds for batch in fold), self.some_unit)
+        """The first batch that this process fits on, or one sample that it has."""
+        return next((batch for fold in self.folds for batch in fold), self.some_sample)
 
     @property
     def spread(self) -> tuple[FoldBatch, ...]:
         """Some batches of each fold of this process, of short sequences as of long ones.
 
-        Of each as many units as a batch has by default, however many `batch_size` lets into one.
+        Of each as many samples as a batch has by default, however many `batch_size` lets into one.
         """
         found: list[FoldBatch] = []
         for number, fold in enumerate(self.folds):
-            count = min(len(fold), math.ceil(self.units.at_once / len(fold[0].numbers))) if fold else 0
+            count = min(len(fold), math.ceil(self.samples.at_once / len(fold[0].numbers))) if fold else 0
             within = (2 * number + 1) / (2 * len(self.folds))  # so that the folds do not look at the same lengths
             found += (fold[int((place + within) * len(fold) / count)] for place in range(count))
         return tuple(found)
 
     def some(self, least: int) -> list[Batch]:
-        """Batches with at least so many units, or all that this process has: of long sequences as of short ones."""
+        """Batches with at least so many samples, or all that this process has: of long sequences as of short ones."""
         first = self.spread
         found: list[Batch] = []
         for batch in [*first, *(other for fold in self.folds for other in fold if other not in first)]:
@@ -124,10 +124,10 @@ class Folds:
         return found
 
     @property
-    def some_unit(self) -> FoldBatch:
-        """One unit that this process has."""
-        own = next(number for number, key in enumerate(self.units.keys) if key in self.units.places)
-        return FoldBatch(self.units, (own,), self.units.longest([own]))
+    def some_sample(self) -> FoldBatch:
+        """One sample that this process has."""
+        own = next(number for number, key in enumerate(self.samples.keys) if key in self.samples.places)
+        return FoldBatch(self.samples, (own,), self.samples.longest([own]))
 
 
 def deal_folds(
@@ -138,11 +138,11 @@ def deal_folds(
     model: nn.Module | None = None,
     outputs: Sequence[str] | None = None,
 ) -> Folds:
-    """The distinct units in four folds and a part that is held out.
+    """The distinct samples in four folds and a part that is held out.
 
     Args:
         batches: of this process; read once and kept.
-        batch_size: the most units run at once; by default 1,024 rows of features, 2,048 tokens, 32 images.
+        batch_size: the most samples run at once; by default 1,024 rows of features, 2,048 tokens, 32 images.
         state: the processes that share the work, each of which must call; None for this one alone.
         model: that takes them; says how sequences of different lengths are padded.
         outputs: of the model, names of those that count.
@@ -150,34 +150,34 @@ def deal_folds(
     Raises ValueError for batches that do not go together, for fewer than 16 distinct rows, and for sequences of
     different lengths that the model does not take with padding.
     """
-    units = read_units(batches, state, model=model)
-    if not units.given:
+    samples = read_samples(batches, state, model=model)
+    if not samples.given:
         raise ValueError(
             "data holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass a "
             "dataset or a DataLoader"
         )
-    if sum(units.rows) < LEAST_ROWS:
+    if sum(samples.rows) < LEAST_ROWS:
         raise ValueError(
-            f"a refit needs at least {LEAST_ROWS} distinct rows (tokens of sequences, else units), got "
-            f"{sum(units.rows)} in {len(units.keys)} distinct units of {units.given} given; give more inputs, at best "
-            "several times the width of the widest layer"
+            f"a refit needs at least {LEAST_ROWS} distinct rows (tokens of sequences, else samples), got "
+            f"{sum(samples.rows)} in {len(samples.keys)} distinct samples of {samples.given} given; give more "
+            "inputs, at best several times the width of the widest layer"
         )
-    units = units if model is None else settle_padding(units, model, outputs, state)
-    held_out, folds, size = _deal(units.rows, batch_size or units.at_once)
-    parts, apart = list(_halves(units, folds, size)), [(units.short_first(held_out), None)]
+    samples = samples if model is None else settle_padding(samples, model, outputs, state)
+    held_out, folds, size = _deal(samples.rows, batch_size or samples.at_once)
+    parts, apart = list(_halves(samples, folds, size)), [(samples.short_first(held_out), None)]
     return Folds(
-        units,
-        folds=tuple(tuple(_batches(units, halves, size, units.own)) for halves in parts),
-        held_out=tuple(_batches(units, apart, size, units.own)),
-        held_out_units=len(held_out),
-        held_out_rows=sum(units.rows[number] for number in held_out),
-        together=tuple(batch for halves in parts for batch in _batches(units, halves, size)),
-        held_out_together=tuple(_batches(units, apart, size)),
+        samples,
+        folds=tuple(tuple(_batches(samples, halves, size, samples.own)) for halves in parts),
+        held_out=tuple(_batches(samples, apart, size, samples.own)),
+        held_out_samples=len(held_out),
+        held_out_rows=sum(samples.rows[number] for number in held_out),
+        together=tuple(batch for halves in parts for batch in _batches(samples, halves, size)),
+        held_out_together=tuple(_batches(samples, apart, size)),
     )
 
 
 def _deal(rows: Sequence[int], at_once: int) -> tuple[list[int], list[list[int]], int]:
-    """Held-out units, folds of equal size and the size of their batches, from the rows of all units by key."""
+    """Held-out samples, folds of equal size and the size of their batches, from the rows of all samples by key."""
     held_out = _hold_out(rows)
     apart = set(held_out)
     rest = [number for number in range(len(rows)) if number not in apart]
@@ -192,30 +192,30 @@ def _deal(rows: Sequence[int], at_once: int) -> tuple[list[int], list[list[int]]
 
 
 def _hold_out(rows: Sequence[int]) -> list[int]:
-    """Units with an eighth of all rows, at least 16, spread over the units; [] where that leaves too little."""
+    """Samples with an eighth of all rows, at least 16, spread over the samples; [] where that leaves too little."""
     total = sum(rows)
     if total < LEAST_ROWS_TO_HOLD_OUT:
         return []
-    share = min(max(LEAST_ROWS, total * _HELD_OUT_SHARE) / total, MOST_HELD_OUT_UNITS / len(rows))
+    share = min(max(LEAST_ROWS, total * _HELD_OUT_SHARE) / total, MOST_HELD_OUT_SAMPLES / len(rows))
     held_out, held_rows, seen_rows = [], 0, 0
     for number, count in enumerate(rows):
         seen_rows += count
-        # One unit may have most of the rows: it is for fitting.
+        # One sample may have most of the rows: it is for fitting.
         if held_rows < share * seen_rows and 2 * (held_rows + count) <= total:
             held_out.append(number)
             held_rows += count
-    return held_out[:MOST_HELD_OUT_UNITS] if held_rows >= LEAST_ROWS else []
+    return held_out[:MOST_HELD_OUT_SAMPLES] if held_rows >= LEAST_ROWS else []
 
 
-def _halves(units: Units, folds: Sequence[Sequence[int]], size: int) -> Iterator[list[_Padded]]:
+def _halves(samples: Samples, folds: Sequence[Sequence[int]], size: int) -> Iterator[list[_Padded]]:
     """Each fold as its shorter and its longer sequences, in whole batches, with what each half is padded to.
 
     The same in all folds, and two lengths at most: every shape costs a trace of the model.
     """
-    folds = [units.short_first(fold) for fold in folds]
+    folds = [samples.short_first(fold) for fold in folds]
     middle = len(folds[0]) // size // 2 * size
-    short = units.longest(number for fold in folds for number in fold[:middle])
-    long = units.longest(number for fold in folds for number in fold[middle:])
+    short = samples.longest(number for fold in folds for number in fold[:middle])
+    long = samples.longest(number for fold in folds for number in fold[middle:])
     for fold in folds:
         if sum(short.values()) < _WORTH_A_TRACE * sum(long.values()):
             yield [(fold[:middle], short), (fold[middle:], long)]
@@ -224,14 +224,14 @@ def _halves(units: Units, folds: Sequence[Sequence[int]], size: int) -> Iterator
 
 
 def _batches(
-    units: Units, parts: Sequence[_Padded], size: int, some: Collection[int] | None = None
+    samples: Samples, parts: Sequence[_Padded], size: int, some: Collection[int] | None = None
 ) -> Iterator[FoldBatch]:
-    """A fold in batches: of all of its units, or of `some`."""
+    """A fold in batches: of all of its samples, or of `some`."""
     for part, lengths in parts:
         taken = [number for number in part if some is None or number in some]
         for start in range(0, len(taken), size):
             numbers = tuple(taken[start : start + size])
-            yield FoldBatch(units, numbers, units.longest(numbers) if lengths is None else lengths)
+            yield FoldBatch(samples, numbers, samples.longest(numbers) if lengths is None else lengths)
 
 
 class SecondSet:
@@ -242,21 +242,21 @@ class SecondSet:
 
     def __init__(
         self, model: nn.Module, data: Any, folds: Folds, state: PartialState, *, batch_size: int | None = None,
-        collate: Callable[[Any], Any] | None = None,
+        data_collator: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
         """`data` as for `read_batches`. Raises ValueError where the model does not take it."""
-        batches = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate))
+        batches = for_decoder(model, read_batches(data, batch_size=batch_size, data_collator=data_collator))
         batches = taken_by(model, batches, "evaluation_data")
         self.first = next(batches)
         every = cut_batches(itertools.chain([self.first], batches), batch_size)
         self._batches = itertools.islice(every, state.process_index, None, state.num_processes)
-        self._known, self._repeated = frozenset(folds.units.keys), 0
+        self._known, self._repeated = frozenset(folds.samples.keys), 0
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._batches:
-            self._repeated += sum(key in self._known for key in unit_keys(batch))
+            self._repeated += sum(key in self._known for key in sample_keys(batch))
             yield batch
 
     def repeated(self) -> int:
-        """Units of all processes, read so far, that were fitted or chosen on as well; each process must call."""
+        """Samples of all processes, read so far, that were fitted or chosen on as well; each process must call."""
         return sum(each_has(self._repeated))

@@ -15,7 +15,7 @@ from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
 from hf_lgelu.refit.dials import UNITS_TO_RANK
 from hf_lgelu.refit.processes import each_has
-from hf_lgelu.refit.units import cut_batches
+from hf_lgelu.refit.samples import cut_batches
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE
 
 
@@ -54,7 +54,7 @@ def gate_costs(
     """
     model = operable_module(model)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
-    given = for_decoder(model, read_batches(data, batch_size=batch_size, collate=collate, max_units=max_units))
+    given = for_decoder(model, read_batches(data, batch_size=batch_size, data_collator=collate, max_samples=max_units))
     with looked_at(model):
         batches = list(cut_batches(taken_by(model, given, "data"), batch_size))
         return swap_costs(model, batches, kinds, outputs)

@@ -14,7 +14,7 @@ from hf_lgelu.models.outputs import are_class_scores
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.processes import each_has
-from hf_lgelu.refit.units import Units
+from hf_lgelu.refit.samples import Samples
 
 _MOST_CHANGE = 0.1
 """Of outputs by padding, relative to how far they are spread. Rounding in bfloat16 makes 0.01, a position that is not
@@ -30,25 +30,25 @@ Outputs = dict[str, list[Tensor]]
 
 
 def settle_padding(
-    units: Units, model: nn.Module, outputs: Sequence[str] | None = None, state: PartialState | None = None
-) -> Units:
-    """The units, padded on the side on which they were given with padding, or where the model bears none there, on the
-    other; without what they were given of it, where that changes nothing.
+    samples: Samples, model: nn.Module, outputs: Sequence[str] | None = None, state: PartialState | None = None
+) -> Samples:
+    """The samples, padded on the side on which they were given with padding, or where the model bears none there, on
+    the other; without what they were given of it, where that changes nothing.
 
     A classifier that takes the last position needs padding in front; one that numbers positions from the first, behind.
 
     Args:
-        units: of all processes.
+        samples: of all processes.
         model: the original.
         outputs: names of the outputs that count.
         state: the processes, each of which must call; None for this one alone.
 
     Raises ValueError where a sequence has other outputs with padding on either side.
     """
-    whole = units.longest(range(len(units.keys)))
+    whole = samples.longest(range(len(samples.keys)))
     changes = {}
-    for side in (units.left, frozenset() if units.left else frozenset(whole)):
-        there = replace(units, left=side)
+    for side in (samples.left, frozenset() if samples.left else frozenset(whole)):
+        there = replace(samples, left=side)
         changes[side] = _of_all(_largest_change(model, outputs, _padded_more(there, whole)), state)
         if changes[side] <= _MOST_CHANGE:
             without = there.cropped()
@@ -68,33 +68,33 @@ def _of_all(change: float, state: PartialState | None) -> float:
     return change if state is None else max(each_has(change))
 
 
-def _tried(units: Units) -> list[int]:
+def _tried(samples: Samples) -> list[int]:
     """The shortest that this process has."""
-    return units.short_first(number for number, key in enumerate(units.keys) if key in units.places)[:_TRIED]
+    return samples.short_first(number for number, key in enumerate(samples.keys) if key in samples.places)[:_TRIED]
 
 
-def _padded_more(units: Units, whole: dict[str, int]) -> Iterator[tuple[Batch, Batch]]:
+def _padded_more(samples: Samples, whole: dict[str, int]) -> Iterator[tuple[Batch, Batch]]:
     """Some of the shortest sequences as they were given, and padded to the longest."""
-    for number in _tried(units):
-        if units.lengths[number] != whole:
-            yield _alone(units, number), units.take([number], whole)
+    for number in _tried(samples):
+        if samples.lengths[number] != whole:
+            yield _alone(samples, number), samples.take([number], whole)
 
 
-def _cropped(units: Units, without: Units) -> Iterator[tuple[Batch, Batch]]:
+def _cropped(samples: Samples, without: Samples) -> Iterator[tuple[Batch, Batch]]:
     """Some of the shortest sequences as they were given, and without that padding, alone and among longer ones."""
     order = without.short_first(range(len(without.keys)))
     middle, whole = without.longest(order[: len(order) // 2 + 1]), without.longest(order)
     for number in _tried(without):
-        if units.lengths[number] != without.lengths[number]:
-            given = _alone(units, number)
+        if samples.lengths[number] != without.lengths[number]:
+            given = _alone(samples, number)
             yield given, _alone(without, number)
             own = without.lengths[number]
             longer = (wider for wider in (middle, whole) if all(wider[name] >= own[name] for name in own))
             yield from ((given, without.take([number], lengths)) for lengths in longer)
 
 
-def _alone(units: Units, number: int) -> Batch:
-    return units.take([number], units.longest([number]))
+def _alone(samples: Samples, number: int) -> Batch:
+    return samples.take([number], samples.longest([number]))
 
 
 def _largest_change(

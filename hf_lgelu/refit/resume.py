@@ -43,7 +43,7 @@ def fingerprint(model: nn.Module, folds: Folds, **arguments: Any) -> str:
     batches = [[(batch.numbers, sorted(batch.lengths.items())) for batch in fold] for fold in folds.folds]
     told = (__version__, torch.__version__, PartialState().num_processes, repr(model), configs, batches, arguments)
     digest.update(repr(told).encode())
-    for key in folds.units.keys:
+    for key in folds.samples.keys:
         digest.update(key)
     for name, tensor in _tensors(model).items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

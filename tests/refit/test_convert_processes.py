@@ -27,21 +27,21 @@ def found(tmp_path_factory):
 
 def alone(case):
     """The plan of one process that was given what both were."""
-    batches = [batch for process in range(2) for batch in run.units_given(case, process)]
+    batches = [batch for process in range(2) for batch in run.samples_given(case, process)]
     return run.described(deal_folds(batches, batch_size=run.CHUNK_SIZE))
 
 
-def units_of(part):
-    """(seed, what belongs to it) of each unit of a part."""
+def samples_of(part):
+    """(seed, what belongs to it) of each sample of a part."""
     found = []
     for batch in part:
         for row, seed in enumerate(batch["seeds"]):
             inputs = batch["inputs"]
-            unit = {name: value[row] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[row]
-            length = sum(unit["attention_mask"]) if isinstance(inputs, dict) else None
+            sample = {name: value[row] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[row]
+            length = sum(sample["attention_mask"]) if isinstance(inputs, dict) else None
             if length is not None:  # what it is padded to depends on what it is run with
-                unit = {name: value[:length] for name, value in unit.items()}
-            found.append((seed, json.dumps(unit), batch["labels"] and json.dumps(batch["labels"][row][:length])))
+                sample = {name: value[:length] for name, value in sample.items()}
+            found.append((seed, json.dumps(sample), batch["labels"] and json.dumps(batch["labels"][row][:length])))
     return Counter(found)
 
 
@@ -51,13 +51,13 @@ def test_two_processes_share_the_plan_of_one(found, case):
     assert shares[0]["counts"] == shares[1]["counts"] == expected["counts"]
     assert len(expected["parts"]) == 5
     for number, part in enumerate(expected["parts"]):
-        together = units_of(shares[0]["parts"][number]) + units_of(shares[1]["parts"][number])
-        assert together == units_of(part)
+        together = samples_of(shares[0]["parts"][number]) + samples_of(shares[1]["parts"][number])
+        assert together == samples_of(part)
         assert len(together) > 0
 
 
 @pytest.mark.parametrize("case", ["all hold all", "overlapping"])
-def test_units_that_both_processes_were_given_are_shared_out(found, case):
+def test_samples_that_both_processes_were_given_are_shared_out(found, case):
     counts = [sum(len(batch["seeds"]) for part in each["plans"][case]["parts"] for batch in part) for each in found]
     assert sum(counts) == 200
     assert all(85 <= count <= 115 for count in counts)
@@ -65,7 +65,7 @@ def test_units_that_both_processes_were_given_are_shared_out(found, case):
 
 def test_both_processes_refuse(found):
     for report in (each["plans"] for each in found):
-        assert "got 13 in 13 distinct units of 17 given" in report["too few"]
+        assert "got 13 in 13 distinct samples of 17 given" in report["too few"]
         assert "float32" in report["of two dtypes"]
         assert "float64" in report["of two dtypes"]
         assert "process 0 was given no inputs" in report["one has none"]

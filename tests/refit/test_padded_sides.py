@@ -115,7 +115,7 @@ def test_a_side_on_which_numbers_are_lost_is_none():
 
     model = drawn(lambda: Pooled(pool))
     given = [batch for batch in batches(model, 24, 1) if bool(batch["attention_mask"].all())]
-    assert "input_ids" in deal_folds(read_batches(given), model=model).units.left
+    assert "input_ids" in deal_folds(read_batches(given), model=model).samples.left
 
 
 @pytest.mark.parametrize("in_front", [False, True])
@@ -155,8 +155,8 @@ def test_padding_that_changes_nothing_is_not_run(in_front):
     folds = deal_folds(read_batches(padded_wide(given, in_front=in_front)), model=model)
     assert max(widths_of(folds)) <= 13
     at_once = 2048 // 13
-    assert folds.units.at_once == at_once
-    # what is run is what was given, of each unit its own tokens on the side of its padding
+    assert folds.samples.at_once == at_once
+    # what is run is what was given, of each sample its own tokens on the side of its padding
     wanted = {tuple(row[mask.bool()].tolist()) for batch in given
               for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)}  # fmt: skip
     found = set()

@@ -1,4 +1,4 @@
-"""Everything that a user may pass as data gives the same units and labels."""
+"""Everything that a user may pass as data gives the same samples and labels."""
 
 import datasets
 import numpy as np
@@ -11,16 +11,16 @@ from transformers.modeling_outputs import ModelOutput
 
 from hf_lgelu.refit.batches import read_batches
 
-UNITS, WIDTH = 21, 3
-X = torch.arange(UNITS * WIDTH, dtype=torch.float32).reshape(UNITS, WIDTH) / 7
-Y = torch.arange(UNITS) % 5
+SAMPLES, WIDTH = 21, 3
+X = torch.arange(SAMPLES * WIDTH, dtype=torch.float32).reshape(SAMPLES, WIDTH) / 7
+Y = torch.arange(SAMPLES) % 5
 
 
 class Pairs(torch.utils.data.Dataset):
     """Map-style: (list of numbers, number)."""
 
     def __len__(self):
-        return UNITS
+        return SAMPLES
 
     def __getitem__(self, index):
         return X[index].tolist(), int(Y[index])
@@ -43,7 +43,7 @@ def as_list(data, **options):
 
 
 def joined(batches, name):
-    """All units' inputs and labels."""
+    """All samples' inputs and labels."""
     inputs = [batch.inputs if name is None else batch.inputs[name] for batch in batches]
     return torch.cat(inputs), torch.cat([batch.labels for batch in batches])
 
@@ -53,7 +53,7 @@ NAMED = {
     "BatchEncoding": lambda: BatchEncoding({"x": X, "label": Y}),
     "ModelOutput": lambda: ModelOutput(x=X, labels=Y),
     "arrays": lambda: {"x": X.numpy(), "labels": Y.numpy()},
-    "iterable": lambda: ({"x": X[i : i + 4], "labels": Y[i : i + 4]} for i in range(0, UNITS, 4)),
+    "iterable": lambda: ({"x": X[i : i + 4], "labels": Y[i : i + 4]} for i in range(0, SAMPLES, 4)),
     "mapping and labels": lambda: [({"x": X[:9]}, Y[:9]), ({"x": X[9:]}, Y[9:])],
     "datasets": table,
     "datasets with tensors": lambda: table().with_format("torch"),
@@ -93,7 +93,9 @@ def test_without_labels(data):
 
 def test_collate_makes_batches_of_a_list_of_items():
     items = [{"x": x, "extra": "text"} for x in X]
-    batches = as_list(items, batch_size=8, collate=lambda given: {"x": torch.stack([item["x"] for item in given])})
+    batches = as_list(
+        items, batch_size=8, data_collator=lambda given: {"x": torch.stack([item["x"] for item in given])}
+    )
     assert torch.equal(torch.cat([batch.inputs["x"] for batch in batches]), X)
 
 
@@ -107,24 +109,24 @@ def test_constants_stay_and_gradients_go():
 @pytest.mark.parametrize(
     ("data", "name"), [(X, None), ({"x": X, "labels": Y}, "x"), (table(), "x"), (TensorDataset(X), None)]
 )
-def test_fewer_units_of_something_with_a_length_are_spread_over_it(data, name):
-    batches = as_list(data, max_units=4, batch_size=3)
+def test_fewer_samples_of_something_with_a_length_are_spread_over_it(data, name):
+    batches = as_list(data, max_samples=4, batch_size=3)
     inputs = torch.cat([batch.inputs if name is None else batch.inputs[name] for batch in batches])
     assert torch.equal(inputs, X[[0, 5, 10, 15]])
 
 
-@pytest.mark.parametrize("wanted", [1, 4, 5, 8, UNITS, 100])
-def test_fewer_units_of_an_iterable_are_the_first_and_no_more_is_read(wanted):
+@pytest.mark.parametrize("wanted", [1, 4, 5, 8, SAMPLES, 100])
+def test_fewer_samples_of_an_iterable_are_the_first_and_no_more_is_read(wanted):
     read = []
 
     def batches():
-        for start in range(0, UNITS, 4):
+        for start in range(0, SAMPLES, 4):
             read.append(start)
             yield X[start : start + 4]
 
-    taken = torch.cat([batch.inputs for batch in read_batches(batches(), max_units=wanted)])
+    taken = torch.cat([batch.inputs for batch in read_batches(batches(), max_samples=wanted)])
     assert torch.equal(taken, X[:wanted])
-    assert len(read) == -(-min(wanted, UNITS) // 4)
+    assert len(read) == -(-min(wanted, SAMPLES) // 4)
 
 
 @pytest.mark.parametrize("data", [Pairs(), X, table(), Stream()], ids=["pairs", "tensor", "datasets", "stream"])
@@ -151,19 +153,19 @@ class Images(torch.utils.data.Dataset):
 @pytest.mark.parametrize(
     ("data", "error", "words"),
     [
-        (Images(), ValueError, "image: Image.*image processor.*collate"),
+        (Images(), ValueError, "image: Image.*image processor.*data_collator"),
         (datasets.Dataset.from_dict({"ids": [[1, 2], [1]]}), ValueError, "equal lengths.*DataCollatorWithPadding"),
         (datasets.Dataset.from_dict({"text": ["a", "b"]}), TypeError, "'text'.*got list.*tokenizer"),
         (datasets.DatasetDict(train=table()), TypeError, "input 'train' of a batch must be a tensor, got"),
         (["a sentence", "another"], TypeError, "inputs.*got str.*tokenizer first"),
-        ([{"x": X, "text": ["a"] * UNITS}], TypeError, "'text'.*got list"),
-        ([{"x": X, "text": np.array(["a"] * UNITS)}], TypeError, "'text'.*got ndarray"),
-        ([{"x": 1.0, "label": 2} for _ in X], TypeError, "labels.*got int.*collate"),
+        ([{"x": X, "text": ["a"] * SAMPLES}], TypeError, "'text'.*got list"),
+        ([{"x": X, "text": np.array(["a"] * SAMPLES)}], TypeError, "'text'.*got ndarray"),
+        ([{"x": 1.0, "label": 2} for _ in X], TypeError, "labels.*got int.*data_collator"),
         ([{"use_cache": True}], ValueError, "no tensor.*use_cache"),
         ([{"x": X, "z": X[:4]}], ValueError, r"\(21, 3\).*\(4, 3\)"),
         ([(X, Y[:4])], ValueError, r"leading axis.*'labels': \(4,\)"),
         ([{"x": X, "scale": torch.tensor(2.0)}], ValueError, r"'scale': \(\)"),
-        ([{"input_ids": torch.arange(9)}] * 3, ValueError, r"\(sequences, tokens\).*holds batches, not.*collate"),
+        ([{"input_ids": torch.arange(9)}] * 3, ValueError, r"\(sequences, tokens\).*holds batches, not.*data_collator"),
         ([(X, X, Y)], ValueError, r"\(inputs, labels\), got 3"),
         ([[]], ValueError, "got 0"),
         ("squad", TypeError, "str cannot be read.*DataLoader"),
@@ -180,5 +182,5 @@ def test_what_cannot_be_read_says_what_to_do(data, error, words):
 
 @pytest.mark.parametrize("data", [X, {"x": X}, iter([X]), DataLoader(TensorDataset(X))])
 def test_collate_belongs_to_a_dataset(data):
-    with pytest.raises(ValueError, match="collate"):
-        as_list(data, collate=lambda items: items)
+    with pytest.raises(ValueError, match="data_collator"):
+        as_list(data, data_collator=lambda items: items)

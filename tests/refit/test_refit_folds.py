@@ -1,4 +1,4 @@
-"""The plan: folds and held-out part are a partition by unit that order, duplicates and processes do not change."""
+"""The plan: folds and held-out part are a partition by sample that order, duplicates and processes do not change."""
 
 from collections import Counter
 
@@ -37,8 +37,8 @@ def test_every_distinct_row_is_in_one_part(count, batch_size):
     plan = planned(torch.cat([x, x[:9]]), batch_size)
     parts = [rows_of(part) for part in (*plan.folds, plan.held_out)]
     assert sorted(row for part in parts for row in part) == sorted(map(tuple, x.tolist()))
-    assert (plan.units.given, len(plan.units.keys), plan.rows) == (count + 9, count, count)
-    assert plan.held_out_units == plan.held_out_rows == len(parts[-1])
+    assert (plan.samples.given, len(plan.samples.keys), plan.rows) == (count + 9, count, count)
+    assert plan.held_out_samples == plan.held_out_rows == len(parts[-1])
     if batch_size:
         assert max(len(batch) for part in (*plan.folds, plan.held_out) for batch in part) <= batch_size
 
@@ -52,7 +52,7 @@ def test_four_equal_folds_of_equal_batches_and_a_held_out_part(count, least, bat
     sizes = {len(batch) for fold in plan.folds for batch in fold}
     assert len(sizes) == 1
     assert len({len(fold) for fold in plan.folds}) == 1
-    assert least <= plan.held_out_units <= least + 4 * max(sizes)
+    assert least <= plan.held_out_samples <= least + 4 * max(sizes)
     assert {len(batch) for batch in plan.held_out[:-1]} <= sizes
 
 
@@ -65,7 +65,7 @@ def test_under_64_rows_all_are_fitted_on(count, batch_size, sizes):
 
 @pytest.mark.parametrize("inputs", [features(15), features(15).repeat(9, 1), tokens([3, 5, 7])])
 def test_fewer_than_16_distinct_rows_are_refused(inputs):
-    with pytest.raises(ValueError, match=r"at least 16 distinct rows .* got 15 in (15|3) distinct units"):
+    with pytest.raises(ValueError, match=r"at least 16 distinct rows .* got 15 in (15|3) distinct samples"):
         planned(inputs)
 
 
@@ -81,11 +81,11 @@ def test_nothing_given_is_refused(inputs):
 def test_rows_of_sequences_are_their_tokens(lengths):
     plan = planned(tokens(lengths))
     total = sum(lengths)
-    assert (plan.rows, len(plan.units.keys)) == (total, len(lengths))
+    assert (plan.rows, len(plan.samples.keys)) == (total, len(lengths))
     held = sum(int(batch.load().inputs["attention_mask"].sum()) for batch in plan.held_out)
     assert plan.held_out_rows == held
     assert max(16, total / 8) <= held < total / 2
-    assert len(plan.folds) == (4 if len(lengths) - plan.held_out_units >= 4 else 1)
+    assert len(plan.folds) == (4 if len(lengths) - plan.held_out_samples >= 4 else 1)
 
 
 @pytest.mark.parametrize("lengths", [[200], [4, 60], [1000, 3, 3, 3]])

@@ -33,7 +33,7 @@ def sequences(start: int, stop: int) -> Batch:
     return Batch({"input_ids": ids, "attention_mask": (ids > 0).long()}, labels=ids)
 
 
-def units_given(case: str, process: int) -> list[Batch]:
+def samples_given(case: str, process: int) -> list[Batch]:
     """What one of two processes holds."""
     if case == "all hold all":
         order = torch.randperm(200, generator=torch.Generator().manual_seed(process))
@@ -60,7 +60,7 @@ def described(plan: Folds) -> dict:
         ]
         for part in (*plan.folds, plan.held_out)
     ]
-    counts = (plan.units.given, len(plan.units.keys), plan.rows, plan.held_out_units, plan.held_out_rows)
+    counts = (plan.samples.given, len(plan.samples.keys), plan.rows, plan.held_out_samples, plan.held_out_rows)
     return json.loads(json.dumps({"parts": parts, "counts": counts}))
 
 
@@ -73,11 +73,11 @@ def _listed(value: Tensor | dict | None) -> list | dict | None:
 def plans(state: PartialState) -> dict:
     found: dict = {}
     for case in PLANS:
-        plan = deal_folds(units_given(case, state.process_index), batch_size=CHUNK_SIZE, state=state)
+        plan = deal_folds(samples_given(case, state.process_index), batch_size=CHUNK_SIZE, state=state)
         found[case] = described(plan)
     for case in REFUSED_PLANS:
         try:
-            deal_folds(units_given(case, state.process_index), state=state)
+            deal_folds(samples_given(case, state.process_index), state=state)
         except ValueError as error:
             found[case] = str(error)
     return found
@@ -154,7 +154,7 @@ def distilled(way: str, state: PartialState | None) -> dict:
 
 
 def shares(way: str, state: PartialState | None) -> list[tuple[int, ...]]:
-    """Which units of each batch a process runs."""
+    """Which samples of each batch a process runs."""
     batches = [batch.share() for batch in planned(way, state).together]
     return [() if batch is None else batch.numbers for batch in batches]
 

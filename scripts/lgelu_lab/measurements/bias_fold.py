@@ -38,7 +38,7 @@ def fold_biases(model: PreTrainedModel, calibration: Any, benchmark: Benchmark) 
     sites = find_sites(model, SMOOTH_KINDS)
     student = copy.deepcopy(model)
     substitute_relu(student, kinds=SMOOTH_KINDS)
-    folds = deal_folds(read_batches(calibration, collate=benchmark.collate), state=known_processes())
+    folds = deal_folds(read_batches(calibration, data_collator=benchmark.collate), state=known_processes())
     with evaluation_mode(model), Carrier(Programs(model, sites), student, folds) as carrier:
         if carrier.layers.unfit:
             reasons = "; ".join(f"{unfit.name}: {unfit.reason}" for unfit in carrier.layers.unfit)

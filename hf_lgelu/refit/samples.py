@@ -1,6 +1,6 @@
-"""The units of the data (rows, sequences, images), each counted once, whichever processes were given it.
+"""The samples of the data (rows, sequences, images), each counted once, whichever processes were given it.
 
-Units are known by what they contain, and come in the order of their digests, which is as good as a random one.
+Samples are known by what they contain, and come in the order of their digests, which is as good as a random one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -24,24 +24,24 @@ _LONGEST_FEATURE_ROW = 4096
 
 _KEY_BYTES = 16
 _LABELS = LABEL_KEYS[0]
-"""The labels' name among the tensors of a unit; no input has it."""
+"""The labels' name among the tensors of a sample; no input has it."""
 
 
 @dataclass(frozen=True)
-class Units:
-    """The distinct units of all processes in the ascending order of their keys.
+class Samples:
+    """The distinct samples of all processes in the ascending order of their keys.
 
     Args:
         batches: what this process was given; nothing of it is copied until `take`.
-        keys: blake2b digests of the units' inputs. Labels do not count, nor does padding where there is an attention
+        keys: blake2b digests of the samples' inputs. Labels do not count, nor does padding where there is an attention
             mask.
-        rows: how many rows each unit gives: tokens of a sequence, else 1.
-        places: {key: (batch, row in it)} of the units that this process was given.
-        own: numbers of the units that this process runs: of those that several were given, each runs some.
-        given: units given, duplicates among them.
-        lengths: {name: length} of each unit's tensors that may be of different lengths, as they were given.
+        rows: how many rows each sample gives: tokens of a sequence, else 1.
+        places: {key: (batch, row in it)} of the samples that this process was given.
+        own: numbers of the samples that this process runs: of those that several were given, each runs some.
+        given: samples given, duplicates among them.
+        lengths: {name: length} of each sample's tensors that may be of different lengths, as they were given.
         own_lengths: the same without the padding that was given, where that can be told.
-        at_once: the most units that are run together; `own_at_once` of them without that padding.
+        at_once: the most samples that are run together; `own_at_once` of them without that padding.
         fill: {name: what its sequences are padded with}; the rest with 0.
         left: names whose sequences were given with padding in front, and get more of it there.
         is_cropped: whether `take` leaves out the padding that was given.
@@ -61,19 +61,19 @@ class Units:
     left: frozenset[str] = frozenset()
     is_cropped: bool = False
 
-    def cropped(self) -> "Units":
-        """The units without the padding that they were given with: each has to be as long as the longest run with it.
+    def cropped(self) -> "Samples":
+        """The samples without the padding that they were given with: each has to be as long as the longest run with it.
 
         Tokenizers pad to the longest of all, or to the most that the model takes, which may be many times a sequence.
         """
         return replace(self, lengths=self.own_lengths, at_once=self.own_at_once, is_cropped=True)
 
     def short_first(self, numbers: Iterable[int]) -> list[int]:
-        """Some units in the order of their lengths."""
+        """Some samples in the order of their lengths."""
         return sorted(numbers, key=lambda number: sum(self.lengths[number].values()))
 
     def longest(self, numbers: Iterable[int]) -> dict[str, int]:
-        """{name: length} to which the sequences of some units have to be padded."""
+        """{name: length} to which the sequences of some samples have to be padded."""
         found: dict[str, int] = {}
         for number in numbers:
             for name, length in self.lengths[number].items():
@@ -81,7 +81,7 @@ class Units:
         return found
 
     def take(self, numbers: Sequence[int], lengths: Mapping[str, int]) -> Batch:
-        """The units `numbers` of this process as one batch, sequences padded to `lengths`."""
+        """The samples `numbers` of this process as one batch, sequences padded to `lengths`."""
         by_batch: dict[int, tuple[list[int], list[int]]] = {}
         for position, number in enumerate(numbers):
             batch, row = self.places[self.keys[number]]
@@ -95,10 +95,10 @@ class Units:
         inputs = self.batches[0].inputs
         return Batch(taken[BARE] if isinstance(inputs, Tensor) else inputs | taken, labels)
 
-    def _gather(self, name: str, sources: Sequence["_Source"], units: int, length: int | None) -> Tensor:
-        """One tensor of several units, from what each batch has of them."""
+    def _gather(self, name: str, sources: Sequence["_Source"], samples: int, length: int | None) -> Tensor:
+        """One tensor of several samples, from what each batch has of them."""
         first = _named(sources[0].batch)[name]
-        out = first.new_full((units, *(first.shape[1:] if length is None else (length,))), self.fill.get(name, 0))
+        out = first.new_full((samples, *(first.shape[1:] if length is None else (length,))), self.fill.get(name, 0))
         for batch, positions, rows in sources:
             value = _named(batch)[name][rows]
             if length is None:
@@ -112,7 +112,7 @@ class Units:
 
 
 class _Source(NamedTuple):
-    """Rows of one batch, and their positions among the units that are taken."""
+    """Rows of one batch, and their positions among the samples that are taken."""
 
     batch: Batch
     positions: list[int]
@@ -120,34 +120,36 @@ class _Source(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """What a process tells the others: units with their rows and lengths, and what is written of `Units`."""
+    """What a process tells the others: samples with their rows and lengths, and what is written of `Samples`."""
 
     given: int
     structures: set[tuple[str, ...]]
-    units: dict[bytes, "_Size"]
+    samples: dict[bytes, "_Size"]
     at_once: int
     own_at_once: int
     left: frozenset[str]
 
 
 class _Size(NamedTuple):
-    """Of one unit: its rows, and the lengths of its sequences as they were given and without that padding."""
+    """Of one sample: its rows, and the lengths of its sequences as they were given and without that padding."""
 
     rows: int
     given: Mapping[str, int]
     own: Mapping[str, int]
 
     def or_longer(self, other: "_Size") -> "_Size":
-        """Where several processes have the unit with other padding, what all of them must know."""
+        """Where several processes have the sample with other padding, what all of them must know."""
         given, own = ({name: max(length, there[name]) for name, length in here.items()}
                       for here, there in ((self.given, other.given), (self.own, other.own)))  # fmt: skip
         return _Size(self.rows, given, own)
 
 
-def read_units(batches: Iterable[Batch], state: PartialState | None = None, *, model: nn.Module | None = None) -> Units:
-    """Every unit once; of several with the same key the one given first, with its labels.
+def read_samples(
+    batches: Iterable[Batch], state: PartialState | None = None, *, model: nn.Module | None = None
+) -> Samples:
+    """Every sample once; of several with the same key the one given first, with its labels.
 
-    Units without a row (nothing but padding) are left out. Sequences of different lengths are padded as the model's
+    Samples without a row (nothing but padding) are left out. Sequences of different lengths are padded as the model's
     config says, and where the given ones were.
 
     Args:
@@ -165,25 +167,25 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None, *, m
     for number, batch in enumerate(batches):
         given, own_of_rows = _lengths(batch)
         counts = _row_counts(batch, frames)
-        for row, (key, count, lengths) in enumerate(zip(unit_keys(batch), counts, own_of_rows, strict=True)):
+        for row, (key, count, lengths) in enumerate(zip(sample_keys(batch), counts, own_of_rows, strict=True)):
             if count and key not in places:
                 places[key], found[key] = (number, row), _Size(count, given, lengths)
     own = _Own(
         given=sum(map(len, batches)),
         structures={_structure(batch) for batch in batches},
-        units=found,
-        at_once=min(map(_units_at_once, batches), default=_ROWS_AT_ONCE),
-        own_at_once=min((_units_at_once(batch, is_cropped=True) for batch in batches), default=_ROWS_AT_ONCE),
+        samples=found,
+        at_once=min(map(_samples_at_once, batches), default=_ROWS_AT_ONCE),
+        own_at_once=min((_samples_at_once(batch, is_cropped=True) for batch in batches), default=_ROWS_AT_ONCE),
         left=frozenset().union(*map(_padded_in_front, batches)),
     )
     parts, process = ([own], 0) if state is None else (each_has(own), state.process_index)
     _require_alike(parts)
     everything: dict[bytes, _Size] = {}
     for part in parts:
-        for key, size in part.units.items():
+        for key, size in part.samples.items():
             everything[key] = size.or_longer(everything.get(key, size))
     keys = sorted(everything)
-    return Units(
+    return Samples(
         batches=batches,
         keys=keys,
         rows=[everything[key].rows for key in keys],
@@ -200,13 +202,13 @@ def read_units(batches: Iterable[Batch], state: PartialState | None = None, *, m
 
 
 def _owner(number: int, key: bytes, parts: Sequence[_Own]) -> int:
-    """The process that runs a unit: those that were given it take turns."""
-    holders = [process for process, part in enumerate(parts) if key in part.units]
+    """The process that runs a sample: those that were given it take turns."""
+    holders = [process for process, part in enumerate(parts) if key in part.samples]
     return holders[number % len(holders)]
 
 
 def _require_alike(parts: Sequence[_Own]) -> None:
-    empty = [process for process, part in enumerate(parts) if not part.units]
+    empty = [process for process, part in enumerate(parts) if not part.samples]
     if empty and len(empty) < len(parts):
         raise ValueError(f"process {empty[0]} was given no inputs; give every process all of them, or a share")
     structures = sorted(set().union(*(part.structures for part in parts)))
@@ -220,8 +222,8 @@ def _require_alike(parts: Sequence[_Own]) -> None:
         )
 
 
-def unit_keys(batch: Batch) -> Iterator[bytes]:
-    """A digest of each unit, from its inputs' names, dtypes, shapes and bytes, without what a mask hides."""
+def sample_keys(batch: Batch) -> Iterator[bytes]:
+    """A digest of each sample, from its inputs' names, dtypes, shapes and bytes, without what a mask hides."""
     tensors = [(name, value, _mask_of(batch, name)) for name, value in sorted(batch.tensors.items())]
     header = [
         (name, str(value.dtype), tuple(value.shape[1:]) if mask is None else None) for name, value, mask in tensors
@@ -235,14 +237,14 @@ def unit_keys(batch: Batch) -> Iterator[bytes]:
 
 
 def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iterator[Batch]:
-    """The batches in pieces of at most `batch_size` units, by default those of `deal_folds`, as views."""
+    """The batches in pieces of at most `batch_size` samples, by default those of `deal_folds`, as views."""
     for batch in batches:
-        size = batch_size or _units_at_once(batch)
+        size = batch_size or _samples_at_once(batch)
         for start in range(0, len(batch), size):
             yield batch[start : start + size]
 
 
-def _units_at_once(batch: Batch, *, is_cropped: bool = False) -> int:
+def _samples_at_once(batch: Batch, *, is_cropped: bool = False) -> int:
     tensors = dict(batch.tensors)
     name = "input_ids" if "input_ids" in tensors else "attention_mask"
     tokens = tensors.pop("input_ids", tensors.get("attention_mask"))
@@ -303,7 +305,7 @@ def _own_spans(batch: Batch, name: str, rows: Sequence[int]) -> list[slice]:
 
 
 def _structure(batch: Batch) -> tuple[str, ...]:
-    """Names, dtypes and shapes of a unit's tensors, and the constants that go with them."""
+    """Names, dtypes and shapes of a sample's tensors, and the constants that go with them."""
     tensors = (
         f"{name or 'inputs'}: {str(value.dtype).removeprefix('torch.')} "
         + ("of any length" if _may_be_padded(batch, name) else f"of shape {tuple(value.shape[1:])}")

@@ -1,11 +1,11 @@
-"""Distinct units by content: against sets of tuples of the entries, padded in any way."""
+"""Distinct samples by content: against sets of tuples of the entries, padded in any way."""
 
 import pytest
 import torch
 from torch import nn
 
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.units import read_units
+from hf_lgelu.refit.samples import read_samples
 
 DTYPES = [
     torch.float32,
@@ -19,9 +19,9 @@ DTYPES = [
 ]
 
 
-def take_all(units):
-    everything = range(len(units.keys))
-    return units.take(everything, units.longest(everything))
+def take_all(samples):
+    everything = range(len(samples.keys))
+    return samples.take(everything, samples.longest(everything))
 
 
 def few_values(dtype, shape=(40, 3), seed=0):
@@ -46,18 +46,18 @@ def sequences(padding_side="right", fill=0, extra=0):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_distinct_row_once(dtype, batch_size):
     x = few_values(dtype)
-    units = read_units(Batch(part) for part in x.split(batch_size))
-    taken = take_all(units).inputs
+    samples = read_samples(Batch(part) for part in x.split(batch_size))
+    taken = take_all(samples).inputs
     assert taken.dtype == dtype
     assert sorted(map(tuple, taken.tolist())) == sorted({tuple(row) for row in x.tolist()})
-    assert len(units.keys) < units.given == 40
-    assert list(units.rows) == [1] * len(units.keys)
+    assert len(samples.keys) < samples.given == 40
+    assert list(samples.rows) == [1] * len(samples.keys)
 
 
-def test_equal_bytes_make_equal_units():
+def test_equal_bytes_make_equal_samples():
     """NaN equals itself; 0 and −0 are different inputs of a network with 1/x."""
     x = torch.tensor([[float("nan"), 1.0], [0.0, 1.0], [float("nan"), 1.0], [-0.0, 1.0]])
-    assert len(read_units([Batch(x)]).keys) == 3
+    assert len(read_samples([Batch(x)]).keys) == 3
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,16 @@ def test_equal_bytes_make_equal_units():
     ids=["name", "border", "dtype", "shape"],
 )
 def test_keys_tell_names_dtypes_and_shapes_apart(other):
-    (key,) = read_units([Batch({"x": torch.tensor([[1.0, 2.0]]), "y": torch.tensor([[3.0]])})]).keys
-    (reordered,) = read_units([Batch({"y": torch.tensor([[3.0]]), "x": torch.tensor([[1.0, 2.0]])})]).keys
+    (key,) = read_samples([Batch({"x": torch.tensor([[1.0, 2.0]]), "y": torch.tensor([[3.0]])})]).keys
+    (reordered,) = read_samples([Batch({"y": torch.tensor([[3.0]]), "x": torch.tensor([[1.0, 2.0]])})]).keys
     assert reordered == key
-    assert read_units([Batch(other)]).keys != [key]
+    assert read_samples([Batch(other)]).keys != [key]
 
 
 def test_of_duplicates_the_first_stays():
     x = torch.tensor([[1.0], [2.0], [1.0], [2.0], [2.0]])
-    units = read_units([Batch(x[:2], torch.tensor([0, 1])), Batch(x[2:], torch.tensor([2, 3, 4]))])
-    taken = take_all(units)
+    samples = read_samples([Batch(x[:2], torch.tensor([0, 1])), Batch(x[2:], torch.tensor([2, 3, 4]))])
+    taken = take_all(samples)
     assert sorted(zip(taken.inputs[:, 0].tolist(), taken.labels.tolist(), strict=True)) == [(1.0, 0), (2.0, 1)]
 
 
@@ -88,7 +88,7 @@ def test_of_duplicates_the_first_stays():
     "other", [sequences(extra=3), sequences(fill=9), sequences("left"), sequences("left", fill=4, extra=2)]
 )
 def test_padding_does_not_matter(other):
-    plain, both = read_units([sequences()]), read_units([sequences(), other])
+    plain, both = read_samples([sequences()]), read_samples([sequences(), other])
     assert both.keys == plain.keys
     assert sorted(both.rows) == [1, 2, 3, 4, 5]
     assert both.given == 10
@@ -102,8 +102,8 @@ def test_padding_does_not_matter(other):
 def test_tokens_in_sight_matter():
     ids = torch.tensor([[1, 2, 0], [1, 3, 0], [1, 2, 4]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]])
-    assert len(read_units([Batch({"input_ids": ids, "attention_mask": mask})]).keys) == 3
-    assert len(read_units([Batch({"input_ids": ids, "attention_mask": mask[:1].expand(3, 3)})]).keys) == 2
+    assert len(read_samples([Batch({"input_ids": ids, "attention_mask": mask})]).keys) == 3
+    assert len(read_samples([Batch({"input_ids": ids, "attention_mask": mask[:1].expand(3, 3)})]).keys) == 2
 
 
 def test_other_tensors_of_a_padded_batch_count_whole():
@@ -114,26 +114,26 @@ def test_other_tensors_of_a_padded_batch_count_whole():
         "pixels": torch.tensor([[1.0], [2.0]]),
         "decoder_input_ids": torch.tensor([[1, 2], [1, 3]]),
     }.items():
-        assert len(read_units([Batch({"input_ids": ids, "attention_mask": mask, name: value})]).keys) == 2
+        assert len(read_samples([Batch({"input_ids": ids, "attention_mask": mask, name: value})]).keys) == 2
     hidden = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": value, "decoder_attention_mask": mask}
-    assert len(read_units([Batch(hidden)]).keys) == 1
+    assert len(read_samples([Batch(hidden)]).keys) == 1
 
 
 def test_sequences_of_different_lengths_are_padded_on_the_right():
     short = {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 1]])}
     long = {"input_ids": torch.tensor([[3, 4, 5, 6]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
-    units = read_units(
+    samples = read_samples(
         [Batch(short, labels=torch.tensor([[7, 8]])), Batch(long, labels=torch.tensor([[9, 10, 11, -100]]))]
     )
-    assert units.longest([0, 1]) == {"input_ids": 4, "attention_mask": 4, "labels": 4}
-    assert sorted(lengths["input_ids"] for lengths in units.lengths) == [2, 4]
-    taken = take_all(units)
+    assert samples.longest([0, 1]) == {"input_ids": 4, "attention_mask": 4, "labels": 4}
+    assert sorted(lengths["input_ids"] for lengths in samples.lengths) == [2, 4]
+    taken = take_all(samples)
     found = {tuple(row) for row in torch.cat([*taken.inputs.values(), taken.labels], 1).tolist()}
     assert found == {
         (1, 2, 0, 0, 1, 1, 0, 0, 7, 8, -100, -100),
         (3, 4, 5, 6, 1, 1, 1, 0, 9, 10, 11, -100),
     }
-    wider = units.take([0, 1], {"input_ids": 6, "attention_mask": 6, "labels": 5})
+    wider = samples.take([0, 1], {"input_ids": 6, "attention_mask": 6, "labels": 5})
     assert wider.inputs["input_ids"].shape == (2, 6)
     assert wider.labels.shape == (2, 5)
 
@@ -142,7 +142,7 @@ def test_sequences_given_with_padding_in_front_get_more_of_it_there():
     short = {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 1]])}
     long = {"input_ids": torch.tensor([[9, 4, 5, 6]]), "attention_mask": torch.tensor([[0, 1, 1, 1]])}
     given = [Batch(short, labels=torch.tensor([[7, 8]])), Batch(long, labels=torch.tensor([[-100, 9, 10, 11]]))]
-    taken = take_all(read_units(given))
+    taken = take_all(read_samples(given))
     found = {tuple(row) for row in torch.cat([*taken.inputs.values(), taken.labels], 1).tolist()}
     assert found == {
         (0, 0, 1, 2, 0, 0, 1, 1, -100, -100, 7, 8),
@@ -162,7 +162,7 @@ def test_a_decoders_padding_lies_where_its_own_mask_has_it():
             labels=tokens,
         )  # fmt: skip
 
-    taken = take_all(read_units([batch(3), batch(4)]))
+    taken = take_all(read_samples([batch(3), batch(4)]))
     short = taken.inputs["input_ids"][:, 0].argmin()
     found = {name: value[short].tolist() for name, value in {**taken.inputs, "labels": taken.labels}.items()}
     assert found == {
@@ -177,16 +177,16 @@ def test_rows_of_a_sound_are_its_frames_where_the_model_says_how_many(has_frames
     if has_frames:
         model._get_feat_extract_output_lengths = lambda samples: samples // 4
     mask = (torch.arange(24) < torch.tensor([[12], [22], [3], [0]])).long()
-    units = read_units([Batch({"input_values": torch.randn(4, 24), "attention_mask": mask})], model=model)
-    assert set(units.rows) == rows
-    assert len(units.rows) == (2 if has_frames else 3)  # what is too short for a frame is left out
+    samples = read_samples([Batch({"input_values": torch.randn(4, 24), "attention_mask": mask})], model=model)
+    assert set(samples.rows) == rows
+    assert len(samples.rows) == (2 if has_frames else 3)  # what is too short for a frame is left out
 
 
-def test_units_without_a_row_are_left_out():
+def test_samples_without_a_row_are_left_out():
     mask = torch.tensor([[0, 0], [1, 0], [0, 0]])
-    units = read_units([Batch({"input_ids": torch.tensor([[1, 2], [3, 4], [5, 6]]), "attention_mask": mask})])
-    assert take_all(units).inputs["input_ids"][:, 0].tolist() == [3]
-    assert units.given == 3
+    samples = read_samples([Batch({"input_ids": torch.tensor([[1, 2], [3, 4], [5, 6]]), "attention_mask": mask})])
+    assert take_all(samples).inputs["input_ids"][:, 0].tolist() == [3]
+    assert samples.given == 3
 
 
 ONE = {"x": torch.ones(2, 3)}
@@ -211,4 +211,4 @@ ONE = {"x": torch.ones(2, 3)}
 def test_batches_that_do_not_go_together(first, second, words):
     for batches in ([first, second], [second, first]):
         with pytest.raises(ValueError, match=words):
-            read_units(batches)
+            read_samples(batches)
