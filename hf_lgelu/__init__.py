@@ -36,14 +36,19 @@ if TYPE_CHECKING:
     from hf_lgelu.export.relu import export_relu as export_relu
     from hf_lgelu.models.config_keys import UnsupportedConfigError as UnsupportedConfigError
     from hf_lgelu.models.exchange import SurgeryReport as SurgeryReport
+    from hf_lgelu.models.hardening import anneal_hardness as anneal_hardness
+    from hf_lgelu.models.hardening import freeze_hardness as freeze_hardness
+    from hf_lgelu.models.hardening import hardness_profile as hardness_profile
+    from hf_lgelu.models.hardening import initialize_hardness as initialize_hardness
+    from hf_lgelu.models.hardening import is_hardened as is_hardened
+    from hf_lgelu.models.hardening import release_hardness as release_hardness
     from hf_lgelu.models.mlp import MLPConfig as MLPConfig
     from hf_lgelu.models.mlp import MLPForClassification as MLPForClassification
     from hf_lgelu.models.operable import hardness_modules_to_save as hardness_modules_to_save
-    from hf_lgelu.models.profile import hardness_profile as hardness_profile
-    from hf_lgelu.models.profile import initialize_hardness as initialize_hardness
     from hf_lgelu.models.rebuild import from_pretrained as from_pretrained
     from hf_lgelu.models.runtimes import RUNTIMES as RUNTIMES
     from hf_lgelu.models.runtimes import runtime_warnings as runtime_warnings
+    from hf_lgelu.models.schedules import hardening_progress as hardening_progress
     from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
     from hf_lgelu.models.substitution import substitute_relu as substitute_relu
     from hf_lgelu.models.substitution import temporary_relu as temporary_relu
@@ -60,14 +65,9 @@ if TYPE_CHECKING:
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
     from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
-    from hf_lgelu.training.hardening import anneal_hardness as anneal_hardness
-    from hf_lgelu.training.hardening import freeze_hardness as freeze_hardness
-    from hf_lgelu.training.hardening import is_hardened as is_hardened
-    from hf_lgelu.training.hardening import release_hardness as release_hardness
     from hf_lgelu.training.layer_targets import layer_targets as layer_targets
     from hf_lgelu.training.optim import hardness_parameter_groups as hardness_parameter_groups
     from hf_lgelu.training.optim import separate_hardness_group as separate_hardness_group
-    from hf_lgelu.training.schedules import hardening_progress as hardening_progress
     from hf_lgelu.training.trainer import LambdaGELUTrainer as LambdaGELUTrainer
     from hf_lgelu.version import __version__ as __version__
 
@@ -92,7 +92,7 @@ _HOME = {
     "SurgeryReport": "models.exchange",
     "UnsupportedConfigError": "models.config_keys",
     "__version__": "version",
-    "anneal_hardness": "training.hardening",
+    "anneal_hardness": "models.hardening",
     "attach_model_code": "export.hub.loading",
     "compare_onnx": "export.int8.compare",
     "convert_to_relu": "refit.convert",
@@ -102,16 +102,16 @@ _HOME = {
     "export_relu": "export.relu",
     "find_smooth_calls": "models.smooth_calls",
     "fold_hardness": "export.folding.fold",
-    "freeze_hardness": "training.hardening",
+    "freeze_hardness": "models.hardening",
     "from_pretrained": "models.rebuild",
     "gate_costs": "refit.gate_costs",
-    "hardening_progress": "training.schedules",
+    "hardening_progress": "models.schedules",
     "hardness_for_tolerance": "activation.hardness",
     "hardness_modules_to_save": "models.operable",
     "hardness_parameter_groups": "training.optim",
-    "hardness_profile": "models.profile",
-    "initialize_hardness": "models.profile",
-    "is_hardened": "training.hardening",
+    "hardness_profile": "models.hardening",
+    "initialize_hardness": "models.hardening",
+    "is_hardened": "models.hardening",
     "kernel_report": "activation.report",
     "lambda_gelu": "activation.functional",
     "lambda_gelu_tanh": "activation.functional",
@@ -120,7 +120,7 @@ _HOME = {
     "push_to_hub": "export.hub.push",
     "quantize_onnx": "export.int8.quantize",
     "register_activation": "registry",
-    "release_hardness": "training.hardening",
+    "release_hardness": "models.hardening",
     "replace_activations": "models.surgery",
     "runtime_warnings": "models.runtimes",
     "separate_hardness_group": "training.optim",

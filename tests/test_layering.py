@@ -97,7 +97,7 @@ LISTED = {
     "formats",
     "models.checkpoint",  # loading and saving with the processor's files
     "models.comparison",
-    "models.profile",  # the smallest λ of gates with several, for their cards
+    "models.hardening",  # the smallest λ of gates with several, for their cards
     "models.sites",
     "models.surgery",  # the granularities, for a command line
     "models.outputs",  # the label that is not counted

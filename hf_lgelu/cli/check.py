@@ -22,8 +22,8 @@ from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.models.comparison import compare_models
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_hardness, swap_errors
 from hf_lgelu.models.outputs import task_outputs
-from hf_lgelu.models.profile import hardness_profile, smallest_hardness, swap_errors
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites, sites_in_words
@@ -36,7 +36,6 @@ from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.weights import why_not_writable
 from hf_lgelu.refit.wording import summarize
-from hf_lgelu.training.hardening import is_hardened
 
 _EXAMPLE_ROWS = 8
 _LONGEST_LIST = 12

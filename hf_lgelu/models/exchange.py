@@ -7,9 +7,9 @@ from torch import nn
 
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.gate_configs import ConfigPlans
+from hf_lgelu.models.hardening import softest_gate
 from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.optimizer_groups import OptimizerChange
-from hf_lgelu.models.profile import softest_gate
 from hf_lgelu.models.sites import ActivationSite, find_sites
 from hf_lgelu.registry import refuse_guarded
 

@@ -10,9 +10,9 @@ from transformers.utils import logging
 
 from hf_lgelu.models.exchange import SurgeryReport, carry_out, exchange, found_sites
 from hf_lgelu.models.gate_configs import ConfigPlans, config_plans, plan_relu
+from hf_lgelu.models.hardening import MAX_SWAP_ERROR, has_values, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
-from hf_lgelu.models.profile import MAX_SWAP_ERROR, has_values, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, check_kinds, find_sites
 
 logger = logging.get_logger(__name__)

@@ -6,8 +6,8 @@ from typing import Any
 from transformers import TrainingArguments
 
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, check_rate
+from hf_lgelu.models.schedules import DEFAULT_SWITCH_FRACTION, SCHEDULES
 from hf_lgelu.training.callbacks import HardeningCallback
-from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, SCHEDULES
 
 
 @dataclass

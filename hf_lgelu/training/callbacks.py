@@ -14,19 +14,20 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
-from hf_lgelu.models.operable import require_unflattened
-from hf_lgelu.models.profile import hardness_profile
-from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
-from hf_lgelu.training.hardening import (
+from hf_lgelu.models.hardening import (
     HARDENED_FRACTION,
     Target,
     anneal_hardness,
     freeze_hardness,
+    hardness_profile,
     is_hardened,
     release_hardness,
     smallest_soft_hardness,
     target_hardnesses,
 )
+from hf_lgelu.models.operable import require_unflattened
+from hf_lgelu.models.schedules import DEFAULT_SWITCH_FRACTION, check_schedule, hardening_progress, switch_position
+from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.optim import check_hardness_learns, hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.training.refusals import (
     largest_override,
@@ -38,7 +39,6 @@ from hf_lgelu.training.refusals import (
     tell_ungrouped,
     tell_unreached,
 )
-from hf_lgelu.training.schedules import DEFAULT_SWITCH_FRACTION, check_schedule, hardening_progress, switch_position
 
 logger = logging.get_logger(__name__)
 

@@ -9,9 +9,9 @@ from torch import nn
 from transformers import TrainingArguments
 from transformers.utils import logging
 
+from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.models.optimizer_groups import hardness_group
 from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters
-from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
 
 logger = logging.get_logger(__name__)
 

@@ -12,6 +12,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import logging
 
 from hf_lgelu.models.example_run import buffers_kept
+from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.models.optimizer_groups import hardness_group
 from hf_lgelu.models.outputs import labels_of_predictions
 from hf_lgelu.models.sites import (
@@ -42,7 +43,6 @@ from hf_lgelu.training.evaluation import (
     random_state_kept,
     with_relu_metrics,
 )
-from hf_lgelu.training.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
 from hf_lgelu.training.refusals import (
     check_ratio_of_rates,

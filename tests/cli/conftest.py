@@ -8,8 +8,8 @@ import torch
 from transformers.utils import logging
 
 from hf_lgelu.cli.command import main
+from hf_lgelu.models.hardening import anneal_hardness
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.training.hardening import anneal_hardness
 
 FEATURES = 5
 

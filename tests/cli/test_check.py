@@ -19,8 +19,8 @@ from transformers import (
 
 from hf_lgelu import replace_activations, write_card
 from hf_lgelu.models.checkpoint import load_checkpoint
+from hf_lgelu.models.hardening import hardness_profile
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.profile import hardness_profile
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

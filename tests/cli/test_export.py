@@ -12,9 +12,8 @@ from hf_lgelu import substitute_relu
 from hf_lgelu.cli.sentence_transformer import find_sentence_folder
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.checkpoint import load_checkpoint
+from hf_lgelu.models.hardening import anneal_hardness, hardness_profile
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.profile import hardness_profile
-from hf_lgelu.training.hardening import anneal_hardness
 
 
 def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, call):

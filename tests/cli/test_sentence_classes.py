@@ -167,7 +167,7 @@ def test_what_is_read_from_no_folder_is_named(classes, tmp_path):
 def test_a_hardened_cross_encoder_stays_one(classes, pairs, tmp_path, call):
     from transformers import BertForSequenceClassification
 
-    from hf_lgelu.training.hardening import anneal_hardness
+    from hf_lgelu.models.hardening import anneal_hardness
 
     folder = shutil.copytree(classes["CrossEncoder"], tmp_path / "lambda")
     network = BertForSequenceClassification.from_pretrained(folder, hidden_act="lambda_gelu")

@@ -23,7 +23,7 @@ from hf_lgelu import (
     replace_activations,
     substitute_relu,
 )
-from hf_lgelu.models.profile import smallest_hardness
+from hf_lgelu.models.hardening import smallest_hardness
 
 ROWS = {"features": torch.ones(2, 3)}
 GRANULARITIES = {"layer": {}, "channel": {"granularity": "channel", "inputs": torch.ones(1, 3)}}

@@ -12,7 +12,7 @@ from hf_lgelu import (
     hardness_profile,
     initialize_hardness,
 )
-from hf_lgelu.models.profile import gate_names, mean_of_several, smallest_by_site, smallest_hardness
+from hf_lgelu.models.hardening import gate_names, mean_of_several, smallest_by_site, smallest_hardness
 
 
 class Backwards(nn.Module):

@@ -19,7 +19,7 @@ from hf_lgelu import (
     release_hardness,
     replace_activations,
 )
-from hf_lgelu.models.profile import smallest_by_site
+from hf_lgelu.models.hardening import smallest_by_site
 from hf_lgelu.training.optim import check_hardness_learns
 
 

@@ -28,7 +28,7 @@ from hf_lgelu import (
     substitute_relu,
     write_card,
 )
-from hf_lgelu.training.hardening import smallest_soft_hardness
+from hf_lgelu.models.hardening import smallest_soft_hardness
 
 ROWS = [
     {"features": torch.randn(4, generator=torch.Generator().manual_seed(row)), "labels": row % 2} for row in range(16)

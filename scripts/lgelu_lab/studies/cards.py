@@ -110,7 +110,7 @@ def card_facts(
     if several and smallest_hardness is None:
         raise ValueError(
             f"the gates of {record.name} have several λ, and its record has their means, which bound no swap: give "
-            "smallest_hardness (hf_lgelu.models.profile.smallest_by_site of the saved network)"
+            "smallest_hardness (hf_lgelu.models.hardening.smallest_by_site of the saved network)"
         )
     hub_id, evaluated_on, data_note = _data(record)
     return CardFacts(

@@ -39,7 +39,7 @@ from hf_lgelu.environment import hardware
 from hf_lgelu.export.hub.card import CARD_FACTS_FILE, save_card_facts
 from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import save_checkpoint
-from hf_lgelu.models.profile import smallest_by_site
+from hf_lgelu.models.hardening import smallest_by_site
 from hf_lgelu.models.sites import find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions

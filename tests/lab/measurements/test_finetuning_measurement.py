@@ -10,8 +10,8 @@ from lgelu_lab.measurements import conversion_finetuning
 from lgelu_lab.measurements.conversion_finetuning import FINETUNING_COLUMNS, FinetuningSettings, measure_finetuning
 from lgelu_lab.measurements.networks import draw_calibration, tune
 
+from hf_lgelu.models.hardening import hardness_profile
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.profile import hardness_profile
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.substitution import substitute_relu
 from hf_lgelu.refit.convert import convert_to_relu
