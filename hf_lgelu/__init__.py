@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from hf_lgelu.models.substitution import substitute_relu as substitute_relu
     from hf_lgelu.models.substitution import temporary_relu as temporary_relu
     from hf_lgelu.models.surgery import replace_activations as replace_activations
+    from hf_lgelu.refit.config import ConversionConfig as ConversionConfig
     from hf_lgelu.refit.convert import Conversion as Conversion
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
     from hf_lgelu.refit.gate_costs import gate_costs as gate_costs
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 # Where each public name lives, below hf_lgelu.
 _HOME = {
     "Conversion": "refit.convert",
+    "ConversionConfig": "refit.config",
     "ConversionRefusedError": "refit.verdict",
     "ConversionReport": "refit.report",
     "Evaluation": "refit.report",
@@ -134,6 +136,7 @@ _HOME = {
 __all__ = [
     "RUNTIMES",
     "Conversion",
+    "ConversionConfig",
     "ConversionRefusedError",
     "ConversionReport",
     "Evaluation",

@@ -16,7 +16,7 @@ from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.folder import stop_on_signals
 
-from hf_lgelu.refit.dials import EFFORTS
+from hf_lgelu.refit.config import EFFORTS
 
 
 @dataclass

@@ -11,6 +11,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from hf_lgelu import Conversion, ConversionConfig, convert_to_relu
+
 VOCABULARY = 40
 TEXT = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 TEXT |= {"intermediate_size": 24, "max_position_embeddings": 16, "pad_token_id": 0}
@@ -134,3 +136,8 @@ NETWORKS: dict[str, Network] = {
     "vit": Network(vit, images),
     "sound": Network(sound, rows_of(1, 29)),
 }
+
+
+def convert_with(model: nn.Module, data: Any, *, evaluation_data: Any = None, **options: Any) -> Conversion:
+    """`convert_to_relu` with any fields of `ConversionConfig`."""
+    return convert_to_relu(model, data, evaluation_data=evaluation_data, options=ConversionConfig(**options))

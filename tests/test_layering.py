@@ -101,7 +101,7 @@ LISTED = {
     "models.sites",
     "models.surgery",  # the granularities, for a command line
     "models.outputs",  # the label that is not counted
-    "refit.dials",  # the efforts that a conversion can be asked for
+    "refit.config",  # the efforts that a conversion can be asked for
 }
 OF_ONE_FILE = {
     "bias_fold.py": {"refit", "models.example_run"},  # a refit with one choice alone

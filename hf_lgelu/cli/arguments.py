@@ -5,12 +5,14 @@ A new command is a dataclass, a row and a module with its function. Nothing here
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from hf_lgelu.export.targets import EXPORT_TARGETS
-from hf_lgelu.refit.dials import EFFORTS, Dials
+from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 
 _DATA = "a data set's Hub id, a folder of data files or of images, or a CSV, JSON, Parquet or text file"
 _TARGETS = "; ".join(f"{target.name}: {target.description}" for target in EXPORT_TARGETS.values())
@@ -18,6 +20,13 @@ _TARGETS = "; ".join(f"{target.name}: {target.description}" for target in EXPORT
 
 def _option(help: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
     return field(default=default, metadata={"help": help.replace("%", "%%"), **settings})
+
+
+def _of_config(name: str, **settings: Any) -> Any:
+    """An option of ConversionConfig, with the words of its docstring."""
+    words = re.search(rf"^ +{name}: (.*?)(?=^ +\w+: |\n\n)", ConversionConfig.__doc__ or "", re.DOTALL | re.MULTILINE)
+    help = re.sub(r"`([^`]*)`", r"\1", " ".join(words[1].split())) if words else ""
+    return _option(help, getattr(ConversionConfig, name), **settings)
 
 
 def named(text: str | None) -> list[str] | None:
@@ -117,56 +126,23 @@ class ConvertArguments(OutputArguments):
         "sequences of together 32,768 tokens, but at least 32.",
         None,
     )
-    target: str = _option(
-        "What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 has another slope than "
-        "0.01. Left out: relu.",
-        Dials.target,
-    )
-    effort: str | None = _option(
-        "How hard it tries: refit, the maps behind the gates; place, each ReLU's kink and slope too; distill, all "
-        "blocks together. Each after the ones before, and kept only where inputs held out are nearer for it. Left "
-        "out: refit, with --tolerance as far as needed.",
-        Dials.effort,
-        choices=EFFORTS,
-    )
-    width_budget: float = _option(
-        "So many times the units in every block: those added carry what is linear, or are copies with kinks of their "
-        "own. 1.25 gives most for its size, 2 and more come as near as one likes. Left out: 1.",
-        Dials.width_budget,
-    )
-    tolerance: float | None = _option(
-        "Nats of mean KL to the original (or relative error) on inputs held out that is to be reached: it tries "
-        "harder until it is, or refuses. Left out: no such bound.",
-        Dials.tolerance,
-    )
-    max_seconds: float | None = _option(
-        "End what is above the refit after so long, with what was reached by then. Left out: no bound.",
-        Dials.max_seconds,
-    )
-    distill_steps: int | None = _option(
-        "Steps of --effort distill: the more, the nearer, where there are inputs enough. Left out: 200, and 600 where "
-        "the first few bring much.",
-        Dials.distill_steps,
-    )
-    bf16: bool = _option(
-        "Take the steps of --effort distill with products in bfloat16: quicker where the processor or GPU has it. "
-        "Left out: in the model's own precision.",
-        Dials.bf16,
-    )
+    target: str = _of_config("target")
+    effort: str | None = _of_config("effort", choices=EFFORTS)
+    width: float = _of_config("width")
+    tolerance: float | None = _of_config("tolerance")
+    max_seconds: float | None = _of_config("max_seconds")
+    distill_steps: int | None = _of_config("distill_steps")
+    bf16: bool = _of_config("bf16")
     keep: str = _option(
-        "Gates that stay smooth: how many, the dearest, or their names with commas between. Left out: none.", "0"
+        "Gates that stay smooth: how many, the dearest, or their names with commas between. Default: none.", "0"
     )
     outputs: str | None = _option(
-        "Names of the outputs that count, with commas between; the first is compared. Left out: those that the "
-        "model's task reads (logits, boxes, embeddings).",
+        "Names of the outputs that count, with commas between; the first is compared. Default: those that the model's "
+        "task reads (logits, boxes, embeddings).",
         None,
     )
-    max_kl: float = _option(
-        "Nats of mean KL to the original (of outputs that are no class scores, relative error) from where on a result "
-        "counts as far from it. Left out: 0.1.",
-        Dials.max_kl,
-    )
-    strict: bool = _option("Refuse a result beyond --max_kl. Left out: its report and card warn of it.", False)
+    max_kl: float = _of_config("max_kl")
+    strict: bool = _of_config("strict")
     equalize: bool = _option(
         "Bring the units to ranges that int8 can hold together, by powers of two: what the network computes in float "
         "stays. Left out: units are as loud as they were fitted.",
@@ -177,16 +153,21 @@ class ConvertArguments(OutputArguments):
         "there. Left out: a call that was killed begins anew.",
         False,
     )
-    allow_unrefitted: bool = _option(
-        "Swap gates even where the linear maps behind them cannot be refitted. Left out: that is refused.", False
-    )
+    allow_unrefitted: bool = _of_config("allow_unrefitted")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Dials(**{dial.name: getattr(self, dial.name) for dial in fields(Dials) if hasattr(self, dial.name)})
         _require(self, "keep", bool(named(self.keep)), "a number, or names with commas between")
+        self.config()  # raises where options do not go together
         if self.equalize and self.target.partition(":")[0] not in ("relu", "leaky_relu"):
             raise ValueError(f"--equalize: units of {self.target} cannot be rescaled, those of relu and leaky_relu can")
+
+    def config(self, checkpoint_dir: Path | None = None) -> ConversionConfig:
+        """The same as `convert_to_relu` takes it; the command has chosen the samples itself."""
+        own = {field.name: getattr(self, field.name) for field in fields(ConversionConfig) if hasattr(self, field.name)}
+        keep = int(self.keep) if self.keep.isdecimal() else named(self.keep) or 0
+        own |= {"keep": keep, "outputs": named(self.outputs), "max_samples": None, "checkpoint_dir": checkpoint_dir}
+        return ConversionConfig(**own)
 
     def _of_a_set(self) -> Sequence[str]:
         # Left out, --evaluation may be another split of --data.

@@ -29,7 +29,7 @@ from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites, sites_in_words
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.substitution import put_relu, require_substitutable
-from hf_lgelu.refit.dials import FAR_KL, UNITS_TO_RANK
+from hf_lgelu.refit.config import FAR_KL, SAMPLES_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.program import Program
@@ -164,12 +164,12 @@ def _dearest(examined: Examined) -> Iterator[str]:
     if evaluation is None or len(examined.sites) < 2:
         return
     costs = gate_costs(
-        examined.given.network, evaluation.batches("gates", progress=False), max_units=UNITS_TO_RANK,
+        examined.given.network, evaluation.batches("gates", progress=False), max_samples=SAMPLES_TO_RANK,
         batch_size=examined.arguments.batch_size, outputs=named(examined.arguments.outputs),
     )  # fmt: skip
     three = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
     keep = min(3, len(examined.sites) - 1)  # one is left to convert
-    ranked = f"on at most {UNITS_TO_RANK} inputs: {three}"
+    ranked = f"on at most {SAMPLES_TO_RANK} inputs: {three}"
     yield f"Dearest when swapped alone, {ranked}. --keep {keep} leaves {keep} smooth."
 
 

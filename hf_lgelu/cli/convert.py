@@ -13,7 +13,7 @@ from typing import Any
 from accelerate import PartialState
 from torch import nn
 
-from hf_lgelu.cli.arguments import ConvertArguments, named
+from hf_lgelu.cli.arguments import ConvertArguments
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.given_checkpoint import (
     GivenCheckpoint,
@@ -147,21 +147,8 @@ def _converted(
             network,
             data.batches("inputs", progress=progress),
             evaluation_data=None if evaluation is None else evaluation.batches("second set", progress=progress),
-            max_kl=arguments.max_kl,
-            strict=arguments.strict,
-            keep=int(arguments.keep) if arguments.keep.isdecimal() else named(arguments.keep) or 0,
-            tolerance=arguments.tolerance,
+            options=arguments.config(work),
             progress=progress,
-            checkpoint_dir=work,
-            batch_size=arguments.batch_size,
-            outputs=named(arguments.outputs),
-            target=arguments.target,
-            effort=arguments.effort,
-            width_budget=arguments.width_budget,
-            max_seconds=arguments.max_seconds,
-            distill_steps=arguments.distill_steps,
-            bf16=arguments.bf16,
-            allow_unrefitted=arguments.allow_unrefitted,
         )
     except ConversionRefusedError as error:
         if error.report is not None:

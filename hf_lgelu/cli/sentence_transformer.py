@@ -184,7 +184,7 @@ def find_sentence_folder(name: str) -> SentenceFolder | None:
         raise ValueError(
             f"{name} is a cross-encoder with modules behind its encoder ({behind}), and read from folders are those "
             "whose encoder gives the scores. Load it and give the model itself: "
-            "hf_lgelu.convert_to_relu(model, pairs, collate=model.preprocess)"
+            "hf_lgelu.convert_to_relu(model, pairs, options=ConversionConfig(data_collator=model.preprocess))"
         )
     return SentenceFolder(path, first, _longest(path / first), network_class, _prompt(path))
 

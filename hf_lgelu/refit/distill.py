@@ -8,6 +8,7 @@ Several processes take every step together: each runs what it has of the batch t
 gradients, sizes and sums over rows are added up. So all take the same steps, those of one process to rounding.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +22,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import compared_outputs, in_order_of, kl_terms, units_at_once
+from hf_lgelu.refit.config import Effort
 from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.layerwise import Student, Task
 from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.optimizer import CentredAdam, CentredMap, Masters
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
@@ -35,6 +39,39 @@ _FAR_FROM_DONE, _LONGER = 0.9, 3  # where the trial leaves less than this share 
 _LOOKS = 8  # how often the held-out inputs are looked at
 _NO_SPREAD = 1e-12  # of a column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
+_CHOSEN_ON_THEM = 2.0  # standard errors for a network that was chosen on the samples held out
+
+
+class Distill:
+    """The rung that moves all blocks of the nearest student together."""
+
+    effort: Effort = "distill"
+    usual_time = 4.0
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def make(self, best: Student | None, deadline: float) -> Student:
+        """The nearest student, moved until time.perf_counter() is at `deadline` at the latest."""
+        if best is None:
+            raise ValueError("there is no student to distill")
+        task, config = self.task, self.task.config
+        student = independent_copy(best.model)
+        # Which rung was best may differ from call to call, and the steps.
+        work = task.work.rung(f"distill-{best.effort}-{config.distill_steps or 'default'}{'-bf16' * config.bf16}")
+        if work.done:
+            work.restore(0, student)
+        else:
+            work.begin(student)
+            distill(
+                task.model, student, task.folds, config.outputs, names=best.moved, steps=config.distill_steps,
+                bf16=config.bf16,
+                max_seconds=None if deadline == math.inf else max(1e-9, deadline - time.perf_counter()),
+            )  # fmt: skip
+            if time.perf_counter() < deadline:  # else the time ran out, and another call may have more
+                work.save(0, student, None)
+        held_out, gaps = task.compare(student)
+        return replace(best, model=student, held_out=held_out, gaps=gaps, standard_errors=_CHOSEN_ON_THEM)
 
 
 def can_be_distilled(model: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
-from hf_lgelu.refit.dials import UNITS_TO_RANK
+from hf_lgelu.refit.config import SAMPLES_TO_RANK
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.samples import cut_batches
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE
@@ -24,8 +24,8 @@ def gate_costs(
     data: Any,
     *,
     batch_size: int | None = None,
-    collate: Callable[[Any], Any] | None = None,
-    max_units: int | None = UNITS_TO_RANK,
+    data_collator: Callable[[Any], Any] | None = None,
+    max_samples: int | None = SAMPLES_TO_RANK,
     kinds: Sequence[str] = SMOOTH_KINDS,
     outputs: Sequence[str] | None = None,
 ) -> dict[str, float]:
@@ -39,8 +39,8 @@ def gate_costs(
         model: as for `convert_to_relu`.
         data: inputs, as there.
         batch_size: inputs run at once.
-        collate: makes a batch of a list of the dataset's items.
-        max_units: at most so many inputs.
+        data_collator: makes a batch of a list of the dataset's items.
+        max_samples: at most so many inputs.
         kinds: rows of `SMOOTH_KINDS`: which gates are looked at.
         outputs: names of the outputs that count; the first is compared.
 
@@ -54,7 +54,9 @@ def gate_costs(
     """
     model = operable_module(model)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
-    given = for_decoder(model, read_batches(data, batch_size=batch_size, data_collator=collate, max_samples=max_units))
+    given = for_decoder(
+        model, read_batches(data, batch_size=batch_size, data_collator=data_collator, max_samples=max_samples)
+    )
     with looked_at(model):
         batches = list(cut_batches(taken_by(model, given, "data"), batch_size))
         return swap_costs(model, batches, kinds, outputs)
@@ -88,34 +90,3 @@ def swap_costs(
         raise ValueError(f"the outputs are not finite: {WHERE_NOT_FINITE}")
     costs = {name: evaluation.refitted.distance for name, evaluation in zip(names, evaluations, strict=True)}
     return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
-
-
-def dearest_gates(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    kinds: Sequence[str],
-    outputs: Sequence[str] | None,
-    make: Callable[[], nn.Module],
-    count: int,
-) -> tuple[str, ...]:
-    """Names of those that cost the most, in forward order of registration, the same on every process."""
-    if not count:
-        return ()
-    dearest = set(list(swap_costs(model, batches, kinds, outputs, make))[:count])
-    return tuple(site.name for site in find_sites(model, kinds) if site.name in dearest)
-
-
-def check_keep(keep: int | Sequence[str], sites: Sequence[str]) -> int | tuple[str, ...]:
-    """How many gates stay, or which. Raises ValueError for what is no gate or would leave nothing to convert."""
-    if isinstance(keep, str):  # each of its letters would be taken for a name
-        raise TypeError(f"keep must be a sequence of names such as [{keep!r}], or a number of gates, got {keep!r}")
-    unknown = [] if isinstance(keep, int) else sorted(map(str, set(keep) - set(sites)))
-    if unknown:
-        raise ValueError(
-            f"keep: no gate is named {', '.join(unknown)}; there are {', '.join(sites[:4])}"
-            + (" and so on" if len(sites) > 4 else "")
-        )
-    count = keep if isinstance(keep, int) else len(set(keep))
-    if not 0 <= count < len(sites):
-        raise ValueError(f"keep: of {len(sites)} gates 0 to {len(sites) - 1} can stay as they are, got {count}")
-    return keep if isinstance(keep, int) else tuple(keep)

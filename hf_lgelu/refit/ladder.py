@@ -1,34 +1,97 @@
-"""Up the rungs of EFFORTS: one after the other, each kept only where held-out inputs are nearer for it.
+"""Up the rungs of RUNGS: one after the other, each kept only where samples held out are nearer for it.
 
-The mean of the differences on the units held out decides, unless the network was chosen on these units: of
+The mean of the differences on the samples held out decides, unless the network was chosen on these samples: of
 distillation the nearest of eight looks is taken, and the nearest of eight is nearer in the mean without any effect. So
-the units are compared in pairs, and the mean of the differences has to be below zero by two of its standard errors.
-With differences of -1 on m of n units and 0 on the others it is √(m(n - 1)/(n - m)) of them, 1 for one unit however far
-it falls: above 2, at least four of nine or more have come nearer. Of 4,000 random walks without an effect (19 to 256
-units, steps normal or with lognormal scales) the mean of the nearest look had fallen in 80 %, by one standard error in
-34 to 40 %, by two in 4 to 8 %. A sign test is no help: where most units come a little nearer and a tenth moves far away
-it says yes, and what is reported and bounded is the mean.
+the samples are compared in pairs, and the mean of the differences has to be below zero by two of its standard errors.
+With differences of -1 on m of n samples and 0 on the others it is √(m(n - 1)/(n - m)) of them, 1 for one sample however
+far it falls: above 2, at least four of nine or more have come nearer. Of 4,000 random walks without an effect (19 to
+256 samples, steps normal or with lognormal scales) the mean of the nearest look had fallen in 80 %, by one standard
+error in 34 to 40 %, by two in 4 to 8 %. A sign test is no help: where most samples come a little nearer and a tenth
+moves far away it says yes, and what is reported and bounded is the mean.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
-from hf_lgelu.refit.dials import EFFORTS, Effort
+from hf_lgelu.refit.config import EFFORTS, ConversionConfig, Effort
+from hf_lgelu.refit.distill import Distill, can_be_distilled
+from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
+from hf_lgelu.refit.layerwise import OutOfTimeError, Place, Refit, Student, Task
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
 
-USUAL_TIME: dict[Effort, float] = {"refit": 1.0, "place": 1.3, "distill": 4.0}
-"""What each rung took on the networks that it was tried on, as a multiple of the refit's time."""
+RUNGS: dict[Effort, type[Refit] | type[Distill]] = {"refit": Refit, "place": Place, "distill": Distill}
+"""A new rung is a class as these are, a row here, and its word in `config.Effort`."""
 
-CHOSEN_ON_THEM = 2.0
-"""Standard errors for a network that was chosen on the units."""
+
+def possible_rungs(task: Task) -> list[Effort]:
+    """All rungs that the model can take and there are samples for."""
+    if not task.folds.held_out_samples or len(task.folds.folds) == 1:
+        return ["refit"]
+    possible = {"place": task.config.gate.can_be_placed, "distill": can_be_distilled(task.model)}
+    return [effort for effort in EFFORTS if possible.get(effort, True)]
+
+
+def build_rungs(task: Task) -> list[Refit | Distill]:
+    """The rungs that were asked for. Raises ValueError where there are no samples for them."""
+    asked = task.config.rungs
+    if len(asked) > 1 and possible_rungs(task) == ["refit"]:
+        raise ValueError(
+            f"more than the refit (effort={asked[-1]!r}) is only done where inputs can be held out for it: give "
+            f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
+        )
+    return [RUNGS[effort](task) for effort in asked]
+
+
+def climb(
+    rungs: Sequence[Refit | Distill], config: ConversionConfig, original: nn.Module
+) -> tuple[Student, tuple[StepTaken, ...]]:
+    """The nearest student, and what each rung came to.
+
+    Rungs are tried in turn, from the lowest, until the tolerance is reached or the time is up: no further rung is begun
+    after `max_seconds`, nor one that makes all layers anew when less is left than the first rung took. The lowest rung
+    takes what it takes.
+    """
+    metric = None if config.metric is None else Metric(config.metric, original)
+    deadline = math.inf if config.max_seconds is None else time.perf_counter() + config.max_seconds
+    best: Student | None = None
+    kept: StepTaken | None = None
+    steps: list[StepTaken] = []
+    for rung in rungs:
+        begun = time.perf_counter()
+        if steps and config.max_seconds is not None:
+            left, first = main_decides((deadline - begun, steps[0].seconds))
+            if left <= 0:
+                break
+            if rung.effort != "distill" and first > left:
+                continue
+        try:
+            student = rung.make(best, deadline if steps else math.inf)
+        except OutOfTimeError:
+            steps.append(StepTaken(rung.effort, None, False, time.perf_counter() - begun))
+            break
+        distance = None if student.held_out is None else student.held_out.refitted.distance
+        lost = None if metric is None else metric.lost(student.model)
+        step = StepTaken(rung.effort, distance, True, time.perf_counter() - begun, lost)
+        if best is None or kept is None:
+            is_better = True
+        elif step.lost != kept.lost and step.lost is not None and kept.lost is not None:
+            is_better = step.lost < kept.lost
+        else:
+            is_better = is_nearer(student.gaps, best.gaps, student.standard_errors)
+        if is_better:
+            best, kept = student, step
+        steps.append(replace(step, is_kept=is_better))
+        if config.tolerance is not None and kept is not None and kept.gap is not None and kept.gap <= config.tolerance:
+            break
+    if best is None:
+        raise ValueError("there is no rung to climb")
+    return best, tuple(steps)
 
 
 def next_rung(steps: Sequence[StepTaken], possible: Sequence[Effort]) -> tuple[Effort, float] | None:
@@ -38,20 +101,10 @@ def next_rung(steps: Sequence[StepTaken], possible: Sequence[Effort]) -> tuple[E
     ('place', 13.0)
     """
     above = [effort for effort in possible if EFFORTS.index(effort) > max(EFFORTS.index(step.effort) for step in steps)]
-    refit = [step.seconds / USUAL_TIME[step.effort] for step in steps]
+    refit = [step.seconds / RUNGS[step.effort].usual_time for step in steps]
     if not above:
         return None
-    return above[0], USUAL_TIME[above[0]] * sum(refit) / len(refit)
-
-
-Reached = TypeVar("Reached")
-
-
-class Climb(NamedTuple, Generic[Reached]):
-    """The best that was reached, and every rung that was tried, in order."""
-
-    best: Reached
-    steps: tuple[StepTaken, ...]
+    return above[0], RUNGS[above[0]].usual_time * sum(refit) / len(refit)
 
 
 class Metric:
@@ -76,82 +129,16 @@ class Metric:
         return main_decides(float(self._measure(model)))
 
 
-class OutOfTimeError(Exception):
-    """A rung was ended: another one has been reached, and there is no time left for more."""
-
-
-def climb(
-    efforts: Sequence[Effort],
-    attempt: Callable[[Effort, Reached | None], Reached],
-    distance: Callable[[Reached], float | None],
-    *,
-    nearer: Callable[[Reached, Reached], bool],
-    lost: Callable[[Reached], float | None] = lambda found: None,
-    tolerance: float | None = None,
-    max_seconds: float | None = None,
-) -> Climb[Reached]:
-    """Try the rungs in turn, from the lowest, and keep the nearest.
-
-    Args:
-        efforts: the rungs.
-        attempt: makes a rung's network; it is given the best one so far. OutOfTimeError ends a rung.
-        distance: of a network to the original, on inputs that nothing was fitted on; None where there are none.
-        nearer: whether a network is nearer to the original than the best one so far.
-        lost: the share of the original's score that a network loses; where two lose as much, or without it, it is
-            `nearer` that decides.
-        tolerance: no further rung once the share lost, or without it the distance, is at most this.
-        max_seconds: no further rung is begun after so long, nor one that makes all layers anew when less is left than
-            the first one took.
-
-    >>> reached = {"refit": 0.5, "place": 0.7}
-    >>> climb(list(reached), lambda effort, best: reached[effort], lambda found: found, nearer=float.__lt__).best
-    0.5
-    """
-    started = time.perf_counter()
-    best: Reached | None = None
-    kept: StepTaken | None = None
-    steps: list[StepTaken] = []
-    for effort in efforts:
-        begun = time.perf_counter()
-        if steps and max_seconds is not None:
-            left, first = main_decides((max_seconds - (begun - started), steps[0].seconds))
-            if left <= 0:
-                break
-            if effort != "distill" and first > left:
-                continue
-        try:
-            found = attempt(effort, best)
-        except OutOfTimeError:
-            steps.append(StepTaken(effort, None, False, time.perf_counter() - begun))
-            break
-        reached, share = distance(found), lost(found)
-        step = StepTaken(effort, reached, True, time.perf_counter() - begun, share)
-        if best is None or kept is None or _loses_less(step, kept, partial(nearer, found, best)):
-            best, kept = found, step
-        steps.append(replace(step, is_kept=kept is step))
-        if tolerance is not None and kept.gap is not None and kept.gap <= tolerance:
-            break
-    if best is None:
-        raise ValueError("there is no rung to climb")
-    return Climb(best, tuple(steps))
-
-
-def _loses_less(step: StepTaken, kept: StepTaken, is_nearer: Callable[[], bool]) -> bool:
-    if step.lost is None or kept.lost is None or step.lost == kept.lost:
-        return is_nearer()
-    return step.lost < kept.lost
-
-
 def is_nearer(gaps: Sequence[float], than: Sequence[float], standard_errors: float = 0.0) -> bool:
     """Whether the mean difference is below zero, by more than so many of its standard errors.
 
     Any network whose outputs are finite is nearer than one whose outputs are not.
 
     Args:
-        gaps: how far a network is from the original, a number a unit.
-        than: how far another one is on the same units.
-        standard_errors: 0 where the units had no part in making the network. Of one unit there is no error: above 0 it
-            is never enough.
+        gaps: how far a network is from the original, one number a sample.
+        than: how far another one is on the same samples.
+        standard_errors: 0 where the samples had no part in making the network. Of one sample there is no error: above 0
+            it is never enough.
 
     >>> is_nearer([1.0, 1.1, 0.9, 1.0, 0.0], than=[1.0, 1.1, 0.9, 1.0, 99.0])
     True

@@ -1,55 +1,142 @@
-"""A network refitted in place, layer after layer."""
+"""The rungs that go through a network layer after layer: the refit alone, and with placed kinks and added units.
+
+For each layer, in forward order: sums over what reaches it in the network under way and what the original computes
+there (moments), the ridge regression between the two, its solution written into the network, and both networks carried
+on to the next layer.
+"""
 
 import functools
+import itertools
 import math
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from torch import nn
 from tqdm.auto import tqdm
 
+from hf_lgelu.models.config_keys import UnsupportedConfigError
+from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.loading import forget_checkpoint
+from hf_lgelu.models.outputs import task_outputs
+from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.refit.carry import Carrier
-from hf_lgelu.refit.ladder import OutOfTimeError
-from hf_lgelu.refit.layers import Layer, Layers
+from hf_lgelu.refit.compare import conversion_sums, evaluation_of, unit_gaps
+from hf_lgelu.refit.config import ConversionConfig, Effort
+from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.placement import find_gate_units
+from hf_lgelu.refit.plan import Plan
 from hf_lgelu.refit.preparation import Preparation
 from hf_lgelu.refit.processes import main_decides
-from hf_lgelu.refit.report import ENOUGH_ROWS, NOT_COUNTED, LayerRefit
-from hf_lgelu.refit.resume import RungWork
+from hf_lgelu.refit.program import Program, Programs
+from hf_lgelu.refit.report import ENOUGH_ROWS, NOT_COUNTED, Evaluation, LayerRefit
+from hf_lgelu.refit.resume import Work
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE, ConversionRefusedError
-from hf_lgelu.refit.weights import write_refit
+from hf_lgelu.refit.weights import forget_quantizer, write_refit
+from hf_lgelu.refit.widen import Room, make_room
 
 
-def refit_layers(
-    carrier: Carrier,
-    converted: nn.Module,
-    allow_unrefitted: bool,
-    bar: tqdm,
-    preparation: Preparation | None,
-    work: RungWork,
-    ends: float,
-) -> list[LayerRefit]:
-    """Refit `converted` in place, layer after layer, and write the `preparation` beside; what was done to each.
+class OutOfTimeError(Exception):
+    """A rung was ended: another one has been reached, and there is no time left for more."""
 
-    Layers that are done are taken from `work`.
-    Raises OutOfTimeError where layers are left when time.perf_counter() is at `ends`.
+
+@dataclass(frozen=True)
+class Task:
+    """What every rung works with: the original `model`, the samples, what is asked for, and what is done already."""
+
+    model: nn.Module
+    folds: Folds
+    plan: Plan
+    config: ConversionConfig
+    work: Work
+    progress: bool = False
+
+    @functools.cached_property
+    def programs(self) -> Programs:
+        """The original's traces, one for each shape of inputs."""
+        return self.programs_of(self.model)
+
+    def programs_of(self, model: nn.Module) -> Programs:
+        """Traces of the original or of a wider copy, up to the outputs that count."""
+        outputs_of = lambda output: list(task_outputs(output, self.config.outputs).values())  # noqa: E731
+        return Programs(model, self.plan.sites(model), outputs_of)
+
+    def compare(self, student: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
+        """Original, direct swap and student on the samples held out, and the student's distance on each of them."""
+        batches = (batch.load() for batch in self.folds.held_out)
+        sums = conversion_sums(self.model, student, self.plan.direct_swap(self.model), batches, self.config.outputs)
+        return (None, ()) if sums is None else (evaluation_of(sums), unit_gaps(sums))
+
+
+@dataclass(frozen=True)
+class Student:
+    """The converted network of one rung, and what was done to it.
+
+    `gaps` has its distance to the original on each sample held out, `moved` the names of the parameters that were
+    written. `standard_errors`: by so many of them it has to be nearer there than another student to be kept.
     """
-    with carrier:
-        found, names = carrier.layers, carrier.site_names
-        _refuse_unfit(type(converted).__name__, found, allow_unrefitted)
-        if preparation is not None:
-            preparation.begin(converted)
-        work.begin(converted)
-        done = [_kept(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", names, True) for unfit in found.unfit]
-        done += [_kept(names[index], (index,), NOT_COUNTED, names) for index in found.beside]
-        with bar:
+
+    effort: Effort
+    model: nn.Module
+    layers: tuple[LayerRefit, ...]
+    held_out: Evaluation | None
+    gaps: tuple[float, ...]
+    config_changes: tuple[str, ...]
+    width_share: float
+    moved: tuple[str, ...]
+    standard_errors: float = 0.0
+
+
+class Refit:
+    """The maps behind the gates, fitted layer after layer.
+
+    `usual_time` is what the rung took on the networks that it was tried on, as a multiple of the refit's time.
+    """
+
+    effort: Effort = "refit"
+    usual_time = 1.0
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @property
+    def room(self) -> Room:
+        """The original with the units and biases that the student is to have besides."""
+        return Room(self.task.model)
+
+    def make(self, best: Student | None, deadline: float) -> Student:
+        """A new student, made from the original; `best` is the nearest one so far.
+
+        Raises OutOfTimeError where layers are left when time.perf_counter() is at `deadline`.
+        """
+        task, room = self.task, self.room
+        programs = task.programs if room.model is task.model else task.programs_of(room.model)
+        with evaluation_mode(room.model):
+            student = independent_copy(room.model)
+        rewritten = task.plan.carry_out(student)
+        changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(student)]
+        forget_checkpoint(student)
+
+        carrier = Carrier(programs, student, task.folds, gate_maps_change=self.effort == "place")
+        program, found, names = carrier.trace.program, carrier.layers, carrier.site_names
+        _require_layers(type(student).__name__, found, task.config.allow_unrefitted)
+        preparation = self._preparation(room, programs, program, found)
+        work = task.work.rung(self.effort)
+        bar = tqdm(total=len(found.layers) * carrier.steps_per_layer, desc=self.effort, disable=not task.progress)
+        done = [*_without_refit(found, names)]
+        with carrier, bar:
+            if preparation is not None:
+                preparation.begin(student)
+            work.begin(student)
             for index, layer in enumerate(found.layers):
-                if ends < math.inf and main_decides(time.perf_counter() > ends):
+                if deadline < math.inf and main_decides(time.perf_counter() > deadline):
                     raise OutOfTimeError
-                if index < work.done:
-                    done += filter(None, [work.restore(index, converted)])
+                if index < work.done:  # by an earlier call
+                    done += filter(None, [work.restore(index, student)])
                     bar.update(carrier.steps_per_layer)
                     continue
                 if index == work.done:
@@ -57,24 +144,57 @@ def refit_layers(
                         carrier.pass_by(before)
                 bar.set_postfix_str(layer.maps[0].name)
                 moments = carrier.moments(index, bar.update)
-                try:
-                    fit = fit_ridge(moments, intercept=layer.has_intercept)
-                except NotFiniteError as error:
-                    raise ConversionRefusedError(
-                        f"what reaches {layer.name} is not finite, in the original or behind the layers already "
-                        f"refitted; {WHERE_NOT_FINITE}"
-                    ) from error
+                fit = _fitted(layer, moments)
                 total = functools.reduce(operator.add, moments)
-                write_refit(converted, carrier.trace.program, layer, fit, total)
+                write_refit(student, program, layer, fit, total)
                 if preparation is not None:
-                    preparation.behind_layer(converted, index)
+                    preparation.behind_layer(student, index)
                 done.append(_described(layer, fit, total, names, carrier.note(index)))
-                work.save(index, converted, done[-1])
+                work.save(index, student, done[-1])
                 bar.update()
-    return done
+
+        written = [unit.parameters for unit in find_gate_units(program)]
+        written += [consumer.parameters for layer in found.layers for consumer in layer.maps]
+        moved = dict.fromkeys(itertools.chain.from_iterable(written))
+        return Student(
+            self.effort, student, tuple(done), *task.compare(student), tuple(changes), room.share, tuple(moved)
+        )
+
+    def _preparation(self, room: Room, programs: Programs, program: Program, found: Layers) -> Preparation | None:
+        return None
 
 
-def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> None:
+class Place(Refit):
+    """The same behind ReLUs whose slopes and kinks are fitted first, in blocks that may have more units."""
+
+    effort: Effort = "place"
+    usual_time = 1.3
+
+    def __init__(self, task: Task) -> None:
+        """Raises ConversionRefusedError where the blocks cannot be widened as asked for."""
+        super().__init__(task)
+        if task.config.width > 1:
+            _ = self.room  # known before the work
+
+    @functools.cached_property
+    def room(self) -> Room:
+        task, width = self.task, self.task.config.width
+        with evaluation_mode(task.model):
+            program, sites = task.programs.of(task.folds.first), task.programs.sites
+            found = find_layers(program, task.model, sites)
+            try:
+                return make_room(task.model, program, found.layers, len(sites), width)
+            except UnsupportedConfigError as error:
+                keep = task.plan.keep
+                kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
+                ways = "Keep no gate, or use width=1" if keep else "Use width=1"
+                raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error
+
+    def _preparation(self, room: Room, programs: Programs, program: Program, found: Layers) -> Preparation:
+        return Preparation(room.model, programs.sites, self.task.folds, program, found, room.extra)
+
+
+def _require_layers(model_class: str, found: Layers, allow_unrefitted: bool) -> None:
     if found.unfit and not allow_unrefitted:
         named = "".join(f"\n  {unfit.name}: {unfit.reason}" for unfit in found.unfit)
         raise ConversionRefusedError(
@@ -89,9 +209,23 @@ def _refuse_unfit(model_class: str, found: Layers, allow_unrefitted: bool) -> No
         )
 
 
-def _kept(name: str, sites: Sequence[int], note: str, names: Sequence[str], is_unfit: bool = False) -> LayerRefit:
-    gates = tuple(names[index] for index in sites)
-    return LayerRefit((name,), gates, "kept", None, None, None, 0, 0, note, is_unfit=is_unfit)
+def _fitted(layer: Layer, moments: Sequence[Moments]) -> RidgeFit:
+    try:
+        return fit_ridge(moments, intercept=layer.has_intercept)
+    except NotFiniteError as error:
+        raise ConversionRefusedError(
+            f"what reaches {layer.name} is not finite, in the original or behind the layers already refitted; "
+            f"{WHERE_NOT_FINITE}"
+        ) from error
+
+
+def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
+    """Gates that are exchanged with no refit behind them."""
+    whole = [(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", True) for unfit in found.unfit]
+    whole += [(names[index], (index,), NOT_COUNTED, False) for index in found.beside]
+    for name, sites, note, is_unfit in whole:
+        gates = tuple(names[index] for index in sites)
+        yield LayerRefit((name,), gates, "kept", None, None, None, 0, 0, note, is_unfit=is_unfit)
 
 
 def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str], note: str | None) -> LayerRefit:

@@ -117,7 +117,7 @@ class Preparation:
             raise ConversionRefusedError(
                 f"the blocks of {', '.join(narrow[:4])}{' and so on' if len(narrow) > 4 else ''} cannot be widened: "
                 "the map before the gate has no bias, no key of the config gives it one, and its inputs have no "
-                "direction that is the same for all. Use width_budget=1"
+                "direction that is the same for all. Use width=1"
             )
         sums = gather_placements(original, sites, units, folds)
         self._extra, self._inputs = extra, gather_inputs(original, [block.unit for block in blocks], folds.spread)

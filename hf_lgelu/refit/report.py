@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hf_lgelu.formats import finite_or_none, significant
-from hf_lgelu.refit.dials import Effort
+from hf_lgelu.refit.config import Effort
 
 REPORT_FILE = "report.json"
 """Beside a converted checkpoint."""

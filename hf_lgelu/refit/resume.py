@@ -8,7 +8,7 @@ Of "distill" the network is written when all steps are taken.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import blake2b
@@ -26,7 +26,9 @@ from hf_lgelu.models.comparison import allowed_rounding
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.refit.batches import TRIED
 from hf_lgelu.refit.compare import compared_outputs
+from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.plan import Plan
 from hf_lgelu.refit.processes import each_has, main_decides
 from hf_lgelu.refit.report import LayerRefit
 from hf_lgelu.version import __version__
@@ -36,7 +38,7 @@ _LOCK = "lock"
 _NUMBERS_OF_AN_OUTPUT = 64
 
 
-def fingerprint(model: nn.Module, folds: Folds, **arguments: Any) -> str:
+def fingerprint(model: nn.Module, folds: Folds, *arguments: Any) -> str:
     """Of all that decides what a conversion does: weights, structure, config, inputs in their order, arguments."""
     digest = blake2b(digest_size=16)
     configs = [{**root.config.to_dict(), "_name_or_path": None} for _, root in pretrained_roots(model)]
@@ -62,11 +64,12 @@ class Mark(NamedTuple):
     outputs: list[list[float]]
 
     @classmethod
-    def of(cls, model: nn.Module, folds: Folds, outputs: Sequence[str] | None, **arguments: Any) -> "Mark":
-        """As for `fingerprint`. Of each output how far rounding may move a number, and a few numbers."""
-        given = compared_outputs(model, folds.first.load()[:TRIED].inputs, outputs).tensors.values()
+    def of(cls, model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig) -> "Mark":
+        """Of the conversion; of each output how far rounding may move a number, and a few numbers."""
+        given = compared_outputs(model, folds.first.load()[:TRIED].inputs, config.outputs).tensors.values()
         told = [[allowed_rounding(value), *value.reshape(-1)[:_NUMBERS_OF_AN_OUTPUT].tolist()] for value in given]
-        return cls(fingerprint(model, folds, outputs=outputs, **arguments), told)
+        gates, options = (plan.kinds, plan.keep, plan.target), (config.outputs, config.width, config.allow_unrefitted)
+        return cls(fingerprint(model, folds, gates, options), told)
 
     def is_in(self, file: Path) -> bool:
         """Whether the file is of this conversion."""
@@ -96,19 +99,19 @@ class Work:
 
 
 @contextmanager
-def work_in(folder: str | os.PathLike | None, mark: Mark | None) -> Iterator[Work]:
-    """The work in a folder, which is made if it is not there, and is this process's alone inside.
+def work_in(model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig) -> Iterator[Work]:
+    """What is done already of a conversion in its `checkpoint_dir`, if it has one.
 
-    Args:
-        folder: None for none. Of several processes all name the same one, and the main one writes.
-        mark: the conversion's; None without a folder.
+    The folder is made if it is not there, and is this process's alone inside. Of several processes all name the same
+    one, and the main one writes.
 
     Raises ValueError for a folder that holds something else, and BlockingIOError where another process uses it.
     """
-    if folder is None or mark is None:
+    if config.checkpoint_dir is None:
         yield Work()
         return
-    path, lock, refusal = Path(folder), None, None
+    mark = Mark.of(model, folds, plan, config)
+    path, lock, refusal = Path(config.checkpoint_dir), None, None
     if PartialState().is_main_process:
         try:
             lock = _opened(path, mark)

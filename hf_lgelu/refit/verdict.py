@@ -12,7 +12,7 @@ from hf_lgelu.models.outputs import task_outputs, uncounted_outputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.dials import Dials
+from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.program import Program
@@ -182,19 +182,13 @@ def _hides_an_error(change: NetChange) -> bool:
     return change.kl is not None and change.relative_error > 0.01 and change.kl < 1e-3 * change.relative_error
 
 
-def require_good(
-    report: ConversionReport,
-    model: nn.Module,
-    dials: Dials,
-    *,
-    strict: bool,
-) -> None:
+def require_good(report: ConversionReport, model: nn.Module, config: ConversionConfig) -> None:
     """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
     reason = _not_finite(report) or _no_better(report)
-    if reason is None and dials.tolerance is not None:
-        reason = _not_reached(report, dials, dials.tolerance)
-    if reason is None and strict:
-        reason = _not_near(report, dials.max_kl)
+    if reason is None and config.tolerance is not None:
+        reason = _not_reached(report, config, config.tolerance)
+    if reason is None and config.strict:
+        reason = _not_near(report, config.max_kl)
     if reason is not None:
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
 
@@ -231,8 +225,8 @@ def _not_near(report: ConversionReport, max_kl: float | None) -> str | None:
     )
 
 
-def _not_reached(report: ConversionReport, dials: Dials, tolerance: float) -> str | None:
-    """Whether no rung of the ladder came as near to the original as was asked for; what these dials allow beside."""
+def _not_reached(report: ConversionReport, config: ConversionConfig, tolerance: float) -> str | None:
+    """Whether no rung of the ladder came as near to the original as was asked for; what these options allow beside."""
     best = next((step for step in reversed(report.steps) if step.is_kept), None)
     if best is not None and best.gap is not None and best.gap <= tolerance:
         return None
@@ -240,10 +234,10 @@ def _not_reached(report: ConversionReport, dials: Dials, tolerance: float) -> st
         "be within {:g} of the original on the inputs held out"
     )  # fmt: skip
     advice = ["more inputs"]
-    if dials.can_be_placed:
-        advice.append("a width_budget above 1" if report.width_share == 1 else "a larger width_budget")
-    untried = set(dials.rungs) - {step.effort for step in report.steps}
-    if any(step.gap is None for step in report.steps) or (dials.max_seconds is not None and untried):
+    if config.gate.can_be_placed:
+        advice.append("a width above 1" if report.width_share == 1 else "a larger width")
+    untried = set(config.rungs) - {step.effort for step in report.steps}
+    if any(step.gap is None for step in report.steps) or (config.max_seconds is not None and untried):
         advice.append("more seconds")
     elif report.next_step is not None:
         advice.append(f"effort={report.next_step[0]!r}")

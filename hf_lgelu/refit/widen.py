@@ -94,8 +94,8 @@ class Room:
     config_changes: tuple[ConfigChange, ...] = ()
 
 
-def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites: int, width_budget: float) -> Room:
-    """At most `width_budget` times the units, and a bias before every gate; `model` itself where nothing is missing.
+def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites: int, budget: float) -> Room:
+    """At most `budget` times the units, and a bias before every gate; `model` itself where nothing is missing.
 
     `program` and `layers` are of the model's trace, `sites` is the number of its gates. A family whose config has no
     key for the biases does without them (always_on.py), wider if all of its blocks are gated units.
@@ -104,7 +104,7 @@ def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites
     """
     blocks = find_blocks(program, layers, find_gate_units(program))
     extra = 0
-    if width_budget > 1:
+    if budget > 1:
         if len(blocks) < sites or len({block.width for block in blocks}) != 1:
             raise UnsupportedConfigError(
                 f"of {sites} gates {len(blocks)} stand in blocks of two or three linear layers of their own, and these "
@@ -113,7 +113,7 @@ def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites
         width = blocks[0].width
         inputs = min(model.get_parameter(b.unit.before.weight).shape[b.unit.before.input_axis] for b in blocks)
         # More than that there is no use for: units always on, and copies of each.
-        extra = min(int((width_budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
+        extra = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
     if not extra and all(block.unit.before.bias is not None for block in blocks):
         return Room(model)
     try:

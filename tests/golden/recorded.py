@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from networks import convert_with
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -28,7 +29,7 @@ IN_TWO_PROCESSES = ("mlp", "bert padded left")
 EXPORTED = ("mlp", "bert padded right", "resnet")
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "place": ("llama", {"effort": "place"}),
-    "wider": ("llama", {"width_budget": 1.5}),
+    "wider": ("llama", {"width": 1.5}),
     "distill": ("llama", {"effort": "distill", "distill_steps": 4}),
     "relu6": ("mlp", {"target": "relu6"}),
     "one gate kept": ("mlp", {"keep": 1}),
@@ -58,7 +59,7 @@ def conversion(name: str, **options: Any) -> dict[str, Any]:
     if state.num_processes > 1:
         share = slice(state.process_index, None, state.num_processes)
         inputs = {k: v[share] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[share]
-    model, report = hf_lgelu.convert_to_relu(network.model(), inputs, **options)
+    model, report = convert_with(network.model(), inputs, **options)
     return {"weights": projections(model), "report": without_times(report.as_dict())}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from networks import NETWORKS, TEXT
+from networks import NETWORKS, TEXT, convert_with
 from torch import nn
 from torch.nn import functional as F
 
@@ -77,7 +77,7 @@ def _half_text() -> dict[str, torch.Tensor]:
 
 
 def _fitted(model: nn.Module, inputs: Any, **options: Any) -> Callable[[], Any]:
-    return lambda: convert_to_relu(model, inputs, **options)
+    return lambda: convert_with(model, inputs, **options)
 
 
 def _trainer(model: nn.Module, **options: Any) -> Callable[[], Any]:
@@ -142,8 +142,8 @@ REFUSALS: dict[str, Callable[[], Any]] = {
     "convert: unknown effort": _fitted(_mlp(), _rows(), effort="most"),
     "convert: unknown output": _fitted(NETWORKS["vit"].model(), NETWORKS["vit"].inputs(), outputs=("logit",)),
     "convert: unknown gate to keep": _fitted(_mlp(), _rows(), keep=("act",)),
-    "convert: narrower": _fitted(_mlp(), _rows(), width_budget=0.5),
-    "convert: wider for relu6": _fitted(_mlp(), _rows(), width_budget=1.5, target="relu6"),
+    "convert: narrower": _fitted(_mlp(), _rows(), width=0.5),
+    "convert: wider for relu6": _fitted(_mlp(), _rows(), width=1.5, target="relu6"),
     "convert: too far": _fitted(_mlp(), _rows(), max_kl=1e-9, strict=True),
     # Surgery.
     "surgery: nothing to replace": lambda: replace_activations(nn.Sequential(nn.Linear(6, 3), nn.ReLU())),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from family import enlarge
 from fresh_process import run_fresh
+from networks import convert_with
 from torch import nn
 from transformers import (
     DFineConfig,
@@ -136,7 +137,7 @@ def _converted(names, root):
     for name in names:
         model = DENSE[name].model()
         pictures = DENSE[name].pictures(80)
-        conversion = convert_to_relu(model, pictures, batch_size=16, max_kl=None, keep=DENSE[name].kept(model))
+        conversion = convert_with(model, pictures, batch_size=16, max_kl=None, keep=DENSE[name].kept(model))
         inputs = DENSE[name].pictures(2)
         conversion.model.save_pretrained(root / name)
         torch.save(inputs, root / name / "inputs.pt")

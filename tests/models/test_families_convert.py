@@ -11,12 +11,12 @@ import pytest
 import torch
 from family import Family, logits_of
 from fresh_process import run_fresh
+from networks import convert_with
 from safetensors.torch import save_file
 from test_families import ALL, assert_apart, assert_close
 from timm_families import TimmFamily
 from torch import nn
 
-from hf_lgelu import convert_to_relu
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.convert import Conversion
 from hf_lgelu.refit.verdict import ConversionRefusedError
@@ -77,7 +77,7 @@ def calibration(family: Family | TimmFamily) -> dict[str, torch.Tensor]:
 
 def convert(family: Family | TimmFamily, **options) -> Conversion:
     says_relu = isinstance(family, Family) and bool(family.relu_config)
-    return convert_to_relu(
+    return convert_with(
         smooth(family), calibration(family), batch_size=12 if family.name not in _IMAGES else 16,
         allow_unrefitted=family.name in UNFIT, rewrite_config=says_relu, **options,
     )  # fmt: skip
@@ -145,7 +145,7 @@ def test_a_converted_family(family, converted):
 def test_exactly_the_maps_that_cannot_be_refitted_are_named(family):
     says_relu = bool(family.relu_config)
     with pytest.raises(ConversionRefusedError, match="pass allow_unrefitted=True") as caught:
-        convert_to_relu(smooth(family), calibration(family), rewrite_config=says_relu)
+        convert_with(smooth(family), calibration(family), rewrite_config=says_relu)
     assert set(re.findall(r"\n  ([\w. ]+): ", str(caught.value))) == UNFIT[family.name]
 
 

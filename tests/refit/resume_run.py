@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import torch
+from networks import convert_with
 from torch import nn
 
-from hf_lgelu import convert_to_relu
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit import distill, layerwise, resume
 from hf_lgelu.refit.program import Program
@@ -86,7 +86,7 @@ def killed(folder, at, network, data, options, _):
         counted(distill, "output_loss", 20)
     else:
         counted(*((layerwise, "fit_ridge") if at > 0 else (resume.os, "replace")), abs(at))
-    convert_to_relu(network(), data(), checkpoint_dir=folder, **options)
+    convert_with(network(), data(), checkpoint_dir=folder, **options)
 
 
 def facts(report):
@@ -99,14 +99,14 @@ def facts(report):
 
 def resumed(folder, network, data, options, _):
     network, data = network(), data()
-    whole = convert_to_relu(network, data, **options)
+    whole = convert_with(network, data, **options)
     fits = counted(layerwise, "fit_ridge", None)
-    again = convert_to_relu(network, data, checkpoint_dir=folder, **options)
+    again = convert_with(network, data, checkpoint_dir=folder, **options)
     state = again.model.state_dict()
     same = all(torch.equal(value, state[key]) for key, value in whole.model.state_dict().items())
     print(len(fits), same and facts(whole.report) == facts(again.report), end=" ")
     fits.clear()
-    convert_to_relu(network, data, checkpoint_dir=folder, **options)
+    convert_with(network, data, checkpoint_dir=folder, **options)
     print(len(fits))
 
 

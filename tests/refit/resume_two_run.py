@@ -13,16 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from networks import convert_with
 from resume_run import counted, facts, mlp, rows, trace_once
 from two_processes import two_that_know_each_other
 
-from hf_lgelu import convert_to_relu
 from hf_lgelu.refit import layerwise, resume
 
 
 def converted(rank: int, folder: Path | None):
     """Each process has a share of the rows."""
-    return convert_to_relu(mlp(), rows()[rank::2], checkpoint_dir=folder)
+    return convert_with(mlp(), rows()[rank::2], checkpoint_dir=folder)
 
 
 def said(folder: Path, rank: int) -> str:

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from networks import convert_with
 from torch import nn
 from transformers import MistralConfig, MistralForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -100,8 +101,8 @@ def tokens() -> list[dict[str, torch.Tensor]]:
 def conversions():
     """The network, and what the refit and wider blocks make of it."""
     model = mistral(3.0)
-    asked = {"refit": {}, "wider": {"effort": "place", "width_budget": 1.5}}
-    return model, {name: convert_to_relu(model, tokens(), max_kl=None, **options) for name, options in asked.items()}
+    asked = {"refit": {}, "wider": {"effort": "place", "width": 1.5}}
+    return model, {name: convert_with(model, tokens(), max_kl=None, **options) for name, options in asked.items()}
 
 
 def mean_kl(model, network) -> float:
@@ -136,5 +137,5 @@ def test_where_no_direction_is_constant_blocks_stay_as_wide_as_they_are():
     with pytest.raises(
         ConversionRefusedError, match=r"the blocks of model\.layers\.0\.mlp\.act_fn, model\.\S+ cannot be widened"
     ):
-        convert_to_relu(model, tokens(), effort="place", width_budget=1.5)
+        convert_to_relu(model, tokens(), effort="place", width=1.5)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

@@ -2,13 +2,14 @@
 
 import copy
 import math
-import operator
-from functools import partial
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fresh_process import run_fresh
 from loud_nets import bert, gpt2, llama, tokens
+from networks import convert_with
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
@@ -17,9 +18,10 @@ from transformers import (
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.batches import read_batches
-from hf_lgelu.refit.dials import EFFORTS
+from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.ladder import Metric, OutOfTimeError, climb
+from hf_lgelu.refit.ladder import Metric, climb
+from hf_lgelu.refit.layerwise import OutOfTimeError
 from hf_lgelu.refit.target_gates import TARGETS
 from hf_lgelu.refit.widen import make_room
 
@@ -30,7 +32,7 @@ def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features(monkeypatch)
     model = nn.Sequential(nn.Linear(3, 40), nn.GELU(), nn.Linear(40, 4)).double()
     model[0].weight.data *= 3
     inputs = torch.randn(400, 3, dtype=torch.float64)
-    monkeypatch.setattr("hf_lgelu.refit.attempts.is_nearer", lambda *gaps: True)  # the second rung is looked at here
+    monkeypatch.setattr("hf_lgelu.refit.ladder.is_nearer", lambda *gaps: True)  # the second rung is looked at here
     converted, report = convert_to_relu(model, inputs, effort="place")
     assert [step.effort for step in report.steps] == ["refit", "place"]
     assert report.steps[1].is_kept, report.steps
@@ -49,24 +51,38 @@ def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features(monkeypatch)
     assert (converted[0].weight - model[0].weight).abs().max() > 1e-3
 
 
+@dataclass
+class Rung:
+    """A rung whose student is so far from the original on three samples, and has a score."""
+
+    effort: str
+    kl: float = 0.5
+    score: float = 1.0
+    standard_errors: float = 0.0
+    given: list = field(default_factory=list)
+
+    def make(self, best, deadline):
+        self.given.append(None if best is None else best.effort)
+        if self.kl == math.inf:
+            raise OutOfTimeError
+        held_out = SimpleNamespace(refitted=SimpleNamespace(distance=self.kl))
+        gaps = [2 * self.kl, self.kl / 2, self.kl / 2]
+        return SimpleNamespace(
+            effort=self.effort, held_out=held_out, gaps=gaps, model=self.score, standard_errors=self.standard_errors
+        )
+
+
 def test_each_rung_is_kept_only_where_it_is_nearer():
-    distances = {"refit": 0.5, "place": 0.3, "distill": 0.4}
-    given = []
-
-    def attempt(effort, best):
-        given.append((effort, best))
-        return distances[effort]
-
-    climbed = partial(climb, distance=lambda found: found, nearer=operator.lt)
-    reached = climbed(list(distances), attempt)
-    assert reached.best == 0.3
-    assert given == [("refit", None), ("place", 0.5), ("distill", 0.3)]
-    assert [step.is_kept for step in reached.steps] == [True, True, False]
-    assert [step.effort for step in climbed(list(distances), attempt, tolerance=0.4).steps] == ["refit", "place"]
-    assert len(climbed(list(distances), attempt, max_seconds=1e-9).steps) == 1
+    rungs = [Rung("refit", 0.5), Rung("place", 0.3), Rung("distill", 0.4)]
+    best, steps = climb(rungs, ConversionConfig(), 1.0)
+    assert (best.effort, [rung.given for rung in rungs]) == ("place", [[None], ["refit"], ["place"]])
+    assert [step.is_kept for step in steps] == [True, True, False]
+    assert [step.effort for step in climb(rungs, ConversionConfig(tolerance=0.4), 1.0)[1]] == ["refit", "place"]
+    assert len(climb(rungs, ConversionConfig(max_seconds=1e-9), 1.0)[1]) == 1
     # What is nearer by its mean alone is not kept, nor is a tolerance reached by it.
-    doubted = climb(list(distances), attempt, lambda found: found, nearer=lambda *found: False, tolerance=0.4)
-    assert ([step.is_kept for step in doubted.steps], doubted.best) == ([True, False, False], 0.5)
+    doubted = [Rung("refit", 0.5), *(Rung(effort, 0.4, standard_errors=2.0) for effort in ("place", "distill"))]
+    best, steps = climb(doubted, ConversionConfig(tolerance=0.45), 1.0)
+    assert ([step.is_kept for step in steps], best.effort) == ([True, False, False], "refit")
 
 
 FORMULAS = {
@@ -99,7 +115,7 @@ def test_any_target_is_solved_for_with_its_own_features_and_reloads(target, tmp_
         change = torch.linalg.solve(gram, centred.T @ (residual - residual.mean(0))).T
         torch.testing.assert_close(converted[2].weight.detach(), model[2].weight + change, rtol=0, atol=1e-8)
     network = gpt2()
-    new, report = convert_to_relu(network, tokens(), target=target, max_kl=None)
+    new, report = convert_with(network, tokens(), target=target, max_kl=None)
     new.save_pretrained(tmp_path)
     again = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
     assert again.config.activation_function == target
@@ -112,13 +128,13 @@ def test_named_gates_are_kept():
     model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 4)).double()
     rows = torch.randn(400, 6, dtype=torch.float64)
     for options in ({}, {"effort": "distill", "distill_steps": 2}):
-        converted, report = convert_to_relu(model, rows, keep=["1"], **options)
+        converted, report = convert_with(model, rows, keep=["1"], **options)
         assert [type(module).__name__ for module in converted] == ["Linear", "SiLU", "Linear", "ReLU", "Linear"]
         assert list(report.gates) == ["3"]
         assert torch.equal(converted[0].weight, model[0].weight)
     network = gpt2()
     first = "transformer.h.0.mlp.act"
-    converted, report = convert_to_relu(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
+    converted, report = convert_with(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
     assert type(converted.get_submodule(first)) is type(network.get_submodule(first))
     assert "names the gates from before" in report.warnings[-1]  # a reload would build another network
 
@@ -143,12 +159,12 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
 def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path, monkeypatch):
     inputs, saved, rooms = tokens(120), [], []
     make = lambda *given: rooms.append(make_room(*given)) or rooms[-1]  # noqa: E731
-    monkeypatch.setattr("hf_lgelu.refit.attempts.make_room", make)
+    monkeypatch.setattr("hf_lgelu.refit.layerwise.make_room", make)
     for build in (llama, bert):
         model = build(layers=1)
         before = copy.deepcopy(model.state_dict())
         options = {"effort": "distill", "distill_steps": 8} if build is llama else {"effort": "place"}
-        converted, report = convert_to_relu(model, inputs, width_budget=1.25, max_kl=None, **options)
+        converted, report = convert_with(model, inputs, width=1.25, max_kl=None, **options)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert report.width_share == 1.25
         assert len(rooms) == len(saved) + 1  # one for all rungs
@@ -192,7 +208,7 @@ def test_a_metric_of_the_caller_says_how_much_may_be_lost():
         return seen[-1]
 
     model.train()
-    converted, report = convert_to_relu(model, rows, metric=score, tolerance=0.9, effort="place")
+    converted, report = convert_with(model, rows, metric=score, tolerance=0.9, effort="place")
     assert all(module.training for module in model.modules())
     assert not any(module.training for module in converted.modules())
     assert seen[0] == 10.0
@@ -202,38 +218,34 @@ def test_a_metric_of_the_caller_says_how_much_may_be_lost():
     assert len(report.steps) == 1  # the refit is within the tolerance: nothing else is tried, and none is compared
     assert "% of the score lost" not in str(report)
     with pytest.raises(ConversionRefusedError, match="lose at most 1e-09 of the original's score") as caught:
-        convert_to_relu(model, rows, metric=score, tolerance=1e-9, effort="place")
+        convert_with(model, rows, metric=score, tolerance=1e-9, effort="place")
     assert isinstance(caught.value.model, nn.Module)
     with pytest.raises(ValueError, match="metric"):
-        convert_to_relu(model, rows, metric=lambda network: float("nan"), tolerance=0.1)
+        convert_with(model, rows, metric=lambda network: float("nan"), tolerance=0.1)
     for broken in (float("nan"), float("inf")):  # of a network that gives NaN, say
         assert Metric(lambda network, broken=broken: 1.0 if network is model else broken, model).lost(rows) == math.inf
     assert Metric(lambda network: 0.8 if network is model else 0.84, model).lost(rows) == pytest.approx(-0.05)
-    # A score that is nearer is kept though the KL is not, and of equal scores the KL decides.
-    for kl, is_kept in ((0.65, True), (0.75, False)):
-        shares = {"refit": (0.2, 0.5), "place": (0.1, 0.7), "distill": (0.1, kl)}
-        found = climb(
-            list(shares), lambda effort, best, shares=shares: shares[effort], lambda f: f[1], lost=lambda f: f[0],
-            nearer=lambda f, best: f[1] < best[1],
-        )  # fmt: skip
-        assert [step.is_kept for step in found.steps] == [True, True, is_kept]
 
 
-def test_a_rung_ends_when_the_time_is_up():
-    def attempt(effort, best):
-        if effort == "place":
-            raise OutOfTimeError
-        return 0.5
+def kept(rungs, **options):
+    return [step.is_kept for step in climb(rungs, ConversionConfig(**options), 1.0)[1]]
 
-    found = climb(["refit", "place", "distill"], attempt, lambda found: found, nearer=operator.lt, max_seconds=100)
-    assert [(step.effort, step.distance, step.is_kept) for step in found.steps] == [
+
+def test_a_better_score_is_kept_and_of_equal_scores_the_kl_decides():
+    better = [Rung("refit", 0.5, 0.8), Rung("place", 0.7, 0.9)]
+    assert kept([*better, Rung("distill", 0.65, 0.9)], metric=float) == [True, True, True]
+    assert kept([*better, Rung("distill", 0.75, 0.9)], metric=float) == [True, True, False]
+
+
+def test_a_rung_ends_when_the_time_is_up(monkeypatch):
+    _, steps = climb([Rung("refit"), Rung("place", math.inf), Rung("distill")], ConversionConfig(max_seconds=100), 1.0)
+    assert [(step.effort, step.distance, step.is_kept) for step in steps] == [
         ("refit", 0.5, True), ("place", None, False),
     ]  # fmt: skip
     clock = iter([0.0, 0.0, 5.0, 5.0, 5.0, 6.0])  # the refit took 5 of 8 seconds: what is as long does not fit
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_lgelu.refit.ladder.time.perf_counter", lambda: next(clock))
-        reached = climb(list(EFFORTS), lambda effort, best: 0.5, lambda found: found, nearer=operator.lt, max_seconds=8)
-    assert [step.effort for step in reached.steps] == ["refit", "distill"]
+    monkeypatch.setattr("hf_lgelu.refit.ladder.time.perf_counter", lambda: next(clock))
+    _, steps = climb([Rung(effort) for effort in EFFORTS], ConversionConfig(max_seconds=8), 1.0)
+    assert [step.effort for step in steps] == ["refit", "distill"]
 
 
 class OwnParameters(nn.Module):

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import peft
 import pytest
 import torch
+from networks import convert_with
 from refit_nets import BY_NAME, drawn
 from torch import nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, ViTMAEConfig, ViTMAEForPreTraining
@@ -58,12 +59,12 @@ def test_what_is_merged_converts_and_comes_back(tmp_path):
     assert report.held_out.refitted.kl < report.held_out.direct.kl
 
 
-@pytest.mark.parametrize("effort", [{}, {"effort": "place", "width_budget": 1.5}], ids=["refit", "wider"])
+@pytest.mark.parametrize("effort", [{}, {"effort": "place", "width": 1.5}], ids=["refit", "wider"])
 def test_an_adapter_trained_on_the_result_does_not_name_the_original_as_its_base(effort, tmp_path):
     """Loaded by that name it would sit on the smooth network, and nothing would say so."""
     llama(layers=1).save_pretrained(tmp_path / "smooth")
     model = LlamaForCausalLM.from_pretrained(tmp_path / "smooth")
-    converted, _ = convert_to_relu(model, tokens(), **effort)
+    converted, _ = convert_with(model, tokens(), **effort)
     adapted = peft.get_peft_model(converted, peft.LoraConfig(r=2, target_modules=["q_proj"]))
     adapted.save_pretrained(tmp_path / "adapter")
     assert peft.PeftConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path is None
@@ -163,7 +164,7 @@ def two_blocks():
         layers = (nn.Linear(6, 12), nn.SiLU(), nn.Linear(12, 8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 3))
         return drawn(nn.Sequential(*layers)).float()
 
-    return make, {effort: convert_to_relu(make(), inputs_of_six(), **options) for effort, options in EFFORTS.items()}
+    return make, {effort: convert_with(make(), inputs_of_six(), **options) for effort, options in EFFORTS.items()}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_what_the_caller_is_in_changes_nothing(enter, effort, two_blocks):
     plain, expected = conversions[effort]
     model = make()
     with enter(model):
-        converted, report = convert_to_relu(model, inputs_of_six(), **EFFORTS[effort])
+        converted, report = convert_with(model, inputs_of_six(), **EFFORTS[effort])
     assert report.layers == expected.layers
     values = converted.state_dict()
     assert all(torch.equal(value, values[name]) for name, value in plain.state_dict().items())
@@ -233,17 +234,17 @@ def test_outputs_that_the_task_reads_are_counted_and_no_others():
 def test_other_outputs_on_request():
     torch.manual_seed(0)
     model = drawn(Detector())
-    report = convert_to_relu(model, images(), outputs=["pred_boxes"]).report
+    report = convert_with(model, images(), outputs=["pred_boxes"]).report
     assert (report.outputs, report.held_out.refitted.kl) == (("pred_boxes",), None)
     with pytest.raises(ConversionRefusedError, match=r"act: its output is the model's.*outputs= chooses"):
-        convert_to_relu(model, images(), outputs=["logits", "hidden"])
+        convert_with(model, images(), outputs=["logits", "hidden"])
     with pytest.raises(ValueError, match=r"no floating-point output 'masks'; it gives encoder_hidden_states\.0, "):
-        convert_to_relu(model, images(), outputs=["masks"])
+        convert_with(model, images(), outputs=["masks"])
     bare, rows = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)), torch.randn(100, 4)
     with pytest.raises(ValueError, match=r"output 'logits'; it gives a tensor without a name, which counts where"):
-        convert_to_relu(bare, rows, outputs=["logits"])
+        convert_with(bare, rows, outputs=["logits"])
     with pytest.raises(ValueError, match=r"outputs names no output that counts; leave it out"):
-        convert_to_relu(bare, rows, outputs=[])
+        convert_with(bare, rows, outputs=[])
 
 
 class Pooling(nn.Module):
@@ -322,15 +323,15 @@ def test_far_from_the_original_is_said_first_and_refused_on_request():
     report = convert_to_relu(model, inputs).report
     kl = report.held_out.refitted.kl
     assert not any("max_kl" in text for text in report.warnings)
-    near = convert_to_relu(model, inputs, max_kl=1.01 * kl, strict=True).report
+    near = convert_with(model, inputs, max_kl=1.01 * kl, strict=True).report
     assert near.held_out == report.held_out
-    far = convert_to_relu(model, inputs, max_kl=0.99 * kl).report
+    far = convert_with(model, inputs, max_kl=0.99 * kl).report
     (warning,) = (text for text in far.warnings if "max_kl" in text)
     assert warning.startswith(f"on the inputs held out of the data the converted network is KL {kl:.3g} nat away")
     with pytest.raises(ConversionRefusedError, match="strict=True wants a measured distance of at most") as caught:
-        convert_to_relu(model, inputs, max_kl=0.99 * kl, strict=True)
+        convert_with(model, inputs, max_kl=0.99 * kl, strict=True)
     assert caught.value.report.held_out == report.held_out
     with pytest.raises(ConversionRefusedError, match="was not measured: nothing was held out"):
-        convert_to_relu(model, net.inputs(units=40), strict=True)
+        convert_with(model, net.inputs(units=40), strict=True)
     with pytest.raises(ValueError, match="max_kl must be a number above 0"):
-        convert_to_relu(model, inputs, max_kl=0.0)
+        convert_with(model, inputs, max_kl=0.0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fresh_process import run_fresh
 from loud_nets import bert, gpt2, llama, tokens
+from networks import convert_with
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -42,9 +43,9 @@ def test_gates_that_no_config_key_names_are_told_with_a_way_out(tmp_path):
     model = EuroBertForSequenceClassification(config).eval()  # its head has a GELU of its own
     inputs = {"input_ids": torch.randint(4, 30, (40, 8), generator=torch.Generator().manual_seed(0))}
     with pytest.raises(hf_lgelu.UnsupportedConfigError, match=r"keep=\['activation'\] \(--keep activation\)") as caught:
-        convert_to_relu(model, inputs, max_kl=None)
+        convert_with(model, inputs, max_kl=None)
     assert caught.value.missed == ("activation",)
-    converted, report = convert_to_relu(model, inputs, keep=caught.value.missed, max_kl=None)
+    converted, report = convert_with(model, inputs, keep=caught.value.missed, max_kl=None)
     assert list(report.kept) == ["activation"]
     converted.save_pretrained(tmp_path)
     loaded = EuroBertForSequenceClassification.from_pretrained(tmp_path).eval()
@@ -68,11 +69,11 @@ def test_a_number_keeps_the_gates_that_cost_the_most():
         costs[f"layers.{index}.activation"] = (wanted.exp() * (wanted - given)).sum().item()
     order = sorted(costs, key=costs.get, reverse=True)
     for count in (1, 2):
-        _, report = convert_to_relu(model, inputs, keep=count, max_kl=None)
+        _, report = convert_with(model, inputs, keep=count, max_kl=None)
         assert set(report.kept) == set(order[:count])
         assert set(report.gates) == set(order[count:])
         assert f"{count} gate{'s' * (count > 1)} stayed smooth: " in str(report)
-    found = gate_costs(model, fitted, max_units=None)
+    found = gate_costs(model, fitted, max_samples=None)
     assert list(found) == order
     assert found == pytest.approx({name: cost / len(fitted) for name, cost in costs.items()}, rel=1e-4)
     with pytest.raises(ValueError, match="look for NaN"):
@@ -108,7 +109,7 @@ def test_a_checkpoint_with_kept_gates_is_refused_without_the_package_and_rebuilt
         model = build()
         first = find_sites(model)[0]
         for target in ("relu", "leaky_relu") if build is gpt2 else ("relu",):
-            converted, report = convert_to_relu(model, tokens(), keep=[first.name], target=target, max_kl=None)
+            converted, report = convert_with(model, tokens(), keep=[first.name], target=target, max_kl=None)
             assert report.kept == {first.name: type(first.module).__name__}
             assert type(converted.get_submodule(first.name)) is type(first.module)
             folder = tmp_path / f"{build.__name__}-{target}"
@@ -135,7 +136,7 @@ def test_a_checkpoint_with_kept_gates_is_refused_without_the_package_and_rebuilt
 def test_kept_gates_of_another_form_or_with_hardness_come_back(tmp_path):
     for name in ("gelu_new", "quick_gelu", "silu", "mish", "lambda_gelu"):
         model = mlp(hidden_act=name)
-        converted, _ = convert_to_relu(model, rows(), keep=["layers.1.activation"], max_kl=None)
+        converted, _ = convert_with(model, rows(), keep=["layers.1.activation"], max_kl=None)
         converted.save_pretrained(tmp_path / name)
         again = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path / name).eval()
         kinds = [type(layer.activation) for layer in again.layers]
@@ -153,7 +154,7 @@ def test_kept_gates_of_another_form_or_with_hardness_come_back(tmp_path):
 @pytest.mark.parametrize("target", [{}, {"target": "relu6"}, {"target": "leaky_relu:0.3"}])
 def test_what_is_kept_can_be_hardened_beside_what_was_exchanged(tmp_path, target):
     model, inputs = mlp(hidden_act="gelu"), rows()
-    converted, _ = convert_to_relu(model, inputs, keep=["layers.1.activation"], max_kl=None, **target)
+    converted, _ = convert_with(model, inputs, keep=["layers.1.activation"], max_kl=None, **target)
     exchanged = type(converted.layers[0].activation)
     hf_lgelu.replace_activations(converted)
     hf_lgelu.initialize_hardness(converted, init_hardness=3.0)
@@ -182,7 +183,7 @@ def test_a_gate_that_somebody_exchanged_by_hand_comes_back(tmp_path):
 
 
 def test_a_record_that_names_no_activation_is_refused(tmp_path):
-    converted, _ = convert_to_relu(mlp(hidden_act="gelu"), rows(), keep=1, max_kl=None)
+    converted, _ = convert_with(mlp(hidden_act="gelu"), rows(), keep=1, max_kl=None)
     converted.save_pretrained(tmp_path)
     for entry in ({"activation": "no_such"}, {"activation": "leaky_relu", "negative_slope": "0.1"}):
         config = json.loads((tmp_path / "config.json").read_text())
@@ -194,7 +195,7 @@ def test_a_record_that_names_no_activation_is_refused(tmp_path):
 
 def test_a_slope_is_saved_with_the_gates(tmp_path):
     model, inputs = mlp(hidden_act="silu"), rows()
-    converted, report = convert_to_relu(model, inputs, target="leaky_relu:0.1", max_kl=None)
+    converted, report = convert_with(model, inputs, target="leaky_relu:0.1", max_kl=None)
     assert [layer.activation.negative_slope for layer in converted.layers] == [0.1] * 3
     assert "became LeakyReLU(0.1)." in str(report)
     converted.save_pretrained(tmp_path)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from dense_oracle import Step, ones, refit, swapped
+from networks import convert_with
 from refit_nets import drawn
 from torch import Tensor, nn
 
@@ -149,13 +150,13 @@ def test_maps_that_cannot_be_solved_for_together_come_one_behind_the_other(build
 
 @pytest.mark.parametrize("effort", ["refit", "place"])
 def test_a_gate_that_works_in_place(effort, monkeypatch):
-    monkeypatch.setattr("hf_lgelu.refit.attempts.is_nearer", lambda *gaps: True)  # the last rung is looked at here
+    monkeypatch.setattr("hf_lgelu.refit.ladder.is_nearer", lambda *gaps: True)  # the last rung is looked at here
     torch.manual_seed(0)
     model = drawn(nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 3)))
     inputs = rows(400, 6)
-    expected, _ = convert_to_relu(model, inputs, effort=effort, max_kl=None)
+    expected, _ = convert_with(model, inputs, effort=effort, max_kl=None)
     model[1].inplace = True
-    converted, _ = convert_to_relu(model, inputs, effort=effort, max_kl=None)
+    converted, _ = convert_with(model, inputs, effort=effort, max_kl=None)
     for name, value in expected.state_dict().items():
         assert torch.equal(converted.state_dict()[name], value), name
 
@@ -176,11 +177,11 @@ class InPlace(nn.Module):
 
 
 def test_what_is_written_over_in_place_is_none_of_what_was_computed_before(monkeypatch):
-    monkeypatch.setattr("hf_lgelu.refit.attempts.is_nearer", lambda *gaps: True)
+    monkeypatch.setattr("hf_lgelu.refit.ladder.is_nearer", lambda *gaps: True)
     converted = []
     for in_place in (False, True):
         torch.manual_seed(0)
-        converted.append(convert_to_relu(drawn(InPlace(in_place)), rows(400, 6), effort="place", max_kl=None).model)
+        converted.append(convert_with(drawn(InPlace(in_place)), rows(400, 6), effort="place", max_kl=None).model)
     for name, value in converted[0].state_dict().items():
         assert torch.equal(converted[1].state_dict()[name], value), name
 
@@ -195,7 +196,7 @@ def test_one_gate_at_two_places_is_placed_as_two(options, width):
     gelu = nn.GELU()
     shared, inputs = build(gelu, gelu), rows(400, 6)
     one, two = (
-        convert_to_relu(model, inputs, max_kl=None, effort="place", **options)[0]
+        convert_with(model, inputs, max_kl=None, effort="place", **options)[0]
         for model in (shared, build(nn.GELU(), nn.GELU()))
     )
     for name, value in two.state_dict().items():
@@ -334,8 +335,8 @@ def test_what_is_no_block_is_refitted_and_not_widened(build, inputs):
     model = drawn(build())
     found = convert_to_relu(model, inputs, effort="place")
     assert found.report.held_out.refitted.kl < found.report.held_out.direct.kl
-    with pytest.raises(ConversionRefusedError, match="width_budget=1"):
-        convert_to_relu(model, inputs, width_budget=1.5)
+    with pytest.raises(ConversionRefusedError, match="width=1"):
+        convert_to_relu(model, inputs, width=1.5)
 
 
 class SharedHalf(nn.Module):
@@ -357,18 +358,18 @@ class SharedHalf(nn.Module):
 
 @pytest.mark.parametrize("is_one_module", [True, False])
 def test_half_of_a_gated_unit_that_another_one_uses_too_stays_as_it_is(is_one_module, monkeypatch):
-    monkeypatch.setattr("hf_lgelu.refit.attempts.is_nearer", lambda *gaps: True)  # every rung is looked at here
+    monkeypatch.setattr("hf_lgelu.refit.ladder.is_nearer", lambda *gaps: True)  # every rung is looked at here
     torch.manual_seed(0)
     model, inputs = drawn(SharedHalf(is_one_module)), rows(600, 4)
     with torch.no_grad():
         for gate in model.gates:
             gate.weight.mul_(3)
-    converted, report = convert_to_relu(model, inputs, effort="distill", distill_steps=2, max_kl=None)
+    converted, report = convert_with(model, inputs, effort="distill", distill_steps=2, max_kl=None)
     assert torch.equal(converted.ups[0].weight, model.ups[0].weight)
     assert not torch.equal(converted.gates[1].weight, model.gates[1].weight)
     assert report.held_out.refitted.kl < report.held_out.direct.kl
     with pytest.raises(ConversionRefusedError, match="of 2 gates 0 stand in blocks"):
-        convert_to_relu(model, inputs, width_budget=2)
+        convert_to_relu(model, inputs, width=2)
 
 
 class Rowwise(nn.Module):
@@ -390,8 +391,8 @@ def test_a_gate_that_is_not_given_channels_is_refitted_and_not_placed():
         torch.manual_seed(0)
         nets.append(drawn(Rowwise(is_reshaped)))
     inputs = rows(200, 2, 6)
-    placed = convert_to_relu(nets[0], inputs, effort="place", max_kl=None).model
-    refitted = convert_to_relu(nets[1], inputs, max_kl=None).model
+    placed = convert_with(nets[0], inputs, effort="place", max_kl=None).model
+    refitted = convert_with(nets[1], inputs, max_kl=None).model
     for name, value in refitted.state_dict().items():
         torch.testing.assert_close(placed.state_dict()[name], value, msg=name)
 

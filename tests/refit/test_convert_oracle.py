@@ -3,10 +3,10 @@
 import pytest
 import torch
 from dense_oracle import refit
+from networks import convert_with
 from refit_nets import NETS
 from torch import nn
 
-from hf_lgelu import convert_to_relu
 from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.folds import deal_folds
 
@@ -37,7 +37,7 @@ CASES = [
 @pytest.mark.parametrize(("net", "units"), CASES)
 def test_weights_are_those_of_dense_least_squares(net, units):
     model, inputs = net.model(), net.inputs(units=units)
-    converted, report = convert_to_relu(model, inputs, batch_size=16)
+    converted, report = convert_with(model, inputs, batch_size=16)
     expected, chosen = refit(model, net.steps, planned(inputs, 16))
     assert [layer.layers for layer in report.layers] == [step.maps for step in net.steps]
     for step, layer, choice in zip(net.steps, report.layers, chosen, strict=True):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from dense_oracle import refit, seen, swapped
+from networks import convert_with
 from refit_nets import BY_NAME, drawn
 from torch import nn
 
@@ -85,11 +86,11 @@ def test_an_infinite_strength_is_the_direct_swap_with_the_mean_error_in_the_bias
 def test_order_and_duplicates_of_the_rows_change_nothing():
     net = BY_NAME["mlp"]
     model, inputs = net.model(), net.inputs()
-    expected, report = convert_to_relu(model, inputs, batch_size=16)
+    expected, report = convert_with(model, inputs, batch_size=16)
     for seed in range(2):
         order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
         given = torch.cat([inputs[order], inputs[order[: 30 * (seed + 1)]]])
-        converted, again = convert_to_relu(model, given.split(7), batch_size=16)
+        converted, again = convert_with(model, given.split(7), batch_size=16)
         assert_same_state(converted.state_dict(), expected.state_dict())
         assert again.layers == report.layers
         assert again.held_out == report.held_out
@@ -264,8 +265,8 @@ def sentences(pad):
 def test_padding_never_enters():
     torch.manual_seed(0)
     model = drawn(Masked())
-    converted, report = convert_to_relu(model, sentences(pad=45), batch_size=8)
-    other, _ = convert_to_relu(model, sentences(pad=49), batch_size=8)
+    converted, report = convert_with(model, sentences(pad=45), batch_size=8)
+    other, _ = convert_with(model, sentences(pad=49), batch_size=8)
     assert_same_state(converted.state_dict(), other.state_dict())
     assert report.rows == int(sentences(0)["attention_mask"].sum())
     plan = deal_folds(read_batches(sentences(45), batch_size=8), batch_size=8)
@@ -298,7 +299,7 @@ def test_the_padding_of_sound_never_enters(samples):
 
     def converted(padding):
         data = {"input_values": torch.where(mask, sound, padding), "attention_mask": mask.long()}
-        return convert_to_relu(model, data, batch_size=8)
+        return convert_with(model, data, batch_size=8)
 
     (silent, report), (loud, _) = converted(0.0), converted(7.0)
     assert_same_state(silent.state_dict(), loud.state_dict())
@@ -326,7 +327,7 @@ def test_where_rows_are_not_those_of_the_mask_the_report_says_that_padding_may_c
     data = sentences(pad=45)
     if not padded:
         data["attention_mask"] = torch.ones_like(data["attention_mask"])
-    (layer,) = convert_to_relu(drawn(Lengthened()), data, batch_size=8).report.layers
+    (layer,) = convert_with(drawn(Lengthened()), data, batch_size=8).report.layers
     assert padded or layer.rows % 9 == 0
     assert (layer.note or "").startswith(note or "")
     assert (layer.note is None) == (note is None)
@@ -347,7 +348,7 @@ def test_the_mask_of_the_text_says_nothing_about_the_image():
     torch.manual_seed(0)
     text = sentences(pad=45)
     patches = torch.randn(48, 7, 4, dtype=torch.float64)
-    _, report = convert_to_relu(drawn(TwoTowers()), {**text, "patches": patches}, batch_size=8)
+    _, report = convert_with(drawn(TwoTowers()), {**text, "patches": patches}, batch_size=8)
     rows = {layer.layers: layer.rows for layer in report.layers}
     plan = deal_folds(read_batches({**text, "patches": patches}, batch_size=8), batch_size=8)
     chunks = [chunk for fold in plan.folds for chunk in fold]
@@ -362,12 +363,12 @@ def test_the_mask_of_the_text_says_nothing_about_the_image():
 def test_states_on_disk_give_the_same(name, monkeypatch):
     net = BY_NAME[name]
     model, inputs = net.model(), net.inputs()
-    expected, _ = convert_to_relu(model, inputs, batch_size=8)
+    expected, _ = convert_with(model, inputs, batch_size=8)
     written = []
     save = torch.save
     monkeypatch.setattr(torch, "save", lambda *args, **options: (written.append(args[1]), save(*args, **options)))
     monkeypatch.setattr(carry, "MEMORY_LIMIT", 0)
-    converted, _ = convert_to_relu(model, inputs, batch_size=8)
+    converted, _ = convert_with(model, inputs, batch_size=8)
     assert_same_state(converted.state_dict(), expected.state_dict())
     assert len(set(written)) >= len(net.steps) - 1
     assert written

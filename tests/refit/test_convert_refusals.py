@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from networks import convert_with
 from refit_nets import BY_NAME, drawn
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -116,7 +117,7 @@ def test_what_cannot_be_refitted_is_swapped_on_request_and_said():
     model = drawn(nn.Sequential(wired(lambda net, x: net.down(net.down(x))), nn.GELU(), nn.Linear(7, 3)))
     with pytest.raises(ConversionRefusedError, match="pass allow_unrefitted=True"):
         convert_to_relu(model, rows())
-    converted, report = convert_to_relu(model, rows(), allow_unrefitted=True)
+    converted, report = convert_with(model, rows(), allow_unrefitted=True)
     unrefitted, refitted = report.layers
     assert (unrefitted.layers, unrefitted.sites, unrefitted.choice) == (("0.down.weight",), ("0.act",), "kept")
     assert unrefitted.note == (
@@ -131,14 +132,14 @@ def test_what_cannot_be_refitted_is_swapped_on_request_and_said():
 def test_nothing_but_what_cannot_be_refitted_stays_refused():
     model, _ = STRUCTURES["shared"]
     with pytest.raises(ConversionRefusedError, match="no linear map behind its gates that could be refitted"):
-        convert_to_relu(model, rows(), allow_unrefitted=True)
+        convert_with(model, rows(), allow_unrefitted=True)
 
 
 def test_a_gate_that_the_inputs_do_not_reach():
     model = wired(lambda net, x: net.head(x), spare=nn.SiLU())
     with pytest.raises(ConversionRefusedError, match=r"\n  spare: the inputs never reach this gate"):
         convert_to_relu(model, rows())
-    report = convert_to_relu(model, rows(), allow_unrefitted=True).report
+    report = convert_with(model, rows(), allow_unrefitted=True).report
     assert [layer.layers for layer in report.layers] == [("spare",), ("head",)]
 
 
@@ -175,10 +176,10 @@ REFUSED = {  # what is converted, on what, how: the error, and what it names
     "a batch of none": (PLAIN, rows(), {"batch_size": 0}, ValueError, "batch_size"),
     "no effort": (PLAIN, rows(), {"effort": "fast"}, ValueError, "refit, place, distill, got 'fast'"),
     "no target": (PLAIN, rows(), {"target": "tanh"}, ValueError, "relu, relu6"),
-    "wider for another": (PLAIN, rows(), {"target": "hardswish", "width_budget": 1.5}, ValueError, "for ReLU only"),
+    "wider for another": (PLAIN, rows(), {"target": "hardswish", "width": 1.5}, ValueError, "for ReLU only"),
     "nothing to hold out": (PLAIN, rows(40), {"effort": "place"}, ValueError, "held out"),
-    "narrower": (PLAIN, rows(), {"width_budget": 0.5}, ValueError, "width_budget"),
-    "endless": (PLAIN, rows(), {"width_budget": float("inf")}, ValueError, "width_budget"),
+    "narrower": (PLAIN, rows(), {"width": 0.5}, ValueError, "width"),
+    "endless": (PLAIN, rows(), {"width": float("inf")}, ValueError, "width"),
     "unknown gate": (PLAIN, rows(), {"keep": ["7"]}, ValueError, "no gate is named 7"),
     "letters of gates": (PLAIN, rows(), {"keep": "13"}, TypeError, "sequence of names"),
     "all gates": (PLAIN, rows(), {"keep": ["1", "3"]}, ValueError, "of 2 gates 0 to 1 can stay"),
@@ -200,7 +201,7 @@ def test_what_is_refused_before_the_work(name, monkeypatch):
     model, data, options, error, named = REFUSED[name]
     monkeypatch.setattr("hf_lgelu.refit.layerwise.write_refit", None)
     with pytest.raises(error, match=named):
-        convert_to_relu(model, data, **options)
+        convert_with(model, data, **options)
 
 
 def test_a_refit_that_is_worse_than_the_direct_swap(monkeypatch):

@@ -7,11 +7,11 @@ import pytest
 import torch
 from fresh_process import run_fresh
 from full_disk import full_disk
+from networks import convert_with
 from torch import nn
 
-from hf_lgelu import convert_to_relu
 from hf_lgelu.files import hold
-from hf_lgelu.refit.dials import EFFORTS
+from hf_lgelu.refit.config import EFFORTS
 from hf_lgelu.refit.resume import forget_work
 
 
@@ -50,9 +50,9 @@ def net(seed=0):
 
 def test_another_conversions_folder_is_refused(tmp_path):
     model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
-    first = convert_to_relu(model, rows, checkpoint_dir=folder)
+    first = convert_with(model, rows, checkpoint_dir=folder)
     assert {path.name for path in folder.iterdir()} >= {"conversion.json", "refit-00000.safetensors"}
-    again = convert_to_relu(model, rows.flip(0), checkpoint_dir=folder, effort="place", max_kl=None)
+    again = convert_with(model, rows.flip(0), checkpoint_dir=folder, effort="place", max_kl=None)
     assert again.report.steps[0].distance == first.report.steps[0].distance  # the same rows, and a rung more
     for other, data, options in (
         (net(1), rows, {}),
@@ -61,20 +61,20 @@ def test_another_conversions_folder_is_refused(tmp_path):
         (nn.Sequential(model[0], nn.SiLU(), model[2]), rows, {}),
     ):
         with pytest.raises(ValueError, match="another model, on other inputs or with other arguments"):
-            convert_to_relu(other, data, checkpoint_dir=folder, **options)
+            convert_with(other, data, checkpoint_dir=folder, **options)
     (folder / "refit-00000.safetensors").write_bytes((folder / "refit-00000.safetensors").read_bytes()[:100])
     with pytest.raises(ValueError, match=r"refit-00000.safetensors is damaged; delete it"):
-        convert_to_relu(model, rows, checkpoint_dir=folder)
+        convert_with(model, rows, checkpoint_dir=folder)
     lock = hold(folder / "lock")
     with pytest.raises(BlockingIOError, match="another process works in"):
-        convert_to_relu(model, rows, checkpoint_dir=folder)
+        convert_with(model, rows, checkpoint_dir=folder)
     os.close(lock)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "note.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for wrong, said in (("notes", "holds something else"), ("file", "is a file")):
         with pytest.raises(ValueError, match=said):
-            convert_to_relu(model, rows, checkpoint_dir=tmp_path / wrong)
+            convert_with(model, rows, checkpoint_dir=tmp_path / wrong)
         forget_work(tmp_path / wrong)
     forget_work(folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "notes"]
@@ -94,10 +94,10 @@ def test_a_folder_whose_mark_was_never_whole_is_taken_up(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", killed)
         with pytest.raises(KilledError):
-            convert_to_relu(model, rows, checkpoint_dir=folder)
+            convert_with(model, rows, checkpoint_dir=folder)
     assert {path.name for path in folder.iterdir()} == {"lock", "conversion.new"}
     (folder / "conversion.new").write_text('{"finger')
-    convert_to_relu(model, rows, checkpoint_dir=folder)
+    convert_with(model, rows, checkpoint_dir=folder)
     assert {path.name for path in folder.iterdir()} >= {"conversion.json", "refit-00000.safetensors"}
 
 
@@ -105,17 +105,17 @@ def test_a_disk_that_fills_up_is_told_as_such(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 64)).eval()  # 8 KiB of weights in its one layer
     with full_disk(), pytest.raises(OSError, match=r"checkpoint_dir: .*refit-00000.safetensors could not be written"):
-        convert_to_relu(model, torch.randn(200, 4), checkpoint_dir=tmp_path / "work")
+        convert_with(model, torch.randn(200, 4), checkpoint_dir=tmp_path / "work")
 
 
 def test_distillation_of_another_rung_is_not_taken_up(tmp_path):
     model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
     options = {"effort": "distill", "distill_steps": 16}
-    first = convert_to_relu(model, rows, checkpoint_dir=folder, **options)
+    first = convert_with(model, rows, checkpoint_dir=folder, **options)
     best = [step.effort for step in first.report.steps if step.is_kept and step.effort != "distill"][-1]
     other = "refit" if best != "refit" else "place"
     scores = iter([1.0, *(1.0 if effort == other else 0.5 for effort in EFFORTS)] * 2)
     options["metric"] = lambda network: next(scores)  # another rung is the best by this one
-    again = convert_to_relu(model, rows, checkpoint_dir=folder, **options)
-    alone = convert_to_relu(model, rows, **options)
+    again = convert_with(model, rows, checkpoint_dir=folder, **options)
+    alone = convert_with(model, rows, **options)
     assert [step.distance for step in again.report.steps] == [step.distance for step in alone.report.steps]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from networks import convert_with
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
@@ -131,7 +132,7 @@ def test_gates_in_a_head_that_does_not_count_are_named():
     assert "Of 2 linear maps behind them, 2 were refitted" in str(report)
     assert "weights kept" not in str(report)
     assert not any(
-        "did not count" in said for said in convert_to_relu(net, x, outputs=["logits", "other"]).report.warnings
+        "did not count" in said for said in convert_with(net, x, outputs=["logits", "other"]).report.warnings
     )
 
 
@@ -154,7 +155,7 @@ def test_a_head_that_does_not_count_and_kept_its_weights_is_named():
     net, x, fresh = ActorCritic().eval(), torch.randn(600, 8), torch.randn(2000, 8)
     errors = {}
     for outputs in (None, ["logits", "value"]):
-        converted, report = convert_to_relu(net, x, outputs=outputs)
+        converted, report = convert_with(net, x, outputs=outputs)
         told = [warning for warning in report.warnings if "did not count" in warning]
         assert bool(told) == torch.equal(converted.value.weight, net.value.weight) == (outputs is None)
         wanted, given = net(fresh)["value"], converted(fresh)["value"]
@@ -171,7 +172,7 @@ def test_hidden_states_beside_scores_are_no_head():
             given = super().forward(x)
             return {"logits": given["logits"], "hidden": given["hidden"], "features": self.body[:2](x)}
 
-    assert not convert_to_relu(Beside().eval(), torch.randn(300, 8), allow_unrefitted=True).report.warnings
+    assert not convert_with(Beside().eval(), torch.randn(300, 8), allow_unrefitted=True).report.warnings
 
 
 class Encoder(nn.Module):
@@ -192,7 +193,7 @@ def test_torchs_encoder_with_a_padding_mask_converts(options):
     mask = torch.ones(160, 6, dtype=torch.long)
     mask[::3, 4:] = 0
     inputs = {"x": torch.randn(160, 6, 16), "attention_mask": mask}
-    converted, report = convert_to_relu(Encoder().eval(), inputs, **options)
+    converted, report = convert_with(Encoder().eval(), inputs, **options)
     assert report.held_out.refitted.distance < report.held_out.direct.distance
     assert torch.backends.mha.get_fastpath_enabled()
     # Fused, as a user runs it, it gives what was measured.
@@ -265,10 +266,10 @@ class Scaled(nn.Module):
 
 def test_the_folder_of_a_network_with_another_attribute_is_refused(tmp_path):
     x = torch.randn(400, 8)
-    first = convert_to_relu(Scaled(1.0), x, checkpoint_dir=tmp_path / "work")
+    first = convert_with(Scaled(1.0), x, checkpoint_dir=tmp_path / "work")
     with pytest.raises(ValueError, match="work of a conversion of another model"):
-        convert_to_relu(Scaled(0.25), x, checkpoint_dir=tmp_path / "work")
-    again = convert_to_relu(Scaled(1.0 + 1e-9), x, checkpoint_dir=tmp_path / "work")  # what rounding may move
+        convert_with(Scaled(0.25), x, checkpoint_dir=tmp_path / "work")
+    again = convert_with(Scaled(1.0 + 1e-9), x, checkpoint_dir=tmp_path / "work")  # what rounding may move
     assert torch.equal(again.model.net[4].weight, first.model.net[4].weight)
 
 
@@ -282,17 +283,17 @@ def test_weights_that_share_memory_count_as_tied():
 @pytest.mark.parametrize(
     ("blocks", "options", "said", "unsaid"),
     [
-        (2, {"effort": "place"}, ["more inputs or a width_budget above 1", "effort='distill'"], []),
-        (2, {"effort": "place", "width_budget": 2.0}, ["a larger width_budget"], ["above 1"]),
-        (2, {"target": "hardswish", "effort": "refit"}, ["effort='distill'"], ["width_budget", "effort='place'"]),
+        (2, {"effort": "place"}, ["more inputs or a width above 1", "effort='distill'"], []),
+        (2, {"effort": "place", "width": 2.0}, ["a larger width"], ["above 1"]),
+        (2, {"target": "hardswish", "effort": "refit"}, ["effort='distill'"], ["width", "effort='place'"]),
         (1, {"effort": "refit"}, ["more inputs"], ["keep some gates"]),  # of one gate
-        (2, {"effort": "place", "max_seconds": 1e-9}, ["a width_budget above 1 or more seconds"], ["effort='place'"]),
+        (2, {"effort": "place", "max_seconds": 1e-9}, ["a width above 1 or more seconds"], ["effort='place'"]),
     ],
 )
 def test_what_is_advised_is_not_refused(blocks, options, said, unsaid):
     parts = (nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 4)) for _ in range(blocks))
     net = nn.Sequential(*parts, nn.Linear(4, 3)).eval()
     with pytest.raises(ConversionRefusedError, match=r"the network was to be within 1e-12") as caught:
-        convert_to_relu(net, torch.randn(200, 4), tolerance=1e-12, max_kl=None, **options)
+        convert_with(net, torch.randn(200, 4), tolerance=1e-12, max_kl=None, **options)
     assert all(text in str(caught.value) for text in said)
     assert not any(text in str(caught.value) for text in unsaid)

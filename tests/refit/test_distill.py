@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+from networks import convert_with
 from torch import nn
 from torch.nn import functional as F
 
-from hf_lgelu import convert_to_relu
 from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.distill import _spread, distill, output_loss
 from hf_lgelu.refit.folds import deal_folds
@@ -157,9 +157,9 @@ def test_steps_in_bfloat16_end_nearer_by_the_models_own_precision(monkeypatch):
 def test_steps_in_float16_are_not_named_as_what_comes_next():
     model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 4)).eval()
     data = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
-    _, report = convert_to_relu(model, data, effort="place", strict=False)
+    _, report = convert_with(model, data, effort="place", strict=False)
     assert report.next_step[0] == "distill"
-    _, report = convert_to_relu(model.half(), data.half(), effort="place", strict=False)
+    _, report = convert_with(model.half(), data.half(), effort="place", strict=False)
     assert report.next_step is None
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from networks import convert_with
 from torch import nn
 
 from hf_lgelu import convert_to_relu
@@ -183,7 +184,7 @@ class Detector(nn.Module):
 def test_a_detectors_wiring_is_converted_and_its_state_is_that_of_the_same_network_with_relu():
     torch.manual_seed(0)
     model = random_norms(Detector())
-    converted, report = convert_to_relu(model, pictures(64, 3, 16), batch_size=16, max_kl=None)
+    converted, report = convert_with(model, pictures(64, 3, 16), batch_size=16, max_kl=None)
     assert len(report.gates) == sum(isinstance(module, nn.SiLU) for module in model.modules())
     assert report.outputs == ("boxes", "scores")
     assert {layer.choice for layer in report.layers} <= {"refit", "bias only"}

@@ -2,18 +2,19 @@
 
 import pytest
 import torch
+from networks import convert_with
 from refit_nets import BY_NAME
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.refit import attempts as module
+from hf_lgelu.refit import layerwise
 from hf_lgelu.refit.batches import Batch, for_decoder
 
 
 @pytest.fixture
 def no_work(monkeypatch):
-    monkeypatch.setattr(module, "refit_layers", lambda *_: pytest.fail("the work had begun"))
+    monkeypatch.setattr(layerwise, "fit_ridge", lambda *_: pytest.fail("the work had begun"))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def no_work(monkeypatch):
 def test_inputs_that_the_model_does_not_take_are_known_before_the_work(options, message, no_work):
     net = BY_NAME["mlp"]
     with pytest.raises(ValueError, match=message):
-        convert_to_relu(net.model(), **{"data": net.inputs(), **options})
+        convert_with(net.model(), **{"data": net.inputs(), **options})
 
 
 class Fussy(nn.Module):
@@ -165,7 +166,7 @@ def test_padding_is_left_out_of_layers_that_have_time_first(batch_size):
     mask = torch.arange(7) < torch.randint(2, 8, (64, 1), generator=torch.Generator().manual_seed(2))
     given = {"input_ids": torch.where(mask, ids, 39), "attention_mask": mask.long()}
     converted = [
-        convert_to_relu(Tagger(time_first), given, batch_size=batch_size).model.state_dict()
+        convert_with(Tagger(time_first), given, batch_size=batch_size).model.state_dict()
         for time_first in (False, True)
     ]
     fitted, found = (weights["behind.weight"] for weights in converted)

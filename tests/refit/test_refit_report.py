@@ -5,10 +5,10 @@ import json
 import re
 
 import torch
+from networks import convert_with
 from report_by_hand import REPORT, SECOND, SMALL
 from torch import nn
 
-from hf_lgelu import convert_to_relu
 from hf_lgelu.formats import percent
 from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.report import ConversionReport, StepTaken
@@ -92,7 +92,7 @@ class Joint(nn.Module):
 
 
 def test_maps_are_counted_and_no_gates():
-    report = convert_to_relu(Joint().eval(), torch.randn(200, 4), allow_unrefitted=True).report
+    report = convert_with(Joint().eval(), torch.randn(200, 4), allow_unrefitted=True).report
     assert {layer.layers for layer in report.layers} == {("up",), ("down", "skip"), ("last",)}
     assert "Of 3 linear maps behind them, 3 were refitted, without labels" in render_markdown(report)
     assert "weights kept" not in str(report)

@@ -106,8 +106,8 @@ def test_a_width_that_is_another_key_too_is_found_where_the_config_checks_its_si
 
 def test_wider_blocks_beside_a_kept_gate_are_refused_by_its_name():
     with pytest.raises(ConversionRefusedError, match=r"no key of GPT2Config") as refusal:
-        convert_to_relu(gpt2(), tokens(), keep=["transformer.h.1.mlp.act"], effort="place", width_budget=1.25)
-    said = "transformer.h.1.mlp.act is kept, so its block stays as wide as it was. Keep no gate, or use width_budget=1"
+        convert_to_relu(gpt2(), tokens(), keep=["transformer.h.1.mlp.act"], effort="place", width=1.25)
+    said = "transformer.h.1.mlp.act is kept, so its block stays as wide as it was. Keep no gate, or use width=1"
     assert said in str(refusal.value)
 
 
@@ -162,7 +162,7 @@ def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
     others = tokens(100, seed=9)
     gaps = []
     for budget in (2.0, 4.0):
-        converted, report = convert_to_relu(model, inputs, effort="place", width_budget=budget)
+        converted, report = convert_to_relu(model, inputs, effort="place", width=budget)
         assert report.width_share == budget
         with torch.no_grad():
             expected, found = (network(**others).logits.log_softmax(-1) for network in (model, converted))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from networks import convert_with
 from refit_nets import BY_NAME
 from torch import Tensor, nn
 
@@ -101,7 +102,7 @@ def converted(name: str, calibration: list[Tensor]) -> tuple[dict, dict]:
     """(weights, report) of one conversion."""
     net = BY_NAME[name]
     second = net.inputs(seed=9, units=50)
-    model, report = convert_to_relu(net.model(), calibration, batch_size=4, evaluation_data=second)
+    model, report = convert_with(net.model(), calibration, batch_size=4, evaluation_data=second)
     return model.state_dict(), without_times(report.as_dict())
 
 
@@ -161,7 +162,7 @@ def shares(way: str, state: PartialState | None) -> list[tuple[int, ...]]:
 
 def climbed(state: PartialState | None) -> tuple[dict, dict]:
     """(weights, report) of a conversion with every rung, the last one of fewer steps."""
-    model, report = convert_to_relu(
+    model, report = convert_with(
         BY_NAME["mlp"].model(), held("each has a share", state), batch_size=5, effort="distill", distill_steps=16,
         max_kl=None,
     )  # fmt: skip

@@ -112,7 +112,7 @@ def sentence_class(folder: str | os.PathLike) -> str:
         raise ValueError(
             f"{folder} is a {str(name)[:80]} of sentence-transformers, and read from folders are "
             f"{', '.join(SENTENCE_CLASSES)}. Load it and give the model itself: "
-            "hf_lgelu.convert_to_relu(model, texts, collate=model.preprocess)"
+            "hf_lgelu.convert_to_relu(model, texts, options=ConversionConfig(data_collator=model.preprocess))"
         )
     return name
 

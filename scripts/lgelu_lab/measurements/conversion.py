@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from hf_lgelu import ConversionRefusedError, ConversionReport, convert_to_relu, substitute_relu
 from hf_lgelu.models.outputs import IGNORED_LABEL
 from hf_lgelu.models.sites import SMOOTH_KINDS
-from hf_lgelu.refit.dials import EFFORTS, Dials
+from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.bias_fold import fold_biases
@@ -71,7 +71,7 @@ class ConversionSettings:
 
     def __post_init__(self) -> None:
         for effort in self.efforts:
-            Dials(effort=effort, width_budget=self.width_budget)
+            ConversionConfig(effort=effort, width=self.width_budget)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _ways(settings: ConversionSettings, counts: list[int]) -> Iterator[tuple[str
         for rows in counts if effort == "refit" else counts[-1:]:
             yield effort, rows, partial(_climbed, effort=effort)
         if effort == "place" and settings.width_budget > 1:
-            yield "place-wider", counts[-1], partial(_climbed, effort=effort, width_budget=settings.width_budget)
+            yield "place-wider", counts[-1], partial(_climbed, effort=effort, width=settings.width_budget)
 
 
 def _converted(original: _Original, method: str, rows: int, seed: int, convert: Conversion) -> dict[str, Any]:
@@ -160,7 +160,9 @@ def _converted(original: _Original, method: str, rows: int, seed: int, convert: 
 
 
 def _climbed(original: _Original, calibration: Any, **asked: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    converted, report = convert_to_relu(original.model, calibration, collate=original.benchmark.collate, **asked)
+    converted, report = convert_to_relu(
+        original.model, calibration, options=ConversionConfig(data_collator=original.benchmark.collate), **asked
+    )
     return converted, {"seconds": report.seconds, "kept": kept_rung(report), "width": report.width_share}
 
 

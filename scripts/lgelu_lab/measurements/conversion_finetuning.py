@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_lgelu import ConversionRefusedError, convert_to_relu, replace_activations, substitute_relu
+from hf_lgelu import ConversionConfig, ConversionRefusedError, convert_to_relu, replace_activations, substitute_relu
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
@@ -132,7 +132,9 @@ def _refitted(trained: TrainedModel, benchmark: Benchmark, data: BenchmarkData, 
     rows = min(settings.rows, available_rows(data))
     calibration = draw_calibration(data, rows, settings.seed)
     try:
-        converted, report = convert_to_relu(trained.load(), calibration, collate=benchmark.collate)
+        converted, report = convert_to_relu(
+            trained.load(), calibration, options=ConversionConfig(data_collator=benchmark.collate)
+        )
     except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
         return _Start(trained.load, rows=rows, refusal=str(refusal))
     weights = {name: tensor.clone() for name, tensor in converted.state_dict().items()}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hf_lgelu import ConversionRefusedError, LambdaGELUTrainer, convert_to_relu
+from hf_lgelu import ConversionConfig, ConversionRefusedError, LambdaGELUTrainer, convert_to_relu
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.conversion import change_of_outputs
@@ -80,7 +80,7 @@ def _converted(
     bf16 = bool(settings.bf16)
     calibration = draw_calibration(data, min(settings.rows, available_rows(data)), smooth.record.config["seed"])
     try:
-        converted, _ = convert_to_relu(original, calibration, collate=benchmark.collate)
+        converted, _ = convert_to_relu(original, calibration, options=ConversionConfig(data_collator=benchmark.collate))
     except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
         return {"refusal": str(refusal)}
     score = evaluate(converted, benchmark, data, bf16=bf16)[benchmark.metric]

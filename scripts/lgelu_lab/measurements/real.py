@@ -193,7 +193,7 @@ def _conversions(measured: _Measured) -> Iterator[tuple[Row, nn.Module | None]]:
         data = in_batches(measured.fitted[:count], measured.pad, _FITTED_AT_ONCE, labelled=False)
         wall, processor = time.perf_counter(), time.process_time()
         told = {"units": count, "effort": effort}
-        wider = {} if effort == "refit" else {"width_budget": settings.width_budget}
+        wider = {} if effort == "refit" else {"width": settings.width_budget}
         try:
             converted, report = convert_to_relu(measured.model, data, effort=effort, **wider)
         except (ConversionRefusedError, ValueError) as refusal:  # a result of its own

@@ -19,10 +19,10 @@ from lgelu_lab.measurements.conversion import (
 )
 from lgelu_lab.measurements.networks import draw_calibration
 from lgelu_lab.measurements.run import choose_settings
+from networks import convert_with
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.substitution import substitute_relu
-from hf_lgelu.refit.convert import convert_to_relu
 
 DIGITS = BENCHMARKS["mlp-digits"]
 REFIT = ConversionSettings(rows=(32, 256, 1000), efforts=("refit",))
@@ -102,7 +102,7 @@ def test_a_row_per_way_with_the_rows_that_there_are(measured):
 
 def test_what_is_said_of_each_network_is_what_a_plain_loop_finds(measured, data):
     calibration = draw_calibration(data, 256, 0)
-    refitted = convert_to_relu(network(), calibration, collate=DIGITS.collate).model
+    refitted = convert_with(network(), calibration, data_collator=DIGITS.collate).model
     folded = fold_biases(network(), draw_calibration(data, 300, 0), DIGITS)
     models = {1: direct_swap(), 2: folded, 4: refitted, 6: network("relu")}
     for place, model in models.items():
@@ -130,7 +130,7 @@ def test_an_effort_that_is_none_is_no_setting():
     assert ConversionSettings().efforts == ("refit", "place", "distill")
     with pytest.raises(ValueError, match="effort must be one of refit, place, distill, got 'harder'"):
         choose_settings(CONVERSION, {"efforts": ["refit", "harder"]})
-    with pytest.raises(ValueError, match="width_budget"):
+    with pytest.raises(ValueError, match="width"):
         choose_settings(CONVERSION, {"width_budget": 0.5})
 
 

@@ -9,12 +9,12 @@ from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements import conversion_finetuning
 from lgelu_lab.measurements.conversion_finetuning import FINETUNING_COLUMNS, FinetuningSettings, measure_finetuning
 from lgelu_lab.measurements.networks import draw_calibration, tune
+from networks import convert_with
 
 from hf_lgelu.models.hardening import hardness_profile
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.substitution import substitute_relu
-from hf_lgelu.refit.convert import convert_to_relu
 
 DIGITS = BENCHMARKS["mlp-digits"]
 SETTINGS = FinetuningSettings(steps=(0, 3), learning_rates=(0.1, 0.02), rows=64, seed=4)
@@ -72,7 +72,7 @@ def test_a_row_per_start_steps_and_learning_rate_and_the_same_training_rows_for_
     assert all(row["refusal"] is None and row["seconds"] >= 0 for row in rows)
     swapped = network()
     substitute_relu(swapped, kinds=("gelu",))
-    refitted = convert_to_relu(network(), draw_calibration(data, 64, 4), collate=DIGITS.collate).model
+    refitted = convert_with(network(), draw_calibration(data, 64, 4), data_collator=DIGITS.collate).model
     expected = [accuracy(model, data.eval) for model in (swapped, refitted, network())]
     assert [row["score"] for row in rows[:3]] == expected
     assert len(orders) == 8

@@ -11,16 +11,16 @@ from transformers.activations import ACT2FN
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
 from hf_lgelu.models.gate_configs import ConfigPlans
 from hf_lgelu.models.site_record import describe_sites, forget_sites, remember_sites
-from hf_lgelu.models.sites import ActivationSite, check_kinds, find_sites
+from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu, put_relu
-from hf_lgelu.refit.dials import UNITS_TO_RANK, Dials
+from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.gate_costs import dearest_gates
+from hf_lgelu.refit.gate_costs import swap_costs
 from hf_lgelu.refit.target_gates import TargetGate
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Plan:
     """Which gates of a model become what.
 
     Args:
@@ -51,21 +51,16 @@ class Exchange:
         )
 
 
-def plan_exchange(
-    model: nn.Module,
-    folds: Folds,
-    dials: Dials,
-    *,
-    kinds: Sequence[str],
-    keep: int | Sequence[str],
-    outputs: Sequence[str] | None,
-    rewrite_config: bool,
-) -> Exchange:
+def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Plan:
     """What was asked for, with the names of the gates to keep where a number of them was given."""
-    if isinstance(keep, int):
-        make = partial(make_gate, dials.gate)
-        keep = dearest_gates(model, folds.some(UNITS_TO_RANK), kinds, outputs, make, keep)
-    return Exchange(check_kinds(kinds), tuple(keep), dials.gate, rewrite_config)
+    kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
+    if isinstance(keep, int) and keep:
+        costs = swap_costs(
+            model, folds.some(SAMPLES_TO_RANK), kinds, config.outputs, make=partial(make_gate, config.gate)
+        )
+        dearest = list(costs)[:keep]
+        keep = [site.name for site in find_sites(model, kinds) if site.name in dearest]
+    return Plan(kinds, tuple(keep or ()), config.gate, config.rewrite_config)
 
 
 def make_gate(target: TargetGate) -> nn.Module:

@@ -1,0 +1,157 @@
+"""What a conversion is asked for. Nothing here imports torch: the command reads it before any library loads.
+
+| effort | what is changed |
+|---|---|
+| refit | the maps behind the gates, by ridge |
+| place | before that, each ReLU's kink and slope, and in a wider network what the units added are for |
+| distill | at last all blocks together, by Adam on the whole network's outputs |
+"""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from hf_lgelu.refit.target_gates import TargetGate, read_target
+
+Effort = Literal["refit", "place", "distill"]
+EFFORTS: tuple[Effort, ...] = get_args(Effort)
+
+FAR_KL = 0.1
+"""Nats of mean KL to the original beyond which a result is called far from the original."""
+
+SAMPLES_TO_RANK = 64
+"""Samples, about, on which gates are ranked by what they cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionConfig:
+    """The options of a conversion: of `convert_to_relu`, of `hf-lgelu convert`, and in the report.
+
+    Args:
+        effort: How hard it tries: refit, the maps behind the gates; place, each ReLU's kink and slope too; distill, all
+            blocks together. Each rung comes after the ones before, and is kept only where samples held out are nearer
+            for it. Default: refit, with a tolerance as far as needed.
+        width: So many times the units in every block, with effort place and above (which it implies): units added carry
+            what is linear, or are copies with kinks of their own. 1.25 gives most for its size; at most six times, and
+            as many more as the block has inputs. Refused of families whose config has no key for the width.
+            Default: 1.
+        target: What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 has another slope
+            than 0.01. Kinks and widths are of relu alone. Default: relu.
+        keep: Gates that stay smooth: how many, those that cost the most when each alone is exchanged
+            (`hf_lgelu.gate_costs`), or their names. Most configs have one key for all gates: a saved config then names
+            the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and a load without this package is refused.
+            Default: none.
+        tolerance: Nats of mean KL to the original (or relative error) on samples held out that is to be reached: rungs
+            are climbed until it is, up to the effort, or the conversion is refused. With a metric, the share of the
+            original's score that may be lost. Default: no such bound.
+        metric: Your own measure of a model, higher is better, called with the original and with the network of each
+            rung, in eval mode; it decides which rung is kept (KL where scores are equal). Default: KL alone.
+        max_kl: Nats of mean KL to the original (of outputs that are no class scores, relative error) from where on a
+            result counts as far from it, and is warned of. Default: 0.1.
+        strict: Refuse a result beyond max_kl, and one that could not be measured. Default: report and card warn of it.
+        kinds: Which gates are exchanged, rows of `hf_lgelu.models.sites.SMOOTH_KINDS`. Default: all.
+        outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
+            scores: values (a regression) need one, as in {"values": output}. Default: those that the model's task reads
+            (logits, boxes, embeddings).
+        max_samples: At most so many rows, sequences or images of the data. Default: all.
+        batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
+        data_collator: Makes a batch of a list of the dataset's items. Default: numbers, tensors and lists of equal
+            length become tensors.
+        max_seconds: End what is above the refit after so long, with what was reached by then. Default: no bound.
+        distill_steps: Steps of effort distill, of one batch each: the more, the nearer, where there are samples enough.
+            Default: 200, and 600 where the first few take a tenth of the distance away.
+        bf16: Take the steps of effort distill with products in bfloat16: quicker where the processor or GPU has it. The
+            result is judged and saved in the model's own precision. Default: that precision throughout.
+        checkpoint_dir: A folder for the layers and rungs that are done: the same call, begun again, goes on from there
+            to the same result. Every process must see it; delete it when the model is saved. Default: none is kept.
+        allow_unrefitted: Exchange gates even where the linear maps behind them cannot be refitted (shared or tied
+            weights, no linear map), and say so in the report. Default: that is refused.
+        rewrite_config: Rewrite the config keys that the family uses, so that transformers loads the saved model.
+            Default: yes.
+
+    Raises ValueError for values that are none, and for options that do not go together.
+
+    >>> ConversionConfig(width=1.25).rungs
+    ('refit', 'place')
+    """
+
+    effort: Effort | None = None
+    width: float = 1.0
+    target: str = "relu"
+    keep: int | Sequence[str] = ()
+    tolerance: float | None = None
+    metric: Callable[[Any], float] | None = None
+    max_kl: float | None = FAR_KL
+    strict: bool = False
+    kinds: Sequence[str] | None = None
+    outputs: Sequence[str] | None = None
+    max_samples: int | None = None
+    batch_size: int | None = None
+    data_collator: Callable[[Any], Any] | None = None
+    max_seconds: float | None = None
+    distill_steps: int | None = None
+    bf16: bool = False
+    checkpoint_dir: str | os.PathLike | None = None
+    allow_unrefitted: bool = False
+    rewrite_config: bool = True
+
+    def __post_init__(self) -> None:
+        if self.effort is not None and self.effort not in EFFORTS:
+            raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {self.effort!r}")
+        for name in ("tolerance", "max_seconds", "max_kl"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
+        for name in ("max_samples", "batch_size", "distill_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
+        if not 1 <= self.width < math.inf:
+            raise ValueError(f"width is a share of the units there are, 1 or more and finite, got {self.width!r}")
+        for name in ("distill_steps", "bf16"):
+            if getattr(self, name) and self.highest != "distill":
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is for effort='distill', and the last rung asked for is "
+                    f"{self.highest!r}"
+                )
+        if not self.gate.can_be_placed and (self.width > 1 or self.effort == "place"):
+            raise ValueError(
+                f"kinks are placed and blocks widened for ReLU only, not for target={self.gate.name!r}; leave "
+                "width out, and take effort='refit' or 'distill'"
+            )
+
+    def with_given(self, **values: Any) -> "ConversionConfig":
+        """These options, with those values in their place that are not None."""
+        return replace(self, **{name: value for name, value in values.items() if value is not None})
+
+    @property
+    def gate(self) -> TargetGate:
+        """What the gates become."""
+        return read_target(self.target)
+
+    @property
+    def highest(self) -> Effort:
+        """The last rung that may be tried: with a tolerance alone, as far as needed."""
+        if self.effort is not None:
+            return self.effort
+        return EFFORTS[0] if self.tolerance is None else EFFORTS[-1]
+
+    @property
+    def rungs(self) -> tuple[Effort, ...]:
+        """What is tried one after the other where there are samples enough."""
+        highest = "place" if self.width > 1 and self.highest == "refit" else self.highest
+        up_to_highest = EFFORTS[: EFFORTS.index(highest) + 1]
+        return tuple(effort for effort in up_to_highest if effort != "place" or self.gate.can_be_placed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as JSON has them, functions by their names; a folder on this machine is left out."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "checkpoint_dir"}
+        return {name: getattr(value, "__qualname__", None) or _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return list(value) if isinstance(value, Sequence) else type(value).__name__
