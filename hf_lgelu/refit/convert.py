@@ -123,23 +123,15 @@ def convert_to_relu(
     model = operable_module(model)
     require_convertible(model, config)
     processes = known_processes()
+    read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
+    batches = for_decoder(model, read_batches(data, max_samples=config.max_samples, **read))
     with looked_at(model):
-        batches = for_decoder(model, read_batches(
-            data, batch_size=config.batch_size, data_collator=config.data_collator, max_samples=config.max_samples,
-        ))  # fmt: skip
         folds = deal_folds(batches, batch_size=config.batch_size, state=processes, model=model, outputs=config.outputs)
         first = folds.first.load()
         outputs, warnings = _require_comparable(model, first, "data", config)  # before the work
         second = None
         if evaluation_data is not None:
-            second = SecondSet(
-                model,
-                evaluation_data,
-                folds,
-                processes,
-                batch_size=config.batch_size,
-                data_collator=config.data_collator,
-            )
+            second = SecondSet(model, evaluation_data, folds, processes, **read)
             warnings += _require_comparable(model, second.first, "evaluation_data", config)[1]
         plan = plan_exchange(model, folds, config)
 

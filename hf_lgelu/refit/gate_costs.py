@@ -58,7 +58,7 @@ def gate_costs(
         model, read_batches(data, batch_size=batch_size, data_collator=data_collator, max_samples=max_samples)
     )
     with looked_at(model):
-        batches = list(cut_batches(taken_by(model, given, "data"), batch_size))
+        batches = list(cut_batches(taken_by(model, for_decoder(model, given), "data"), batch_size))
         return swap_costs(model, batches, kinds, outputs)
 
 

@@ -153,7 +153,7 @@ class Refit:
                 work.save(index, student, done[-1])
                 bar.update()
 
-        written = [unit.parameters for unit in find_gate_units(program)]
+        written = [tuple(unit.parameters) for unit in find_gate_units(program)]
         written += [consumer.parameters for layer in found.layers for consumer in layer.maps]
         moved = dict.fromkeys(itertools.chain.from_iterable(written))
         return Student(
