@@ -73,6 +73,7 @@ class ConversionConfig:
 
     Raises ValueError for values that are none, and for options that do not go together.
 
+    >>> from hf_lgelu import ConversionConfig
     >>> ConversionConfig(width=1.25).rungs
     ('refit', 'place')
     """

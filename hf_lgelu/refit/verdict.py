@@ -36,10 +36,10 @@ class ConversionRefusedError(RuntimeError):
     `report` says what was measured, where anything was, and `model` is then the converted network that was refused.
 
     >>> import torch
-    >>> from hf_lgelu import ConversionRefusedError, convert_to_relu
+    >>> from hf_lgelu import ConversionConfig, ConversionRefusedError, convert_to_relu
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
     >>> try:
-    ...     convert_to_relu(net, torch.randn(200, 4), max_kl=1e-12, strict=True)
+    ...     convert_to_relu(net, torch.randn(200, 4), options=ConversionConfig(max_kl=1e-12, strict=True))
     ... except ConversionRefusedError as error:
     ...     print(error.report.held_out.refitted.kl > 1e-12)
     True
