@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from hf_lgelu.models.hardening import initialize_hardness as initialize_hardness
     from hf_lgelu.models.hardening import is_hardened as is_hardened
     from hf_lgelu.models.hardening import release_hardness as release_hardness
+    from hf_lgelu.models.loading import from_pretrained as from_pretrained
     from hf_lgelu.models.mlp import MLPConfig as MLPConfig
     from hf_lgelu.models.mlp import MLPForClassification as MLPForClassification
     from hf_lgelu.models.operable import hardness_modules_to_save as hardness_modules_to_save
-    from hf_lgelu.models.rebuild import from_pretrained as from_pretrained
     from hf_lgelu.models.runtimes import RUNTIMES as RUNTIMES
     from hf_lgelu.models.runtimes import runtime_warnings as runtime_warnings
     from hf_lgelu.models.schedules import hardening_progress as hardening_progress
@@ -105,7 +105,7 @@ _HOME = {
     "find_smooth_calls": "models.smooth_calls",
     "fold_hardness": "export.folding.fold",
     "freeze_hardness": "models.hardening",
-    "from_pretrained": "models.rebuild",
+    "from_pretrained": "models.loading",
     "gate_costs": "refit.gate_costs",
     "hardening_progress": "models.schedules",
     "hardness_for_tolerance": "activation.hardness",

@@ -17,14 +17,16 @@ imported this package refuses such a checkpoint, and its error names what is mis
 _GUARDED = (
     "this model was built from a config whose gates were put in by surgery, or kept by a conversion, and the config "
     "alone cannot build these: it would be another network of the same weights. Load a checkpoint of it with "
-    "hf_lgelu.from_pretrained(model class, folder), copy a model with copy.deepcopy, or build it from the config that "
-    "it had before and repeat the surgery"
+    "from_pretrained, copy a model with copy.deepcopy, or build it from the config that it had before and repeat the "
+    "surgery"
 )
 
 
 class GuardedGate(LambdaGELU):
-    """What `NEEDS_THE_PACKAGE` builds in a process that has imported this package: it holds a place, and computes
-    nothing. Which gate stands there is in the config's record, and `hf_lgelu.from_pretrained` puts it there."""
+    """What `NEEDS_THE_PACKAGE` builds in a process that has imported this package: a place that computes nothing.
+
+    The config's record says which gate stands there, and `from_pretrained` builds that one.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         raise RuntimeError(_GUARDED)

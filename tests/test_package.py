@@ -60,7 +60,7 @@ IMPORTS = [
     "import hf_lgelu; from transformers.models.bert import modeling_bert",
     "import hf_lgelu; import timm",
     "import hf_lgelu.models.mlp",
-    "import hf_lgelu.models.rebuild",
+    "import hf_lgelu.models.loading",
     "import hf_lgelu.training.trainer",
     "import hf_lgelu; hf_lgelu.MLPConfig",
     "import timm; from transformers import BertModel, Trainer; import hf_lgelu",

@@ -23,7 +23,6 @@ from transformers.utils import CHAT_TEMPLATE_DIR, logging
 
 from hf_lgelu.files import require_inside
 from hf_lgelu.models.mlp import MLPForClassification
-from hf_lgelu.models.rebuild import from_pretrained
 
 PROCESSOR_FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken"),
@@ -70,8 +69,8 @@ def load_checkpoint(
             "else"
         )
     with _explaining_config(name_or_path):
-        model, found = from_pretrained(
-            kind, name_or_path, revision=revision, use_safetensors=True, output_loading_info=True
+        model, found = kind.from_pretrained(
+            name_or_path, revision=revision, use_safetensors=True, output_loading_info=True
         )
     model.eval()
     _require_all_tensors(model, name_or_path, found)

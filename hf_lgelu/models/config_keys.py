@@ -172,16 +172,17 @@ def says_other_activations(config: PreTrainedConfig, whole: PreTrainedConfig) ->
 
 def configs_in(config: PreTrainedConfig) -> list[PreTrainedConfig]:
     """A config and all that it holds."""
-    return [held for _, held in _held_configs(config, ())]
+    return [held for _, held in held_configs(config)]
 
 
-def _held_configs(
-    config: PreTrainedConfig, path: tuple[str, ...]
+def held_configs(
+    config: PreTrainedConfig, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], PreTrainedConfig]]:
+    """(path, config) of a config and of each that it holds."""
     yield path, config
     for name, held in vars(config).items():
         if isinstance(held, PreTrainedConfig):
-            yield from _held_configs(held, (*path, name))
+            yield from held_configs(held, (*path, name))
 
 
 def changes_at(
@@ -323,7 +324,7 @@ def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]
             changes.append(ConfigChange(path, value, "gated-gelu_python" if new == "gated-gelu" else new))
         elif path[-1] == "gelu_activation" and activation in ("relu", "gelu"):  # XLM, Flaubert: GELU or else ReLU
             changes.append(ConfigChange(path, value, activation == "gelu"))
-    for path, held in _held_configs(config, ()):
+    for path, held in held_configs(config):
         if hasattr(held, "model_args") and hasattr(held, "architecture"):  # TimmWrapperConfig, or a tower of timm's
             if held.model_args is None:
                 changes.append(ConfigChange((*path, "model_args"), None, {"act_layer": activation}))

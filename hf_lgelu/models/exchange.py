@@ -1,17 +1,24 @@
-"""Exchanging activations, whatever takes their place: what there is to exchange, doing it, and the report."""
+"""The exchange of activations, whatever takes their place: the sites, the changes of configs, the doing, the report.
 
-from collections.abc import Callable, Sequence
+The changes of configs are planned first, and made once the modules are exchanged: planning may refuse, and the model
+is unchanged then.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torch import nn
+from transformers import PreTrainedModel
 
-from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.gate_configs import ConfigPlans
+from hf_lgelu.models.config_keys import ConfigChange, pretrained_roots, write_config_changes
 from hf_lgelu.models.hardening import softest_gate
 from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.optimizer_groups import OptimizerChange
-from hf_lgelu.models.sites import ActivationSite, find_sites
+from hf_lgelu.models.sites import ActivationSite, find_sites, uncompiled_name
 from hf_lgelu.registry import refuse_guarded
+
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,46 @@ def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
         return f"{named}{f' (kinds={tuple(others)!r} takes them)' if others else ''}"
     smooth = "no smooth activation module at all"
     return f"ReLU already, and {smooth}" if any(isinstance(module, nn.ReLU) for module in model.modules()) else smooth
+
+
+class ConfigPlans:
+    """What is to change in the configs of one model; nothing, unless `plan` made it."""
+
+    def __init__(self) -> None:
+        self._plans: list[tuple[PreTrainedModel, list[ConfigChange]]] = []
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        at_sites: Mapping[str, Content],
+        plan: Callable[[PreTrainedModel, dict[str, Content]], list[ConfigChange]],
+    ) -> "ConfigPlans":
+        """What `plan` makes of each model that owns a config, and of what is at the sites in it by their names there.
+
+        A model without any of the sites is not asked.
+        """
+        plans = cls()
+        for name, root in pretrained_roots(model):
+            inside = _inside(name, at_sites)
+            if inside:
+                plans._plans.append((root, plan(root, inside)))
+        return plans
+
+    def carry_out(self) -> tuple[ConfigChange, ...]:
+        """Write the changes into the configs."""
+        for root, changes in self._plans:
+            write_config_changes(root, changes)
+        return tuple(change for _, changes in self._plans for change in changes)
+
+
+def _inside(root_name: str, at_sites: Mapping[str, Content]) -> dict[str, Content]:
+    prefix = f"{root_name}." if root_name else ""
+    return {
+        uncompiled_name(name.removeprefix(prefix)): content
+        for name, content in at_sites.items()
+        if name.startswith(prefix)
+    }
 
 
 def carry_out(

@@ -1,32 +1,46 @@
-"""What transformers' `from_pretrained` has to know about λ-GELU.
+"""λ-gates in transformers' `from_pretrained` and `save_pretrained`: methods of PreTrainedModel, each extended.
 
-`from_pretrained` builds a model without memory, fills in what the checkpoint has, and gives every
-other tensor uninitialized memory, expecting the model's own `_init_weights` to set it. No model's
-knows this class: s would be garbage, mostly a huge negative number, which is a GELU that never
-learns and never says so. There is no public hook per module, so two methods of PreTrainedModel are
-extended here, each calling the original. `save_pretrained` is a third: a config's record of gates is of the model
-that surgery saw, and somebody may have dropped a layer since, or operated on a part whose config is not the one saved.
-A fourth says which weights are tied: λ of two blocks that share theirs is not.
+`from_pretrained` builds a model without memory and fills in the tensors of the checkpoint. Every other tensor is
+uninitialized memory, which the model's own `_init_weights` is expected to set. No model's knows λ-gates: s would be
+garbage, mostly a huge negative number, which is a GELU that never learns and never says so. There is no public hook for
+a module, so `_initialize_weights` is extended, and `_adjust_missing_and_unexpected_keys`, which reports what is new.
+
+A config whose record has gates that no key can say (`record.py`) builds the network without them. `__init__` and
+`get_init_context`, inside which `from_pretrained` builds the model, put these gates in.
+
+`save_pretrained` renews that record first: a layer may have been dropped since surgery, or a part changed by itself.
+`get_expanded_tied_weights_keys` says which weights are tied: λ of two blocks that share their weights is not.
 """
 
 import functools
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.utils import CONFIG_NAME, logging
 
 from hf_lgelu.activation.functional import apply_gate
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import LambdaGate, state_problem
-from hf_lgelu.models.config_keys import activation_strings, gate_names
-from hf_lgelu.models.gate_configs import require_whole_config
-from hf_lgelu.models.site_record import describes, has_record, recorded_models, renew_records, require_own_record
+from hf_lgelu.models.config_keys import activation_strings, gate_names, write_changes
+from hf_lgelu.models.record import (
+    has_record,
+    rebuild_gates,
+    recorded_models,
+    renew_records,
+    require_own_record,
+    require_whole_config,
+    with_guard,
+    without_guard,
+)
 from hf_lgelu.models.sites import lambda_gelu_modules, plain_gate_of
 from hf_lgelu.registry import is_guarded
 
@@ -37,24 +51,94 @@ _SAME_FUNCTION = 0.01  # the tanh form of GELU is within 0.0005 of the other
 _STATE = ("raw_hardness", "temperature", "hardness_override")
 
 
+def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> Any:
+    """`model_class.from_pretrained(...)`, which rebuilds every λ-gate once this package is imported.
+
+    Code that loads a checkpoint by this name says that it needs the package: for gates that the activation string alone
+    cannot say. Those are granularity "channel", models whose config has no activation key, and conversions that kept
+    some gates. As in transformers, a checkpoint may be loaded with another head or without one.
+
+    Args:
+        model_class: a PreTrainedModel subclass or one of transformers' Auto classes.
+        pretrained_model_name_or_path: folder or Hub id, as for transformers.
+        **kwargs: everything that transformers' `from_pretrained` takes (dtype, device_map, revision, ...).
+
+    Raises ValueError for a model with none of the places where the checkpoint has λ-gates.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, hidden_act="gelu"))
+    >>> _ = hf_lgelu.replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4))
+    >>> model.save_pretrained("soft")
+    >>> loaded = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, "soft")
+    >>> loaded.layers[0].activation.hardness.shape
+    torch.Size([8])
+    """
+    return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
+
+
 def extend_from_pretrained() -> None:
-    """Make checkpoint loading initialize λ-GELU. Idempotent; `import hf_lgelu` calls it."""
+    """Make transformers' loading and saving know λ-gates. Idempotent; `import hf_lgelu` calls it."""
     for name, extend in (
+        ("__init__", _note_construction),
+        ("get_init_context", _rebuild_in_context),
         ("_initialize_weights", _initialize_lambda_gelu),
         ("_adjust_missing_and_unexpected_keys", _report_lambda_gelu_keys),
         ("save_pretrained", _keep_records_true),
         ("get_expanded_tied_weights_keys", _keep_gates_untied),
     ):
-        original = getattr(PreTrainedModel, name, None)
+        original = vars(PreTrainedModel).get(name)
         if original is None:
             raise ImportError(
                 f"this version of transformers has no PreTrainedModel.{name}, which hf_lgelu extends to give a missing "
                 "hardness its initial value. Versions 5.17 to 5.24 are known to work"
             )
-        if not hasattr(original, _EXTENDED):
-            extended = extend(original)
+        function = getattr(original, "__func__", original)  # of a class method
+        if not hasattr(function, _EXTENDED):
+            extended = extend(function)
             setattr(extended, _EXTENDED, True)
-            setattr(PreTrainedModel, name, extended)
+            setattr(PreTrainedModel, name, extended if function is original else classmethod(extended))
+
+
+_under_construction: ContextVar[list[PreTrainedModel] | None] = ContextVar("models under construction", default=None)
+"""Models with gates in a record that `from_pretrained` is building, the whole before its parts; None outside."""
+
+
+def _note_construction(original: Any) -> Any:
+    @functools.wraps(original)
+    def construct(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        noted = _under_construction.get()
+        if noted is not None and isinstance(config, PreTrainedConfig) and has_record(config):
+            write_changes(config, without_guard(config))
+            noted.append(self)
+        original(self, config, *args, **kwargs)
+
+    return construct
+
+
+def _rebuild_in_context(original: Any) -> Any:
+    @functools.wraps(original)
+    def get_init_context(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> list[Any]:
+        return [*original(cls, *args, **kwargs), _gates_rebuilt()]
+
+    return get_init_context
+
+
+@contextmanager
+def _gates_rebuilt() -> Iterator[None]:
+    """Give models that are built inside the gates of their records, in the end: still without memory."""
+    noted: list[PreTrainedModel] = []
+    token = _under_construction.set(noted)
+    try:
+        yield
+    finally:
+        _under_construction.reset(token)
+    parts = {id(part) for model in noted for part in model.modules() if part is not model}
+    for whole in (model for model in noted if id(model) not in parts):
+        for model, record in list(recorded_models(whole)):
+            rebuild_gates(model, record)
+        held = {id(part.config): part.config for part in whole.modules() if isinstance(part, PreTrainedModel)}
+        for config in held.values():  # some models give their parts copies
+            write_changes(config, with_guard(config))
 
 
 def _initialize_lambda_gelu(original: Any) -> Any:
@@ -98,7 +182,13 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
     @functools.wraps(original)
     def _adjust_missing_and_unexpected_keys(self: PreTrainedModel, loading_info: Any) -> None:
         original(self, loading_info)
-        _refuse_lost_sites(self, loading_info)
+        if is_guarded(self):
+            loading_info.mismatched_keys = set()  # or transformers would raise for these, and not say what to do
+            raise RuntimeError(
+                f"the config of this {type(self).__name__} says that only a record can tell its gates, and has none: "
+                "it is a part of a network, whose own config has the record. Load the whole one, and take the part "
+                "from there"
+            )
         modules = lambda_gelu_modules(self)
         _refuse_impossible_states(modules)
         owned = {f"{name}.{key}" for name, _ in modules for key in _STATE}
@@ -209,23 +299,6 @@ def _tell_other_gates(model: PreTrainedModel) -> None:
             f"The gates of the checkpoint are {', '.join(sorted(written))} and those of this model "
             f"{', '.join(sorted(built))}: with the same λ they are another function. To keep the network, leave the "
             "activation as the checkpoint's config says it"
-        )
-
-
-def _refuse_lost_sites(model: PreTrainedModel, loading_info: Any) -> None:
-    for inner, record in recorded_models(model):
-        if not describes(record, inner) or is_guarded(inner):
-            loading_info.mismatched_keys = set()  # or transformers would raise for these, and not say what to do
-            raise RuntimeError(
-                f"{type(inner).__name__}'s gates were put in by surgery, or kept by a conversion, and its config alone "
-                f"cannot rebuild them: load the checkpoint with hf_lgelu.from_pretrained({type(model).__name__}, ...)"
-            )
-    if not has_record(model.config) and is_guarded(model):
-        loading_info.mismatched_keys = set()
-        raise RuntimeError(
-            f"the config of this {type(model).__name__} says that only a record can tell its gates, and has none: it "
-            "is a part of a network, whose own config has the record. Load the whole one with "
-            "hf_lgelu.from_pretrained, and take the part from there"
         )
 
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.models.exchange import SurgeryReport, carry_out, exchange, found_sites
-from hf_lgelu.models.gate_configs import ConfigPlans, config_plans, plan_relu
+from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
+from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, carry_out, exchange, found_sites
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, has_values, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
+from hf_lgelu.models.record import forget_sites
 from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, check_kinds, find_sites
 
 logger = logging.get_logger(__name__)
@@ -109,8 +111,20 @@ def _plan_substitution(
 ) -> tuple[list[ActivationSite], list[nn.Module], ConfigPlans]:
     sites = found_sites(model, check_kinds(kinds), swap=True)
     modules: list[nn.Module] = [relu_for(site) for site in sites]
-    plans = config_plans(model, sites, modules, plan_relu) if rewrite_config else ConfigPlans()
-    return sites, modules, plans
+    at_sites = dict(zip((site.name for site in sites), modules, strict=True))
+    return sites, modules, ConfigPlans.of(model, at_sites, _plan_relu) if rewrite_config else ConfigPlans()
+
+
+def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
+    """The changes that say ReLU. Raises UnsupportedConfigError where no key does."""
+    try:
+        return plan_config_changes(root, set(planned), "relu") + forget_sites(root.config)
+    except UnsupportedConfigError as error:
+        raise UnsupportedConfigError(
+            f"{error}. Saved and loaded, the model would come back with other activations. To substitute in memory "
+            "only, pass rewrite_config=False",
+            error.missed,
+        ) from error
 
 
 def relu_for(site: ActivationSite) -> nn.ReLU:

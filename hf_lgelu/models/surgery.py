@@ -4,18 +4,35 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.comparison import allowed_rounding, outputs_of
+from hf_lgelu.models.config_keys import (
+    ConfigChange,
+    UnsupportedConfigError,
+    apply_changes,
+    built_as_one,
+    built_otherwise,
+    combined,
+    plan_config_changes,
+)
 from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.exchange import SurgeryReport, carry_out, found_sites
-from hf_lgelu.models.gate_configs import ConfigPlans, config_plans, plan_gates
+from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, carry_out, found_sites
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
-from hf_lgelu.models.sites import SELF_GATE_KINDS, ActivationSite, check_kinds, gate_of, lambda_gelu_modules
+from hf_lgelu.models.record import RECORD_KEY, describe_sites, forget_sites, plain_sites, remember_sites, without_guard
+from hf_lgelu.models.sites import (
+    SELF_GATE_KINDS,
+    ActivationSite,
+    check_kinds,
+    gate_of,
+    lambda_gelu_modules,
+    uncompiled_name,
+)
 
 GRANULARITIES = ("layer", "channel")
 """How many λ a site can have: one, or one for each channel or hidden unit."""
@@ -57,8 +74,8 @@ def replace_activations(
         channel_axis: the axis of channels in every activation's input. By default it is the last behind a linear
             layer, and 1 behind a convolution or batch norm, as one forward pass shows.
         include: a predicate on site names; the default takes all.
-        rewrite_config: make a transformers config rebuild the model. With one λ per layer and a key that
-            can say so, plain `from_pretrained` then loads it; otherwise `hf_lgelu.from_pretrained` does.
+        rewrite_config: make a transformers config rebuild the model: by its activation key where that can say one λ
+            per layer, else by a record. `from_pretrained` reads both where this package is imported.
         optimizer: one that holds the model's parameters already, changed in place: every new s joins its hardness
             group, which is made if there is none, and a parameter that is gone leaves it. Without it, make the
             optimizer after the surgery: one made before would never learn λ.
@@ -102,10 +119,39 @@ def replace_activations(
         )
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
-    plans = config_plans(model, sites, modules, plan_gates) if rewrite_config else ConfigPlans()
+    at_sites = dict(zip((site.name for site in sites), modules, strict=True))
+    plans = ConfigPlans.of(model, at_sites, _plan_gates) if rewrite_config else ConfigPlans()
     report = carry_out(model, sites, modules, plans, change)
     _keep_from_nested_tensors(model)
     return report
+
+
+def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
+    """The changes that say λ-gates: by the activation key where that can say them all, else by a record."""
+    plain = without_guard(root.config)
+    others = built_otherwise(root, apply_changes(root.config, plain))
+    recorded = plain_sites(getattr(root.config, RECORD_KEY, None) or [])
+    record = describe_sites(root, planned, dict.fromkeys([*recorded, *others]))
+    kinds = {entry.get("gate", DEFAULT_GATE) for entry in record}
+    if len(kinds) == 1 and all(entry.get("raw_shape") == [1] for entry in record):
+        try:
+            names = {entry["site"] for entry in record}
+            changes = plan_config_changes(root, names, kinds.pop(), apply_changes(root.config, plain))
+            changes = combined(root.config, plain, changes)
+            if not _share_a_gate(root, planned, changes, names):
+                return changes + forget_sites(root.config)
+        except UnsupportedConfigError:
+            pass  # then the config remembers the sites themselves
+    return remember_sites(root, record)
+
+
+def _share_a_gate(
+    root: PreTrainedModel, planned: dict[str, nn.Module], changes: list[ConfigChange], names: set[str]
+) -> bool:
+    """Whether the config would build one gate where there are several, each with its λ."""
+    there = {uncompiled_name(name): module for name, module in root.named_modules(remove_duplicate=False)} | planned
+    groups = built_as_one(root, apply_changes(root.config, changes), names)
+    return any(len({id(there[name]) for name in group}) > 1 for group in groups)
 
 
 def _keep_from_nested_tensors(model: nn.Module) -> None:

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
-from hf_lgelu.models.gate_configs import ConfigPlans
-from hf_lgelu.models.site_record import describe_sites, forget_sites, remember_sites
+from hf_lgelu.models.exchange import ConfigPlans
+from hf_lgelu.models.record import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu, put_relu
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig

@@ -14,7 +14,7 @@ from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.files import whole_file
 from hf_lgelu.models import mlp
 from hf_lgelu.models.config_keys import gate_names
-from hf_lgelu.models.site_record import RECORD_KEY
+from hf_lgelu.models.record import RECORD_KEY
 
 CODE_FILE = "mlp.py"
 _MLP_CLASS = mlp.MLPForClassification.__name__

@@ -1,12 +1,12 @@
-"""What a config remembers of gates that an activation string cannot say: several λ per layer, only some sites, or
-gates of two kinds.
+"""The record in a config of gates that an activation string cannot say, and the gates rebuilt from it.
 
-Surgery then writes every λ-GELU site and the shape of its hardness into the config, under "lambda_gelu", and a
-conversion the gates that stayed as they were.
+Those are several λ per layer, λ-gates at some sites only, gates of two kinds, and gates that a conversion kept.
+Surgery writes every λ-gate's site and the shape of its hardness into the config, under "lambda_gelu", and a conversion
+writes the sites of the gates that stayed.
 
-A process that has not imported this package would read such a checkpoint as a network of plain activations. So the
-keys that decide about these activations are guarded: they name this package, which no such process can look up, and
-what they said is kept beside the record.
+A process without this package would read such a checkpoint as a network of plain activations. So the keys that decide
+about these activations are guarded: their values name this package, which is no activation elsewhere. The config keeps
+the values without the guard beside the record.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,16 +18,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2CLS, ACT2FN
 from transformers.utils import logging
 
-from hf_lgelu.activation.gates import DEFAULT_GATE
+from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
     apply_changes,
+    built_otherwise,
     changes_at,
     combined,
+    configs_in,
+    held_configs,
+    says_other_activations,
 )
-from hf_lgelu.models.sites import find_sites, kind_of, uncompiled_name
+from hf_lgelu.models.sites import find_sites, is_activation, kind_of, place, uncompiled_name
 from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 logger = logging.get_logger(__name__)
@@ -67,11 +71,6 @@ def describe_sites(
     return record
 
 
-def describes(record: SiteRecord, model: nn.Module) -> bool:
-    """Whether a model has at its sites what the record says."""
-    return describe_sites(model, plain=plain_sites(record)) == record
-
-
 def renew_records(model: nn.Module) -> None:
     """Have each record in the configs say what is there now. Changes the configs; for a model about to be saved.
 
@@ -89,10 +88,7 @@ def renew_records(model: nn.Module) -> None:
                 "like this, it would be loaded as another network. Take layers away, or put others in, before surgery "
                 "or conversion, not after it; substitute_relu exchanges gates and what the config remembers together"
             )
-        actual = describe_sites(inner)
-        for part in inner.modules():  # which may have copies of the config
-            if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == record:
-                setattr(part.config, RECORD_KEY, actual)
+        _replace_record(inner, record, describe_sites(inner))
 
 
 def require_own_record(model: PreTrainedModel) -> None:
@@ -108,18 +104,60 @@ def require_own_record(model: PreTrainedModel) -> None:
         )
 
 
+def require_whole_config(model: PreTrainedModel) -> None:
+    """Refuse to save a model of which a part had its activations exchanged by itself: its own config does not say so.
+
+    Raises RuntimeError. What was put in by hand, or with rewrite_config=False, no config of the model says.
+    """
+    held = {id(config) for config in configs_in(model.config)}
+    parts = {
+        uncompiled_name(name): part
+        for name, part in model.named_modules()
+        if isinstance(part, PreTrainedModel) and id(part.config) not in held and _is_told_otherwise(part, model)
+    }
+    if not parts:  # as of nearly every model: nothing is built to compare it with
+        return
+    not_told = _not_told(model)
+    for prefix, part in parts.items():
+        inside = {name.removeprefix(f"{prefix}.") for name in not_told if name.startswith(f"{prefix}.")}
+        lost = sorted(inside - _not_told(part)) if inside else []
+        if lost:
+            raise RuntimeError(
+                f"activations of {prefix} ({type(part).__name__}) were exchanged in that part alone (as {lost[0]}), "
+                f"and the config of {type(model).__name__}, which is saved, says others there: the checkpoint would be "
+                f"another network. Do the surgery on the outermost model, this {type(model).__name__}, and not on its "
+                f"part; or set the activation keys of its config to what that of its {prefix} says"
+            )
+
+
+def _is_told_otherwise(part: PreTrainedModel, model: PreTrainedModel) -> bool:
+    """Whether the config of a part says other activations than that of the whole, which may have none like it."""
+    if any(type(config) is type(part.config) for config in configs_in(model.config)):
+        return says_other_activations(part.config, model.config)
+    return any(isinstance(module, LambdaGate) for module in part.modules())
+
+
+def _not_told(model: PreTrainedModel) -> set[str]:
+    """Names of the activations and λ-gates that neither the model's config builds nor a record in it tells."""
+    built = built_otherwise(model, apply_changes(model.config, without_guard(model.config)))
+    held = {id(config) for config in configs_in(model.config)}
+    names = {id(module): uncompiled_name(name) for name, module in model.named_modules()}
+    told = {
+        f"{names[id(inner)]}.{entry['site']}".removeprefix(".")
+        for inner, record in recorded_models(model)
+        if id(inner.config) in held
+        for entry in record
+    }
+    return {*built} - told
+
+
 def _without_shapes(record: SiteRecord) -> SiteRecord:
     return [{key: value for key, value in entry.items() if key != "raw_shape"} for entry in record]
 
 
 def has_record(config: PreTrainedConfig) -> bool:
     """Whether a config, or one inside it, holds a record."""
-    return any(True for _ in _kept(config, RECORD_KEY, ()))
-
-
-def recorded_plain_sites(config: PreTrainedConfig) -> list[str]:
-    """Names of the plain gates that a config remembers."""
-    return plain_sites(getattr(config, RECORD_KEY, None) or [])
+    return any(True for _ in _kept(config, RECORD_KEY))
 
 
 def plain_sites(record: SiteRecord) -> list[str]:
@@ -128,7 +166,7 @@ def plain_sites(record: SiteRecord) -> list[str]:
 
 
 def _at(model: nn.Module, name: str) -> nn.Module | None:
-    parent, attribute = site_place(model, name)
+    parent, attribute = _site_place(model, name)
     return None if parent is None else getattr(parent, attribute)
 
 
@@ -184,9 +222,7 @@ def _guards(model: PreTrainedModel, config: PreTrainedConfig, sites: set[str]) -
 def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:
     """The config changes that remove every record and what guarded keys had said; empty if there is none."""
     return [
-        ConfigChange((*path, key), value, None)
-        for key in (RECORD_KEY, _GUARDED)
-        for path, value in _kept(config, key, ())
+        ConfigChange((*path, key), value, None) for key in (RECORD_KEY, _GUARDED) for path, value in _kept(config, key)
     ]
 
 
@@ -206,7 +242,7 @@ def with_guard(config: PreTrainedConfig) -> list[ConfigChange]:
 
 def _guarded(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     """(path, what it says of the plain network, its guard) of every guarded key."""
-    for path, guards in _kept(config, _GUARDED, ()):
+    for path, guards in _kept(config, _GUARDED):
         for key, (plain, guard) in guards.items():
             yield (*path, *key.split(".")), plain, guard
 
@@ -227,16 +263,62 @@ def recorded_models(
         yield from recorded_models(child, enclosing)
 
 
-def checked_record(record: Any) -> SiteRecord:
-    """The record, or a ValueError where it is none: a config can be written by anybody."""
+def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
+    """Put the gates of a record into a model that its config, without the guard, has built. Changes `model` in place.
+
+    Raises ValueError for a record that is none, and for one whose gates have no place in the model.
+    """
     if not isinstance(record, list) or not all(
         isinstance(entry, Mapping) and isinstance(entry.get("site"), str) for entry in record
-    ):
+    ):  # a config can be written by anybody
         raise ValueError(f"the config's {RECORD_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
-    return record
+    placed = 0
+    for entry in record:
+        parent, attribute = _site_place(model, entry["site"])
+        if parent is None:
+            continue  # it was in a head, and this model has another
+        _require_activation(model, entry["site"], getattr(parent, attribute))
+        placed += 1
+        if "activation" in entry:
+            place(parent, attribute, _plain_module(entry))
+            continue
+        if "shared_with" in entry or "forward" in entry:
+            raise ValueError(
+                f"the gate at {entry['site']} is one that this version of hf_lgelu has no more (forward='relu', or one "
+                "λ for the whole network); load the checkpoint with hf_lgelu 0.2.0, and substitute_relu there"
+            )
+        gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
+        place(parent, attribute, GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,))))
+    if not placed:
+        raise ValueError(
+            f"the checkpoint has gates of its own at {', '.join(entry['site'] for entry in record)}, and "
+            f"{type(model).__name__} has no module at any of these; load it with the model class that was saved"
+        )
+    _replace_record(model, record, describe_sites(model, plain=plain_sites(record)))
 
 
-def site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
+def _replace_record(model: PreTrainedModel, old: SiteRecord, new: SiteRecord) -> None:
+    for part in model.modules():  # some models give each of their parts a copy of the config
+        if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == old:
+            setattr(part.config, RECORD_KEY, new)
+
+
+def _plain_module(entry: Mapping[str, Any]) -> nn.Module:
+    name, slope = entry["activation"], entry.get("negative_slope")
+    if not isinstance(name, str) or name not in ACT2FN or not isinstance(slope, int | float | None):
+        raise ValueError(f"the config's record puts {name!r} at {entry['site']}, which is no activation here")
+    return ACT2FN[name] if slope is None else nn.LeakyReLU(slope)
+
+
+def _require_activation(model: nn.Module, name: str, present: nn.Module) -> None:
+    if kind_of(present) is None and not is_activation(present):
+        raise ValueError(
+            f"the config's record puts a gate at {name}, and {type(model).__name__} has {type(present).__name__} "
+            "there, which is no activation: the checkpoint is damaged, or of another model class"
+        )
+
+
+def _site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
     """(parent, attribute) of a site, or (None, attribute); with or without the name of the model below the head."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     for candidate in (name, prefix + name, name.removeprefix(prefix)):
@@ -250,14 +332,11 @@ def site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
     return None, attribute
 
 
-def _kept(config: PreTrainedConfig, key: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _kept(config: PreTrainedConfig, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """(path of a config or sub-config, what it holds under `key`), where it holds something."""
-    found = getattr(config, key, None)
-    if found is not None:
-        yield path, found
-    for name, value in vars(config).items():
-        if isinstance(value, PreTrainedConfig):
-            yield from _kept(value, key, (*path, name))
+    for path, held in held_configs(config):
+        if getattr(held, key, None) is not None:
+            yield path, getattr(held, key)
 
 
 def _value(config: Any, path: tuple[str, ...]) -> Any:
