@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from hf_lgelu.activation.module import LambdaGELUTanh as LambdaGELUTanh
     from hf_lgelu.activation.module import LambdaSiLU as LambdaSiLU
     from hf_lgelu.activation.report import kernel_report as kernel_report
-    from hf_lgelu.export.folding.fold import fold_hardness as fold_hardness
-    from hf_lgelu.export.gelu import export_gelu as export_gelu
+    from hf_lgelu.export.absorption.absorb import absorb_hardness as absorb_hardness
     from hf_lgelu.export.hub.card import write_card as write_card
     from hf_lgelu.export.hub.loading import attach_model_code as attach_model_code
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
@@ -33,7 +32,8 @@ if TYPE_CHECKING:
     from hf_lgelu.export.int8.equalize import equalize_ranges as equalize_ranges
     from hf_lgelu.export.int8.quantize import quantize_onnx as quantize_onnx
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
-    from hf_lgelu.export.relu import export_relu as export_relu
+    from hf_lgelu.export.plain import export_gelu as export_gelu
+    from hf_lgelu.export.plain import export_relu as export_relu
     from hf_lgelu.models.config_keys import UnsupportedConfigError as UnsupportedConfigError
     from hf_lgelu.models.exchange import SurgeryReport as SurgeryReport
     from hf_lgelu.models.hardening import anneal_hardness as anneal_hardness
@@ -99,11 +99,11 @@ _HOME = {
     "compare_onnx": "export.int8.compare",
     "convert_to_relu": "refit.convert",
     "equalize_ranges": "export.int8.equalize",
-    "export_gelu": "export.gelu",
+    "export_gelu": "export.plain",
     "export_onnx": "export.onnx.onnx_export",
-    "export_relu": "export.relu",
+    "export_relu": "export.plain",
     "find_smooth_calls": "models.smooth_calls",
-    "fold_hardness": "export.folding.fold",
+    "absorb_hardness": "export.absorption.absorb",
     "freeze_hardness": "models.hardening",
     "from_pretrained": "models.loading",
     "gate_costs": "refit.gate_costs",
@@ -154,6 +154,7 @@ __all__ = [
     "SurgeryReport",
     "UnsupportedConfigError",
     "__version__",
+    "absorb_hardness",
     "anneal_hardness",
     "attach_model_code",
     "compare_onnx",
@@ -163,7 +164,6 @@ __all__ = [
     "export_onnx",
     "export_relu",
     "find_smooth_calls",
-    "fold_hardness",
     "freeze_hardness",
     "from_pretrained",
     "gate_costs",

@@ -46,7 +46,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "hardness_parameter_groups", "separate_hardness_group", "anneal_hardness", "freeze_hardness",
         "release_hardness", "is_hardened", "hardening_progress", "layer_targets",
     ),
-    "Substituting": ("substitute_relu", "temporary_relu", "fold_hardness"),
+    "Substituting": ("substitute_relu", "temporary_relu", "absorb_hardness"),
     "Converting without training": (
         "convert_to_relu", "gate_costs", "Conversion", "ConversionReport", "Evaluation", "NetChange",
         "LayerRefit",

@@ -35,8 +35,8 @@ class ExportTarget:
 EXPORT_TARGETS: dict[str, ExportTarget] = {
     target.name: target
     for target in (
-        ExportTarget("relu", "ReLU in the place of hard gates", "hf_lgelu.export.relu:save_relu", is_relu=True),
-        ExportTarget("gelu", "GELU, with λ folded into the weights, exactly", "hf_lgelu.export.gelu:save_gelu"),
+        ExportTarget("relu", "ReLU in the place of hard gates", "hf_lgelu.export.plain:save_relu", is_relu=True),
+        ExportTarget("gelu", "GELU, with λ absorbed by the weights, exactly", "hf_lgelu.export.plain:save_gelu"),
         ExportTarget(
             "onnx",
             "the model as it is, whatever its gates, for onnxruntime",

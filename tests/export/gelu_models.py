@@ -1,4 +1,4 @@
-"""Tiny models with λ-GELU whose λ folds into the weights, and what their configs say afterwards."""
+"""Tiny models with λ-GELU whose weights absorb λ, and what their configs say afterwards."""
 
 from dataclasses import dataclass
 

@@ -13,9 +13,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
-from hf_lgelu.export import gelu
-from hf_lgelu.export.gelu import export_gelu
+from hf_lgelu.export import plain
 from hf_lgelu.export.onnx.onnx_export import save_onnx
+from hf_lgelu.export.plain import export_gelu
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
 
 
@@ -116,13 +116,13 @@ REFUSED = [
         lambda: nn.Sequential(nn.Linear(3, 4), LambdaGELU()),
         torch.ones(1, 3),
         TypeError,
-        "got Sequential; fold_hardness",
+        "got Sequential; absorb_hardness",
     ),
     (
         lambda: MLPForClassification(MLPConfig(num_features=6, hidden_act="gelu")),
         FEATURES,
         ValueError,
-        "has no λ-GELU activation",
+        "has no λ-GELU for export_gelu",
     ),
 ]
 
@@ -140,29 +140,29 @@ def test_what_is_refused_leaves_nothing(make, inputs, error, told, tmp_path):
 
 
 def test_a_folder_that_computes_something_else_is_not_kept(mlp, tmp_path, monkeypatch):
-    fold = gelu.fold_hardness
+    absorb = plain.absorb_hardness
 
-    def fold_and_say_tanh(model, inputs):
-        report = fold(model, inputs)
+    def absorb_and_say_tanh(model, inputs):
+        report = absorb(model, inputs)
         model.config.hidden_act = "gelu_new"
         return report
 
-    monkeypatch.setattr(gelu, "fold_hardness", fold_and_say_tanh)
+    monkeypatch.setattr(plain, "absorb_hardness", absorb_and_say_tanh)
     with pytest.raises(RuntimeError, match="saved and loaded again, computes something else: largest change"):
         export_gelu(mlp, tmp_path / "gelu", inputs=FEATURES)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fold_that_changes_the_function_is_not_kept(mlp, tmp_path, monkeypatch):
-    fold = gelu.fold_hardness
+def test_an_absorption_that_changes_the_function_is_not_kept(mlp, tmp_path, monkeypatch):
+    absorb = plain.absorb_hardness
 
-    def fold_wrongly(model, inputs):
-        report = fold(model, inputs)
+    def absorb_wrongly(model, inputs):
+        report = absorb(model, inputs)
         with torch.no_grad():
             model.classifier.bias.mul_(1.5)
         return report
 
-    monkeypatch.setattr(gelu, "fold_hardness", fold_wrongly)
+    monkeypatch.setattr(plain, "absorb_hardness", absorb_wrongly)
     with pytest.raises(RuntimeError, match="computes something else than the λ-GELU model: largest change"):
         export_gelu(mlp, tmp_path / "gelu", inputs=FEATURES)
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from hf_lgelu import LambdaGELU, anneal_hardness, export_gelu, initialize_hardness, replace_activations
-from hf_lgelu.export.relu import export_relu
+from hf_lgelu.export.plain import export_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.sites import find_sites
 

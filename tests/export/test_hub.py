@@ -15,7 +15,7 @@ from huggingface_hub.errors import HTTPError
 
 from hf_lgelu import anneal_hardness
 from hf_lgelu.export.hub.push import files_to_push, push_to_hub
-from hf_lgelu.export.relu import export_relu
+from hf_lgelu.export.plain import export_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 ROOT = Path(__file__).parents[2]

@@ -147,10 +147,10 @@ def changed(model, operate, **options):
         ("gelu", partial(changed, operate=hf_lgelu.replace_activations)),
         ("gelu", partial(changed, operate=substitute_relu, kinds=("gelu",))),
         ("lambda_gelu", partial(changed, operate=substitute_relu)),
-        ("lambda_gelu", partial(changed, operate=hf_lgelu.fold_hardness, inputs=INPUTS)),
+        ("lambda_gelu", partial(changed, operate=hf_lgelu.absorb_hardness, inputs=INPUTS)),
         ("relu", equalized),
     ],
-    ids=["gates", "swap", "substituted", "folded", "equalized"],
+    ids=["gates", "swap", "substituted", "absorbed", "equalized"],
 )
 def test_an_adapter_on_a_changed_network_does_not_name_the_original_as_its_base(activation, operate, tmp_path):
     """Loaded by that name it would sit on another network, and nothing would say so."""

@@ -23,7 +23,7 @@ from hf_lgelu import (
     substitute_relu,
 )
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.export.relu import export_relu
+from hf_lgelu.export.plain import export_relu
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 

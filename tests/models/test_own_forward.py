@@ -12,12 +12,12 @@ from torch import nn
 from hf_lgelu import (
     MLPConfig,
     MLPForClassification,
+    absorb_hardness,
     anneal_hardness,
     convert_to_relu,
     export_gelu,
     export_onnx,
     export_relu,
-    fold_hardness,
     substitute_relu,
 )
 from hf_lgelu.models.own_forward import independent_copy, own_forward
@@ -63,9 +63,9 @@ def test_a_model_trained_with_bfloat16_leaves_as_one_that_was_not(tmp_path):
     assert report.change == expected.change
     soft = network(1.7)
     assert export_gelu(prepared(network(1.7)), tmp_path / "gelu", inputs=INPUTS).relative_change < 1e-5
-    fold_hardness(folded := prepared(network(1.7)), INPUTS)
-    with own_forward(folded):
-        torch.testing.assert_close(folded(**INPUTS).logits, soft(**INPUTS).logits, rtol=1e-5, atol=1e-6)
+    absorb_hardness(plain := prepared(network(1.7)), INPUTS)
+    with own_forward(plain):
+        torch.testing.assert_close(plain(**INPUTS).logits, soft(**INPUTS).logits, rtol=1e-5, atol=1e-6)
     substitute_relu(relu := network())
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.export.folding.checked_change import change_keeping_outputs
-from hf_lgelu.export.folding.plan import plan_scaling
+from hf_lgelu.export.absorption.checked_change import change_keeping_outputs
+from hf_lgelu.export.absorption.scaling import plan_scaling
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.comparison import allowed_rounding
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites

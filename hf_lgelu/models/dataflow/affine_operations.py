@@ -1,4 +1,4 @@
-"""Operations that are affine in their data, with parameters of their own: what λ can be folded into."""
+"""Operations that are affine in their data, with parameters of their own: layers that can absorb λ."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Folding λ into the weights: a soft λ-GELU model as a plain GELU model that computes the same, a λ-SiLU model as SiLU.
+"""λ absorbed by the weights: a soft λ-GELU model becomes the GELU model of the same function, a λ-SiLU model SiLU.
 
 a(x; λ) = gelu(λx)/λ (arXiv:2603.21991), so a λ-GELU between two layers is a GELU between two other layers: the one
 before multiplied by λ (weight and bias), the weight of the one after divided by λ.
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_lgelu.activation.gates import GATES, Gate
-from hf_lgelu.export.folding.checked_change import change_keeping_outputs
-from hf_lgelu.export.folding.plan import FoldPlan, plan_fold
+from hf_lgelu.activation.gates import GATES
+from hf_lgelu.export.absorption.checked_change import change_keeping_outputs
+from hf_lgelu.export.absorption.scaling import ScalingPlan, plan_scaling
 from hf_lgelu.models.comparison import largest_finite
 from hf_lgelu.models.config_keys import (
     ConfigChange,
@@ -48,7 +48,7 @@ _OTHER_DTYPES = 1e-1  # of fewer bits
 
 
 @dataclass(frozen=True)
-class FoldedSite:
+class AbsorbedSite:
     """A λ-GELU that became a GELU: its λ (one, or one per channel), and the weights multiplied and divided by it.
 
     The biases of the layers in `multiplied` were multiplied as well.
@@ -66,31 +66,31 @@ class FoldedSite:
 
 
 @dataclass(frozen=True)
-class FoldReport:
-    """What `fold_hardness` did: the sites and the config keys it rewrote."""
+class AbsorptionReport:
+    """What `absorb_hardness` did: the sites and the config keys it rewrote."""
 
-    sites: tuple[FoldedSite, ...]
+    sites: tuple[AbsorbedSite, ...]
     config_changes: tuple[ConfigChange, ...] = ()
 
     def __len__(self) -> int:
         return len(self.sites)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.sites)} λ-gates folded into the weights, plain activations in their place"]
+        lines = [f"{len(self.sites)} λ-gates absorbed by the weights, plain activations in their place"]
         lines += [f"  {site}" for site in self.sites]
         lines += [f"  config {change}" for change in self.config_changes]
         return "\n".join(lines)
 
 
 @in_own_forward
-def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = True) -> FoldReport:
+def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = True) -> AbsorptionReport:
     """Put the plain activation in the place of every λ-gate and λ into the layers around it; the function stays.
 
     The plain one is what λ = 1 is: `nn.GELU` (erf) for λ-GELU, its tanh form, `nn.SiLU`.
 
     Changes `model` in place; hooks of a gate stay where it was. One λ per site (granularity "layer") goes
     through reshapes, pooling and products with other tensors (gated units); a λ per channel where the channels can be
-    followed to both layers. λ is folded as it is now, a hardening override included. New weights are computed in
+    followed to both layers. λ is absorbed as it is now, a hardening override included. New weights are computed in
     float64 and rounded once to their own dtype.
 
     Args:
@@ -100,19 +100,19 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
 
     Raises:
-        ValueError: no λ-GELU; the model cannot be traced; or sites whose λ cannot be folded, each with the reason
+        ValueError: no λ-GELU; the model cannot be traced; or sites whose λ cannot be absorbed, each with the reason
             (behind a residual sum, feeding several layers, between tied weights); two parameters in one memory; or
-            outputs on `inputs` that the fold would change. The model is then unchanged.
+            outputs on `inputs` that this would change. The model is then unchanged.
         RuntimeError: (UnsupportedConfigError) no config key says GELU in its erf form at these sites. The model is
             then unchanged.
 
     Example:
         >>> import torch
-        >>> from hf_lgelu import LambdaGELU, fold_hardness
+        >>> from hf_lgelu import LambdaGELU, absorb_hardness
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), LambdaGELU(init_hardness=2.0), torch.nn.Linear(4, 1))
         >>> inputs = torch.randn(5, 3)
         >>> before = model(inputs)
-        >>> _ = fold_hardness(model, inputs)
+        >>> _ = absorb_hardness(model, inputs)
         >>> type(model[1]).__name__, torch.allclose(model(inputs), before, atol=1e-6)
         ('GELU', True)
     """
@@ -121,20 +121,26 @@ def fold_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = Tr
     require_values_here(model.named_modules())
     sites = find_sites(model, LEARNED_KINDS)
     if not sites:
-        raise ValueError("the model is a single λ-GELU with no layer to fold λ into; give the model that contains it")
-    plan = plan_fold(model, sites, trace_sites(model, sites, inputs))
+        raise ValueError("the model is a single λ-GELU with no layer to absorb λ; give the model that contains it")
+    hardness = [site.module.hardness.detach().cpu().double() for site in sites]
+    plan = plan_scaling(model, trace_sites(model, sites, inputs), dict(enumerate(hardness)))
+    if plan.reasons:
+        reasons = "".join(f"\n  {sites[index].name}: {plan.reasons[index]}" for index in sorted(plan.reasons))
+        raise ValueError(
+            f"{type(model).__name__} cannot become a plain GELU model of the same function: the layers around "
+            f"{len(plan.reasons)} of its activations cannot absorb λ:{reasons}\nKeep λ-GELU (save_pretrained), or "
+            "harden the model and turn it into a ReLU model with export_relu"
+        )
     require_own_memory(model, plan.factors)
     gates = {site.name: site.kind for site in sites}
     plans = ConfigPlans.of(model, gates, _plan_plain) if rewrite_config else ConfigPlans()
-    _put_folded(model, inputs, sites, _folded_parameters(model, plan))
+    _put_plain(model, inputs, sites, _scaled_parameters(model, plan))
     forget_checkpoint(model)
-    return FoldReport(
-        tuple(
-            FoldedSite(site.name, tuple(hardness.flatten().tolist()), multiplied, divided)
-            for site, hardness, multiplied, divided in zip(sites, plan.hardness, plan.before, plan.after, strict=True)
-        ),
-        plans.carry_out(),
+    absorbed = tuple(
+        AbsorbedSite(site.name, tuple(hardness[index].flatten().tolist()), plan.before[index], plan.after[index])
+        for index, site in enumerate(sites)
     )
+    return AbsorptionReport(absorbed, plans.carry_out())
 
 
 _PLAIN_MODULES: dict[str, Callable[[], nn.Module]] = {
@@ -152,48 +158,47 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
     """
     changes: list[ConfigChange] = []
     for gate in dict.fromkeys(gates.values()):
-        changes += _plan_one(root, {name for name in gates if gates[name] == gate}, GATES[gate])
+        names, refusals = {name for name in gates if gates[name] == gate}, []
+        for activation in GATES[gate].plain_names:
+            try:
+                changes += plan_config_changes(root, names, activation)
+                break
+            except UnsupportedConfigError as refusal:
+                refusals.append(refusal)
+        else:
+            raise UnsupportedConfigError(
+                f"{refusals[0]}. Saved and loaded, the model would come back with other activations than "
+                f"{GATES[gate].plain_label}, such as the tanh form of GELU for the erf form. To absorb λ in memory "
+                "only, pass rewrite_config=False"
+            ) from refusals[0]
     return changes + forget_sites(root.config)
 
 
-def _plan_one(root: PreTrainedModel, names: set[str], gate: Gate) -> list[ConfigChange]:
-    refusal: UnsupportedConfigError | None = None
-    for activation in gate.plain_names:
-        try:
-            return plan_config_changes(root, names, activation)
-        except UnsupportedConfigError as error:
-            refusal = refusal or error
-    raise UnsupportedConfigError(
-        f"{refusal}. Saved and loaded, the model would come back with other activations than {gate.plain_label}, such "
-        "as the tanh form of GELU for the erf form. To fold in memory only, pass rewrite_config=False"
-    ) from refusal
-
-
 @torch.no_grad()
-def _folded_parameters(model: nn.Module, plan: FoldPlan) -> list[tuple[Tensor, Tensor]]:
+def _scaled_parameters(model: nn.Module, plan: ScalingPlan) -> list[tuple[Tensor, Tensor]]:
     """(parameter, its new value), in the parameter's dtype."""
-    folded = []
+    scaled = []
     for name, factor in plan.factors.items():
         parameter = model.get_parameter(name)
         # On the CPU: not every accelerator has float64.
         value = (parameter.detach().cpu().double() * factor).to(parameter.dtype).to(parameter.device)
         if torch.isfinite(parameter).all() and not torch.isfinite(value).all():
             raise ValueError(
-                f"{name} multiplied by λ up to {factor.max().item():.4g} leaves the range of {parameter.dtype}; fold "
-                "in a wider dtype (model.float())"
+                f"{name} multiplied by λ up to {factor.max().item():.4g} leaves the range of {parameter.dtype}; absorb "
+                "it in a wider dtype (model.float())"
             )
-        folded.append((parameter, value))
-    return folded
+        scaled.append((parameter, value))
+    return scaled
 
 
-def _put_folded(
-    model: nn.Module, inputs: Inputs, sites: Sequence[ActivationSite], folded: list[tuple[Tensor, Tensor]]
+def _put_plain(
+    model: nn.Module, inputs: Inputs, sites: Sequence[ActivationSite], scaled: list[tuple[Tensor, Tensor]]
 ) -> None:
     """Write the parameters and place the plain gates; ValueError, and all as it was, where the outputs change."""
-    kept = [(parameter, parameter.detach().clone()) for parameter, _ in folded]
+    kept = [(parameter, parameter.detach().clone()) for parameter, _ in scaled]
 
     def change() -> None:
-        _write(folded)
+        _write(scaled)
         for site in sites:
             site.put(_PLAIN_MODULES[site.kind]())
 
@@ -221,7 +226,7 @@ def max_relative_change(dtype: torch.dtype) -> float:
 
 
 @torch.no_grad()
-def _write(folded: list[tuple[Tensor, Tensor]]) -> None:
-    for parameter, value in folded:
+def _write(scaled: list[tuple[Tensor, Tensor]]) -> None:
+    for parameter, value in scaled:
         if not torch.equal(parameter, value):  # one that cannot be written, and was not, needs not be written back
             parameter.copy_(value)

@@ -1,4 +1,4 @@
-"""Every family of the tables: λ folds into the weights, exactly, or the sites that prevent it are named."""
+"""Every family of the tables: the weights absorb λ, exactly, or the sites that prevent it are named."""
 
 import copy
 import re
@@ -10,10 +10,10 @@ from test_families import ALL, over, with_lambda_gelu
 from torch import nn
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.export.folding.fold import fold_hardness
+from hf_lgelu.export.absorption.absorb import absorb_hardness
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 
-# Sites that no fold can reach, by family, from the architecture. The rest of each family's sites must not be named.
+# Sites that cannot absorb λ, by family, from the architecture. The rest of each family's sites must not be named.
 REFUSED = {
     # LayerNorm stands between the activation of the language modelling head and the next layer
     "bert": {"cls.predictions.transform.transform_act_fn"},
@@ -81,14 +81,14 @@ def prepared(family):
 
 
 @over(FOLDING, quick=[family for family in FOLDING if family.name in QUICK])
-def test_folding_leaves_the_function(family):
+def test_absorbing_leaves_the_function(family):
     model, inputs = prepared(family)
     before = logits_of(model, inputs)
-    unfolded = copy.deepcopy(model)
-    for site in find_sites(unfolded, LEARNED_KINDS):
+    soft_model = copy.deepcopy(model)
+    for site in find_sites(soft_model, LEARNED_KINDS):
         site.put(nn.GELU())
-    assert (logits_of(unfolded, inputs) - before).abs().max() > 1e-3 * before.abs().max()
-    report = fold_hardness(model, inputs, rewrite_config=False)
+    assert (logits_of(soft_model, inputs) - before).abs().max() > 1e-3 * before.abs().max()
+    report = absorb_hardness(model, inputs, rewrite_config=False)
     assert len(report) == family.sites
     assert find_sites(model, LEARNED_KINDS) == []
     after = logits_of(model, inputs)
@@ -100,10 +100,10 @@ def test_folding_leaves_the_function(family):
     [family for family in ALL if family.name in REFUSED],
     quick=[family for family in ALL if family.name in QUICK],
 )
-def test_exactly_the_sites_that_do_not_fold_are_named(family):
+def test_exactly_the_sites_that_do_not_absorb_are_named(family):
     model, inputs = prepared(family)
     before = logits_of(model, inputs)
     with pytest.raises(ValueError, match="cannot become a plain GELU model") as caught:
-        fold_hardness(model, inputs, rewrite_config=False)
+        absorb_hardness(model, inputs, rewrite_config=False)
     assert set(re.findall(r"\n  ([\w.]+): ", str(caught.value))) == REFUSED[family.name]
     assert torch.equal(logits_of(model, inputs), before)

@@ -1,4 +1,4 @@
-"""Folding λ into weights: closed forms for the weights, float64 for the function, and what must be refused."""
+"""λ absorbed by weights: closed forms for the weights, float64 for the function, and what must be refused."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
-from hf_lgelu.export.folding.fold import fold_hardness
+from hf_lgelu.export.absorption.absorb import absorb_hardness
 from hf_lgelu.models.sites import find_sites
 
 HARDNESS = (1.5, 3.0, 20.0)
@@ -34,10 +34,10 @@ def computed(model, inputs):
 
 
 def assert_folds(model, inputs, sites):
-    """Folds in float64, and the function stays: not so if GELU alone took the place."""
+    """λ is absorbed in float64, and the function stays: not so if GELU alone took the place."""
     model, inputs = model.double().eval(), inputs.double()
     before = computed(model, inputs)
-    report = fold_hardness(model, inputs)
+    report = absorb_hardness(model, inputs)
     after = computed(model, inputs)
     assert len(report) == sites
     assert find_sites(model, ("lambda_gelu",)) == []
@@ -50,7 +50,7 @@ def assert_refused(model, inputs, reasons):
     model.eval()
     state, modules = copy.deepcopy(model.state_dict()), dict(model.named_modules())
     with pytest.raises(ValueError, match="cannot become a plain GELU model") as caught:
-        fold_hardness(model, inputs)
+        absorb_hardness(model, inputs)
     lines = [line.strip().split(": ", 1) for line in str(caught.value).split("\n")[1:-1]]
     assert [name for name, _ in lines] == list(reasons)
     for (_, said), reason in zip(lines, reasons.values(), strict=True):
@@ -65,7 +65,7 @@ def test_weights_of_a_chain():
         nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 5), LambdaGELU(), nn.Linear(5, 2))
     ).double()
     old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    report = fold_hardness(model, torch.ones(2, 3).double())
+    report = absorb_hardness(model, torch.ones(2, 3).double())
     expected = {
         "0.weight": old["0.weight"] * 1.5,
         "0.bias": old["0.bias"] * 1.5,
@@ -205,11 +205,11 @@ FOLDS = {
 def test_the_function_stays_in_float64(name):
     build, shape, sites = FOLDS[name]
     model, inputs = harden(with_statistics(build())), torch.randn(shape)
-    unfolded = copy.deepcopy(model).double()
-    before = computed(unfolded, inputs.double())
-    for site in find_sites(unfolded):
+    soft_model = copy.deepcopy(model).double()
+    before = computed(soft_model, inputs.double())
+    for site in find_sites(soft_model):
         site.put(nn.GELU())
-    assert (computed(unfolded, inputs.double()) - before).abs().max() > 1e-3 * before.abs().max()
+    assert (computed(soft_model, inputs.double()) - before).abs().max() > 1e-3 * before.abs().max()
     assert_folds(model, inputs, sites)
 
 
@@ -438,18 +438,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_folded_is_named_with_its_reason(name):
+def test_what_cannot_be_absorbed_is_named_with_its_reason(name):
     build, reasons = REFUSED[name]
     assert_refused(harden(build()), torch.randn(5, 3), reasons)
 
 
 @pytest.mark.parametrize("of", ["weight", "bias"])
-def test_two_parameters_in_one_memory_are_not_folded(of):
+def test_two_parameters_in_one_memory_do_not_absorb_hardness(of):
     model = harden(nn.Sequential(nn.Linear(3, 3), LambdaGELU(), nn.Linear(3, 3), LambdaGELU(), nn.Linear(3, 3))).eval()
     model[4].get_parameter(of).data = model[0].get_parameter(of).data
     state, modules = copy.deepcopy(model.state_dict()), dict(model.named_modules())
     with pytest.raises(ValueError, match=rf"0\.{of}, which would have to be scaled, .*or its memory does"):
-        fold_hardness(model, torch.randn(5, 3))
+        absorb_hardness(model, torch.randn(5, 3))
     assert dict(model.named_modules()) == modules
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
@@ -459,7 +459,7 @@ def test_bfloat16_weights_are_rounded_once():
         nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 3), LambdaGELU(), nn.Linear(3, 2))
     ).bfloat16()
     old = model[2].weight.detach().clone()
-    fold_hardness(model, torch.ones(2, 3, dtype=torch.bfloat16))
+    absorb_hardness(model, torch.ones(2, 3, dtype=torch.bfloat16))
     assert model[2].weight.dtype == torch.bfloat16
     assert torch.equal(model[2].weight, (old.double() * 3.0 / 1.5).bfloat16())
 
@@ -468,22 +468,22 @@ def test_a_weight_that_would_overflow_is_refused():
     model = harden(nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 3)), (20.0,)).half()
     nn.init.constant_(model[0].weight, 6000)
     with pytest.raises(ValueError, match=r"0\.weight multiplied by λ up to 20 leaves the range of torch.float16"):
-        fold_hardness(model, torch.zeros(1, 3, dtype=torch.float16))
+        absorb_hardness(model, torch.zeros(1, 3, dtype=torch.float16))
     assert isinstance(model[1], LambdaGELU)
     assert torch.equal(model[0].weight, torch.full((4, 3), 6000.0).half())
 
 
 def test_there_must_be_a_lambda_gelu_and_layers_around_it():
     with pytest.raises(ValueError, match="has no λ-GELU activation"):
-        fold_hardness(nn.Sequential(nn.Linear(3, 3), nn.GELU()), torch.ones(1, 3))
+        absorb_hardness(nn.Sequential(nn.Linear(3, 3), nn.GELU()), torch.ones(1, 3))
     with pytest.raises(ValueError, match="a single λ-GELU with no layer"):
-        fold_hardness(LambdaGELU(), torch.ones(1, 3))
+        absorb_hardness(LambdaGELU(), torch.ones(1, 3))
 
 
 def test_training_mode_and_gradients_are_left():
     model = harden(nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Dropout(), nn.Linear(4, 2))).train()
     model[0].weight.requires_grad_(False)
-    fold_hardness(model, torch.ones(2, 3))
+    absorb_hardness(model, torch.ones(2, 3))
     assert all(module.training for module in model.modules())
     assert [p.requires_grad for p in model.parameters()] == [False, True, True, True]
 
@@ -491,7 +491,7 @@ def test_training_mode_and_gradients_are_left():
 def test_config_says_gelu_unless_told_not_to():
     for rewrite, expected in ((True, "gelu"), (False, "lambda_gelu")):
         model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=2, num_labels=2))
-        report = fold_hardness(model, torch.ones(2, 3), rewrite_config=rewrite)
+        report = absorb_hardness(model, torch.ones(2, 3), rewrite_config=rewrite)
         assert model.config.hidden_act == expected
         assert [str(change) for change in report.config_changes] == ["hidden_act: 'lambda_gelu' → 'gelu'"] * rewrite
 
@@ -512,26 +512,26 @@ def assert_as_it_was(model, inputs, said):
     model.eval()
     state, gates, before = copy.deepcopy(model.state_dict()), find_sites(model), computed(model, inputs)
     with pytest.raises(ValueError, match=said):
-        fold_hardness(model, inputs)
+        absorb_hardness(model, inputs)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert [site.module for site in find_sites(model)] == [site.module for site in gates]
     assert torch.equal(computed(model, inputs), before)
 
 
-def test_a_fold_that_changes_the_function_is_taken_back():
+def test_an_absorption_that_changes_the_function_is_taken_back():
     assert_as_it_was(
         harden(HiddenUse()), torch.randn(5, 3), "λ in its weights HiddenUse gives other outputs, and it is as"
     )
 
 
-def test_a_fold_whose_numbers_leave_float16_is_taken_back():
+def test_an_absorption_whose_numbers_leave_float16_is_taken_back():
     model = nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 3)).half()
     nn.init.constant_(model[0].weight, 1000.0)
     assert_as_it_was(harden(model, (20.0,)), torch.full((1, 3), 3.0).half(), r"wider one \(model.float\(\)\)")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_deep_models_of_each_dtype_fold_though_rounding_adds_up(dtype):
+def test_deep_models_of_each_dtype_absorb_hardness_though_rounding_adds_up(dtype):
     layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), LambdaGELU())]
     model = harden(nn.Sequential(*layers, nn.Linear(64, 8)), (1.37, 3.3, 20.7)).to(dtype)
-    assert len(fold_hardness(model, torch.randn(16, 64, dtype=dtype))) == 12
+    assert len(absorb_hardness(model, torch.randn(16, 64, dtype=dtype))) == 12

@@ -4,7 +4,7 @@ Between stand operations that let a positive factor through, f(c·x) = c·f(x) f
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -45,14 +45,14 @@ _ELEMENTWISE = COPIES | _DROPOUT | _CASTS | {"mul", "div", "neg"}
 _SWAPS = frozenset(("transpose", "swapaxes", "swapdims"))
 
 
-class NotFoldableError(ValueError):
-    """Why λ cannot be folded into the layers around a site; `fold_hardness` names all of these in one ValueError.
+class NotAbsorbableError(ValueError):
+    """Why the layers around a site cannot absorb λ; `absorb_hardness` names all these sites in one ValueError.
 
     Example:
         >>> import torch
-        >>> from hf_lgelu import LambdaGELU, fold_hardness
+        >>> from hf_lgelu import LambdaGELU, absorb_hardness
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), LambdaGELU())  # no layer behind it
-        >>> fold_hardness(model, torch.randn(2, 3))
+        >>> absorb_hardness(model, torch.randn(2, 3))
         Traceback (most recent call last):
         ValueError: Sequential cannot become ...
     """
@@ -71,9 +71,9 @@ class Neighbours:
 
 
 def find_neighbours(flow: DataFlow, call: Node, axis: int | None) -> Neighbours:
-    """The layers around one call; `axis` is that of the activation's input along which λ runs, None for one λ.
+    """The layers around one call of a gate. Raises NotAbsorbableError with the reason where there are none.
 
-    Raises NotFoldableError with the reason.
+    `axis` is that axis of the gate's input along which λ runs, None for one λ.
     """
     return Neighbours(tuple(_layers_before(flow, call, call.args[0], axis)), _layer_after(flow, call, axis))
 
@@ -84,26 +84,21 @@ def _layers_before(
     others = [other for other in users(node) if other is not user]
     if others or not uses_once(user, node):
         where = describe(others[0]) if others else describe(user)
-        raise NotFoldableError(f"{describe(node)}, on the way to it, is also used by {where}")
+        raise NotAbsorbableError(f"{describe(node)}, on the way to it, is also used by {where}")
     operation = read_affine(node, flow)
     if operation is not None and operation.weight is not None:
         return [(operation, axis)]
     if operation is not None:
         return [(operation, axis), *_layers_before(flow, node, operation.data, axis)]
-    sources = _operands(node)
+    # One operand for most operations, two for a product.
+    sources = [operand for operand in node.all_input_nodes if _is_homogeneous(node, operand)]
     if not sources:
-        raise NotFoldableError(_why_not_before(node))
-    return _first_that_folds(
-        lambda source: _layers_before(flow, node, source, _moved(_axis_before, node, source, axis)), sources
-    )
-
-
-def _first_that_folds(find: Callable[[Node], list], sources: Sequence[Node]) -> list:
+        raise NotAbsorbableError(_why_not_before(node))
     reasons = []
     for source in sources:  # either factor of a product can take λ
         try:
-            return find(source)
-        except NotFoldableError as reason:
+            return _layers_before(flow, node, source, _moved(_axis_before, node, source, axis))
+        except NotAbsorbableError as reason:
             reasons.append(reason)
     raise reasons[0]
 
@@ -113,7 +108,7 @@ def _layer_after(flow: DataFlow, node: Node, axis: int | None) -> tuple[AffineOp
         following = users(node)
         if len(following) != 1:
             named = " and ".join(describe(user) for user in following[:3])
-            raise NotFoldableError(
+            raise NotAbsorbableError(
                 f"its output goes to {len(following)} places ({named})" if following else "nothing uses its output"
             )
         user = following[0]
@@ -121,7 +116,7 @@ def _layer_after(flow: DataFlow, node: Node, axis: int | None) -> tuple[AffineOp
         if operation is not None and operation.mixes and operation.data is node:
             return operation, axis
         if not _is_homogeneous(user, node):
-            raise NotFoldableError(_why_not_after(user))
+            raise NotAbsorbableError(_why_not_after(user))
         axis = _moved(_axis_after, user, node, axis)
         node = user
 
@@ -131,7 +126,7 @@ def _moved(move: Callable[[Node, Node, int], int | None], node: Node, source: No
         return None
     moved = move(node, source, axis)
     if moved is None:
-        raise NotFoldableError(f"the factors of its channels do not get through {describe(node)}")
+        raise NotAbsorbableError(f"the factors of its channels do not get through {describe(node)}")
     return moved
 
 
@@ -171,14 +166,13 @@ def _is_homogeneous(node: Node, source: Node) -> bool:
     if name == "div":
         return node.args[0] is source and node.kwargs.get("rounding_mode") is None
     if name in ("constant_pad_nd", "pad"):
-        return not _pad_value(node, name)
+        if name == "constant_pad_nd":
+            value = node.args[2] if len(node.args) > 2 else 0
+        else:  # modes that repeat values of the tensor have no value of their own
+            value = node.args[3] if len(node.args) > 3 else node.kwargs.get("value")
+        return not value
     # Of index and its like, the first argument holds the values.
     return name == "neg" or (name in _SAME_ELEMENTS | _POOLING and node.args[0] is source)
-
-
-def _operands(node: Node) -> list[Node]:
-    """The tensors whose factor comes out of `node`: one for most operations, two for a product."""
-    return [operand for operand in node.all_input_nodes if _is_homogeneous(node, operand)]
 
 
 def _axis_after(node: Node, source: Node, axis: int) -> int | None:
@@ -189,13 +183,18 @@ def _axis_after(node: Node, source: Node, axis: int) -> int | None:
     if name in RESHAPES:
         return _same_place(before, after, axis)
     if name in _SWAPS:
-        return _swapped(node.args[1] % len(before), node.args[2] % len(before), axis)
+        one, other = node.args[1] % len(before), node.args[2] % len(before)
+        return {one: other, other: one}.get(axis, axis)
     if name == "t" and len(before) == 2:
         return 1 - axis
     if name == "permute":
         return [dim % len(before) for dim in node.args[1]].index(axis)
     if name == "mean" and len(node.args) > 1:
-        return _after_mean(node, len(before), axis)
+        averaged = {dim % len(before) for dim in node.args[1]}
+        keeps = len(node.args) > 2 and node.args[2]
+        if axis in averaged:
+            return None
+        return axis if keeps else axis - sum(dim < axis for dim in averaged)
     if name in _POOLING and name[-1:] == "d" and axis < len(before) - int(name[-2]):
         return axis
     return None
@@ -207,13 +206,6 @@ def _axis_before(node: Node, source: Node, axis: int) -> int | None:
     return next((candidate for candidate in candidates if _axis_after(node, source, candidate) == axis), None)
 
 
-def _pad_value(node: Node, name: str) -> float:
-    """What is put around; other modes repeat values of the tensor, which is as good as 0 here."""
-    if name == "constant_pad_nd":
-        return node.args[2] if len(node.args) > 2 else 0
-    return (node.args[3] if len(node.args) > 3 else node.kwargs.get("value")) or 0
-
-
 def _same_place(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
     """The axis of the same size with as many elements behind it, which a reshape leaves as it is."""
     behind = prod(before[axis + 1 :])
@@ -221,15 +213,3 @@ def _same_place(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> i
         if size == before[axis] and size > 1 and prod(after[place + 1 :]) == behind:
             return place
     return None
-
-
-def _swapped(one: int, other: int, axis: int) -> int:
-    return {one: other, other: one}.get(axis, axis)
-
-
-def _after_mean(node: Node, rank: int, axis: int) -> int | None:
-    averaged = {dim % rank for dim in node.args[1]}
-    keeps = len(node.args) > 2 and node.args[2]
-    if axis in averaged:
-        return None
-    return axis if keeps else axis - sum(dim < axis for dim in averaged)

@@ -1,0 +1,296 @@
+"""λ-GELU checkpoint → plain checkpoint: ReLU where the gates are hard, or the GELU network of the same function."""
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_lgelu.export.absorption.absorb import AbsorbedSite, absorb_hardness, max_relative_change
+from hf_lgelu.export.hub.card import write_card
+from hf_lgelu.files import whole_folder
+from hf_lgelu.models.checkpoint import save_checkpoint
+from hf_lgelu.models.comparison import OutputChange, compare_models, require_same_model
+from hf_lgelu.models.config_keys import ConfigChange
+from hf_lgelu.models.example_run import Inputs, forward_hooks, in_dtype
+from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
+from hf_lgelu.models.operable import operable_module
+from hf_lgelu.models.own_forward import in_own_forward, independent_copy
+from hf_lgelu.models.random_inputs import random_inputs
+from hf_lgelu.models.runtimes import runtime_warnings
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
+from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
+from hf_lgelu.models.substitution import put_relu
+
+_MAX_CHANGE_BY_RELOADING = 1e-5  # transformers' two spellings of GELU round differently; its tanh form is further off
+_IN_MEMORY = {
+    "relu": "substitute_relu(model) changes any module in memory",
+    "gelu": "absorb_hardness(model, inputs) changes any module in memory",
+}
+
+
+@dataclass(frozen=True)
+class CheckpointExport:
+    """What `export_relu` or `export_gelu` did.
+
+    `hardness` is the smallest λ of each site, `swap_error` the bound κ/λ there: the most that ReLU in its place
+    changes one unit. `change` is what the export did to the outputs on the example inputs; of a GELU export that is
+    measured on the folder, loaded again, in float32 (float64 for a float64 model).
+
+    Of a ReLU export `smooth_calls` is what the network still computes smoothly on these inputs; an empty list says
+    that no gate on their path is smooth. `unreached` are the gates that did not run on them, so that nothing was
+    compared there. Of a GELU export `sites` are the gates with the weights that absorbed their λ.
+
+    `warnings` name the programs that are known not to compute what this checkpoint says (`RUNTIMES`).
+    """
+
+    form: str
+    folder: str
+    hardness: dict[str, float]
+    swap_error: dict[str, float]
+    config_changes: tuple[ConfigChange, ...]
+    change: OutputChange
+    processor_files: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    smooth_calls: tuple[SmoothCall, ...] = ()
+    unreached: tuple[str, ...] = ()
+    sites: tuple[AbsorbedSite, ...] = ()
+
+    @property
+    def relative_change(self) -> float:
+        """The largest change of an output over the largest output."""
+        return _relative(self.change)
+
+    def __str__(self) -> str:
+        is_relu = self.form == "relu"
+        warnings = list(self.warnings)
+        if self.unreached:
+            named = f"{', '.join(self.unreached[:4])}{', ...' if len(self.unreached) > 4 else ''}"
+            warnings.insert(
+                0,
+                f"{len(self.unreached)} of the gates did not run on the example inputs ({named}), so nothing was "
+                "compared of them: give inputs that run the whole model",
+            )
+        done = "λ-GELU → ReLU, saved" if is_relu else "λ-gates absorbed by the weights, saved with plain activations"
+        lines = [
+            f"{len(self.hardness)} {done} in {self.folder}",
+            *([f"  softest gate {softest_gate(self.hardness, self.swap_error)}"] if is_relu else []),
+            f"  on the example inputs: {self.change}",
+            *(f"  {site}" for site in self.sites),
+            *(f"  config {change}" for change in self.config_changes),
+            *(f"  still smooth: {call}" for call in self.smooth_calls),
+            *(f"  warning: {warning}" for warning in warnings),
+        ]
+        return "\n".join(lines)
+
+
+@in_own_forward
+def export_relu(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    processor: Any = None,
+    source: str | os.PathLike | None = None,
+    inputs: Inputs | None = None,
+    max_swap_error: float = MAX_SWAP_ERROR,
+    allow_soft: bool = False,
+    overwrite: bool = False,
+) -> CheckpointExport:
+    """Save `model` with ReLU in the place of every λ-GELU: a checkpoint that needs nothing of this package.
+
+    `model` stays as it is. The config key of the model's family is rewritten, the folder is loaded again with
+    transformers, and its outputs must be those of the substituted model. A model card goes along (`write_card`).
+
+    Args:
+        model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
+        folder: where to; complete or not there.
+        processor: tokenizer or image processor, saved beside the weights.
+        source: folder or Hub id from which the tokenizer's and processor's files are copied instead.
+        inputs: on which the change of the outputs is measured; random ones of the right shape
+            (`hf_lgelu.models.random_inputs`) if None. Real inputs say more.
+        max_swap_error: the largest κ/λ that is let through, κ = 0.16997 for λ-GELU (`swap_error_bound`). The
+            default is that of λ-GELU at λ = 79.8, half the paper's target.
+        allow_soft: export all the same.
+        overwrite: replace a folder that is not empty.
+
+    Raises:
+        TypeError: `model` is no transformers model; `substitute_relu` takes any module.
+        ValueError: no λ-GELU, gates softer than `max_swap_error` allows (the message has the λ of each), or no
+            example inputs are known for this model, or the model gives NaN on them.
+        RuntimeError: `model` is wrapped by PEFT or for distributed training, no config key says ReLU at these sites
+            (UnsupportedConfigError), or the folder, loaded again, gives other outputs.
+        FileExistsError: `folder` is not empty.
+        OSError: the disk is full or not writable; what was at `folder` is as it was.
+
+    Example:
+        >>> import tempfile
+        >>> from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_relu
+        >>> model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1))
+        >>> anneal_hardness(model, 1.0)  # every λ at 159.577, as after hardening
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_relu(model, f"{folder}/relu")
+        >>> report.change.unchanged_predictions, max(report.swap_error.values()) < 0.0011
+        (1.0, True)
+    """
+    return _export(
+        "relu", model, folder, overwrite, processor=processor, source=source, inputs=inputs,
+        max_swap_error=max_swap_error, allow_soft=allow_soft,
+    )  # fmt: skip
+
+
+@in_own_forward
+def export_gelu(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    processor: Any = None,
+    source: str | os.PathLike | None = None,
+    inputs: Inputs | None = None,
+    overwrite: bool = False,
+) -> CheckpointExport:
+    """Save `model` as a GELU model that computes the same: a checkpoint that needs nothing of this package.
+
+    `model` stays as it is. The layers around each activation absorb its λ (`absorb_hardness`), the config key of the
+    model's family is rewritten, and the folder is loaded again with transformers and compared with the λ-GELU model.
+    A model card goes along (`write_card`).
+
+    Args:
+        model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
+        folder: where to; complete or not there.
+        processor: tokenizer or image processor, saved beside the weights.
+        source: folder or Hub id from which the tokenizer's and processor's files are copied instead.
+        inputs: such that run the whole model; random ones of the right shape
+            (`hf_lgelu.models.random_inputs`) if None.
+        overwrite: replace a folder that is not empty.
+
+    Raises:
+        TypeError: `model` is no transformers model; `absorb_hardness` takes any module.
+        ValueError: no λ-GELU, sites whose λ cannot be absorbed (each named with the reason), or no example inputs are
+            known for this model.
+        RuntimeError: `model` is wrapped by PEFT or for distributed training, no config key says GELU in its erf form
+            at these sites (UnsupportedConfigError), or the folder, loaded again, computes something else.
+        FileExistsError: `folder` is not empty.
+        OSError: the disk is full or not writable; what was at `folder` is as it was.
+
+    Example:
+        >>> import tempfile
+        >>> from hf_lgelu import MLPConfig, MLPForClassification, export_gelu
+        >>> model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_gelu(model, f"{folder}/gelu")
+        >>> report.relative_change < 1e-5
+        True
+    """
+    return _export("gelu", model, folder, overwrite, processor=processor, source=source, inputs=inputs)
+
+
+def _export(
+    form: str, model: PreTrainedModel, folder: str | os.PathLike, overwrite: bool, **options: Any
+) -> CheckpointExport:
+    with whole_folder(folder, overwrite=overwrite) as new:
+        report = save_plain(model, new, form=form, **options)
+        write_card(operable_module(model), new, form=form, change=report.change)
+    return replace(report, folder=str(folder))
+
+
+@in_own_forward
+def save_plain(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    form: str,
+    processor: Any = None,
+    source: str | os.PathLike | None = None,
+    inputs: Inputs | None = None,
+    max_swap_error: float = MAX_SWAP_ERROR,
+    allow_soft: bool = False,
+) -> CheckpointExport:
+    """The report of `export_relu` ("relu") or `export_gelu` ("gelu") into a folder that is there, without the card."""
+    model = operable_module(model)
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"export_{form} saves transformers models, got {type(model).__name__}; {_IN_MEMORY[form]}")
+    try:
+        require_lambda_gelu(model)
+    except ValueError as error:
+        smooth = sorted({site.kind for site in find_sites(model)})
+        advice = (
+            f"its gates are {', '.join(smooth)}: convert_to_relu(model, data) (hf-lgelu convert) makes a ReLU model of "
+            "it without training"
+            if smooth
+            else "it has no smooth gate that a substitution could exchange"
+        )
+        raise ValueError(f"{type(model).__name__} has no λ-GELU for export_{form} to replace; {advice}") from error
+    hardness = smallest_by_site(model)
+    swap_error = swap_errors(model, hardness)
+    inputs = random_inputs(model) if inputs is None else inputs
+    plain = independent_copy(model).eval()
+    sites: tuple[AbsorbedSite, ...] = ()
+    smooth_calls: tuple[SmoothCall, ...] = ()
+    unreached: tuple[str, ...] = ()
+    if form == "relu":
+        config_changes = put_relu(plain).config_changes
+        gates, ran = find_sites(model, LEARNED_KINDS), set()
+        with forward_hooks([gate.module for gate in gates], lambda module, given, output: ran.add(id(module))):
+            change = compare_models(model, plain, inputs)
+        soft = [name for name, error in swap_error.items() if not error <= max_swap_error]  # nor NaN
+        if soft and not allow_soft:
+            named = "; ".join(f"{name}: λ = {hardness[name]:.4g}, κ/λ = {swap_error[name]:.3g}" for name in soft[:8])
+            more = f"; and {len(soft) - 8} more" if len(soft) > 8 else ""
+            raise ValueError(
+                f"{len(soft)} of {len(swap_error)} gates are too soft for ReLU: swapping them changes a unit by up to "
+                f"{max(swap_error.values()):.3g}, and {max_swap_error:.3g} is allowed ({named}{more}). On the example "
+                f"inputs: {change}. Harden the model (train with harden=True), keep its function with export_gelu, or "
+                "go on all the same with allow_soft=True (--allow_soft)"
+            )
+        unreached = tuple(gate.name for gate in gates if id(gate.module) not in ran)
+    else:
+        absorbed = absorb_hardness(plain, inputs)
+        config_changes, sites = absorbed.config_changes, absorbed.sites
+    processor_files = save_checkpoint(plain, folder, processor, source)
+    warnings = runtime_warnings(plain.config)
+    if form == "relu":
+        reloaded = type(plain).from_pretrained(folder, dtype=plain.dtype, use_safetensors=True)
+        require_same_model(plain, reloaded.to(plain.device), inputs)
+        smooth_calls = tuple(find_smooth_calls(plain, inputs))
+    else:
+        change = _change_after_reload(model, plain, folder, inputs)
+        if warnings and config_changes:
+            # The activation that the family has by itself is the one that every program computes.
+            own = type(plain.config)().to_dict()
+            if all(len(each.path) == 1 and own.get(each.path[0]) == each.new for each in config_changes):
+                warnings = ()
+    return CheckpointExport(
+        form, str(folder), hardness, swap_error, config_changes, change, processor_files, warnings, smooth_calls,
+        unreached, sites,
+    )  # fmt: skip
+
+
+save_relu, save_gelu = partial(save_plain, form="relu"), partial(save_plain, form="gelu")
+
+
+def _change_after_reload(
+    model: PreTrainedModel, plain: PreTrainedModel, folder: str | os.PathLike, inputs: Inputs
+) -> OutputChange:
+    """What λ absorbed by the weights changes of the outputs, measured on the folder, loaded again, in a wide dtype."""
+    dtype = plain.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    reloaded = type(plain).from_pretrained(folder, dtype=wide, use_safetensors=True).to(plain.device)
+    inputs = in_dtype(inputs, wide)  # of both copies; not every network casts what it is given
+    before, after = (m if dtype == wide else independent_copy(m).to(wide) for m in (model, plain))
+    by_reloading = compare_models(after, reloaded, inputs)
+    if not _relative(by_reloading) <= _MAX_CHANGE_BY_RELOADING:
+        raise RuntimeError(f"the GELU model, saved and loaded again, computes something else: {by_reloading}")
+    change = compare_models(before, reloaded, inputs)
+    allowed = max_relative_change(dtype)
+    if not _relative(change) <= allowed:
+        raise RuntimeError(
+            f"the GELU model computes something else than the λ-GELU model: {change}. That is more than the "
+            f"{allowed:g} of the largest output that rounding in {dtype} may make; nothing was kept"
+        )
+    return change
+
+
+def _relative(change: OutputChange) -> float:
+    return change.max_change / change.largest_output if change.largest_output else change.max_change
